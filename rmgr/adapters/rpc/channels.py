@@ -1,7 +1,7 @@
-"""The clients' end of gRPC: how channels are made and kept, a client of one daemon, and the gateways of a cluster as one client knows them.
+"""The clients' end of gRPC: how channels are made and kept, a client of one daemon, and a cluster's gateways as one client knows them.
 
-A daemon opens channels to others on first use, and lets them go when they were not used for some minutes: nodes come and go, and a daemon
-lives for months. A channel that is let go is not closed: a call that is still under way on it holds it (grpc keeps a channel for as long
+A daemon opens channels to others on first use, and drops those unused for some minutes: nodes come and go, and a daemon
+lives for months. A dropped channel is not closed: a call under way still holds it (grpc keeps a channel as long
 as it has calls), and its connection ends with the last one.
 """
 
@@ -34,27 +34,27 @@ OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.enable_http_proxy", 0),  # else a proxy for the web is asked for daemons, even on loopback
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),  # how long one attempt to connect may take: TLS from far away needs several round trips
+    ("grpc.min_reconnect_backoff_ms", 1000),  # longest attempt to connect: TLS from far away needs several round trips
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-#: Metadata of a call through a gateway: the endpoint of the daemon that is to answer it.
+#: Metadata of a call through a gateway: the endpoint of the daemon that shall answer it.
 TARGET_KEY = "rmgr-endpoint"
-#: Channels that were not asked for in so long are let go, and connections without calls are ended.
+#: Seconds after which an unused channel is dropped, and a connection without calls ended.
 KEEP_S = 300.0
-#: For channels that are kept here: grpc itself would hold an idle connection for half an hour.
+#: For channels kept here: grpc itself would hold an idle connection for half an hour.
 IDLE_OPTIONS: Sequence[tuple[str, Any]] = (("grpc.client_idle_timeout_ms", round(KEEP_S * 1000)),)
-#: A connection of its own for each purpose, so that a large value does not stand before a heartbeat.
+#: A separate connection for each purpose, so that a large value does not delay a heartbeat.
 _TO_GATEWAYS = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
 
 
 class Client:
     """A channel to one endpoint; every call has a deadline and raises errors of `rmgr.errors`.
 
-    via: endpoint of a gateway that passes the calls on, "" = none. credentials: who we are, None in an open cluster.
+    via: endpoint of a gateway that forwards the calls, "" = none. credentials: this client's, None in an open cluster.
     """
 
-    role = Role.WATCHDOG  #: what the other end must prove to be
-    stub: Callable[[grpc.Channel], Any] = health_pb2_grpc.HealthStub  #: of the service that is asked
+    role = Role.WATCHDOG  #: the role that the other end must prove
+    stub: Callable[[grpc.Channel], Any] = health_pb2_grpc.HealthStub  #: makes the stub of the service
 
     def __init__(self, endpoint: str, *, timeout_s: float = 5.0, via: str = "", credentials: Credentials | None = None) -> None:
         self.endpoint = endpoint
@@ -80,7 +80,7 @@ class Client:
             raise rebuild(error, self.endpoint) from None
 
     def is_serving(self) -> bool:
-        """The daemon's own health service says so, within the deadline."""
+        """Returns whether the daemon's own health service says SERVING within the deadline."""
         try:
             reply = health_pb2_grpc.HealthStub(self._channel).Check(health_pb2.HealthCheckRequest(service=""), timeout=self.timeout_s)
         except grpc.RpcError:
@@ -89,7 +89,7 @@ class Client:
 
 
 class OwnClient(Client):
-    """Questions of a daemon's machine to the daemon itself: it must show a certificate of `role`, None = of the same as ours."""
+    """Questions from a daemon's machine to the daemon itself, which must show a certificate of `role`; None = our own role."""
 
     def __init__(self, endpoint: str, *, timeout_s: float = 5.0, credentials: Credentials | None = None, role: Role | None = None) -> None:
         if credentials is not None:
@@ -108,13 +108,13 @@ class Channels:
         self._opened = opened
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[float, grpc.Channel]] = OrderedDict()  #: when it was used last, the oldest first
+        self._kept: OrderedDict[str, tuple[float, grpc.Channel]] = OrderedDict()  #: endpoint -> (last use, channel), the oldest first
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def get(self, endpoint: str) -> grpc.Channel:
-        """The channel to `endpoint`, for a call that begins now."""
+        """Returns the channel to `endpoint`, for a call that begins now."""
         now = self._clock()
         with self._lock:
             while self._kept and next(iter(self._kept.values()))[0] < now - KEEP_S:
@@ -126,12 +126,12 @@ class Channels:
             return channel
 
     def forget(self, endpoint: str) -> None:
-        """The next call gets another channel; those under way go on."""
+        """Drops the channel: the next call gets another; calls under way go on."""
         with self._lock:
             self._kept.pop(endpoint, None)
 
     def close(self) -> None:
-        """Ends all channels with their calls. Idempotent."""
+        """Ends all channels and their calls. Idempotent."""
         with self._lock:
             kept, self._kept = list(self._kept.values()), OrderedDict()
         for _, channel in kept:
@@ -140,8 +140,8 @@ class Channels:
 
 class Gateways:
     """Args:
-    text: "HOST:PORT,HOST:PORT"; a client begins with any of them and goes on to the next when one fails.
-    credentials: who we are, None in an open cluster.
+    text: "HOST:PORT,HOST:PORT"; a client begins with any of them and moves to the next when one fails.
+    credentials: this client's, None in an open cluster.
 
     Raises: UsageError. Thread-safe.
     """
@@ -165,13 +165,13 @@ class Gateways:
         return self.endpoints[self._at]
 
     def failed(self, endpoint: str) -> None:
-        """`endpoint` does not answer: the next one is asked from now on."""
+        """Moves on to the next gateway, because `endpoint` does not answer."""
         with self._lock:
             if self.endpoints[self._at] == endpoint:
                 self._at = (self._at + 1) % len(self.endpoints)
 
     def channel(self, endpoint: str) -> grpc.Channel:
-        """The channel to one of them, opened on first use. Raises ValueError when closed (as a closed channel does)."""
+        """Returns the channel to one of them, opened on first use. Raises ValueError once closed (as a closed channel does)."""
         with self._lock:
             if self._closed:
                 raise ValueError("closed")
@@ -189,7 +189,7 @@ class Gateways:
 
 
 def parse(text: str) -> str:
-    """`HOST:PORT` as it is. Raises UsageError."""
+    """Checks a `HOST:PORT` and returns it. Raises UsageError."""
     host, colon, port = text.strip().rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"{text.strip()!r} is not a gateway's address", hint="--gateway HOST:PORT")
@@ -197,7 +197,7 @@ def parse(text: str) -> str:
 
 
 def user_name() -> str:
-    """Who this process works for, as the gateway of an open cluster is told."""
+    """Returns the user for whom this process works, as told to the gateway of an open cluster."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):
@@ -205,5 +205,5 @@ def user_name() -> str:
 
 
 def user_metadata(user: str) -> tuple[tuple[str, str], ...]:
-    """Metadata that names the user, "" = nobody."""
+    """Returns the metadata that names the user; none for ""."""
     return ((USER_KEY, quote(user)),) if user else ()

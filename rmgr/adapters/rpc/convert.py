@@ -1,4 +1,4 @@
-"""Views to protobuf messages and back, field by field: both sides have the same names, a test compares them."""
+"""Converts views to protobuf messages and back, field by field: both sides have the same names, a test compares them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rmgr.v1 import views_pb2 as pb
 
 V = TypeVar("V")
 
-#: Which message carries which view.
+#: The message that carries each view.
 MESSAGES: dict[type[Any], type[Any]] = {
     JobView: pb.JobView,
     MovingView: pb.MovingView,
@@ -52,18 +52,18 @@ MESSAGES: dict[type[Any], type[Any]] = {
 }
 #: Fields that travel as JSON text because their shape is open.
 JSON_FIELDS = {(JobView, "asked"), (StatusView, "zookeeper"), (StatusView, "store")}
-_CARRIED: dict[type[Any], type[Any]] = dict(MESSAGES)  # and others, by `carry`
+_CARRIED: dict[type[Any], type[Any]] = dict(MESSAGES)  # and those added by `carry`
 _HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in MESSAGES}
 
 
 def carry(messages: dict[type[Any], type[Any]]) -> None:
-    """Other nouns travel in these messages, too; at import, by those who need them: most commands load no messages of calls."""
+    """Registers messages for further nouns. Called at import by the modules that need them: most commands load no messages of calls."""
     _CARRIED.update(messages)
     _HINTS.update({kind: get_type_hints(kind) for kind in messages})
 
 
 def to_message(view: Any) -> Any:
-    """A view as its protobuf message."""
+    """Returns a view as its protobuf message."""
     kind = type(view)
     message = _CARRIED[kind]()
     for name in _HINTS[kind]:
@@ -84,11 +84,11 @@ def to_message(view: Any) -> Any:
 
 
 def from_message(kind: type[V], message: Any) -> V:
-    """A protobuf message as its view; unknown fields of a newer peer are ignored. Raises Unavailable: a known one cannot be read."""
+    """Returns a protobuf message as its view; ignores a newer peer's unknown fields. Raises Unavailable if a known field cannot be read."""
     try:
         made: V = _view(kind, message)
         return made
-    except UNREADABLE_TEXT as error:  # of a word that this release does not know, too
+    except UNREADABLE_TEXT as error:  # also for a word that this release does not know
         hint = "rmgr version, here and where the leader runs"
         raise Unavailable(f"a {kind.__name__} of the leader cannot be read: {error}", hint=hint) from None
 

@@ -23,14 +23,14 @@ class JoinAnswers(Protocol):
     """Implemented by the WatchDog; called on threads of the server."""
 
     def redeem(self, invitation: str, nonce: str) -> Invitation:
-        """Raises PermissionDenied, CoordinationUnavailable."""
+        """Returns an invitation's bundle. Raises PermissionDenied, CoordinationUnavailable."""
 
     def renew(self, who: Identity, generation: int) -> tuple[int, str]:
-        """(generation, "role:secret") for the role of `who`. Raises PermissionDenied, CoordinationUnavailable."""
+        """Returns (generation, "role:secret") for the role of `who`. Raises PermissionDenied, CoordinationUnavailable."""
 
 
 def handler(answers: JoinAnswers) -> grpc.GenericRpcHandler:
-    """For `RpcServer.add_generic`. Who may ask is decided by `rpc_auth`; in an open cluster nobody may."""
+    """Returns the service for `RpcServer.add_generic`. `rpc_auth` decides who may ask; in an open cluster nobody may."""
 
     def redeem(request: Any, context: grpc.ServicerContext) -> Any:
         identity = caller_of(context).identity
@@ -54,9 +54,9 @@ def handler(answers: JoinAnswers) -> grpc.GenericRpcHandler:
 
 
 def redeem(endpoints: Sequence[str], pair: TlsPair, nonce: str, *, timeout_s: float = _TIMEOUT_S) -> tuple[str, Role, str, str]:
-    """(name, role, sealed bundle, who answered) for the holder of a token's certificate; asks one WatchDog after the other.
+    """Returns (name, role, sealed bundle, endpoint that answered) for the holder of a token's certificate; asks one WatchDog after the other.
 
-    Raises: PermissionDenied (used, expired, withdrawn, no nonce); Unavailable naming who was asked.
+    Raises: PermissionDenied (used, expired, withdrawn, no nonce); Unavailable, which names the endpoints asked.
     """
 
     def dial(endpoint: str) -> grpc.Channel:
@@ -67,7 +67,7 @@ def redeem(endpoints: Sequence[str], pair: TlsPair, nonce: str, *, timeout_s: fl
 
 
 def renew(endpoints: Sequence[str], credentials: Credentials, generation: int) -> tuple[int, str]:
-    """(generation, "role:secret"): the newest secret of our own role. Raises PermissionDenied, Unavailable."""
+    """Returns (generation, "role:secret"), the newest secret of our own role. Raises PermissionDenied, Unavailable."""
 
     def dial(endpoint: str) -> grpc.Channel:
         return open_channel(endpoint, credentials, Role.WATCHDOG, OPTIONS)
@@ -79,7 +79,7 @@ def renew(endpoints: Sequence[str], credentials: Credentials, generation: int) -
 def _ask(
     endpoints: Sequence[str], dial: Callable[[str], grpc.Channel], name: str, request: Any, reply: Any, timeout_s: float
 ) -> tuple[Any, str]:
-    """The first answer, and whose it is; an endpoint that does not answer is followed by the next."""
+    """Returns the first answer and its endpoint; after an endpoint that does not answer, asks the next."""
     trouble: RmgrError = Unavailable("no WatchDog is known to ask", hint="name one: --watchdog HOST:PORT")
     for endpoint in endpoints:
         with dial(endpoint) as channel:

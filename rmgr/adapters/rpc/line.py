@@ -1,10 +1,10 @@
 """A direct line: one socket between a client and a Starter, over which each tells the other early what ZooKeeper will show it.
 
-A client says which block it is handing over while its HAND is on the way, so that the Starter asks for it at once and has
-verified it by then; a Starter says what it commits, and then that it did and under which number, so that the client need
-not read it. What is said on a line is compared with the tree, or comes from the Starter whose word the fragment is anyway;
-what is lost is read from the tree as ever. Only on the claim of output keys a client's word counts, for they are the keys of
-its own tasks; when that is lost, the Starter claims them (protocol.md 5). In a secured cluster both ends show their certificates
+A client announces the block that it hands over while its HAND is on the way, so that the Starter asks for the block at once and has
+verified it by then. A Starter announces its commit, and then that it succeeded and under which number, so that the client need
+not read it. Announcements are compared with the tree, or come from the Starter that signs the fragment anyway;
+lost ones are read from the tree as usual. Only for the claim of output keys does a client's word count, since they are the keys of
+its own tasks; if that word is lost, the Starter claims them (protocol.md 5). In a secured cluster both ends show their certificates
 (TLS), and the client expects the very Starter that registered the node.
 """
 
@@ -28,31 +28,31 @@ from rmgr.model.wire.line import MAX_BYTES, Message
 from rmgr.model.wire.stream import FrameError, FrameReader, encode
 
 _READ = 64 * 1024
-#: A handshake takes no longer; lines of one Starter, and those whose handshake is under way.
+#: Longest handshake (s); most lines of one Starter, and most handshakes under way.
 _HANDSHAKE_S = 5.0
 MAX_LINES, MAX_GREETING = 256, 32
-#: Of full greetings the oldest makes room for the next one, unless it is younger than this: an honest one is over by then.
+#: Age (s) below which a handshake is not ended in favour of a new one: an honest one takes less. Beyond it the oldest goes first.
 _YOUNG_S = 0.5
-#: Handshakes that one address gets a second, and at once; all together twice as many. Whoever gets none goes on without a line.
+#: Handshakes per second for one address, and at once; twice as many for all together. A client refused here works without a line.
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 25.0, float(MAX_LINES)
-#: Messages that one user may send a second, and at once: far more than a node can be handed. Who sends more loses the line.
+#: Messages that one user may send per second, and at once: far more than a node can be handed. A user beyond that loses the line.
 MESSAGES_PER_S, MESSAGES_AT_ONCE = 10_000.0, 20_000.0
-#: How often it is looked whose keys were revoked, while there are lines.
+#: Seconds between two checks for revoked keys, while there are lines.
 _LOOK_S = 0.5
 _WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-#: Who called has gone meanwhile; and how long nobody is let in when descriptors have run out.
+#: Errors after which the caller has gone; and the pause (s) in accepting when descriptors have run out.
 _GONE = (BlockingIOError, InterruptedError, ConnectionError)
 _NO_ROOM_S = 1.0
 _AT_ONCE = 64
-#: A machine that is gone does not say so: after this idle time, then this often, so many times, it is asked (s, s, times).
+#: A machine that is gone does not say so: idle time before the first probe, pause between probes (s), probes without an answer.
 _IDLE_S, _PROBE_S, _PROBES = 60, 15, 4
 
 
 class DirectLine:
-    """One end. Made with a connected socket (after its handshake); thread-safe.
+    """One end of a line. Made with a connected socket (after its handshake); thread-safe.
 
     Args:
-        peer: who is at the other end, None in an open cluster.
+        peer: identity of the other end, None in an open cluster.
         on_message, on_end: called on the loop's thread; `on_end` once, unless `close` was called.
     """
 
@@ -67,14 +67,14 @@ class DirectLine:
     ) -> None:
         sock.setblocking(False)
         self.peer = peer
-        self.serial = 0  #: of the last `Ahead`; the sender's
+        self.serial = 0  #: number of the sender's last `Ahead`
         self._loop = loop
         self._sock = sock
         self._fd = sock.fileno()
         self._reader: FrameReader[Message] = FrameReader(Message)
         self._on_message = on_message
         self._on_end = on_end
-        self._lock = threading.Lock()  # an SSL object is not for two threads
+        self._lock = threading.Lock()  # two threads must not share an SSL object
         self._closed = False
         if not loop.call(self._register):
             self._drop()
@@ -85,7 +85,7 @@ class DirectLine:
         return not self._closed
 
     def send(self, message: Message) -> bool:
-        """Sends if the socket takes it whole, now. Else the line ends: who does not read has no use for early news. Never waits."""
+        """Sends if the socket takes the whole message now; else ends the line: a peer that does not read has no use for early news. Never waits."""
         data = encode(message)
         try:
             with self._lock:
@@ -93,14 +93,14 @@ class DirectLine:
                     return False
                 if len(data) <= MAX_BYTES and self._sock.send(data) == len(data):
                     return True
-        except OSError:  # ssl.SSLError is one
+        except OSError:  # ssl.SSLError is an OSError
             pass
         if not self._loop.call(self._end):
             self._drop()
         return False
 
     def close(self) -> None:
-        """Ends it without `on_end`. From any thread."""
+        """Ends the line without `on_end`. From any thread."""
         if not self._loop.call(self._drop):
             self._drop()
 
@@ -148,17 +148,17 @@ class DirectLine:
         with contextlib.suppress(KeyError, ValueError, RuntimeError):
             self._loop.unregister(self._fd)
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # it is over for the other end, although a forked child may hold the socket too
+            self._sock.shutdown(socket.SHUT_RDWR)  # ends the line for the other end, even if a forked child still holds the socket
         self._sock.close()
 
 
 def dial(
     address: str, *, credentials: Credentials | None, key_id: str, loop: Loop, timeout_s: float = 2.0, **callbacks: Callable[..., None]
 ) -> DirectLine:
-    """A line to the Starter that listens at `address`. Waits up to `timeout_s` a step.
+    """Returns a line to the Starter that listens at `address`. Waits up to `timeout_s` a step.
 
-    Args: key_id: of the Starter's signing key (secured clusters). callbacks: as `DirectLine`.
-    Raises: OSError (ssl.SSLError, TimeoutError), PermissionDenied: somebody else answers there; ConfigError.
+    Args: key_id: of the Starter's signing key (secured clusters). callbacks: as for `DirectLine`.
+    Raises: OSError (ssl.SSLError, TimeoutError); PermissionDenied if another process answers there; ConfigError.
     """
     host, _, port = address.rpartition(":")
     made = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
@@ -178,12 +178,12 @@ def dial(
 
 
 class LineServer:
-    """Server at which a Starter is called. Handshakes and messages are dealt with on the loop's thread.
+    """Accepts lines to a Starter. Handshakes and messages are handled on the loop's thread.
 
     Args:
         address: host and port to listen on; port 0: any free one.
-        credentials: None in an open cluster: whoever reaches the port may have a line.
-        is_revoked: told a key id. on_message: as `DirectLine`. of_one: lines that one user may have, 0 = three quarters of all.
+        credentials: None in an open cluster, where anybody who reaches the port may have a line.
+        is_revoked: called with a key id. on_message: as for `DirectLine`. of_one: most lines of one user, 0 = three quarters of all.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class LineServer:
         self._on_message = on_message
         self._lines: set[DirectLine] = set()
         self._looks = False
-        self._greeting: dict[socket.socket, float] = {}  #: since when, the oldest first
+        self._greeting: dict[socket.socket, float] = {}  #: socket -> start of its handshake, the oldest first
         self._context = ServerContext(credentials) if credentials is not None else None
         self._handshakes = Rates(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
         self._messages = Rates(MESSAGES_PER_S, MESSAGES_AT_ONCE, all_=float(MAX_LINES))  # by user
@@ -214,7 +214,7 @@ class LineServer:
         loop.call(self._listen)
 
     def close(self) -> None:
-        """Ends all lines, soon; the loop is its owner's to end, after this."""
+        """Ends all lines soon; the owner may end the loop after this."""
         self._loop.call(self._close)
 
     def _close(self) -> None:
@@ -231,13 +231,13 @@ class LineServer:
             self._loop.register(self._sock.fileno(), selectors.EVENT_READ, self._accept)
 
     def _accept(self, _events: int) -> None:
-        """Takes several at once: whoever floods fills the kernel's list, and who comes then waits for a second."""
+        """Accepts several connections at once: a flood fills the kernel's queue, and further callers would wait for a second."""
         for _ in range(_AT_ONCE):
             try:
                 sock, address = self._sock.accept()
             except _GONE:
                 return
-            except OSError:  # no descriptor is left: who calls waits, instead of waking this thread all the time
+            except OSError:  # no descriptor is left: callers wait, instead of waking this thread all the time
                 self._loop.unregister(self._sock.fileno())
                 self._loop.later(_NO_ROOM_S, self._listen)
                 return
@@ -264,7 +264,7 @@ class LineServer:
         self._loop.later(_HANDSHAKE_S, lambda: self._turn_away(sock))
 
     def _has_room(self) -> bool:
-        """For one more greeting, where necessary in place of the oldest."""
+        """Returns whether there is room for one more handshake, ending the oldest if necessary."""
         if len(self._greeting) >= MAX_GREETING:
             oldest, since_s = next(iter(self._greeting.items()))
             if time.monotonic() - since_s < _YOUNG_S:
@@ -314,7 +314,7 @@ class LineServer:
             self._loop.later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Whose key was revoked is told nothing more."""
+        """Ends the lines of users whose key was revoked."""
         for line in [line for line in self._lines if line.peer is not None and self._is_revoked(line.peer.key_id)]:
             self._lines.discard(line)
             line.close()
@@ -331,7 +331,7 @@ class LineServer:
 
 
 def _tune(sock: socket.socket) -> None:
-    """What is said leaves at once, and a line to a machine that is gone ends within two minutes."""
+    """Makes messages leave at once, and ends a line to a machine that is gone within two minutes."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)  # the second: macOS

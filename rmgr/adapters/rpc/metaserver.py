@@ -1,4 +1,4 @@
-"""`rmgr.v1.Metaserver` over gRPC: gateways report their servers to the leader and ask it where calls go; people ask what there are."""
+"""`rmgr.v1.Metaserver` over gRPC: gateways report their servers to the leader and ask it for the server of a call; people list servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rmgr.model.cluster.servers import (
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
 
-#: Which message carries which noun.
+#: The message that carries each noun.
 CARRIED: dict[type[Any], type[Any]] = {
     ServerLoad: pb.Load,
     CallReport: pb.CallReport,
@@ -47,20 +47,20 @@ carry(CARRIED)
 
 
 class MetaserverAnswers(Protocol):
-    """Implemented by the WatchDog; called on threads of the server. Each raises Unavailable where it does not lead."""
+    """Implemented by the WatchDog; called on threads of the server. Each method raises Unavailable if this WatchDog does not lead."""
 
     def report(self, report: GatewayReport) -> ReportAnswer:
-        """Takes in what a gateway has measured."""
+        """Takes in a gateway's measurements."""
 
     def pick(self, asked: PickRequest) -> Pick:
-        """Where the call goes."""
+        """Picks the server for a call."""
 
     def servers(self, name: str) -> ServersView:
-        """All servers, or one."""
+        """Returns all servers, or one."""
 
 
 def handler_of(answers: MetaserverAnswers) -> Any:
-    """For `RpcServer.add_generic`."""
+    """Returns the service for `RpcServer.add_generic`."""
 
     def report(request: Any, _: grpc.ServicerContext) -> Any:
         return to_message(answers.report(from_message(GatewayReport, request)))
@@ -85,20 +85,20 @@ class MetaserverClient(Client):
     stub = calls_pb2_grpc.MetaserverStub
 
     def report(self, report: GatewayReport) -> ReportAnswer:
-        """Raises PermissionDenied, Unavailable."""
+        """Reports measurements. Raises PermissionDenied, Unavailable."""
         return from_message(ReportAnswer, self._call(self._stub.Report, to_message(report)))
 
     def pick(self, asked: PickRequest) -> Pick:
-        """Raises PermissionDenied, Unavailable."""
+        """Asks for a server. Raises PermissionDenied, Unavailable."""
         return from_message(Pick, self._call(self._stub.Pick, to_message(asked)))
 
     def servers(self, name: str = "") -> ServersView:
-        """Raises PermissionDenied, Unavailable."""
+        """Returns all servers, or one. Raises PermissionDenied, Unavailable."""
         return from_message(ServersView, self._call(self._stub.Servers, pb.ServersRequest(name=name)))
 
 
 def _asked(request: Any) -> PickRequest:
-    """By hand: a pick among 50 servers takes 0.1 ms for this, and 0.6 ms field by field."""
+    """Converts by hand: a pick among 50 servers takes 0.1 ms this way, and 0.6 ms field by field."""
     candidates = (
         Candidate(name=one.name, life=one.life, bytes_per_s=one.bytes_per_s, round_trip_s=one.round_trip_s) for one in request.servers
     )

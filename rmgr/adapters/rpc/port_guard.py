@@ -1,10 +1,10 @@
-"""Bounds how many connections one address begins at a gRPC port while this daemon is busy, by a filter on its listening sockets.
+"""Limits how many connections one address begins at a gRPC port while this daemon is busy, by a filter on its listening sockets.
 
-gRPC tells of a connection when its TLS handshake is over, and 2 to 4 ms of a processor are gone by then, whoever it was: a stranger who
-makes handshakes as fast as he can takes a daemon's time. So while the process is busy the kernel's table of connections is looked at some
-times a second, and of an address that begins more than its share the kernel lets only a part of the requests for a connection through (a
-classic packet filter, which needs no rights). Who was not let in tries again by himself: TCP does, after a second. Connections
-that are there are never touched, and nobody is refused anything while the daemon has time.
+gRPC reports a connection after its TLS handshake, which has then cost 2 to 4 ms of a processor: a stranger can take
+a daemon's time just by making handshakes as fast as possible. So while the process is busy, this guard reads the kernel's table of
+connections several times a second. For an address that begins more than its share, the kernel then admits only a part of the connection
+requests (a classic packet filter, which needs no rights). A caller that was not admitted tries again by itself: TCP does, after a second.
+Existing connections are never touched, and nobody is refused while the daemon has time.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-#: Connections that one address (of IPv6 a /64) may begin a second while the daemon is busy: at most a third of its time. Many people
+#: Connections that one address (of IPv6 a /64) may begin per second while the daemon is busy: at most a third of its time. Many people
 #: may share an address.
 PER_S = 100.0
-#: It is busy when its process computes for such a part of the time; how often that is looked at, and how often connections are.
+#: Share of processor time from which on the process counts as busy; seconds between checks of that, and between looks at connections.
 BUSY_PART, _QUIET_S, _LOOK_S = 0.3, 2.0, 0.25
-#: Of a machine with very many connections they are looked at less often: so many times as long as a look takes lies between two.
+#: Least pause between two looks, as a multiple of the time one look takes: they are rarer on a machine with very many connections.
 _SELDOM = 20
-#: Over how many looks an address is judged, how long it stays bounded after it was, and how many are.
+#: Number of looks by which an address is judged, seconds for which it stays limited, and most limited addresses.
 _LOOKS, _HOLD_S, _MOST = 8, 10.0, 64
-#: The smallest part that gets through, so that somebody else behind the same address comes through, too.
+#: The smallest part admitted, so that honest users behind the same address get through, too.
 _LEAST_PART = 1 / 8
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTEN = "0A"
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_MEMINFO, _DROPS = 26, 27, 55, 8
-# Classic BPF. Of a TCP socket the data begin with TCP's header; what is negative begins elsewhere.
+# Classic BPF. A TCP socket's data begin with the TCP header; negative offsets begin elsewhere.
 _LOAD_BYTE, _LOAD_WORD, _AND, _IF_EQUAL, _IF_ABOVE, _RETURN, _JUMP = 0x30, 0x20, 0x54, 0x15, 0x25, 0x06, 0x05
 _FLAGS, _SYN_ACK, _SYN = 13, 0x12, 0x02
 _NETWORK, _RANDOM = -0x100000, -0x1000 + 56
@@ -48,10 +48,10 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Network
 
 
 class PortGuard:
-    """Args: port: where this process listens already. per_s: see `PER_S`.
+    """Args: port: where this process already listens. per_s: see `PER_S`.
 
-    Cost: a look at the process's clock every two seconds; while it is busy, reading the kernel's table four times a second (1 us a
-    connection of the machine). Where the system has no such table or filter nothing is bounded, which is told once.
+    Cost: a check of the process's clock every two seconds; while it is busy, a read of the kernel's table four times a second (1 us per
+    connection of the machine). Where the system has no such table or filter, nothing is limited, and one warning says so.
     """
 
     def __init__(self, port: int, per_s: float | None = None) -> None:
@@ -64,12 +64,12 @@ class PortGuard:
 
     @property
     def refused(self) -> int:
-        """Requests for a connection that the kernel has not let through so far; some are the same one, tried again."""
+        """Number of connection requests that the kernel has not admitted so far; a repeated request counts again."""
         with self._lock:
             return sum(_drops(one) for one in self._sockets)
 
     def start(self) -> PortGuard:
-        """Begins to look; without a thread to be had, or a port of this process, it does not."""
+        """Starts the guard, unless no thread can be had or the port is not one of this process."""
         self._sockets = list(listening(self._port))
         if self._sockets:
             with contextlib.suppress(RuntimeError):
@@ -77,7 +77,7 @@ class PortGuard:
         return self
 
     def stop(self) -> None:
-        """Ends it; whoever was bounded is so no more. Idempotent."""
+        """Stops the guard and lifts all limits. Idempotent."""
         self._stopped.set()
         with self._lock:
             sockets, self._sockets = self._sockets, []
@@ -115,10 +115,10 @@ class PortGuard:
 
 
 class _Judge:
-    """Which addresses begin too many connections. For one thread."""
+    """Judges which addresses begin too many connections. For one thread."""
 
     def __init__(self, per_s: float) -> None:
-        self.bounded: dict[Address, float] = {}  #: address -> the part of its requests that gets through
+        self.bounded: dict[Address, float] = {}  #: address -> part of its requests that is admitted
         self._per_s = per_s
         self._known: set[tuple[Address, int]] | None = None
         self._looks: deque[tuple[float, Counter[Address]]] = deque(maxlen=_LOOKS)
@@ -129,16 +129,16 @@ class _Judge:
         return self._known is not None
 
     def forget(self) -> None:
-        """The daemon has time: whatever was begun is of no concern."""
+        """Forgets the connections begun so far, which do not matter while the daemon has time."""
         self._known = None
         self._looks.clear()
 
     def look(self, now_s: float, there: set[tuple[Address, int]]) -> dict[Address, float]:
-        """there: (address, port) of the connections that there are. Returns `bounded`."""
+        """Judges by the present connections, `there`: (address, port). Returns `bounded`."""
         fresh = Counter(address for address, _ in there - (there if self._known is None else self._known))
         self._known = there
         if not self._looks:
-            self._looks.append((now_s, Counter()))  # what was there before
+            self._looks.append((now_s, Counter()))  # connections from before the first look
             return self.bounded
         self._looks.append((now_s, fresh))
         span_s = max(now_s - self._looks[0][0], 1.0)
@@ -148,7 +148,7 @@ class _Judge:
                 self.bounded[address] = max(_LEAST_PART, self.bounded.get(address, 1.0) / 4)
                 self._until_s[address] = now_s + _HOLD_S
                 for _, some in self._looks:
-                    del some[address]  # what came before it was bounded, or bounded so, is judged
+                    del some[address]  # the connections from before this limit are dealt with
         for address in [address for address, until_s in self._until_s.items() if until_s < now_s]:
             del self._until_s[address], self.bounded[address]
         while len(self.bounded) > _MOST:
@@ -161,13 +161,13 @@ class _Judge:
 
 
 def listening(port: int) -> Iterator[socket.socket]:
-    """The sockets of this process that listen at a port, each as a descriptor of its own."""
+    """Yields the sockets of this process that listen at a port, each under its own descriptor."""
     seen: set[int] = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             about = os.fstat(int(name))
             if stat.S_ISSOCK(about.st_mode) and about.st_ino not in seen:
-                seen.add(about.st_ino)  # a copy made here may have taken the number of one that has gone
+                seen.add(about.st_ino)  # a copy made here may have reused the number of a closed descriptor
                 one = socket.socket(fileno=os.dup(int(name)))
                 is_ours = one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port
                 if is_ours and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -177,7 +177,7 @@ def listening(port: int) -> Iterator[socket.socket]:
 
 
 def connections(port: int) -> Iterator[tuple[Address, int]]:
-    """(from where, from which port) of every connection to a port of this machine. Raises: OSError."""
+    """Yields (address, port) of the peer of every connection to a port of this machine. Raises: OSError."""
     for table in _TABLES:
         if not table.exists() and table is not _TABLES[0]:
             continue  # a machine without IPv6
@@ -190,7 +190,7 @@ def connections(port: int) -> Iterator[tuple[Address, int]]:
 
 
 def program(bounded: Mapping[Address, float]) -> bytes:
-    """A packet filter that lets such a part of the requests for a connection through from each address, and everything else."""
+    """Returns a packet filter that admits the given part of the connection requests from each address, and everything else."""
     code = [_step(_LOAD_BYTE, _FLAGS), _step(_AND, _SYN_ACK), _step(_IF_EQUAL, _SYN, 1, 0), _step(_RETURN, _ALL)]
     fours = {address: part for address, part in bounded.items() if isinstance(address, ipaddress.IPv4Address)}
     sixes = {address: part for address, part in bounded.items() if isinstance(address, ipaddress.IPv6Network)}
@@ -208,7 +208,7 @@ def program(bounded: Mapping[Address, float]) -> bytes:
 
 
 def _lot(part: float) -> list[bytes]:
-    """A lot is drawn: through, or not."""
+    """Returns the steps that decide by lot whether a request is admitted."""
     return [_step(_LOAD_WORD, _RANDOM), _step(_IF_ABOVE, round(part * _ALL), 0, 1), _step(_RETURN, 0), _step(_RETURN, _ALL)]
 
 
@@ -233,7 +233,7 @@ def _drops(one: socket.socket) -> int:
 
 
 def _address(told: str) -> Address:
-    """As the kernel's table tells it: words of four bytes, each the other way round."""
+    """Parses an address of the kernel's table: words of four bytes, each in reverse order."""
     raw = b"".join(bytes.fromhex(told[at : at + 8])[::-1] for at in range(0, len(told), 8))
     if len(raw) == 4:
         return ipaddress.IPv4Address(raw)
@@ -242,6 +242,6 @@ def _address(told: str) -> Address:
 
 
 def _log() -> Any:
-    import structlog  # a command that asks a daemon imports this module, and has no log
+    import structlog  # imported late: commands that ask a daemon import this module, and have no log
 
     return structlog.get_logger()

@@ -18,9 +18,9 @@ from rmgr.adapters.rpc.channels import IDLE_OPTIONS, OPTIONS, Channels
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import node_pb2, node_pb2_grpc
 
-#: Seconds a handler waits before it looks whether its caller is still there.
+#: Seconds that a handler waits before it checks whether its caller is still there.
 _LOOK_S = 0.5
-#: Longest wait for a hold that is asked for without a deadline.
+#: Longest wait (s) for a hold that is requested without a deadline.
 _LONGEST_S = 600.0
 
 
@@ -40,36 +40,36 @@ class RanksLink(Protocol):
     """Both directions of one launch, on the node that runs it."""
 
     def send(self, data: bytes) -> bool:
-        """Passes bytes on; False: what runs there is gone."""
+        """Passes bytes on; returns False if the program there is gone."""
 
     def pieces(self) -> Iterator[bytes]:
-        """What comes back, until it ends."""
+        """Yields the bytes that come back, until they end."""
 
     def close(self) -> None:
-        """Ends what runs, from any thread. Idempotent."""
+        """Ends the program, from any thread. Idempotent."""
 
 
 class RanksAnswers(Protocol):
     """Implemented by the Starter; called on threads of the server."""
 
     def prepare(self, node: str, hold: str, *, head: str, cores: int) -> Future[Any]:
-        """Done once the hold stands on that node and has its cores, with the `life` and `incarnation` of the node.
+        """Returns a future, done once the hold on that node has its cores, with the `life` and `incarnation` of the node.
 
-        Raises: NotFound for a node that is not served here.
+        Raises: NotFound if this Starter does not serve the node.
         """
 
     def suspend(self, node: str, hold: str, *, resume: bool, out_of_turn_us: int = 0) -> None:
-        """Stops or continues everything in the hold. out_of_turn_us: of a gang, it runs for so long. Raises: NotFound, Unavailable."""
+        """Stops or continues all work in the hold. out_of_turn_us: how long work of a gang may run out of turn. Raises: NotFound, Unavailable."""
 
     def checkpoint(self, node: str, hold: str, step: Step) -> tuple[int, str]:
-        """(bytes, key of a row): what the step gives. Takes as long as the files take. Raises: NotFound, DataLost, ValueTooLarge, ..."""
+        """Does the step; returns (bytes, key of a row). Takes as long as the files take. Raises: NotFound, DataLost, ValueTooLarge, ..."""
 
     def launch(self, node: str, hold: str) -> RanksLink:
-        """Raises: NotFound where no such hold has its cores; Unavailable."""
+        """Starts a launch in the hold. Raises: NotFound if no such hold has its cores; Unavailable."""
 
 
 def handler_of(answers: RanksAnswers) -> Any:
-    """For `RpcServer.add_generic`."""
+    """Returns the service for `RpcServer.add_generic`."""
     servicer = _Servicer(answers)
     return grpc.method_handlers_generic_handler(
         "rmgr.v1.Ranks",
@@ -130,7 +130,7 @@ class _Servicer:
 
 
 def carried(link: RanksLink, requests: Iterator[Any], first: bytes, context: grpc.ServicerContext, thread: str) -> Iterator[bytes]:
-    """What the link says, while a thread of this name passes on to it what the asking side sends. The link ends with the call."""
+    """Yields what the link sends, while a thread of this name passes the caller's bytes to the link. The link ends with the call."""
     context.add_callback(link.close)
     threading.Thread(target=_feed, args=(requests, link, first), name=thread, daemon=True).start()
     try:
@@ -140,7 +140,7 @@ def carried(link: RanksLink, requests: Iterator[Any], first: bytes, context: grp
 
 
 def _feed(requests: Iterator[Any], link: RanksLink, first: bytes) -> None:
-    """What the asking side sends, until it says no more (what runs goes on) or the call is over (the callback ends it)."""
+    """Passes on the caller's bytes until there are no more (the program goes on) or the call is over (the callback ends the link)."""
     with suppress(grpc.RpcError):
         if first and not link.send(first):
             return
@@ -150,7 +150,7 @@ def _feed(requests: Iterator[Any], link: RanksLink, first: bytes) -> None:
 
 
 class Peers:
-    """The other Starters, as the one that runs a job's script asks them. Thread-safe; one channel an endpoint."""
+    """The other Starters, as seen by the one that runs a job's script. Thread-safe; one channel per endpoint."""
 
     def __init__(self, credentials: Credentials | None = None) -> None:
         options = (*OPTIONS, *IDLE_OPTIONS)
@@ -167,7 +167,7 @@ class Peers:
         timeout_s: float,
         done: Callable[[errors.RmgrError | None, str, int], None],
     ) -> None:
-        """Asks, and tells `done` on some thread: (None, life and incarnation of the node) = ready, else why not."""
+        """Asks, and calls `done` on some thread: (None, life and incarnation of the node) if ready, else with the error."""
         call = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Prepare.future(
             node_pb2.PrepareRequest(node=node, hold=hold, head=head, cores=cores), timeout=timeout_s, wait_for_ready=True
         )
@@ -195,7 +195,7 @@ class Peers:
         timeout_s: float,
         done: Callable[[errors.RmgrError | None], None],
     ) -> None:
-        """Asks, and tells `done` on some thread: None = done, else why not."""
+        """Asks, and calls `done` on some thread, with None or the error."""
         request = node_pb2.SuspendRequest(node=node, hold=hold, resume=resume, out_of_turn_us=out_of_turn_us)
         call = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Suspend.future(request, timeout=timeout_s, wait_for_ready=True)
 
@@ -212,7 +212,7 @@ class Peers:
         call.add_done_callback(answered)
 
     def checkpoint(self, endpoint: str, node: str, hold: str, step: Step, *, timeout_s: float) -> tuple[int, str]:
-        """Asks and waits: (bytes, key of a row). Raises: what the other Starter raised; Unavailable, DeadlineExceeded."""
+        """Asks and waits; returns (bytes, key of a row). Raises: the other Starter's error; Unavailable, DeadlineExceeded."""
         request = node_pb2.CheckpointRequest(
             node=node,
             hold=hold,
@@ -230,7 +230,7 @@ class Peers:
         return reply.size_bytes, reply.row
 
     def launch(self, endpoint: str, node: str, hold: str, sent: Iterator[bytes]) -> tuple[Iterator[bytes], Callable[[], None]]:
-        """(what comes back until it ends, what ends it). Iterating raises errors of `rmgr.errors`."""
+        """Returns (the bytes that come back until they end, a function that ends the call). Iterating raises errors of `rmgr.errors`."""
 
         def chunks() -> Iterator[Any]:
             yield node_pb2.LaunchChunk(node=node, hold=hold)

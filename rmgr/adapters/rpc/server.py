@@ -1,9 +1,9 @@
-"""gRPC: the one server that a daemon has, to which services are added.
+"""gRPC: the one server of a daemon, to which services are added.
 
-Its parts: a health service (watching holds a thread, so few watch at once, and asking never waits for them); a pool of threads that
-outlives a moment in which the machine has no thread left; and a voice of its own, which tells when it answers nothing at all. gRPC takes
-calls on one thread, and where that ends or is held the daemon is mute, while its port listens, its process lives, and its main loop and
-its session are well. So a daemon asks its own server.
+Its parts: a health service (each watcher holds a thread, so few may watch at once, and checks never wait for them); a pool of threads that
+survives moments in which the machine has no thread left; and a self-check that notices when the server answers nothing at all. gRPC takes
+calls on one thread; if that thread ends or is held up, the daemon is mute, although its port listens, its process lives, and its main loop
+and its session are well. So a daemon asks its own server.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rmgr.adapters.rpc.port_guard import PortGuard
 from rmgr.errors import ConfigError, QueueFull, Throttled, Unavailable
 from rmgr.model.cluster.identity import Role
 
-#: Of servers: a connection whose handshake takes longer, or that asks nothing for so long, is ended; calls of one connection at once.
+#: Seconds after which an unfinished handshake is ended, and a connection without questions; most calls at once on one connection.
 HANDSHAKE_S, IDLE_S, MAX_CALLS_OF_ONE = 5.0, 600.0, 256
-#: Descriptors that connections leave to everything else; and the fewest connections.
+#: Descriptors that connections leave for everything else; and the fewest connections.
 _FILES_KEPT, _FEWEST = 512, 128
-#: Calls that wait for a thread: each is answered or refused in some tenths of a millisecond.
+#: Most calls that wait for a thread: each is answered or refused within some tenths of a millisecond.
 _MOST_WAITING = 1024
 
 
@@ -43,7 +43,7 @@ class RpcServer:
     Args:
         listen: HOST:PORT, port 0 = any free one. threads: handlers at once (a followed log holds one).
         credentials: callers must show a certificate of the same cluster (`rpc_auth`); None: an open cluster.
-        is_revoked, refused: see `rpc_auth.Doorkeeper`. bounds: threads are rationed by them; None: the services do it themselves.
+        is_revoked, refused: see `rpc_auth.Doorkeeper`. bounds: ration the threads; None: the services do that themselves.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class RpcServer:
         self._voice = OwnVoice(self.endpoint, credentials, OPTIONS)
 
     def add_generic(self, handler: grpc.GenericRpcHandler) -> None:
-        """Serves a service.
+        """Adds a service.
 
-        gRPC takes in calls one at a time; those of a method that it was told of have a line of their own: no flood of others holds them.
+        gRPC queues calls, but calls of registered methods have a queue of their own: no flood of other calls delays them.
         """
         self._server.add_generic_rpc_handlers((handler,))
         for method in METHODS:
@@ -90,18 +90,18 @@ class RpcServer:
                 self._server.add_registered_method_handlers(service, {name: found})
 
     def start(self) -> None:
-        """Begins to answer; health says SERVING."""
+        """Begins to answer; health turns to SERVING."""
         self._server.start()
         if self._guard is not None:
             self._guard.start()
         self.set_healthy(True)
 
     def set_healthy(self, healthy: bool) -> None:
-        """What the health service says of the whole daemon."""
+        """Sets the health of the whole daemon."""
         self._health.set(healthy)
 
     def is_mute(self, timeout_s: float) -> bool:
-        """It has answered nothing for `timeout_s`, though it was asked. Blocks as long."""
+        """Returns whether the server has left a call unanswered for `timeout_s`. Blocks that long."""
         return self._voice.is_mute(timeout_s)
 
     @property
@@ -110,11 +110,11 @@ class RpcServer:
         return self._guard.refused if self._guard is not None else 0
 
     def greet(self, timeout_s: float) -> None:
-        """Makes a call to itself, as `OwnVoice.greet` says."""
+        """Calls the server itself, see `OwnVoice.greet`."""
         self._voice.greet(timeout_s)
 
     def stop(self, grace_s: float = 0.5) -> None:
-        """Ends after at most `grace_s`; followed logs are cut. Idempotent."""
+        """Ends after at most `grace_s`; cuts followed logs. Idempotent."""
         self._voice.close()
         if self._guard is not None:
             self._guard.stop()
@@ -124,14 +124,14 @@ class RpcServer:
 
 
 class _Named(NamedTuple):
-    """A `grpc.HandlerCallDetails` of no call: which handler has the method?"""
+    """A `grpc.HandlerCallDetails` without a call, to ask a handler whether it has the method."""
 
     method: str
     invocation_metadata: tuple[tuple[str, str], ...] = ()
 
 
 def _server_options() -> tuple[tuple[str, int], ...]:
-    """Connections that only stand there end soon, and leave descriptors to what the daemon has to do besides."""
+    """Returns options that end idle connections soon, and leave descriptors for the daemon's other work."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
@@ -144,7 +144,7 @@ def _server_options() -> tuple[tuple[str, int], ...]:
 # -- health (grpc.health.v1) ---------------------------------------------------------------------------------------------------
 
 
-#: Streams of `Watch` at once, of all peers and of one: health is asked for, or read as `/healthz`.
+#: Streams of `Watch` at once, for all peers and for one: further clients can check, or read `/healthz`.
 MAX_WATCHERS, OF_ONE = 8, 2
 _LOOK_S = 1.0
 
@@ -159,14 +159,14 @@ class Health(health_pb2_grpc.HealthServicer):
         self._ended = False
 
     def set(self, healthy: bool) -> None:
-        """Never waits for who watches."""
+        """Sets the health without waiting for any watcher."""
         with self._changed:
             if not self._ended:
                 self._status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """NOT_SERVING from now on; streams end."""
+        """Sets NOT_SERVING for the rest of this server's life; streams end."""
         self.set(False)
         with self._changed:
             self._ended = True
@@ -195,7 +195,7 @@ class Health(health_pb2_grpc.HealthServicer):
                 self._watchers.remove(peer)
 
     def _enter(self, context: grpc.ServicerContext) -> str:
-        """Who watches, once he is counted; else the call ends, by an exception."""
+        """Counts the watcher and returns its name; ends the call by an exception if too many watch."""
         identity = caller_of(context).identity
         peer = f"{identity.role} {identity.name}" if identity is not None else context.peer().rpartition(":")[0]
         error: QueueFull | None = None
@@ -214,16 +214,16 @@ class Health(health_pb2_grpc.HealthServicer):
 # -- parts of a server ---------------------------------------------------------------------------------------------------------
 
 
-#: No server has this method: the thread that takes calls refuses it by itself, whatever the threads of the pool do.
+#: A method that no server has: the thread that takes calls refuses it by itself, whatever the pool's threads do.
 _NOBODYS = "/rmgr.v1.Nobody/Ask"
 _CHECK = "/grpc.health.v1.Health/Check"
-#: How long one attempt to connect may take, ms: on its own machine a connection that takes longer has failed, and is no call unanswered.
+#: Option: longest attempt to connect (ms). On the own machine a slower connection has failed, and does not count as an unanswered call.
 _ATTEMPT = "grpc.min_reconnect_backoff_ms"
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - compared, not listened at
 
 
 class OwnVoice:
-    """Asks a server from inside its own process, on one connection that is kept.
+    """Calls a server from inside its own process, on one kept connection.
 
     Args: endpoint: where it listens. credentials: its own, None in an open cluster. options: of channels.
     """
@@ -238,19 +238,19 @@ class OwnVoice:
         self._channel: grpc.Channel | None = None
 
     def is_mute(self, timeout_s: float) -> bool:
-        """A call was not answered within `timeout_s`, not even by a refusal. A connection that fails says nothing of that."""
+        """Returns whether a call was not answered within `timeout_s`, not even by a refusal. A failed connection counts as no evidence."""
         try:
             self._method(_NOBODYS)(b"", timeout=timeout_s)
         except grpc.RpcError as error:
             return bool(error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
         except ValueError:
-            return False  # closed meanwhile
+            return False  # closed in the meantime
         return False
 
     def greet(self, timeout_s: float) -> None:
-        """One call as any other daemon of this role would make it.
+        """Makes one call as any other daemon of this role would.
 
-        Raises: TimeoutError; Unavailable when no connection comes about; PermissionDenied, and whatever else the server says.
+        Raises: TimeoutError; Unavailable if no connection comes about; PermissionDenied, and any other error of the server.
         """
         try:
             self._method(_CHECK)(b"", timeout=timeout_s)
@@ -267,7 +267,7 @@ class OwnVoice:
             return self._channel.unary_unary(name)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the channel. Idempotent."""
         with self._lock, contextlib.suppress(Exception):
             if self._channel is not None:
                 self._channel.close()
@@ -281,11 +281,11 @@ _HINTS = {
 
 
 def check_place(listen: str, what: str = "") -> None:
-    """HOST:PORT can be listened on now. Raises: ConfigError when it is no place; Unavailable with the reason. Cost: 0.1 ms.
+    """Checks that the daemon can listen on HOST:PORT now. Raises: ConfigError if it is no such address; Unavailable with the reason. Cost: 0.1 ms.
 
-    what: for whom ("metrics: "), before the message.
+    what: prefix of the message ("metrics: ").
 
-    Somebody else may take the port in the moment after: gRPC's own error is the net below.
+    Another process may take the port a moment later; then gRPC's own error reports it.
     """
     host, colon, port = listen.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
@@ -306,16 +306,16 @@ def check_place(listen: str, what: str = "") -> None:
             raise Unavailable(f"{what}cannot listen on {listen}: {why}", hint=hint) from None
 
 
-#: Started with the pool: whatever happens on the machine later, somebody works.
+#: Threads started with the pool: they can work whatever happens on the machine later.
 _FIRST = 4
 
 
 class SteadyThreads(ThreadPoolExecutor):
-    """Runs calls; one for which no thread can be started waits for one of those that there are.
+    """Runs calls; if no thread can be started for a call, it waits for an existing one.
 
-    gRPC's Python server takes calls on one thread and ends that thread when `submit` raises: from then on a daemon is mute
-    for good while its process lives on and looks well. A daemon's own loop would lose what it was about to do.
-    Raises: RuntimeError from the constructor when there is no thread at all.
+    gRPC's Python server takes calls on one thread and ends that thread when `submit` raises: from then on the daemon is mute,
+    while its process lives on and looks well. A daemon's own loop would lose the task at hand.
+    Raises: RuntimeError from the constructor if not even one thread can be started.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -326,6 +326,6 @@ class SteadyThreads(ThreadPoolExecutor):
     def _adjust_thread_count(self) -> None:
         try:
             super()._adjust_thread_count()
-        except RuntimeError:  # "can't start new thread": the call is in the queue already, and the next one tries again
+        except RuntimeError:  # "can't start new thread": the call is already queued, and the next one tries again
             if not self._threads:
                 raise

@@ -1,6 +1,6 @@
-"""`rmgr.v1.Leader` and `rmgr.v1.Node` over gRPC: what a leader and a Starter answer to users, and the clients that ask them.
+"""`rmgr.v1.Leader` and `rmgr.v1.Node` over gRPC: the answers of a leader and of a Starter to users, and the clients that ask them.
 
-Handlers get and give nouns of `rmgr.model`; errors travel as status codes with `code` and `hint` in the trailing metadata, and arrive as
+Handlers take and return nouns of `rmgr.model`; errors travel as status codes with `code` and `hint` in the trailing metadata, and arrive as
 the same class of `rmgr.errors`.
 """
 
@@ -22,38 +22,38 @@ from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusVi
 from rmgr.v1 import leader_pb2 as pb
 from rmgr.v1 import leader_pb2_grpc, node_pb2, node_pb2_grpc, views_pb2
 
-#: A reply of `Jobs` stays below the message limit at about 1 KiB a job.
+#: Most jobs in one reply of `Jobs`, which at about 1 KiB per job stays below the message limit.
 MAX_JOBS_PER_REPLY = 3000
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-# -- what a daemon answers -----------------------------------------------------------------------------------------------------
+# -- answers of the daemons ----------------------------------------------------------------------------------------------------
 
 
 class LeaderAnswers(Protocol):
     """Implemented by the WatchDog; called on threads of the server, must not block for long."""
 
     def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: Caller | None = None) -> list[JobView]:
-        """Submissions that the caller may see, oldest first. Raises PermissionDenied for one of `ids` that he may not."""
+        """Returns the submissions that the caller may see, oldest first. Raises PermissionDenied if one of `ids` is hidden from the caller."""
 
     def nodes(self) -> list[NodeView]:
-        """All nodes, by name."""
+        """Returns all nodes, by name."""
 
     def queues(self) -> list[QueueView]:
-        """All queues, by name."""
+        """Returns all queues, by name."""
 
     def status(self, *, caller: Caller | None = None) -> StatusView:
-        """Health and counts; users by name as far as the caller may see their work."""
+        """Returns health and counts; names a user only if the caller may see that user's work."""
 
     def explain(self, submission: int, index: int | None, *, caller: Caller | None = None) -> ExplainView:
-        """Why it is in its state. Raises NotFound, PermissionDenied."""
+        """Returns why the submission is in its state. Raises NotFound, PermissionDenied."""
 
     def what_if(self, record: bytes) -> WhatIfView:
-        """Where and when the submission of this record would run. Raises NotFound (its queue), Unavailable, UsageError."""
+        """Returns where and when the submission in this record would run. Raises NotFound (its queue), Unavailable, UsageError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPiece:
-    """A piece of output of an attempt; `ended` with empty data: nothing follows."""
+    """A piece of output of an attempt; `ended` with empty data means that nothing follows."""
 
     stream: str
     data: bytes
@@ -65,7 +65,7 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTask:
-    """A task that runs on a node just now."""
+    """A task that is running on a node."""
 
     submission: int
     index: int
@@ -90,8 +90,8 @@ class NodeStats:
     spooled_bytes: int = 0
     reason: str = ""
     resources_used: dict[str, int] = field(default_factory=dict)
-    freezer: str = ""  #: how work stands still between its slots
-    clock_error_us: int | None = None  #: of the clock by which slots are counted, while jobs take turns there
+    freezer: str = ""  #: how parts of gangs are stopped between their turns
+    clock_error_us: int | None = None  #: of the clock that times the turns, while jobs take turns there
     switches: int = 0
     late_switches: int = 0
 
@@ -114,20 +114,20 @@ class NodeAnswers(Protocol):
         is_active: Callable[[], bool],
         caller: Caller | None = None,
     ) -> Iterator[LogPiece]:
-        """Output of an attempt from (stdout, stderr) offsets on. Raises NotFound when the node does not know it, PermissionDenied."""
+        """Yields an attempt's output from (stdout, stderr) offsets on. Raises NotFound if the node does not know it, PermissionDenied."""
 
     def running(self, submission: int, *, caller: Caller | None = None) -> list[RunningTask]:
-        """Tasks that run here and that the caller may see, of one submission or of all (0)."""
+        """Returns the tasks that run here and that the caller may see, of one submission or of all (0)."""
 
     def incarnation_of(self, node: str) -> int:
-        """Which registration of the node stands. Raises: NotFound for a node that is not served here."""
+        """Returns the incarnation of the node's current registration. Raises: NotFound if this Starter does not serve the node."""
 
     def stats(self) -> list[NodeStats]:
-        """One entry a virtual node."""
+        """Returns one entry per virtual node."""
 
 
 def leader_handler(answers: LeaderAnswers) -> Any:
-    """`rmgr.v1.Leader`, for `RpcServer.add_generic`."""
+    """Returns the service `rmgr.v1.Leader`, for `RpcServer.add_generic`."""
 
     def jobs(request: Any, context: grpc.ServicerContext) -> Any:
         found = answers.jobs(tuple(request.ids), ended=request.ended, user=request.user, caller=caller_of(context))
@@ -161,7 +161,7 @@ def leader_handler(answers: LeaderAnswers) -> Any:
 
 
 def node_handler(answers: NodeAnswers) -> Any:
-    """`rmgr.v1.Node`, for `RpcServer.add_generic`."""
+    """Returns the service `rmgr.v1.Node`, for `RpcServer.add_generic`."""
 
     def logs(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
@@ -189,7 +189,7 @@ def node_handler(answers: NodeAnswers) -> Any:
 
     def clock(request: Any, _: grpc.ServicerContext) -> Any:
         incarnation = answers.incarnation_of(request.node)
-        boot_us = time.clock_gettime_ns(_BOOTTIME) // 1000  # last of all: it is true when it leaves
+        boot_us = time.clock_gettime_ns(_BOOTTIME) // 1000  # read last, so that it is true when it leaves
         return node_pb2.ClockReply(boot_us=boot_us, incarnation=incarnation)
 
     stream = grpc.unary_stream_rpc_method_handler(
@@ -213,30 +213,30 @@ class LeaderClient(Client):
     stub = leader_pb2_grpc.LeaderStub
 
     def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
-        """Submissions, oldest first."""
+        """Returns submissions, oldest first."""
         reply = self._call(self._stub.Jobs, pb.JobsRequest(ids=ids, ended=ended, user=user))
         return [from_message(JobView, job) for job in reply.jobs]
 
     def nodes(self) -> list[NodeView]:
-        """All nodes, by name."""
+        """Returns all nodes, by name."""
         return [from_message(NodeView, node) for node in self._call(self._stub.Nodes, pb.NodesRequest()).nodes]
 
     def queues(self) -> list[QueueView]:
-        """All queues, by name."""
+        """Returns all queues, by name."""
         reply = self._call(self._stub.Queues, pb.QueuesRequest())
         return [from_message(QueueView, queue) for queue in reply.queues]
 
     def status(self) -> StatusView:
-        """Health and counts."""
+        """Returns health and counts."""
         return from_message(StatusView, self._call(self._stub.Status, pb.StatusRequest()))
 
     def explain(self, submission: int, index: int | None = None) -> ExplainView:
-        """Why it is in its state. Raises NotFound."""
+        """Returns why the submission is in its state. Raises NotFound."""
         request = pb.ExplainRequest(submission=submission, index=index)
         return from_message(ExplainView, self._call(self._stub.Explain, request))
 
     def what_if(self, record: bytes) -> WhatIfView:
-        """Where and when the submission of this record would run."""
+        """Returns where and when the submission in this record would run."""
         request = pb.WhatIfRequest(submission=record)
         return from_message(WhatIfView, self._call(self._stub.WhatIf, request))
 
@@ -258,9 +258,9 @@ class NodeClient(Client):
         offsets: tuple[int, int] = (0, 0),
         timeout_s: float | None = None,
     ) -> Iterator[LogPiece]:
-        """Output of an attempt as it comes; with `follow` until it has ended or `timeout_s` (None: no end) is over.
+        """Yields an attempt's output as it comes; with `follow`, until the attempt has ended or `timeout_s` (None: no end) is over.
 
-        Raises: NotFound when the node does not know the attempt (any more); Unavailable when it cannot be reached.
+        Raises: NotFound if the node does not know the attempt (any more); Unavailable if the node cannot be reached.
         """
         request = node_pb2.LogsRequest(
             submission=submission,
@@ -279,20 +279,20 @@ class NodeClient(Client):
             raise rebuild(error, self.endpoint) from None
 
     def running(self, submission: int = 0) -> list[RunningTask]:
-        """Tasks that run there."""
+        """Returns the tasks that run there."""
         reply = self._call(self._stub.Running, node_pb2.RunningRequest(submission=submission))
         return [from_message(RunningTask, task) for task in reply.tasks]
 
     def stats(self) -> list[NodeStats]:
-        """One entry a virtual node."""
+        """Returns one entry per virtual node."""
         reply = self._call(self._stub.Stats, node_pb2.StatsRequest())
         return [from_message(NodeStats, node) for node in reply.nodes]
 
     def clock(self, node: str) -> tuple[int, int]:
-        """(microseconds since its machine was started, incarnation of the node). Raises: NotFound for a node that is not served there."""
+        """Returns (us since the machine booted, incarnation of the node). Raises: NotFound if the node is not served there."""
         reply = self._call(self._stub.Clock, node_pb2.ClockRequest(node=node))
         return reply.boot_us, reply.incarnation
 
     def time_us(self) -> int:
-        """What time it is there: microseconds since the epoch."""
+        """Returns the machine's time: microseconds since the epoch."""
         return int(self._call(self._stub.Stats, node_pb2.StatsRequest()).time_us)

@@ -1,12 +1,12 @@
 """One question to the leader over plain HTTP/2, for commands that ask once: gRPC's library costs them 90 ms before its first byte.
 
-What gRPC over HTTP/2 is to a unary call: the connection preface, SETTINGS, one HEADERS and one DATA frame out; HEADERS, DATA and
-trailers back (RFC 9113; PROTOCOL-HTTP2.md of gRPC). Anything but a plain success raises `ThinFailed`: the caller then asks again through
-`rpc.LeaderClient`, whose errors explain. Questions only read, so asking twice does no harm.
+Implements the part of HTTP/2 that a unary call of gRPC needs: the connection preface, SETTINGS, one HEADERS and one DATA frame out;
+HEADERS, DATA and trailers back (RFC 9113; PROTOCOL-HTTP2.md of gRPC). Anything but a plain success raises `ThinFailed`: the caller then
+asks again through `rpc.LeaderClient`, whose errors explain. Questions only read, so asking twice does no harm.
 
-With `glance` of `zookeeper/server.py`, `rmgr status` of a secured `rmgr dev` takes 0.15 s of processor and 30 MiB, by gRPC and kazoo 0.26 s
-and 60 MiB (medians of 10 runs in turn); the budget of a command that asks is 0.25 s. HTTP and JSON of the standard library would be as
-fast, and need a second server that proves people, refuses by rights and bounds requests.
+With `glance` of `zookeeper/server.py`, `rmgr status` of a secured `rmgr dev` takes 0.15 s of processor and 30 MiB; with gRPC and kazoo,
+0.26 s and 60 MiB (medians of 10 alternating runs); the budget of a command that asks is 0.25 s. The standard library's HTTP and JSON
+would be as fast, but need a second server that authenticates people, checks rights and limits requests.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _STATUS_NAME = b"grpc-status"
 
 
 class ThinFailed(Exception):
-    """The answer needs the full client: this one reads only the simplest."""
+    """The answer needs the full client: this one reads only the simplest answers."""
 
 
 class ThinLeader:
-    """Questions to the leading WatchDog, as `rpc.LeaderClient` has them. Not thread-safe.
+    """Questions to the leading WatchDog, with the methods of `rpc.LeaderClient`. Not thread-safe.
 
     Args:
         endpoint: HOST:PORT. bundle: directory of our credentials, None in an open cluster. timeout_s: of one question.
-    Every method raises ThinFailed, or Unavailable when there is no answer within `timeout_s`.
+    Every method raises ThinFailed, or Unavailable if there is no answer within `timeout_s`.
     """
 
     def __init__(self, endpoint: str, *, timeout_s: float, bundle: Path | None) -> None:
@@ -57,25 +57,25 @@ class ThinLeader:
         self._stream = -1
 
     def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
-        """Submissions, oldest first."""
+        """Returns submissions, oldest first."""
         reply = self._ask("Jobs", leader_pb2.JobsRequest(ids=ids, ended=ended, user=user), leader_pb2.JobsReply)
         return [from_message(JobView, job) for job in reply.jobs]
 
     def nodes(self) -> list[NodeView]:
-        """All nodes, by name."""
+        """Returns all nodes, by name."""
         return [from_message(NodeView, node) for node in self._ask("Nodes", leader_pb2.NodesRequest(), leader_pb2.NodesReply).nodes]
 
     def queues(self) -> list[QueueView]:
-        """All queues, by name."""
+        """Returns all queues, by name."""
         reply = self._ask("Queues", leader_pb2.QueuesRequest(), leader_pb2.QueuesReply)
         return [from_message(QueueView, queue) for queue in reply.queues]
 
     def status(self) -> StatusView:
-        """Health and counts."""
+        """Returns health and counts."""
         return from_message(StatusView, self._ask("Status", leader_pb2.StatusRequest(), views_pb2.StatusView))
 
     def explain(self, submission: int, index: int | None = None) -> ExplainView:
-        """Why it is in its state."""
+        """Returns why the submission is in its state."""
         return from_message(
             ExplainView, self._ask("Explain", leader_pb2.ExplainRequest(submission=submission, index=index), views_pb2.ExplainView)
         )
@@ -96,7 +96,7 @@ class ThinLeader:
         except TimeoutError:
             self.close()
             raise Unavailable(f"{self._endpoint} did not answer in time", hint="rmgr doctor") from None
-        except (OSError, struct.error, IndexError, ValueError, DecodeError) as error:  # ssl.SSLError, refused, cut; what is not HTTP/2
+        except (OSError, struct.error, IndexError, ValueError, DecodeError) as error:  # ssl.SSLError, refused, cut off; not HTTP/2
             self.close()
             raise ThinFailed(str(error)) from error
         except ThinFailed:
@@ -112,7 +112,7 @@ class ThinLeader:
             self._link = self._open(end)
             self._buffer.clear()
             self._stream = -1
-            # No table of headers, so that no header refers to an earlier one; windows that never need to be opened further.
+            # No header table, so that no header refers to an earlier one; windows that never need an update.
             settings = struct.pack("!HIHIHI", _HEADER_TABLE_SIZE, 0, _ENABLE_PUSH, 0, _INITIAL_WINDOW, _WHOLE)
             out = _PREFACE + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW, 0, 0, struct.pack("!I", _WHOLE - 65_535))
         self._stream += 2
@@ -185,7 +185,7 @@ class ThinLeader:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._bundle is None:
                 return link
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # asks for a certificate of the authority below, in the role's name
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies a certificate of the authority below, in the role's name
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.load_verify_locations(self._bundle / "ca.crt")
             context.load_cert_chain(self._bundle / "tls.crt", self._bundle / "tls.key")
@@ -204,7 +204,7 @@ def _frame(kind: int, flags: int, stream: int, data: bytes) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    """A string of HPACK without Huffman's code, below 127 bytes."""
+    """Encodes a string for HPACK without Huffman coding; fewer than 127 bytes."""
     data = text.encode()
     if len(data) > 126:
         raise ThinFailed("a header is too long")
@@ -227,14 +227,14 @@ def _message(body: bytearray) -> bytes:
 
 
 def _status(block: bytes) -> bytes:
-    """`grpc-status` of trailers (HPACK, RFC 7541 section 6); names that are in a table are not it."""
+    """Returns `grpc-status` from trailers (HPACK, RFC 7541 section 6); names from a table cannot be it."""
     at, status = 0, b""
     while at < len(block):
         first = block[at]
         if first & 0x80:  # an indexed field
             _, at = _number(block, at, 7)
             continue
-        if first & 0xE0 == 0x20:  # the table's size
+        if first & 0xE0 == 0x20:  # a change of the table's size
             _, at = _number(block, at, 5)
             continue
         index, at = _number(block, at, 6 if first & 0x40 else 4)
@@ -264,7 +264,7 @@ def _number(block: bytes, at: int, bits: int) -> tuple[int, int]:
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
-    """Text, b"" where it is in Huffman's code."""
+    """Reads a string; returns b"" for one in Huffman coding."""
     is_coded = bool(block[at] & 0x80)
     length, at = _number(block, at, 7)
     return (b"" if is_coded else block[at : at + length]), at + length

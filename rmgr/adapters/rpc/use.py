@@ -1,4 +1,4 @@
-"""`rmgr.v1.Limits` over gRPC: what users hold of what all share, asked of the leader or of a gateway."""
+"""`rmgr.v1.Limits` over gRPC: how much each user holds of the shared resources, asked of the leader or of a gateway."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rmgr.v1 import limits_pb2, limits_pb2_grpc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserUse:
-    """Use of one user: what the user holds, and how many requests were refused lately, both by name of the limit."""
+    """Use of one user: amounts held, and numbers of recently refused requests, both by name of the limit."""
 
     used: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class UserUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UseAnswer:
-    """An answer. age_s: of its oldest number. problem: why numbers of the cluster are missing, "" when they are there."""
+    """An answer. age_s: of its oldest number. problem: why the cluster's numbers are missing, "" if they are there."""
 
     users: Mapping[str, UserUse]
     age_s: float = 0.0
@@ -41,11 +41,11 @@ class UseAnswers(Protocol):
     """Implemented by leader and gateway; called on threads of the server."""
 
     def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
-        """Of `users`, none = of the caller, and of everybody if he is a gateway. Raises PermissionDenied, Unavailable."""
+        """Returns the use of `users`; none = of the caller, or of everybody if the caller is a gateway. Raises PermissionDenied, Unavailable."""
 
 
 def handler_of(answers: UseAnswers) -> Any:
-    """For `RpcServer.add_generic`."""
+    """Returns the service for `RpcServer.add_generic`."""
 
     def use(request: Any, context: grpc.ServicerContext) -> Any:
         told = answers.use(tuple(request.users), fresh=request.fresh, caller=caller_of(context))
@@ -57,7 +57,7 @@ def handler_of(answers: UseAnswers) -> Any:
 
 
 class UseClient(Client):
-    """Asks at `endpoint`, which must prove to be a `role`. credentials: None in an open cluster. user: who asks, for an open one."""
+    """Asks at `endpoint`, which must prove the `role`. credentials: None in an open cluster. user: name of the asking user there."""
 
     stub = limits_pb2_grpc.LimitsStub
 
@@ -67,7 +67,7 @@ class UseClient(Client):
         self._metadata = ((USER_KEY, user),) if user else ()
 
     def use(self, users: Sequence[str] = (), *, fresh: bool = False) -> UseAnswer:
-        """Raises PermissionDenied, Unavailable."""
+        """Returns the use of `users`. Raises PermissionDenied, Unavailable."""
         request = limits_pb2.UseRequest(users=users, fresh=fresh)
         reply = self._call(self._stub.Use, request)
         found = {one.user: UserUse(used=dict(one.used), refused=dict(one.refused)) for one in reply.users}
