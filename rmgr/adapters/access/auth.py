@@ -1,12 +1,12 @@
 """Callers and what they may call: mutual TLS for every gRPC channel and server of a secured cluster, denied by default.
 
-A server asks every caller for a certificate of the cluster's authority; `METHODS` says which roles may call which method,
-and what is not listed there nobody may. A client names the role that it expects to find (`<role>.rmgr` in the server's
-certificate), so addresses do not matter. Without credentials (an open cluster, on loopback only) nothing is asked.
+A server demands of every caller a certificate of the cluster's authority; `METHODS` says which roles may call which method,
+and a method that is not listed there nobody may call. A client names the role that it expects (`<role>.rmgr` in the server's
+certificate), so addresses do not matter. Without credentials (an open cluster, on loopback only) there are no checks.
 
-A call alone is looked at when it begins. A stream (logs, terminals, tunnels, large values) lasts as long as its caller likes: it is
-looked at again twice a second, and ends when the key of whoever opened it is revoked. Those on which clients speak of work look by
-themselves (`gateway/talk.py`), and tell why.
+A single call is checked when it begins. A stream (logs, terminals, tunnels, large values) lasts as long as its caller likes: it is
+checked again twice a second, and ends when its caller's key is revoked. The streams on which clients speak of work check
+themselves (`gateway/talk.py`), and give the reason.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rmgr.adapters.identity.pki import identity_of
 from rmgr.errors import ConfigError, NotConnected, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Identity, Role
 
-#: Metadata of a call: the user, percent-encoded. Believed from gateways only; in an open cluster from everybody.
+#: Metadata of a call: the user, percent-encoded. Believed from gateways only; in an open cluster, from everybody.
 USER_KEY = "rmgr-user"
-#: And his role: `user` or `operator`.
+#: Metadata of a call: the user's role, `user` or `operator`.
 ROLE_KEY = "rmgr-role"
-#: Where a call's context remembers who makes it: each of several hands asks.
+#: Attribute of a call's context that remembers its caller: several layers ask for it.
 _CALLER = "rmgr_caller"
 
 _PEOPLE = frozenset({Role.USER, Role.OPERATOR, Role.ADMIN})
@@ -63,10 +63,10 @@ METHODS: dict[str, frozenset[Role]] = {
     **{f"/grpc.health.v1.Health/{name}": frozenset(Role) for name in ("Check", "Watch", "List")},
 }
 
-#: Of gRPC, which has no types: what answers a method; what an interceptor asks for it.
+#: gRPC's types, which it does not declare: the handler of a method; the function by which an interceptor asks for it.
 Handler: TypeAlias = grpc.RpcMethodHandler
 Continuation = Callable[[grpc.HandlerCallDetails], Handler]
-#: (method, who called or None, why): for the audit.
+#: (method, caller or None, reason): for the audit.
 Refused = Callable[[str, Identity | None, str], None]
 
 
@@ -74,8 +74,8 @@ Refused = Callable[[str, Identity | None, str], None]
 class Caller:
     """The maker of a call.
 
-    identity: the holder of the connection's certificate, None in an open cluster. on_behalf_of: the person a gateway
-    speaks for. claimed: the user that the caller of an open cluster says he is.
+    identity: the holder of the connection's certificate, None in an open cluster. on_behalf_of: the person for whom a gateway
+    speaks. claimed: the name that the caller of an open cluster gives.
     """
 
     identity: Identity | None = None
@@ -84,24 +84,24 @@ class Caller:
 
     @property
     def is_open(self) -> bool:
-        """An open cluster: nobody is asked who he is, everybody may do everything."""
+        """Whether the cluster is open: nobody is identified, everybody may do everything."""
         return self.identity is None
 
     @property
     def who(self) -> Identity | None:
-        """Whose wish the call is."""
+        """The person or daemon whose wish the call is."""
         return self.on_behalf_of or self.identity
 
     @property
     def user(self) -> str:
-        """His name; "" = not known, or not a person (a gateway that speaks for nobody)."""
+        """The user's name; "" = unknown, or not a person (a gateway that speaks for nobody)."""
         if self.identity is None:
             return self.claimed
         who = self.on_behalf_of or self.identity
         return who.name if who.is_person or who.role is Role.ADMIN else ""
 
     def is_operator(self, operators: Iterable[str] = ()) -> bool:
-        """May act on everybody's work: an operator or admin by certificate, or a user whose name is among `operators`."""
+        """Whether the caller may act on everybody's work: an operator or admin by certificate, or a user whose name is among `operators`."""
         who = self.who
         if who is None:
             return True
@@ -109,16 +109,16 @@ class Caller:
 
     @property
     def is_certified_operator(self) -> bool:
-        """An operator or admin by certificate: there is room for him where others wait. In an open cluster nobody is."""
+        """Whether the caller is an operator or admin by certificate, and has places reserved where others wait. Never in an open cluster."""
         return not self.is_open and self.is_operator()
 
 
 def caller_of(context: grpc.ServicerContext) -> Caller:
-    """Who makes this call. Cost: 10 us the first time, 0.2 us then. Raises PermissionDenied when his certificate names nobody."""
+    """Returns the caller. Cost: 10 us the first time, then 0.2 us. Raises PermissionDenied if the certificate names nobody."""
     known = getattr(context, _CALLER, None)
     if not isinstance(known, Caller):
         known = _found(context)
-        with suppress(AttributeError):  # not every kind of context takes it
+        with suppress(AttributeError):  # not every kind of context has attributes
             setattr(context, _CALLER, known)
     return known
 
@@ -139,17 +139,17 @@ def _found(context: grpc.ServicerContext) -> Caller:
 
 
 def speaking_for(caller: Caller) -> tuple[tuple[str, str], ...]:
-    """Metadata with which a gateway passes a call of `caller` on."""
+    """Returns the metadata with which a gateway forwards a call of `caller`."""
     role = Role.OPERATOR if caller.is_certified_operator else Role.USER
     return ((USER_KEY, quote(caller.user)), (ROLE_KEY, role.value)) if caller.user else ()
 
 
-#: The process whose threads carry gRPC here, 0 = none yet.
+#: The process whose threads run gRPC here, 0 = none yet.
 _owner = 0
 
 
 def check_not_forked() -> None:
-    """gRPC has its threads in the process that used it first: in a child forked from that no call would ever end, nor its deadline.
+    """Checks that gRPC works in this process: its threads live in the process that used it first, and in a fork of that no call would ever end.
 
     Raises: NotConnected.
     """
@@ -167,10 +167,10 @@ def _own() -> None:
 
 
 def open_channel(endpoint: str, credentials: Credentials | None, role: Role, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
-    """A channel to a daemon that must prove to be a `role` of the cluster; a plain one without credentials.
+    """Returns a channel to a daemon that must prove a `role` of the cluster; a plain one without credentials.
 
-    It shows the certificate of the bundle as it is now, as long as the channel lives.
-    Raises: NotConnected in a forked child of a process that had one.
+    The channel presents the bundle's present certificate for its whole life.
+    Raises: NotConnected in a forked child of a process that had a channel.
     """
     _own()
     if credentials is None:
@@ -180,14 +180,14 @@ def open_channel(endpoint: str, credentials: Credentials | None, role: Role, opt
 
 
 def secure_channel(endpoint: str, pem: tuple[bytes, bytes, bytes], role: Role, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
-    """A channel to a daemon that must prove to be a `role`. pem: the authority, our key and its certificate. Raises as `open_channel`."""
+    """Returns a channel to a daemon that must prove the `role`. pem: the authority, our key and certificate. Raises as `open_channel`."""
     _own()
     expected = ("grpc.ssl_target_name_override", f"{role}.rmgr")
     return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(*pem), options=(*options, expected))
 
 
 class ServerIdentity:
-    """The certificate that a server shows: that of its bundle as it is now, so that a renewed one needs no restart."""
+    """The certificate that a server presents: always the bundle's newest, so that a renewed one needs no restart."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._shown = credentials
@@ -196,7 +196,7 @@ class ServerIdentity:
 
     @property
     def credentials(self) -> grpc.ServerCredentials:
-        """For `Server.add_secure_port`: whoever has no certificate of the cluster does not get past the handshake."""
+        """For `Server.add_secure_port`: a caller without a certificate of the cluster fails the handshake."""
         return grpc.dynamic_ssl_server_credentials(_configuration(self._shown), self._fetch, require_client_authentication=True)
 
     def _look(self) -> tuple[int, int]:
@@ -207,10 +207,10 @@ class ServerIdentity:
         return found.st_mtime_ns, found.st_ino
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called at every handshake. Cost: a look at the file's time."""
+        """Returns a changed configuration, else None. Called at every handshake. Cost: a look at the file's time."""
         stamp = self._look()
         if stamp != self._stamp:
-            with suppress(ConfigError):  # half written, or of somebody else: the old one is good until it ends
+            with suppress(ConfigError):  # half written, or another cluster's: the old certificate stays valid until it ends
                 fresh = Credentials.load(self._file.parent, roles=(self._shown.identity.role,))
                 self._stamp = stamp
                 if fresh.ca_pem == self._shown.ca_pem:
@@ -221,7 +221,7 @@ class ServerIdentity:
 
 @dataclass(frozen=True)
 class Single(grpc.RpcMethodHandler):
-    """A handler that takes a stream, and is done with what comes after its first request: nothing for who watches over streams."""
+    """A handler that takes a stream but reads one request only, so that it does not count as a stream to be watched."""
 
     request_streaming: bool
     response_streaming: bool
@@ -234,14 +234,14 @@ class Single(grpc.RpcMethodHandler):
 
 
 class Wrapped:
-    """Handlers that an interceptor has wrapped, by method: made once, not for each call on the one thread that takes them all."""
+    """Handlers wrapped by an interceptor, by method: wrapped once, not for each call on the single thread that takes all calls."""
 
     def __init__(self, wrap: Callable[[Handler, str], Handler]) -> None:
         self._wrap = wrap
         self._made: dict[str, tuple[Handler, Handler]] = {}
 
     def of(self, handler: Handler, method: str) -> Handler:
-        """What stands for `handler`; None for none. Cost: 0.2 us, but the first time."""
+        """Returns the wrapped `handler`, or None for None. Cost: 0.2 us after the first time."""
         if handler is None:
             return None
         known = self._made.get(method)
@@ -251,11 +251,11 @@ class Wrapped:
 
 
 class Doorkeeper(grpc.ServerInterceptor):
-    """Lets a call through when `METHODS` has it for the caller's role, and the caller was not revoked; ends open streams on revocation.
+    """Admits a call if `METHODS` allows it for the caller's role and the caller's key is not revoked; ends open streams on revocation.
 
     Args:
-        cluster: the trust domain that certificates must name. is_revoked: told a key_id.
-        refused: is told of every call that was turned away.
+        cluster: the trust domain that certificates must name. is_revoked: called with a key id.
+        refused: called for every rejected call.
     """
 
     def __init__(self, cluster: str, *, is_revoked: Callable[[str], bool] = lambda _: False, refused: Refused | None = None) -> None:
@@ -274,7 +274,7 @@ class Doorkeeper(grpc.ServerInterceptor):
         return _wrapped(handler, lambda context: self._check(method, context, is_stream=is_stream))
 
     def _check(self, method: str, context: grpc.ServicerContext, *, is_stream: bool) -> None:
-        """Ends the call (by an exception) unless it may go on."""
+        """Ends the call by an exception unless it is allowed."""
         who: Identity | None = None
         try:
             who = caller_of(context).identity
@@ -308,7 +308,7 @@ def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfigurat
 
 
 def _wrapped(handler: Handler, check: Callable[[grpc.ServicerContext], None]) -> Handler:
-    """The same handler, asked after `check`."""
+    """Returns the handler with `check` before it."""
     make, behaviour = next(
         (make, behaviour)
         for make, behaviour in (
@@ -327,22 +327,22 @@ def _wrapped(handler: Handler, check: Callable[[grpc.ServicerContext], None]) ->
     return make(checked, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
 
 
-# -- streams of those whose key is revoked -------------------------------------------------------------------------------------
+# -- streams of callers whose key is revoked -----------------------------------------------------------------------------------
 
 
-#: What a client whose key was revoked is told.
+#: Message and hint for a client whose key was revoked.
 _WHY, _HINT = "your key was revoked", "ask the cluster's admin for a new one"
-#: Streams that end themselves, with a reason.
+#: Streams that end themselves and give the reason.
 _OWN = frozenset({"/rmgr.v1.Work/Talk"})
 _LOOK_S = 0.5
-#: A thread that has nothing to look at ends after so many looks.
+#: Number of idle checks after which the thread ends.
 _IDLE_LOOKS = 20
 
 
 class Expeller:
     """Ends the streams of one server's expelled users. Thread-safe; has a thread only while there are streams.
 
-    Args: is_revoked: told a key id. expelled: told (method, who) of each stream that was ended.
+    Args: is_revoked: called with a key id. expelled: called with (method, caller) for each ended stream.
     """
 
     def __init__(self, is_revoked: Callable[[str], bool], expelled: Callable[[str, Identity], None]) -> None:
@@ -353,7 +353,7 @@ class Expeller:
         self._looks = False
 
     def watch(self, method: str, who: Identity, context: grpc.ServicerContext) -> None:
-        """The stream has begun. Cost: 5 us. Raises Unavailable where there is no thread to look at it: it is not to go on then."""
+        """Watches a stream that begins. Cost: 5 us. Raises Unavailable if no thread can be started for it: then the stream must not go on."""
         if method in _OWN:
             return
         with self._lock:
@@ -390,9 +390,9 @@ class Expeller:
 
 
 def expel(drain: Callable[[], bool], say: Callable[[RmgrError], None], cut: Callable[[str], None]) -> None:
-    """Ends a stream: nothing more is taken from it, and its client is told why; who has not taken that by the next call is cut off.
+    """Ends a stream: takes nothing more from it and tells its client why. At the second call, cuts off a client that has not taken that message.
 
-    Args: drain: returns whether that was so before.
+    Args: drain: returns whether the stream was draining before.
     """
     if drain():
         cut("revoked")
@@ -405,9 +405,9 @@ def expel(drain: Callable[[], bool], say: Callable[[RmgrError], None], cut: Call
 
 #: Trailing metadata of a failed call: class, code and hint of the error.
 ERROR_KEY = "rmgr-error"
-#: A message of an error is cut after so many characters: it travels in a header, and headers are limited.
+#: Most characters of an error message: it travels in a header, and headers are limited.
 _ERROR_CHARS = 2000
-#: What gRPC says of a server whose certificate is not the one that was expected.
+#: gRPC's words for a server whose certificate is not the expected one.
 _NOT_THE_ONE = ("CERTIFICATE_VERIFY_FAILED", "Verification Check failed", "is not in peer certificate")
 
 _STATUS = {
@@ -429,7 +429,7 @@ def fail(context: grpc.ServicerContext, error: errors.RmgrError) -> None:
 
 
 def unary(answer: Callable[[Any, grpc.ServicerContext], Any], request: Any, reply: Any) -> grpc.RpcMethodHandler:
-    """A method with one question and one answer, of these messages. What `answer` raises ends the call."""
+    """Returns a method with one request and one reply of these messages. An error raised by `answer` ends the call."""
 
     def call(message: Any, context: grpc.ServicerContext) -> Any:
         try:
@@ -441,7 +441,7 @@ def unary(answer: Callable[[Any, grpc.ServicerContext], Any], request: Any, repl
 
 
 def named_error(name: str, message: str, hint: str) -> errors.RmgrError:
-    """The error of class `name` of `rmgr.errors`; a class that this release does not know is an RmgrError."""
+    """Returns an error of class `name` of `rmgr.errors`; for a class that this release does not know, an RmgrError."""
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, errors.RmgrError)):
         kind = errors.RmgrError
@@ -451,7 +451,7 @@ def named_error(name: str, message: str, hint: str) -> errors.RmgrError:
 
 
 def rebuild(error: grpc.RpcError, endpoint: str) -> errors.RmgrError:
-    """The error of the peer as its own class, or Unavailable when there was no answer."""
+    """Returns the peer's error as its own class, or Unavailable if there was no answer."""
     trailing = dict(error.trailing_metadata() or ())
     if ERROR_KEY in trailing:
         try:

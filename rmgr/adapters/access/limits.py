@@ -1,11 +1,11 @@
-"""Counts what each user takes of one server, compares it with the settings, and refuses more with a typed error that names the limit.
+"""Counts what each user takes of one server, compares it with the settings, and refuses the excess with a typed error that names the limit.
 
 Requests go through a bucket that fills at the rate of the settings. A client's stream that asks for more is slowed down (it is not read
-from, and TCP tells it so) before anything is refused; single calls are refused at once and tried again by clients. Who is served first
-where many ask says `turns.py`.
+from, and TCP throttles the client) before anything is refused; single calls are refused at once, and clients retry them. `turns.py` decides
+who is served first when many ask.
 
-`Rates` bounds what each address, or user, may have done a second: TLS handshakes (2 to 4 ms of a processor each), messages on direct
-lines. Each has a rate of its own, so that who floods takes nothing from the others, and all together have one.
+`Rates` limits what each address, or user, may do per second: TLS handshakes (2 to 4 ms of a processor each), messages on direct
+lines. Each has a rate of its own, so that a flood takes nothing from the others; a further rate limits all together.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rmgr.adapters.access.turns import Had, Turns
 from rmgr.errors import LimitReached, QueueFull, Throttled
 from rmgr.model.cluster.queue import BOUND, UserLimits
 
-#: A stream waits for its turn at most so long; how much of his rate a user may ask for at once (s).
+#: Longest wait of a stream for its turn; seconds of a user's rate that the user may request at once.
 PATIENCE_S, BURST_S = 1.0, 2.0
-#: A user of whom nothing is held is forgotten after so long without a request.
+#: Seconds without a request after which a user who holds nothing is forgotten.
 _FORGET_S = 60.0
 _COUNT_S = 0.25
-#: A request of so many bytes counts twice.
+#: Each further multiple of this many bytes counts as one more request.
 _WEIGHT_BYTES = 32 * 1024
-#: What opening a stream costs: two threads.
+#: Cost of opening a stream, which takes two threads.
 SESSION_COST = 25.0
-#: What all users of one server may hold together; beyond it who holds less than his part of it is served.
+#: Most that all users of one server may hold together; beyond it, only users who hold less than their part get more.
 TOTALS = {"followed": 100_000, "held_bytes": 192 * 1024 * 1024}
 _HOUR_S, _HOURS = 3600.0, 24
-#: Bounds that let go by themselves.
+#: Limits whose use falls by itself.
 _SOON = frozenset({"requests_per_s", "calls", "held_bytes"})
 
 
@@ -41,15 +41,15 @@ class _User:
     __slots__ = ("balance", "filled_s", "held", "lock", "refused", "seen_s", "written")
 
     def __init__(self, now_s: float) -> None:
-        self.lock = threading.RLock()  # whatever a collection of garbage ends meanwhile gives back what it held, on this thread
-        self.balance = math.inf  # until the first request: as much as he may have at once
+        self.lock = threading.RLock()  # reentrant: a garbage collection on this thread may end a call, which then gives back what it held
+        self.balance = math.inf  # until the first request: the full burst
         self.filled_s = self.seen_s = now_s
         self.held: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.written: dict[int, int] = {}  #: bytes by hour
 
     def forget_before(self, hour: int) -> None:
-        """What was written in that hour or before counts no more. Under `lock`."""
+        """Uncounts what was written in that hour or before. Called under `lock`."""
         for old in [old for old in self.written if old <= hour]:
             self.held["store_bytes"] -= self.written.pop(old)
         if self.held["store_bytes"] <= 0:
@@ -58,30 +58,30 @@ class _User:
 
 class Bounds:
     """Args:
-    limits: at first; `limits` may be replaced at any time. clock: monotonic seconds.
+    limits: the initial ones; the attribute `limits` may be replaced at any time. clock: monotonic seconds.
 
     Thread-safe; users do not wait for one another. Cost of each call: about 2 us.
     """
 
     def __init__(self, limits: UserLimits | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits or UserLimits()
-        self.had = Had()  #: what users have had of this server
+        self.had = Had()  #: server time that each user has used
         self._clock = clock
-        self._lock = threading.RLock()  # of what follows, but for what is in a _User
+        self._lock = threading.RLock()  # guards the following, except the contents of a _User
         self._users: dict[str, _User] = {}
         self._places: dict[str, list[Shares | Turns]] = {}
-        self._totals: Counter[str] = Counter()  # about: as of the last count
+        self._totals: Counter[str] = Counter()  # approximate: as of the last count
         self._holders: Counter[str] = Counter()
         self._counted_s = clock()
 
     # -- requests
 
     def wait_s(self, user: str, size_bytes: int = 0, *, cost: float = 1.0) -> float:
-        """How long a request of his waits for its turn. Raises Throttled when that were more than `PATIENCE_S`. cost: in reads."""
+        """Returns how long the user's request must wait (s). Raises Throttled if that exceeds `PATIENCE_S`. cost: in units of one read."""
         return self._spend(user, cost + size_bytes / _WEIGHT_BYTES, PATIENCE_S)
 
     def spend(self, user: str, cost: float = 1.0) -> None:
-        """A call that does not wait. Raises Throttled."""
+        """Charges a call that does not wait. Raises Throttled."""
         self._spend(user, cost, 0.0)
 
     def _spend(self, user: str, cost: float, patience_s: float) -> float:
@@ -98,7 +98,7 @@ class Bounds:
             known.balance = min(burst, known.balance + (now_s - known.filled_s) * rate)
             known.filled_s = now_s
             wait_s = max(0.0, (cost - known.balance) / rate)
-            if wait_s <= patience_s or known.balance >= burst / 2:  # what costs more than can be saved up is paid later
+            if wait_s <= patience_s or known.balance >= burst / 2:  # a cost above the whole burst is paid off later
                 known.balance -= cost
                 return wait_s
         raise self.refuse("requests_per_s", user, self.limits.requests_per_s)
@@ -120,7 +120,7 @@ class Bounds:
     # -- what is held
 
     def take(self, name: str, user: str, amount: int = 1) -> None:
-        """He holds so much more. Raises LimitReached."""
+        """Counts that the user holds `amount` more. Raises LimitReached."""
         known = self._user(user, self._clock())
         with known.lock:
             limit = self._limit(name, known)
@@ -131,13 +131,13 @@ class Bounds:
         raise _error(name, user, limit)
 
     def hold(self, name: str, user: str, amount: int) -> None:
-        """The same, come what may."""
+        """Counts that the user holds `amount` more, whatever the limit."""
         known = self._user(user, self._clock())
         with known.lock:
             known.held[name] += amount
 
     def give_back(self, name: str, user: str, amount: int = 1) -> None:
-        """What he took or held."""
+        """Uncounts what the user took or held."""
         known = self._user(user, self._clock())
         with known.lock:
             known.held[name] -= amount
@@ -145,7 +145,7 @@ class Bounds:
                 del known.held[name]
 
     def has_room(self, name: str, user: str) -> bool:
-        """He holds less than he may."""
+        """Returns whether the user holds less than allowed."""
         known = self._users.get(user)
         if known is None:
             return True
@@ -154,7 +154,7 @@ class Bounds:
             return limit is None or known.held[name] < limit
 
     def write(self, user: str, amount: int) -> None:
-        """He writes so many bytes into the store, which count for a day. Raises LimitReached."""
+        """Counts bytes that the user writes into the store, for a day. Raises LimitReached."""
         hour = int(self._clock() // _HOUR_S)
         known = self._user(user, self._clock())
         with known.lock:
@@ -164,7 +164,7 @@ class Bounds:
             known.written[hour] = known.written.get(hour, 0) + amount
 
     def written(self) -> dict[str, dict[int, int]]:
-        """What each user has written within the last day: bytes by how many hours ago. What is older is forgotten. Cost: O(users)."""
+        """Returns what each user has written within the last day, as bytes by hours ago; forgets what is older. Cost: O(users)."""
         hour = int(self._clock() // _HOUR_S)
         with self._lock:
             users = list(self._users.items())
@@ -177,7 +177,7 @@ class Bounds:
         return found
 
     def recall(self, written: dict[str, dict[int, int]]) -> None:
-        """What users had written before this process began, as `written` told it; beside what they have written since."""
+        """Adds what users had written before this process began, as `written` returned it, to what they have written since."""
         hour = int(self._clock() // _HOUR_S)
         for user, amounts in written.items():
             known = self._user(user, self._clock())
@@ -188,7 +188,7 @@ class Bounds:
                         known.written[hour - ago] = known.written.get(hour - ago, 0) + amount
 
     def _limit(self, name: str, known: _User) -> int | None:
-        """What he may hold: what the settings say, and where all together hold too much no more than his part. None = no limit."""
+        """Returns the user's limit: that of the settings, and an equal part while all together hold too much. None = no limit."""
         limit = int(getattr(self.limits, name)) or None
         total = TOTALS.get(name)
         if total is None or self._totals[name] < total:
@@ -199,13 +199,13 @@ class Bounds:
     # -- places
 
     def places(self, name: str, most: int) -> Shares:
-        """Places that users share, for what is bounded by `name`; a tenth of them is for operators."""
+        """Makes places that users share, limited by the setting `name`; a tenth of them is reserved for operators."""
         made = Shares(most, reserved=most // 10, of_one=lambda: int(getattr(self.limits, name)))
         self._places.setdefault(name, []).append(made)
         return made
 
     def turns(self, name: str, *, at_once: int, of_one: int, most: int, what: str = "questions") -> Turns:
-        """Turns at what is bounded by `name`; see `Turns`."""
+        """Makes turns limited by the setting `name`; see `Turns`."""
 
         def of_user() -> int:
             return int(getattr(self.limits, name))
@@ -216,7 +216,7 @@ class Bounds:
         return made
 
     def no_place(self, name: str, user: str, places: Shares, told: str = "") -> LimitReached | QueueFull:
-        """Why he did not get one: he has what he may have, or all are taken (`told`)."""
+        """Returns why the user got no place: the user's limit is reached, or all places are taken (`told`)."""
         self._refused(name, user)
         if places.taken(user) >= places.of_one and len(places) < places.most:
             return _error(name, user, places.of_one)
@@ -225,12 +225,12 @@ class Bounds:
     # -- what is told
 
     def refuse(self, name: str, user: str, limit: int) -> LimitReached:
-        """Counts a refusal, and is the error of it."""
+        """Counts a refusal and returns its error."""
         self._refused(name, user)
         return _error(name, user, limit)
 
     def used(self, user: str) -> dict[str, int]:
-        """What he holds now, by bound."""
+        """Returns what the user holds now, by limit."""
         known = self._users.get(user)
         held: dict[str, int] = {}
         if known is not None:
@@ -241,7 +241,7 @@ class Bounds:
         return held
 
     def refused(self, user: str) -> dict[str, int]:
-        """What was refused to him since he was last forgotten (a minute without a request), by bound."""
+        """Returns how many requests were refused since the user was last forgotten (a minute without a request), by limit."""
         known = self._users.get(user)
         if known is None:
             return {}
@@ -249,7 +249,7 @@ class Bounds:
             return dict(known.refused)
 
     def users(self) -> list[str]:
-        """Of whom anything is known."""
+        """Returns all users of whom anything is known."""
         with self._lock:
             return sorted(self._users)
 
@@ -267,7 +267,7 @@ class Bounds:
 
 
 def _error(name: str, user: str, limit: int) -> LimitReached:
-    """The refusal of `user` at the bound `name`."""
+    """Returns the error that refuses `user` at the limit `name`."""
     bound = BOUND[name]
     kind = Throttled if name in _SOON else LimitReached
     return kind(f"{user or 'this user'} has reached the limit {name} = {limit}: {bound.what}", hint=f"{bound.advice}; rmgr limits")
@@ -280,7 +280,7 @@ class Shares:
     """`most` places at once, three quarters of them for one user, or fewer. Thread-safe.
 
     Args:
-        reserved: places that only operators get. of_one: what the settings give one user, 0 = no more than said above.
+        reserved: places that only operators get. of_one: most places of one user by the settings, 0 = three quarters.
     """
 
     def __init__(self, most: int, *, reserved: int = 0, of_one: Callable[[], int] = lambda: 0) -> None:
@@ -291,20 +291,20 @@ class Shares:
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
-        """How many are taken."""
+        """Number of places taken."""
         return self._taken.total()
 
     @property
     def of_one(self) -> int:
-        """How many one user may have."""
+        """Most places of one user."""
         return min(self._of_one() or self.most, self.most - self.most // 4)
 
     def taken(self, user: str) -> int:
-        """How many he has."""
+        """Returns how many places the user has."""
         return self._taken[user]
 
     def take(self, user: str, timeout_s: float = 0.0, *, is_operator: bool = False) -> bool:
-        """Takes a place; False when there is none for him within `timeout_s`."""
+        """Takes a place; returns False if none gets free for the user within `timeout_s`."""
         end_s = time.monotonic() + timeout_s
         most = self.most if is_operator else self._for_all
         with self._changed:
@@ -317,14 +317,14 @@ class Shares:
             return True
 
     def give_back(self, user: str) -> None:
-        """Once for each place that he has taken."""
+        """Gives one place back; to be called once for each place taken."""
         with self._changed:
             self._taken[user] -= 1
             self._forget(user)
             self._changed.notify_all()
 
     def greediest(self, user: str) -> str | None:
-        """Who is to make room for him: whoever has the most places, and more than he would have then; None = he waits his turn."""
+        """Returns the user who shall make room: the one with the most places, if more than `user` would then have; None = no one."""
         with self._changed:
             [(other, most)] = self._taken.most_common(1) or [("", 0)]
             return other if other != user and self._taken.get(user, 0) + 1 < most and self._taken.get(user, 0) < self.of_one else None
@@ -337,13 +337,13 @@ class Shares:
 # -- rates of addresses --------------------------------------------------------------------------------------------------------
 
 
-#: Those that are remembered, the latest ones.
+#: Most addresses remembered; the latest ones stay.
 _KEEP = 1024
 
 
 class Rates:
     """Args:
-    rate, burst: of each, a second and at once. all_: so many times as much for all together. clock: monotonic seconds.
+    rate, burst: limits of each, per second and at once. all_: factor for all together. clock: monotonic seconds.
 
     For one thread. Cost: 1 us.
     """
@@ -352,11 +352,11 @@ class Rates:
         self.refused = 0
         self._rate, self._burst, self._times = rate, burst, all_
         self._clock = clock
-        self._all = (math.inf, clock())  #: what is left, as of when
+        self._all = (math.inf, clock())  #: (what is left, as of when)
         self._of: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def may(self, who: str) -> bool:
-        """Whether this address, or user, gets one now; it is counted then."""
+        """Returns whether this address or user may act now, and counts it if so."""
         now_s = self._clock()
         mine = _filled(self._of.pop(who, (math.inf, now_s)), self._rate, self._burst, now_s)
         whole = _filled(self._all, self._rate * self._times, self._burst * self._times, now_s)

@@ -1,10 +1,10 @@
-"""Who may hold a thread of a server, and for how long: who sends no request, who reads nothing, who makes many calls.
+"""Limits who may hold a thread of a server, and for how long: callers that send no request, read nothing, or make many calls.
 
-gRPC's Python server waits for the request of a call on a thread of its pool, without a deadline, before any interceptor of ours is asked:
-some hundred calls whose clients send headers and nothing else would mute a daemon for good. Here every method takes a stream, so that
-gRPC runs the handler at once; the Doorkeeper looks at the caller, and only then the (first) request is waited for. Whoever sends none
-holds few threads, and gives way to others (`Requests`). Of a leader's or Starter's threads people share what is left beside the places of
-daemons and operators (`Turnstile`). Calls whose other ends read nothing, or send nothing, are ended (`Stalls`).
+gRPC's Python server waits for the request of a call on a thread of its pool, without a deadline, before it asks any interceptor of ours:
+a few hundred calls whose clients send headers and nothing else would mute a daemon for ever. Here every method takes a stream, so that
+gRPC runs the handler at once; the Doorkeeper checks the caller, and only then does the thread wait for the (first) request. Callers that
+send none hold few threads, and give way to others (`Requests`). Of a leader's or Starter's threads, people share the part that is not
+reserved for daemons and operators (`Turnstile`). Calls whose other ends read nothing, or send nothing, are ended (`Stalls`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rmgr.adapters.access.limits import Bounds
 from rmgr.errors import RmgrError, Throttled
 from rmgr.model.cluster.identity import Role
 
-#: How long a request may take to come: a message of 2 MiB at 100 kB/s.
+#: Seconds that a request may take to come: a message of 2 MiB at 100 kB/s.
 REQUEST_S = 20.0
-#: Whose only call has waited for less is not ended for another: a request comes within a millisecond of its headers.
+#: Seconds for which a caller's only call is not ended in favour of another: a request normally follows its headers within a millisecond.
 _YOUNG_S = 0.03
 _LOOK_S = 0.5
 
@@ -35,26 +35,26 @@ _LOOK_S = 0.5
 class WaitingRoom:
     """Calls whose request has not come. Thread-safe; has a thread only while there are such calls.
 
-    When `most` wait, a newcomer takes the place of the oldest call of whoever has the most of them; the greediest himself is refused.
-    Where everybody has one that came just now, up to `most` more are let in. Cost of a call: about 2 us.
+    When `most` wait, a new call takes the place of the oldest call of the caller with the most; the greediest caller itself is refused.
+    If every caller has just one, which came just now, up to `most` more are admitted. Cost of a call: about 2 us.
     """
 
     def __init__(self, most: int, most_s: float = REQUEST_S, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._most_s = most_s
         self._clock = clock
-        self._lock = threading.RLock()  # a collection of garbage on this thread may end a call
-        self._waiting: dict[int, tuple[str, float, grpc.ServicerContext]] = {}  # who, since when, the call; oldest first
+        self._lock = threading.RLock()  # reentrant: a garbage collection on this thread may end a call
+        self._waiting: dict[int, tuple[str, float, grpc.ServicerContext]] = {}  # (caller, since when, context), the oldest first
         self._counts: Counter[str] = Counter()
         self._numbers = itertools.count()
         self._looks = False
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiting calls."""
         return len(self._waiting)
 
     def enter(self, who: str, context: grpc.ServicerContext) -> int:
-        """The call waits from now on; returns what `leave` is to be told. Raises Throttled."""
+        """Counts a call as waiting; returns the number to give to `leave`. Raises Throttled."""
         ended: grpc.ServicerContext | None = None
         now_s = self._clock()
         with self._lock:
@@ -64,7 +64,7 @@ class WaitingRoom:
             self._waiting[number] = who, now_s, context
             self._counts[who] += 1
             if not self._looks:
-                with suppress(RuntimeError):  # no thread to be had: the next call tries again
+                with suppress(RuntimeError):  # no thread can be started: the next call tries again
                     threading.Thread(target=self._look, name="rpc-requests", daemon=True).start()
                     self._looks = True
         if ended is not None:
@@ -72,7 +72,7 @@ class WaitingRoom:
         return number
 
     def leave(self, number: int) -> None:
-        """The request has come, or the call is over. Idempotent."""
+        """Notes that the request has come, or the call is over. Idempotent."""
         with self._lock:
             who, _, _ = self._waiting.pop(number, ("", 0.0, None))
             self._counts[who] -= 1
@@ -80,7 +80,7 @@ class WaitingRoom:
                 del self._counts[who]
 
     def awaited(self, messages: Iterator[object], context: grpc.ServicerContext) -> Iterator[object]:
-        """The same messages; each is waited for here. Raises Throttled."""
+        """Yields the messages unchanged; waits for each here. Raises Throttled."""
         who = name_of(context)
         while True:
             number = self.enter(who, context)
@@ -93,7 +93,7 @@ class WaitingRoom:
             yield message
 
     def _make_room(self, who: str, now_s: float) -> grpc.ServicerContext | None:
-        """The call that is to end for one of `who`, if any. Under the lock. Cost: O(calls that wait)."""
+        """Returns the call to end in favour of a new one of `who`, if any. Called under the lock. Cost: O(waiting calls)."""
         most, mine = max(self._counts.values()), self._counts.get(who, 0)
         if mine and mine + 1 >= most:
             raise Throttled(f"{mine} calls of {who} wait for what they ask", hint="send the request with the call, or fewer calls at once")
@@ -123,7 +123,7 @@ class WaitingRoom:
 
 
 class Requests(grpc.ServerInterceptor):
-    """Stands between the look at the caller and the count of its calls. Args: threads: of the server; an eighth of them waits."""
+    """Stands between the check of the caller and the count of its calls. Args: threads: of the server; an eighth of them may wait."""
 
     def __init__(self, threads: int, most_s: float = REQUEST_S) -> None:
         self._room = WaitingRoom(max(1, threads // 8), most_s)
@@ -134,7 +134,7 @@ class Requests(grpc.ServerInterceptor):
         return self._made.of(continuation(details), details.method)
 
     def _wrap(self, handler: Handler, _method: str) -> Handler:
-        if handler.stream_stream is not None:  # sessions, tunnels and terminals are counted before they are heard
+        if handler.stream_stream is not None:  # sessions, tunnels and terminals are counted before they are read
             return handler
         if handler.stream_unary is not None:
             return self._gathered(handler)
@@ -157,7 +157,7 @@ class Requests(grpc.ServerInterceptor):
         return Single(True, True, None, handler.response_serializer, stream_stream=parts)
 
     def _gathered(self, handler: Handler) -> Handler:
-        """The first of many: what comes after it is waited for where its sender is counted."""
+        """Waits for the first of many requests; the others are waited for where their sender is counted."""
         answer = handler.stream_unary
 
         def gathered(requests: Iterator[object], context: grpc.ServicerContext) -> object:
@@ -169,7 +169,7 @@ class Requests(grpc.ServerInterceptor):
         )
 
     def _one(self, requests: Iterator[object], decode: Callable[[object], object] | None, context: grpc.ServicerContext) -> object:
-        """Decoded here, not on the one thread of gRPC that takes the calls of all."""
+        """Returns the request, decoded here, not on gRPC's single thread that takes all calls."""
         data = self._next(requests, context)
         if data is None:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has ended without a request")
@@ -180,7 +180,7 @@ class Requests(grpc.ServerInterceptor):
             raise  # abort has raised before
 
     def _next(self, requests: Iterator[object], context: grpc.ServicerContext) -> object:
-        """What comes; None when nothing does. Raises what ends the call without a word when its client has gone, or waited too long."""
+        """Returns the next message, or None if there is none. Raises what silently ends the call if its client has gone, or waited too long."""
         try:
             number = self._room.enter(name_of(context), context)
         except Throttled as error:
@@ -192,7 +192,7 @@ class Requests(grpc.ServerInterceptor):
 
 
 def name_of(context: grpc.ServicerContext) -> str:
-    """Whose calls count together: a person's, a daemon's; in an open cluster those of one connection."""
+    """Returns the name under which calls count together: a person's, a daemon's; in an open cluster, a connection's."""
     caller = caller_of(context)
     who = caller.who
     return str(context.peer()) if who is None else f"{who.role} {who.name}"
@@ -201,16 +201,16 @@ def name_of(context: grpc.ServicerContext) -> str:
 # -- shares --------------------------------------------------------------------------------------------------------------------
 
 
-#: Calls that last as long as who makes them likes.
+#: Calls that last as long as their callers like.
 _STREAMS = frozenset({"/rmgr.v1.Node/Logs", "/rmgr.v1.Terminal/Attach"})
-#: What is rationed elsewhere (calls by gateways), or never waits.
+#: Methods that are rationed elsewhere (calls, by gateways), or never wait.
 _FREE = ("/grpc.health.v1.Health/", "/rmgr.v1.Metaserver/Pick", "/rmgr.v1.Metaserver/Report")
-#: The longest that a call waits for its turn.
+#: Longest wait (s) of a call for its turn.
 _LONGEST_S = 10.0
 
 
 class Turnstile(grpc.ServerInterceptor):
-    """Args: bounds: what each user may have. threads: of the server: three eighths each for streams and calls of people."""
+    """Args: bounds: limits of each user. threads: of the server: three eighths each for streams and calls of people."""
 
     def __init__(self, bounds: Bounds, threads: int) -> None:
         self._bounds = bounds
@@ -230,7 +230,7 @@ class Turnstile(grpc.ServerInterceptor):
 
     @contextmanager
     def _admitted(self, context: grpc.ServicerContext, enter: Callable[[Caller, ExitStack], None]) -> Iterator[None]:
-        """Daemons come in; people by `enter`, or the call ends by an exception."""
+        """Admits daemons; people by `enter`, or ends the call by an exception."""
         caller = caller_of(context)
         with ExitStack() as stack:
             if caller.is_open or caller.on_behalf_of is not None or caller.who is None or _is_person(caller):
@@ -289,37 +289,37 @@ def _name(caller: Caller) -> str:
 
 
 class Cancellable(Protocol):
-    """A call, at either end."""
+    """A call, seen from either end."""
 
     def cancel(self) -> object:
-        """Ends it."""
+        """Ends the call."""
 
 
 class Stalls:
-    """Args: most_s: how long one message may wait to be taken, or to come. cut: told of every call that is ended for it. Thread-safe."""
+    """Args: most_s: how long one message may wait to be taken, or to come. cut: called for every call ended for that reason. Thread-safe."""
 
     def __init__(self, most_s: float, cut: Callable[[], None] = lambda: None) -> None:
         self.most_s = most_s
         self._cut = cut
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._waiting: dict[int, tuple[float, Cancellable]] = {}  # since when
+        self._waiting: dict[int, tuple[float, Cancellable]] = {}  # (since when, call)
         self._looks = False
 
     def watched(self, context: Cancellable, messages: Iterable[Any]) -> Iterator[Any]:
-        """The same messages; the call ends when one of them waits too long. Cost: 1 us a message."""
+        """Yields the messages; ends the call if one of them waits too long. Cost: 1 us a message."""
         for message in messages:
             with self.waited(context):
                 yield message
 
     @contextlib.contextmanager
     def waited(self, context: Cancellable) -> Iterator[None]:
-        """The body waits for this call's other end; the call ends when that takes too long. Cost: 2 us."""
+        """Ends the call if the block, which waits for the call's other end, takes too long. Cost: 2 us."""
         number = next(self._numbers)
         with self._lock:
             self._waiting[number] = time.monotonic(), context
             if not self._looks:
-                with contextlib.suppress(RuntimeError):  # no thread to be had: the next one tries again
+                with contextlib.suppress(RuntimeError):  # no thread can be started: the next call tries again
                     threading.Thread(target=self._look, name="stalls", daemon=True).start()
                     self._looks = True
         try:
@@ -329,7 +329,7 @@ class Stalls:
                 self._waiting.pop(number, None)
 
     def _look(self) -> None:
-        """Runs while anything is waited for."""
+        """Checks for late calls as long as any wait."""
         while True:
             time.sleep(_LOOK_S)
             now_s = time.monotonic()

@@ -1,8 +1,8 @@
-"""Turns of users at what a server does for few at once: of those who wait, whoever has had least of it lately goes first.
+"""Turns of users for work that a server does for few at once: of those who wait, the user with the least recent server time goes first.
 
-So who asks now and then is served as if he were alone, however many others ask without end; these share what is left. What somebody
-has had is the time that was spent on him, in all turns of one server together; half of it is forgotten after some seconds. It counts the
-more the more he has said that waits still: who asks one thing after another goes before those who ask a hundred at once.
+So a user who asks now and then is served as if alone, however many others ask without pause; these share the rest. A user's server
+time is the time spent on that user, in all turns of one server together; half of it is forgotten after some seconds. It counts more
+the more requests the user has waiting: a user with one request at a time goes before one who sends a hundred at once.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from operator import itemgetter
 
 from rmgr.errors import LimitReached, QueueFull, Throttled
 
-#: Half of what a user has had is forgotten after so long (s).
+#: Seconds after which half of a user's server time is forgotten.
 HALF_S = 5.0
-#: Whoever calls without a name.
+#: Stands for callers without a name.
 _NOBODY = "nobody"
-#: What waits of somebody makes what he has had count twice, three times, ...
+#: Each this many waiting requests of a user add one more multiple of the user's server time.
 _FEW = 4
-#: Users who are remembered; who has had least of them is forgotten first.
+#: Most users remembered; those with the least server time are forgotten first.
 _KEEP = 10_000
 _LARGEST = 1e100
 
 
 class Had:
-    """What users have had of a server lately. Thread-safe. Cost: 1 us."""
+    """How much server time each user has used recently, with exponential decay. Thread-safe. Cost: 1 us."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.RLock()  # a collection of garbage on this thread may end a call
+        self._lock = threading.RLock()  # reentrant: a garbage collection on this thread may end a call
         self._since_s = clock()
-        self._of: dict[str, float] = {}  #: in seconds of `_since_s`: what comes later weighs more, so nothing has to be made less
+        self._of: dict[str, float] = {}  #: in seconds as of `_since_s`: later time weighs more, so that nothing has to be scaled down
         self._waiting: Counter[str] = Counter()
 
     def add(self, user: str, seconds: float) -> None:
-        """So long was spent on him."""
+        """Adds time that was spent on the user."""
         with self._lock:
             weight = 2.0 ** ((self._clock() - self._since_s) / HALF_S)
             if weight > _LARGEST:
@@ -51,7 +51,7 @@ class Had:
 
     @contextmanager
     def waiting(self, user: str, count: int) -> Iterator[None]:
-        """So many things that he has said wait meanwhile."""
+        """Counts `count` requests of the user as waiting during the block."""
         self.wait(user, count)
         try:
             yield
@@ -59,14 +59,14 @@ class Had:
             self.wait(user, -count)
 
     def wait(self, user: str, count: int) -> None:
-        """So many more wait; below 0: so many less."""
+        """Adjusts the number of the user's waiting requests by `count` (may be negative)."""
         with self._lock:
             self._waiting[user] += count
             if self._waiting[user] <= 0:
                 del self._waiting[user]
 
     def of(self, user: str) -> float:
-        """What he has had: to be compared with what others have had, at the same moment."""
+        """Returns the user's server time: only comparable with that of others at the same moment."""
         return self._of.get(user, 0.0) * (1 + self._waiting[user] / _FEW)
 
 
@@ -82,9 +82,9 @@ class Turns:
     """Lets `at_once` through, `of_one` of them of one user; a quarter is for users who have none under way. Thread-safe.
 
     Args:
-        had: shared by all turns of a server. most: who may wait. Above it whoever waits with the most, or has had most, is turned away.
-        of_user: what the settings give one user, 0 = no more than said above. refuse: the error for who has reached that.
-        what: for texts.
+        had: shared by all turns of a server. most: how many may wait; beyond it, the user with most waiting, or most time, is turned away.
+        of_user: most turns of one user by the settings, 0 = no further limit. refuse: makes the error for a user who has reached it.
+        what: for messages.
     """
 
     def __init__(
@@ -106,27 +106,27 @@ class Turns:
         self._what = what
         self._had = had
         self._lock = threading.Lock()
-        self._over: deque[str] = deque()  #: whose turns have ended: a collection of garbage ends some while this thread has the lock
-        self._waiting: dict[str, deque[_Waiting]] = {}  #: none is empty
-        self._count = 0  #: that wait
+        self._over: deque[str] = deque()  #: users whose turns have ended: a garbage collection may end a turn while this thread holds the lock
+        self._waiting: dict[str, deque[_Waiting]] = {}  #: never holds an empty queue
+        self._count = 0  #: number of waiting requests
         self._served: Counter[str] = Counter()
-        self._operators: set[str] = set()  #: of those who wait
+        self._operators: set[str] = set()  #: operators among the waiting users
 
     def taken(self, user: str) -> int:
-        """His turns, those for which he waits too."""
+        """Returns the number of the user's turns, including those that wait."""
         user = user or _NOBODY
         return self._served[user] + len(self._waiting.get(user, ()))
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiting requests."""
         return self._count
 
     @contextmanager
     def turn(self, user: str, timeout_s: float, *, is_operator: bool = False) -> Iterator[None]:
-        """Waits until it is his turn, and gives it back. An operator goes before all others.
+        """Waits for the user's turn, and gives it back after the block. Operators go before all others.
 
-        Raises: LimitReached (`refuse`); QueueFull: too many wait who have had less; Throttled: his turn did not come in time, or he was
-            turned away for somebody who had less.
+        Raises: LimitReached (`refuse`); QueueFull: too many wait that have used less; Throttled: the turn did not come in time, or was
+            given up in favour of a user who has used less.
         """
         user = user or _NOBODY
         self._enter(user, timeout_s, is_operator)
@@ -139,7 +139,7 @@ class Turns:
             self._settle()
 
     def _settle(self) -> None:
-        """Turns that have ended are given back. Whoever has the lock meanwhile does it afterwards."""
+        """Gives back turns that have ended. If another thread holds the lock, that thread does it afterwards."""
         while self._over and self._lock.acquire(blocking=False):
             try:
                 while self._over:
@@ -168,7 +168,7 @@ class Turns:
             raise Throttled(f"this server has too much to do just now for {user}: {why}", hint="try again in a moment; rmgr limits")
 
     def _line_up(self, user: str, is_operator: bool) -> _Waiting | None:
-        """None: it is his turn."""
+        """Queues the user's request; returns None if the user's turn is now."""
         with self._lock:
             limit = self._of_user()
             if limit and self._refuse is not None and self.taken(user) >= limit:
@@ -187,12 +187,12 @@ class Turns:
             return mine
 
     def _may(self, user: str) -> bool:
-        """There is a turn for him. Under the lock."""
+        """Returns whether there is a turn for the user. Called under the lock."""
         total, his = self._served.total(), self._served[user]
         return total < self.at_once and his < self._of_one and (not his or total < self.at_once - self.at_once // 4)
 
     def _call(self) -> None:
-        """Whoever is next, as long as there is room. Under the lock. Cost: O(users who wait)."""
+        """Calls the next users while there is room. Called under the lock. Cost: O(waiting users)."""
         while self._count:
             able = [user for user in self._waiting if self._may(user)]
             if not able:
@@ -205,7 +205,7 @@ class Turns:
             called.called.set()
 
     def _make_room(self, user: str, is_operator: bool) -> bool:
-        """Turns the last one of the greediest away, if that is somebody else. Under the lock."""
+        """Turns away the last request of the greediest user, unless that is `user`. Called under the lock."""
 
         def greed(name: str, more: int = 0) -> tuple[bool, int, float]:
             is_free = name in self._operators or (name == user and is_operator)
