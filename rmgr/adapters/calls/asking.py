@@ -1,4 +1,4 @@
-"""The client's end of calls: one RPC a try, and questions. What is done with what a try comes to is decided in `rmgr/client/calls.py`."""
+"""The client's end of calls: one RPC per try, and questions. `rmgr/client/calls.py` decides what follows from a try."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANSWER_S = 10.0
 
 
 class CallsClient:
-    """Calls through one gateway. credentials: who we are; None in an open cluster, where `user` is believed. Thread-safe."""
+    """Calls through one gateway. credentials: this client's; None in an open cluster, where `user` is believed. Thread-safe."""
 
     def __init__(self, endpoint: str, *, user: str, credentials: Credentials | None = None) -> None:
         self.endpoint = endpoint
@@ -36,28 +36,28 @@ class CallsClient:
         self._silent, self._stalled = Stalls(SILENT_S), Stalls(STALLED_S)
 
     def close(self) -> None:
-        """Ends the channel with its tries. Idempotent."""
+        """Ends the channel and its tries. Idempotent."""
         self._channel.close()
 
     def functions(self, name: str = "") -> Any:
-        """`pb.FunctionsReply`. Raises: Unavailable; what the gateway refuses, as from all that follow."""
+        """Returns a `pb.FunctionsReply`. Raises, as all methods below: Unavailable; the gateway's refusals."""
         return self._asked(self._stub.Functions, pb.FunctionsRequest(name=name))
 
     def servers(self, name: str = "", *, timeout_s: float = _ANSWER_S) -> Any:
-        """`pb.ServersReply`."""
+        """Returns a `pb.ServersReply`."""
         return self._asked(self._stub.Servers, pb.ServersRequest(name=name), timeout_s)
 
     def explain(self, function: str, version: int, sizes: str) -> Any:
-        """`pb.PickReply` with all terms. sizes: JSON."""
+        """Returns a `pb.PickReply` with all terms. sizes: JSON."""
         return self._asked(self._stub.Explain, pb.ExplainCallRequest(function=function, function_version=version, sizes=sizes))
 
     def end(self, guid: bytes, lowest: int, *, acknowledged: Sequence[int] = (), cancelled: Sequence[int] = ()) -> int:
-        """Tells all servers of this gateway; returns how many these are."""
+        """Tells all servers of this gateway; returns their number."""
         request = pb.EndRequest(guid=guid, lowest=lowest, acknowledged=acknowledged, cancelled=cancelled)
         return int(self._asked(self._stub.End, request).servers)
 
     def attempt(self, ask: Any, arguments: Callable[[], Iterable[bytes]]) -> Attempt:
-        """Begins a try. arguments: pieces of at most 1 MiB, asked for once the server is named."""
+        """Begins a try. arguments: returns pieces of at most 1 MiB; called once the server is known."""
         call = partial(self._stub.Call, metadata=self._metadata)
         return Attempt(call, ask, arguments, self.endpoint, silent=self._silent, stalled=self._stalled)
 
@@ -72,7 +72,7 @@ class CallsClient:
 
 
 class Attempt:
-    """One try of a call: a thread of gRPC sends, the caller's thread reads `messages`. Silence ends it, 10 s, and within an answer 30 s."""
+    """One try of a call: a thread of gRPC sends, the caller's thread reads `messages`. Silence of 10 s ends it, within an answer of 30 s."""
 
     def __init__(
         self,
@@ -90,16 +90,16 @@ class Attempt:
         self._changed = threading.Condition()
         self._ended = threading.Event()
         self._is_named = self._is_known = self._has_answer = self._is_over = False
-        self._waits, self._stalled = silent, stalled  #: the first ends it where it is silent now
+        self._waits, self._stalled = silent, stalled  #: the first ends the try on silence until the answer begins
         self._call = call(self._sent())
 
     def messages(self) -> Iterator[Any]:
-        """`pb.ToCaller` until the last; beats are left out. Raises: Unavailable when the gateway is gone or silent; what it refuses."""
+        """Yields each `pb.ToCaller` except beats. Raises: Unavailable if the gateway is gone or silent; the gateway's refusals."""
         try:
             while (message := self._next()) is not None:
                 what = message.WhichOneof("what")
                 if what == "outcome":
-                    self._waits = self._stalled  # its pieces come over a link that may be slow, and no beats between them
+                    self._waits = self._stalled  # its pieces may come over a slow link, with no beats between them
                 elif what == "named":
                     self._let(named=True, known=message.named.known)
                 if not message.beat:
@@ -118,15 +118,15 @@ class Attempt:
             return next(self._call, None)
 
     def acknowledge(self) -> None:
-        """The whole answer is here: the server may forget it. The gateway ends the stream when it has heard so."""
+        """Notes that the whole answer is here, so the server may forget it. The gateway ends the stream when it has heard so."""
         self._let(answer=True)
 
     def wait(self, timeout_s: float) -> None:
-        """Until `messages` has ended."""
+        """Waits until `messages` has ended."""
         self._ended.wait(timeout_s)
 
     def close(self) -> None:
-        """Ends it, from any thread. One that was acknowledged ends by itself: cancelled, it would take that word with it. Idempotent."""
+        """Ends the try, from any thread. An acknowledged one ends by itself: cancelling would also lose the acknowledgement. Idempotent."""
         self._let(over=True)
         if not self._has_answer:
             self._call.cancel()
@@ -140,7 +140,7 @@ class Attempt:
             self._changed.notify_all()
 
     def _sent(self) -> Iterator[Any]:
-        """What is sent, on a thread of gRPC."""
+        """Yields the messages to send, on a thread of gRPC."""
         yield pb.FromCaller(ask=self._ask)
         with self._changed:
             self._changed.wait_for(lambda: self._is_named or self._is_over)

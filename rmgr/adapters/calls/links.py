@@ -1,10 +1,10 @@
-"""The servers of calls that keep a stream to this gateway: what they offer, what they have to do, how fast the way to them is.
+"""The servers of calls that keep a stream to this gateway: what they offer, what they have to do, how fast the link to them is.
 
     server --Serve--> ServerLink <-- Links --> tries of calls (relay.py), looks of the monitor (daemons/gateway/calls.py)
            --Take, Give--> Probe
 
-A link is one life of a server at this gateway. What it is told goes through a queue that its stream empties; what it says arrives on a
-thread of its own. A server that says nothing for `SILENT_S` is not there, and its stream is ended.
+A link is one life of a server at this gateway. Messages to the server go through a queue that its stream empties; its messages arrive on a
+thread of their own. A server that is silent for `SILENT_S` counts as gone, and its stream is ended.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
     from rmgr.adapters.calls.relay import Try
 
 VERSION = 1
-#: Both ends of a stream say something at least so often; a silence of so long ends it.
+#: Longest pause (s) between two messages of either end; silence (s) that ends a stream.
 BEAT_S, SILENT_S = 2.0, 10.0
-#: Bulk without a piece for so long is ended.
+#: Seconds without a piece after which a bulk transfer is ended.
 STALLED_S = 30.0
-#: What is known of a server that has gone is kept for so long.
+#: Seconds for which facts about a server that has gone are kept.
 KEEP_S = 3600.0
-#: A probe is at most so large, and takes at most this part of a link; without an older measurement it has so many bytes.
+#: Most bytes of a probe, its largest share of a link, and its bytes without an earlier measurement.
 PROBE_BYTES, PROBE_PART, FIRST_PROBE_BYTES = 256 * 1024, 0.01, 64 * 1024
-#: Only what takes long enough to be measured says how fast a link is.
+#: Fewest bytes of a transfer that counts as a measurement: smaller ones are too short.
 MEASURED_BYTES = 64 * 1024
-#: Arguments and answers of up to so many bytes go through their server's stream: an RPC of their own takes longer than all of their way.
+#: Most bytes of arguments and answers that go through the server's stream: a separate RPC would take longer than they do.
 SAID_BYTES = 4096
-#: More slots than a machine can have are a mistake.
+#: More slots than this are a mistake: no machine has so many.
 MOST_SLOTS = 10_000
-#: Messages to one server that it has not taken: far more than its waiting calls can be.
+#: Most unsent messages to one server: far more than its waiting calls can cause.
 _MOST_UNSENT = 10_000
 
 
 @dataclass(slots=True)
 class Measured:
-    """Of the way from this gateway to a server. bytes_per_s: 0 = never measured. at_s: monotonic."""
+    """A measurement of the link from this gateway to a server. bytes_per_s: 0 = never measured. at_s: monotonic."""
 
     bytes_per_s: float = 0.0
     round_trip_s: float = 0.0
@@ -70,7 +70,7 @@ class _Probe:
 
 @dataclass(eq=False)
 class ServerLink:
-    """The stream of one life of a server. Its fields are read by many threads, and written by its own stream's."""
+    """The stream of one life of a server. Many threads read its fields; only its stream's thread writes them."""
 
     name: str
     site: str
@@ -80,15 +80,15 @@ class ServerLink:
     mops_declared: bool
     functions: tuple[bytes, ...]  #: canonical JSON of each interface
     most_waiting: int
-    users: dict[str, frozenset[str]] = field(default_factory=dict)  #: of name@version: who may call it, where not everybody may
-    said_bytes: int = 0  #: arguments of so many may go into its stream
+    users: dict[str, frozenset[str]] = field(default_factory=dict)  #: name@version -> who may call it, for functions that not everybody may call
+    said_bytes: int = 0  #: most bytes of arguments that may go into its stream
     identity: str = ""  #: the name in its certificate, "" in an open cluster
     heard_s: float = field(default_factory=time.monotonic)
     load: Any = field(default_factory=pb.Load)
     loaded_s: float = -math.inf  #: when `load` was asked for
     link: Measured = field(default_factory=Measured)
     is_leaving: bool = False
-    is_over: bool = False  #: it said so
+    is_over: bool = False  #: the server has said so
     ended: bool = False
     out: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     tries: dict[bytes, Try] = field(default_factory=dict)
@@ -97,17 +97,17 @@ class ServerLink:
     _probe: _Probe | None = None
 
     def tell(self, **what: Any) -> None:
-        """Puts a message into its stream; nothing for one that has ended."""
+        """Puts a message into the server's stream; does nothing if that has ended."""
         if not self.ended and self.out.qsize() < _MOST_UNSENT:
             self.out.put(pb.ToServer(**what))
 
     def ask(self) -> None:
-        """Asks for its load; the answer arrives as `load`."""
+        """Asks the server for its load; the answer arrives as `load`."""
         self._asked = self._asked[0] + 1, time.monotonic()
         self.tell(ask=self._asked[0])
 
     def probe(self, refresh_s: float) -> None:
-        """Measures the way to it, unless that is under way. Cost: at most `PROBE_PART` of the link in `refresh_s`, both ways."""
+        """Measures the link, unless that is under way. Cost: at most `PROBE_PART` of the link in `refresh_s`, both ways."""
         if self._probe is not None and time.monotonic() - self._probe.asked_s < SILENT_S:
             return
         rate = self.link.bytes_per_s
@@ -116,14 +116,14 @@ class ServerLink:
         self.tell(probe=pb.Probe(key=self._probe.key, bytes=size))
 
     def transferred(self, count: int, took_s: float) -> None:
-        """So many bytes have passed, without time spent waiting for the client."""
+        """Takes a transfer of `count` bytes as a measurement. took_s: without the time spent waiting for the client."""
         if count >= MEASURED_BYTES:
             self.link = Measured(count / max(took_s, 1e-6), self.link.round_trip_s, time.monotonic())
 
-    # -- what the server says
+    # -- the server's messages
 
     def take_in(self, message: Any) -> None:
-        """A message of its stream."""
+        """Handles a message of the server's stream."""
         self.heard_s = time.monotonic()
         what = message.WhichOneof("what")
         if what == "load" and message.load.ask == self._asked[0]:
@@ -133,7 +133,7 @@ class ServerLink:
             if one is not None:
                 one.said(message.verdict)
         elif what == "answer":
-            one = self.tries.pop(message.answer.key, None)  # another answer to it is nobody's
+            one = self.tries.pop(message.answer.key, None)  # a second answer finds no try
             if one is not None:
                 one.answered(message.answer)
         elif what == "leaving":
@@ -142,7 +142,7 @@ class ServerLink:
             self.is_over = self.is_leaving = True
 
     def probe_pieces(self, key: bytes) -> Iterator[Any] | None:
-        """What `Take` answers for a probe; None: it is none of this link's."""
+        """Returns the pieces with which `Take` answers a probe, or None if the probe is not this link's."""
         probe = self._probe
         if probe is None or probe.key != key:
             return None
@@ -151,7 +151,7 @@ class ServerLink:
         return (pb.Piece(data=bytes(min(PIECE_BYTES, probe.size - at))) for at in range(0, probe.size, PIECE_BYTES))
 
     def probe_given(self, key: bytes, parts: Iterator[Any], first: int) -> bool:
-        """Reads what `Give` brings for a probe; False: it is none of this link's."""
+        """Reads the bytes that `Give` brings for a probe; returns False if the probe is not this link's."""
         probe = self._probe
         if probe is None or probe.key != key:
             return False
@@ -165,7 +165,7 @@ class ServerLink:
             took_s = now_s - probe.taken_s
             if took_s > 2 * known.round_trip_s:
                 rate = 2 * probe.size / max(took_s - known.round_trip_s, 1e-6)
-            else:  # mostly the round trip: it is at least so fast. Taken for the rate, it would make the next probe smaller still
+            else:  # mostly the round trip, so the rate is a lower bound: taken as the rate, it would make the next probe smaller still
                 rate = max(known.bytes_per_s, 2 * probe.size / max(took_s, 1e-6))
             self.link = Measured(rate, known.round_trip_s, now_s)
         self._probe = None
@@ -176,7 +176,7 @@ class Links:
     """All servers of this gateway, by name. Thread-safe.
 
     Args:
-        changed: told, on any thread, that servers or what they can take have changed.
+        changed: called, on any thread, when servers or their capacity to take calls have changed.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -190,28 +190,28 @@ class Links:
         return len(self._live)
 
     def all(self) -> list[ServerLink]:
-        """Those that have a stream here, by name."""
+        """Returns the servers that have a stream here, by name."""
         with self._lock:
             return sorted(self._live.values(), key=lambda link: link.name)
 
     def gone(self) -> list[ServerLink]:
-        """Those of the last hour that have none any more."""
+        """Returns the servers of the last hour that no longer have a stream here."""
         with self._lock:
             before_s = time.monotonic() - KEEP_S
             self._gone = {life: link for life, link in self._gone.items() if link.heard_s > before_s}
-            for link in self._live.values():  # else one that is here counts as unheard
+            for link in self._live.values():  # otherwise a server that is here would count as unheard
                 self._lives.heard(Life(link.name, link.life), round(link.heard_s * 1e6))
             self._lives.forget(_now_us())
             return list(self._gone.values())
 
     def find(self, life: Life) -> ServerLink | None:
-        """The link of this life."""
+        """Returns the link of this life."""
         with self._lock:
             link = self._live.get(life.server)
             return link if link is not None and link.life == life.number else None
 
     def standing(self, life: Life) -> Standing:
-        """How this life stands, by all gateways whose word has come here."""
+        """Returns the standing of this life, by all gateways whose reports have come here."""
         with self._lock:
             link = self._live.get(life.server)
             if link is not None and link.life == life.number:
@@ -219,7 +219,7 @@ class Links:
             return self._lives.standing(life, _now_us())
 
     def heard_elsewhere(self, life: Life, ago_us: int, *, is_over: bool) -> None:
-        """Another gateway knows so. A life that is over and has its stream here all the same is told to begin another."""
+        """Takes another gateway's report on a life. A life that is over but still has a stream here is told to begin another."""
         with self._lock:
             if not is_over:
                 self._lives.heard(life, _now_us() - ago_us)
@@ -231,9 +231,9 @@ class Links:
             link.out.put(None)
 
     def served(self, requests: Iterator[Any], context: grpc.ServicerContext, identity: str, gateway: str) -> Iterator[Any]:
-        """What a server is told, while its stream lasts: the body of `Serve`.
+        """Yields the messages to a server, while its stream lasts: the body of `Serve`.
 
-        Raises: UsageError, VersionMismatch for a hello that cannot be.
+        Raises: UsageError, VersionMismatch for an impossible hello.
         """
         try:
             hello = next(requests).hello
@@ -306,7 +306,7 @@ class Links:
         )
 
     def _enter(self, link: ServerLink) -> str:
-        """Why this server cannot be here, "" where it can. A new life of a name ends the old one."""
+        """Admits a server; returns why it cannot be here, or "". A new life of a name ends the old one."""
         with self._lock:
             known = self._live.get(link.name)
             if known is not None and known.life != link.life and time.monotonic() - known.heard_s < SILENT_S:
@@ -345,7 +345,7 @@ class Links:
 
 
 def _crooked(hello: Any) -> str:
-    """What of a hello cannot be, "" where all can. What passes here is kept, reported every 5 s and shown."""
+    """Returns what is impossible in a hello, or "". A hello that passes is kept, reported every 5 s and shown."""
     if not hello.life:
         return "no life"
     if not 1 <= hello.slots <= MOST_SLOTS:

@@ -5,10 +5,10 @@
       pieces of the arguments:  Call's requests --read by--> Take's answers
       pieces of the answer:     Give's requests --read by--> Call's answers
 
-Small ones go through the server's stream, both ways.
+Small arguments and answers go through the server's stream, both ways.
 
-Nothing is stored: the thread that sends on also reads, so whoever takes slowly is read from slowly. A try costs a thread while it waits.
-What a try may come to, and what a client does next, stands in `proto/rmgr/v1/calls.proto`; who decides is the client.
+Nothing is stored: the thread that forwards also reads, so a slow reader slows its sender down. A try costs a thread while it waits.
+`proto/rmgr/v1/calls.proto` defines the results of a try and a client's next step; the client decides.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from rmgr.errors import NotFound, RmgrError, StateConflict, UsageError, VersionM
 from rmgr.model.calls.arrays import PIECE_BYTES
 from rmgr.v1 import calls_pb2 as pb
 
-#: Calls under way through one gateway; each holds up to three threads.
+#: Most calls under way through one gateway; each holds up to three threads.
 MAX_CALLS = 256
-#: A server says at once whether it takes a call; one that does not is passed over.
+#: Seconds within which a server must say whether it takes a call; otherwise it is passed over.
 VERDICT_S = 5.0
-#: How often a call that waits for room looks again, beside being told of changes.
+#: Seconds between two looks of a call that waits for room, besides those after changes.
 _LOOK_S = 1.0
-#: A stream that broke and one that its sender ended both read as ended; that it broke is known after so long, if not at once.
+#: Seconds to wait for the news that a stream broke: until then, a broken stream reads like one that its sender ended.
 _BROKEN_S = 1.0
-#: A server to whom a call comes with less than this left may bar it because its time is over.
+#: A server that gets a call with less time left (s) than this may bar it because its time is over.
 _OVER_S = 0.1
 _LONGEST_S = 7 * 86400.0
 
@@ -52,55 +52,55 @@ _REFUSALS = frozenset({pb.Verdict.REFUSED, pb.Verdict.BARRED})
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked for, as the gateway understands it. function: name@version. bytes: both ways. sizes: `n=600`, for people."""
+    """A request as the gateway understands it. function: name@version. bytes: both ways. sizes: `n=600`, for people."""
 
     function: str
     operations: int
     bytes: int
     sizes: str = ""
-    took_s: float = 0.0  #: to understand it
+    took_s: float = 0.0  #: time it took to understand the request
 
 
 class Choosing(Protocol):
-    """The daemon's half. Called on threads of RPCs; may block for about a second."""
+    """The daemon's part. Called on threads of RPCs; may block for about a second."""
 
     def understood(self, caller: Caller, ask: Any) -> Wanted | Any:
-        """What a `pb.CallAsk` wants; None: nobody offers it; a `pb.NoneNow`: another interface. Raises: UsageError, PermissionDenied."""
+        """Interprets a `pb.CallAsk`; None: no server offers it; a `pb.NoneNow`: another interface. Raises: UsageError, PermissionDenied."""
 
     def offering(self, wanted: Wanted) -> Sequence[ServerLink]:
-        """The servers that offer this function, just so, by name."""
+        """Returns the servers that offer exactly this function, by name."""
 
     def pick(self, wanted: Wanted, user: str, links: Sequence[ServerLink]) -> tuple[Any, Sequence[Any]]:
-        """(`pb.PickReply`, trace steps 1 to 5). Never raises: without a leader it picks by itself."""
+        """Returns (`pb.PickReply`, trace steps 1 to 5). Never raises: without a leader it picks by itself."""
 
     def forwarding(self, count: int) -> None:
-        """So many bytes of arguments are about to go to a server. May block, for tests."""
+        """Notes that `count` bytes of arguments are about to go to a server. May block, for tests."""
 
     def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, out_s: float, pick: Any) -> None:
-        """A call has its answer. took_s: since its server was named; out_s: of it, the way of the answer to the client."""
+        """Notes that a call has its answer. took_s: since its server was named; out_s: the part for the answer's way to the client."""
 
     def functions(self, request: Any) -> Any:
-        """`pb.FunctionsReply`."""
+        """Returns a `pb.FunctionsReply`."""
 
     def servers(self, request: Any) -> Any:
-        """`pb.ServersReply`."""
+        """Returns a `pb.ServersReply`."""
 
     def explain(self, caller: Caller, request: Any) -> Any:
-        """`pb.PickReply`. Raises: NotFound, UsageError."""
+        """Returns a `pb.PickReply`. Raises: NotFound, UsageError."""
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
-        """As `GatewayPort.count`."""
+        """Counts as `GatewayPort.count` does."""
 
 
-#: The server that takes a call, why it was chosen, and steps 1 to 5.
+#: The server that takes a call, the pick that chose it, and trace steps 1 to 5.
 _Accepted: TypeAlias = tuple[ServerLink, Any, Sequence[Any]]
 
 
 @dataclass(eq=False)
 class _Given:
-    """An answer that a server brings: its `Give` waits until the client's RPC has read it all.
+    """An answer from a server: its `Give` waits until the client's RPC has read all of it.
 
-    first: of its bytes; the rest is in `parts`. context: of the `Give`, None for an answer that is here whole.
+    first: first bytes of the answer; the rest is in `parts`. context: of the `Give`, None for an answer that is complete here.
     """
 
     outcome: Any
@@ -109,7 +109,7 @@ class _Given:
     context: grpc.ServicerContext | None = None
     at_s: float = field(default_factory=time.monotonic)
     done: threading.Event = field(default_factory=threading.Event)
-    is_read: bool = False  #: by the client's RPC, however long that takes
+    is_read: bool = False  #: the client's RPC reads it, however long that takes
     is_taken: bool = False
 
     def __post_init__(self) -> None:
@@ -120,9 +120,9 @@ class _Given:
 
 @dataclass(eq=False)
 class Try:
-    """One `Call` RPC. Events of other threads wait in it; its own thread takes them.
+    """One `Call` RPC. Events from other threads queue up in it; its own thread takes them.
 
-    `said`, `answered` and `lost` come from its server's link, and do not block.
+    Its server's link calls `said`, `answered` and `lost`, which do not block.
     """
 
     caller: Caller
@@ -133,11 +133,11 @@ class Try:
     key: bytes = field(default_factory=lambda: os.urandom(16))
     link: ServerLink | None = None
     is_accepted: bool = False
-    is_known: bool = False  #: the server has the call already
-    is_said: bool = False  #: its arguments go into the server's stream
+    is_known: bool = False  #: the server already has the call
+    is_said: bool = False  #: the arguments go into the server's stream
     has_ended: bool = False
-    sent_s: float = 0.0  #: when the first piece of its arguments went to the server
-    client_s: float = 0.0  #: of what follows, spent waiting for the client
+    sent_s: float = 0.0  #: when the first piece of the arguments went to the server
+    client_s: float = 0.0  #: time since then spent waiting for the client
     taker: grpc.ServicerContext | None = None
     events: deque[Any] = field(default_factory=deque)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -156,21 +156,21 @@ class Try:
             self.changed.notify_all()
 
     def take(self, timeout_s: float) -> Any:
-        """The next event; None when there is none in time."""
+        """Returns the next event, or None if there is none in time."""
         with self.changed:
             self.changed.wait_for(lambda: self.events, max(0.0, timeout_s))
             return self.events.popleft() if self.events else None
 
     def said(self, verdict: Any) -> None:
-        """The server has said so (`pb.Verdict`)."""
+        """Takes the server's `pb.Verdict`."""
         self.put(verdict)
 
     def answered(self, answer: Any) -> None:
-        """The server has said its whole answer (`pb.GivePart`)."""
+        """Takes the server's whole answer (`pb.GivePart`)."""
         self.put(_Given(answer.outcome, answer.data))
 
     def lost(self) -> None:
-        """The stream of the server is gone."""
+        """Notes that the server's stream is gone."""
         self.put("lost")
 
 
@@ -178,7 +178,7 @@ class Relay:
     """The servicer of `rmgr.v1.Calls`.
 
     Args:
-        choosing: the daemon. endpoint: of this gateway. bounds: what each user may have of it.
+        choosing: the daemon. bounds: each user's limits at this gateway.
     """
 
     def __init__(self, choosing: Choosing, *, bounds: Bounds | None = None) -> None:
@@ -192,12 +192,12 @@ class Relay:
         self.links = Links(self._note_change)
 
     def __len__(self) -> int:
-        """Calls under way."""
+        """Number of calls under way."""
         return len(self._places)
 
     @property
     def handler(self) -> grpc.GenericRpcHandler:
-        """For `RpcServer.add_generic`."""
+        """Handler for `RpcServer.add_generic`."""
         streams, unary = grpc.stream_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
         methods = {
             "Serve": streams(self._serve, pb.FromServer.FromString, pb.ToServer.SerializeToString),
@@ -227,7 +227,7 @@ class Relay:
             fail(context, error)
 
     def _link_of(self, key: bytes, context: grpc.ServicerContext) -> tuple[ServerLink | None, Try | None]:
-        """Whose key this is: only the server to which it was told may use it."""
+        """Returns the link and try of a key; only the server that was told a key may use it."""
         identity = caller_of(context).identity
         for link in self.links.all():
             if identity is None or link.identity == identity.name:
@@ -243,7 +243,7 @@ class Relay:
             fail(context, error)
 
     def _taken(self, key: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
-        """What lies there for this key. Raises: NotFound, StateConflict; UsageError for a client that broke off."""
+        """Returns the arguments for this key. Raises: NotFound, StateConflict; UsageError for a client that broke off."""
         _, one = self._link_of(key, context)
         if one is None:
             probes = (link.probe_pieces(key) for link in self._of(context))
@@ -258,7 +258,7 @@ class Relay:
         return self._arguments(one)
 
     def _arguments(self, one: Try) -> Iterator[Any]:
-        """Reads what the client sends, on the thread that sends it on."""
+        """Reads what the client sends, on the thread that forwards it."""
         left = one.ask.bytes
         try:
             while left:
@@ -338,9 +338,9 @@ class Relay:
         return one if context.add_callback(lambda: one.put("gone")) else None
 
     def _tried(self, one: Try) -> Iterator[Any]:
-        """One try from its question to its last message."""
+        """Yields the messages of one try, from its question to its end."""
         life = Life(one.ask.bound_server, one.ask.bound_life)
-        if life.number and self.links.find(life) is None:  # also where nobody offers its function any more
+        if life.number and self.links.find(life) is None:  # even if no server offers its function any more
             yield self._over(life)
             return
         wanted = yield from self._understood(one)
@@ -354,7 +354,7 @@ class Relay:
         yield pb.ToCaller(named=pb.Named(server=link.name, life=link.life, pick=pick, trace=trace, known=one.is_known))
         began_s = time.monotonic()
         if one.is_said and not one.is_known:
-            with suppress(UsageError):  # then the try was cut
+            with suppress(UsageError):  # the try is cut then
                 data = b"".join(piece.data for piece in self._arguments(one))
                 link.tell(arguments=pb.GivePart(key=one.key, data=data))
         while True:
@@ -379,7 +379,7 @@ class Relay:
                 yield pb.ToCaller(beat=True)
 
     def _understood(self, one: Try) -> Generator[Any, None, Wanted | None]:
-        """What is wanted; None when the try has ended."""
+        """Returns the interpreted request, or None if the try has ended."""
         wanted = self._choosing.understood(one.caller, one.ask)
         if wanted is None:
             yield from self._paused(one, _LOOK_S)  # its server may be starting
@@ -390,9 +390,9 @@ class Relay:
         return None
 
     def _accepted(self, one: Try, wanted: Wanted) -> Generator[Any, None, _Accepted | None]:
-        """Offers the call until a server takes it. Returns (its link, the pick, the trace), None when the try has ended.
+        """Offers the call until a server takes it. Returns (link, pick, trace), or None if the try has ended.
 
-        Raises: UsageError where each server that offers its function has barred it, as one that is too large is.
+        Raises: UsageError if every server that offers the function has barred the call, for instance as too large.
         """
         ask = one.ask
         if ask.bound_life:
@@ -411,18 +411,18 @@ class Relay:
                     return link, pick, trace
                 if verdict is not None and verdict.kind == pb.Verdict.BARRED:
                     barred[link.life] = verdict.reason
-                full.append(link)  # it has refused this attempt, which must not be offered there again
+                full.append(link)  # it has refused this attempt, which must not be offered to it again
                 continue
             if barred and one.left_s > _OVER_S and all(link.life in barred for link in offering):
                 why = next(iter(barred.values()))
                 raise UsageError(f"no server takes this call of {wanted.function}: {why}", hint="rmgr functions; rmgr servers")
-            yield from self._paused(one, _LOOK_S, seen)  # a server that gets room, or a new one, is asked by the next attempt
+            yield from self._paused(one, _LOOK_S, seen)  # the next attempt asks a server that gets room, or a new one
             reason = pick.why or (f"every server of {wanted.function} is full" if full else f"no server takes {wanted.function} now")
             yield pb.ToCaller(none=pb.NoneNow(kind=pb.NoneNow.FULL, reason=reason))
             return None
 
     def _bound(self, one: Try) -> Generator[Any, None, _Accepted | None]:
-        """Offers it again to the life that may have it."""
+        """Offers the call again to the life that may have it."""
         life = Life(one.ask.bound_server, one.ask.bound_life)
         link = self.links.find(life)
         verdict = self._offer(one, link, None) if link is not None else None
@@ -435,8 +435,8 @@ class Relay:
         return None
 
     def _offer(self, one: Try, link: ServerLink, wanted: Wanted | None) -> Any:
-        """The server's verdict, None when it says none in time."""
-        one.key, one.link = os.urandom(16), link  # of this offer: a late answer to another one is nobody's
+        """Offers the call to a server; returns its verdict, or None if it gives none in time."""
+        one.key, one.link = os.urandom(16), link  # a new key for each offer: a late answer to an earlier one finds no try
         one.is_said = one.ask.bytes <= link.said_bytes
         link.tries[one.key] = one
         name, _, version = wanted.function.partition("@") if wanted is not None else (one.ask.function, "", str(one.ask.function_version))
@@ -461,7 +461,7 @@ class Relay:
                 if event.kind not in _TAKES:
                     link.tries.pop(one.key, None)
                 return event
-            if isinstance(event, _Given):  # it has overtaken the word that the server has this call: they travel on two connections
+            if isinstance(event, _Given):  # the answer has overtaken the verdict: they travel on two connections
                 one.events.appendleft(event)
                 one.is_known = True
                 return pb.Verdict(key=one.key, kind=pb.Verdict.JOINED)
@@ -470,10 +470,10 @@ class Relay:
                 return None
 
     def _answered(self, one: Try, given: _Given) -> Iterator[Any]:
-        """Reads what the server gives, on the thread that sends it on; then the client's word that it has all."""
+        """Reads the server's answer, on the thread that forwards it; then the client's acknowledgement."""
         one.has_ended = given.is_read = True
         link, outcome = one.link, given.outcome
-        there_s = one.client_s + (outcome.waited_us + outcome.ran_us) / 1e6  # the rest of the time it was on its way
+        there_s = one.client_s + (outcome.waited_us + outcome.ran_us) / 1e6  # the rest of the time the bytes were on their way
         in_s = max(0.0, given.at_s - one.sent_s - there_s) if one.sent_s else 0.0
         outcome.in_us = round(in_s * 1e6)
         left, out_s = outcome.bytes, 0.0
@@ -494,17 +494,17 @@ class Relay:
                 data = b""
             given.is_taken = True
         except grpc.RpcError:
-            return  # its stream has broken: the client asks again, and the answer is kept there
+            return  # the stream has broken: the client asks again, and the server keeps the answer
         finally:
             given.done.set()
-        if link is not None and in_s > 0 and not left:  # else its answer was there before this RPC, is none, or clocks disagree
+        if link is not None and in_s > 0 and not left:  # else the answer was there before this RPC, is none, or clocks disagree
             link.transferred(one.ask.bytes + outcome.bytes, in_s + out_s)
         with suppress(StopIteration, grpc.RpcError), self._stalls.waited(one.context):
             if next(one.requests).acknowledged and link is not None:
                 link.tell(closed=pb.Closed(user=one.caller.user, guid=one.ask.guid, lowest=one.ask.lowest, numbers=[one.ask.number]))
 
     def _more(self, given: _Given) -> bytes | None:
-        """The next of its bytes, None where its server has ended them. Raises: grpc.RpcError where its stream has broken."""
+        """Returns the next bytes of the answer, or None if its server has ended it. Raises: grpc.RpcError if the stream has broken."""
         if given.context is None:
             return None
         with self._stalls.waited(given.context):
@@ -517,20 +517,20 @@ class Relay:
         return None
 
     def _over(self, life: Life) -> Any:
-        """What is known here of a life that does not answer."""
+        """Returns what is known here of a life that does not answer."""
         standing = self.links.standing(life)
         kind = {Standing.OVER: pb.Over.ENDED, Standing.SILENT: pb.Over.SILENT, Standing.HEARD: pb.Over.ELSEWHERE}[standing]
         return pb.ToCaller(over=pb.Over(kind=kind, life=life.number))
 
     def _paused(self, one: Try, most_s: float, seen: int | None = None) -> Iterator[Any]:
-        """Waits until servers have changed; the client hears a beat."""
+        """Waits until servers have changed; sends the client a beat first."""
         yield pb.ToCaller(beat=True)
         with self._changed:
             before = self._changes if seen is None else seen
             self._changed.wait_for(lambda: self._changes != before, min(most_s, max(0.0, one.left_s)))
 
     def _forget(self, one: Try) -> None:
-        """The RPC is over. A server that has the call is told that its client is gone, unless it has its answer."""
+        """Forgets the try when its RPC is over. Tells a server that has the call that its client is gone, unless the client has the answer."""
         link = one.link
         if link is not None:
             link.tries.pop(one.key, None)
@@ -574,9 +574,9 @@ class Relay:
 
 
 def _unlike(server: str, announced: int, data: bytes | None, left: int) -> Any:
-    """In place of an answer that is not as its server announced it: asked again it would send the same.
+    """Returns the outcome that replaces an answer other than announced: asked again, the server would send the same.
 
-    data: its last piece, None: it has ended. left: bytes not yet sent.
+    data: the last piece, or None if the answer has ended. left: bytes not yet sent.
     """
     if data is None:
         why = f"fewer bytes than the {announced:,} of its answer: {announced - left:,}"

@@ -1,9 +1,9 @@
-"""A server of calls at its gateways: to each a stream that is dialled again for ever, and bulk on a channel beside it.
+"""A server of calls at its gateways: one stream to each, dialled again whenever it ends, and a second channel for bulk.
 
     owner  <-- Joined, Offered, Taken, ... --  GatewayLine  --Serve-->       gateway
            --  load, verdict, take, give  -->               --Take, Give-->
 
-Events come on threads of the lines; whoever gets them only enqueues. What a line is told goes into a queue that its stream empties.
+Events come on threads of the lines; their receiver must only enqueue. Orders to a line go into a queue that its stream empties.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from rmgr.runner.host.files import write_whole
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
 
-#: Between two tries to reach a gateway, at most.
+#: Longest pause (s) between two tries to reach a gateway.
 _SLOWEST_S = 0.7
 _FIRST_S = 0.05
-#: How often it is looked whether anything has fallen silent.
+#: Seconds between two checks for silence.
 _LOOK_S = 1.0
-#: A connection that fails is begun anew soon, as the tries are; bulk and beats have connections of their own.
+#: A failed connection is retried soon, at the pace of the tries; bulk and beats have separate connections.
 _OPTIONS = (
     *(option for option in OPTIONS if option[0] != "grpc.max_reconnect_backoff_ms"),
     ("grpc.max_reconnect_backoff_ms", 300),
     ("grpc.use_local_subchannel_pool", 1),
 )
-#: Threads for answers, probes among them. Arguments have as many as there can be calls without theirs.
+#: Threads for answers and probes. Arguments have as many as there can be calls that wait for theirs.
 _GIVERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a server says of itself at each gateway; see `calls.proto`.
+    """A server's introduction to each gateway; see `calls.proto`.
 
-    functions: canonical JSON of each interface. users: (name@version, who may call it), of those that not everybody may.
+    functions: canonical JSON of each interface. users: (name@version, who may call it), for functions that not everybody may call.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnd:
-    """How a call ended, as `CallOutcome` of `calls.proto`. kind: its names."""
+    """How a call ended, as `CallOutcome` of `calls.proto`. kind: a name of its enum."""
 
     kind: str
     error: str = ""
@@ -82,7 +82,7 @@ class CallEnd:
     ran_us: int = 0
 
 
-# -- what a line tells -------------------------------------------------------------------------------------------------------
+# -- events of a line --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Parted:
-    """No stream leads there any more. was_up: one did; else another try came to nothing."""
+    """No stream leads there any more. was_up: one did; otherwise another try failed."""
 
     line: GatewayLine
     why: str
@@ -103,7 +103,7 @@ class Parted:
 
 @dataclass(frozen=True, slots=True)
 class Outlived:
-    """Gateways have given this life up: whoever serves on begins another."""
+    """The gateways have given this life up: a server that goes on must begin another."""
 
     line: GatewayLine
     why: str
@@ -111,7 +111,7 @@ class Outlived:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The gateway wants to know the load."""
+    """The gateway asks for the load."""
 
     line: GatewayLine
     number: int
@@ -121,7 +121,7 @@ class Asked:
 class Offered:
     """A call is offered. key: of this try at this gateway. attempt: of the client. lowest: its lowest open number. version: 0 = any.
 
-    said_bytes: an answer of so many may go into the stream. is_said: its arguments come there.
+    said_bytes: answers up to this size may go into the stream. is_said: the arguments come in the stream.
     """
 
     line: GatewayLine
@@ -147,14 +147,14 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A call is not wanted any more."""
+    """A call is no longer wanted."""
 
     id: CallId
 
 
 @dataclass(frozen=True, slots=True)
 class Orphaned:
-    """Its client is gone from that gateway."""
+    """The call's client is gone from that gateway."""
 
     line: GatewayLine
     id: CallId
@@ -172,7 +172,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The arguments of try `key` are in their file; or `trouble`. is_ours: of this machine (its disk)."""
+    """The arguments of try `key` are in their file, or `trouble` says why not. is_ours: the trouble is this machine's (its disk)."""
 
     key: bytes
     trouble: str = ""
@@ -183,7 +183,7 @@ class Taken:
 class Given:
     """An answer was passed on by try `key`. is_taken: the client has all of it, or will have it if the stream lasts.
 
-    is_ours: the trouble is of this machine (its disk), and trying again does not help.
+    is_ours: the trouble is this machine's (its disk), and trying again does not help.
     """
 
     key: bytes
@@ -196,7 +196,7 @@ LineEvent: TypeAlias = Joined | Parted | Outlived | Asked | Offered | Said | Can
 
 
 class _Transfer:
-    """Bulk under way. call: what ends it. unreadable: why the file that is sent could not be read."""
+    """A bulk transfer under way. call: the RPC, to end it by. unreadable: why the file to send could not be read."""
 
     __slots__ = ("call", "moved_s", "unreadable")
 
@@ -217,8 +217,8 @@ class Lines:
     """The lines to all gateways of a server.
 
     Args:
-        endpoints: HOST:PORT of each. credentials: who we are, None in an open cluster. tell: gets events. takes: transfers of arguments
-            at once, at most.
+        endpoints: HOST:PORT of each. credentials: this server's, None in an open cluster. tell: takes events. takes: most transfers of
+            arguments at once.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class Lines:
         self._watch.start()
 
     def close(self, timeout_s: float) -> None:
-        """Says that this life is over, so nothing may run any more; the streams end in good order within `timeout_s`. Idempotent."""
+        """Announces that this life is over, so nothing may run any more; the streams end properly within `timeout_s`. Idempotent."""
         self._closing.set()
         end_s = time.monotonic() + timeout_s
         for line in self.lines:
@@ -254,7 +254,7 @@ class Lines:
 
 
 class GatewayLine:
-    """The way to one gateway; made by `Lines`. Methods may be called from any thread and never block, but `close`."""
+    """The connection to one gateway; made by `Lines`. Its methods may be called from any thread; none blocks but `close`."""
 
     def __init__(
         self,
@@ -284,18 +284,18 @@ class GatewayLine:
     def __repr__(self) -> str:
         return f"GatewayLine({self.endpoint})"
 
-    # -- what the owner orders
+    # -- orders of the owner
 
     def load(self, ask: int, load: ServerLoad) -> None:
         """Answers `Asked`."""
         self._out.put(pb.FromServer(load=pb.Load(ask=ask, **msgspec.structs.asdict(load))))
 
     def verdict(self, key: bytes, kind: str, reason: str = "") -> None:
-        """Says what becomes of an offered call. kind: a name of `Verdict.Kind`."""
+        """Answers an offered call. kind: a name of `Verdict.Kind`."""
         self._out.put(pb.FromServer(verdict=pb.Verdict(key=key, kind=kind, reason=reason)))
 
     def leaving(self) -> None:
-        """Says that this server takes nothing new and will end."""
+        """Announces that this server takes nothing new and will end."""
         self._out.put(pb.FromServer(leaving=True))
 
     def take(self, key: bytes, path: str, size_bytes: int) -> None:
@@ -303,9 +303,9 @@ class GatewayLine:
         self._submit(self._takers, lambda: self._take(key, path, size_bytes), Taken(key, "this server ends"))
 
     def give(self, key: bytes, end: CallEnd, path: str = "", *, said_bytes: int = 0) -> None:
-        """Passes an answer on, with the bytes of the file `path` where it is OK; `Given` follows.
+        """Passes an answer on, with the bytes of the file `path` if it is OK; `Given` follows.
 
-        said_bytes: one of so many goes into the stream, now: a file just written is in memory.
+        said_bytes: an answer up to this size goes into the stream, now: a file just written is in memory.
         """
         if end.bytes + len(end.error) + len(end.traceback) <= said_bytes:
             self._say(key, end, path)
@@ -313,7 +313,7 @@ class GatewayLine:
         self._submit(self._givers, lambda: self._give(key, end, path), Given(key, False, "this server ends"))
 
     def drop(self, key: bytes) -> None:
-        """Ends a transfer, if it is under way; its event follows."""
+        """Ends a transfer that is under way; its event follows."""
         with self._lock:
             transfer = self._transfers.get(key)
         if transfer is not None:
@@ -326,7 +326,7 @@ class GatewayLine:
         self._thread.start()
 
     def check(self) -> None:
-        """Ends what has been silent for too long. Called about once a second."""
+        """Ends streams and transfers that have been silent for too long. Called about once a second."""
         now_s = time.monotonic()
         call = self._call
         if call is not None and now_s - self._heard_s > SILENT_S:
@@ -337,13 +337,13 @@ class GatewayLine:
             one.cancel()
 
     def hang_up(self) -> None:
-        """Says that this life is over, and ends the stream from this side; the gateway ends it from its own."""
+        """Announces that this life is over, and ends the stream from this side; the gateway ends its own side."""
         self._closing.set()
         self._out.put(pb.FromServer(over=True))
         self._out.put(None)
 
     def close(self, timeout_s: float) -> None:
-        """After `hang_up`: at the end of `timeout_s` the connection is cut. Idempotent."""
+        """Follows `hang_up`: cuts the connection after `timeout_s`. Idempotent."""
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         if self._call is not None:
@@ -371,7 +371,7 @@ class GatewayLine:
             self._closing.wait(min(_SLOWEST_S, _FIRST_S * 2 ** min(tries, 5)) * random.uniform(0.5, 1.0))
 
     def _streamed(self) -> str:
-        """One stream from its hello to its end; why the gateway ended it, if it said so. Raises: grpc.RpcError."""
+        """Runs one stream from its hello to its end; returns why the gateway ended it, if it said so. Raises: grpc.RpcError."""
         out = self._out = queue.SimpleQueue()
         if self._closing.is_set():
             return ""
@@ -394,7 +394,7 @@ class GatewayLine:
         return ""
 
     def _said(self, out: queue.SimpleQueue[Any]) -> Iterator[Any]:
-        """What goes into the stream; gRPC takes it on a thread of its own."""
+        """Yields the messages to send; gRPC takes them on a thread of its own."""
         hello = {name: getattr(self._hello, name) for name in Hello.__slots__ if name != "users"}
         users = [pb.FunctionUsers(function=function, users=users) for function, users in self._hello.users]
         yield pb.FromServer(hello=pb.ServerHello(version=VERSION, users=users, said_bytes=SAID_BYTES, **hello))
@@ -408,7 +408,7 @@ class GatewayLine:
             yield message
 
     def _on_message(self, message: Any) -> str:
-        """Passes it on to the owner; why the gateway refuses this server, "" = it does not."""
+        """Passes a message on to the owner; returns why the gateway refuses this server, or ""."""
         match message.WhichOneof("what"):
             case "welcome":
                 if message.welcome.over:
@@ -510,7 +510,7 @@ class GatewayLine:
         except OSError as error:
             trouble, is_ours = f"{path}: {error.strerror}", True
             transfer.cancel()
-        except ValueError:  # the channel was closed meanwhile
+        except ValueError:  # the channel was closed in the meantime
             trouble = "the line to the gateway is lost"
         finally:
             self._over(key)
@@ -549,7 +549,7 @@ class GatewayLine:
         self._tell(Given(key, is_taken, transfer.unreadable or trouble, is_ours=bool(transfer.unreadable)))
 
     def _probe(self, key: bytes, size_bytes: int) -> None:
-        """Takes so many bytes, and gives them back."""
+        """Takes the probe's bytes, and gives them back."""
         transfer = self._begun(key)
         try:
             with suppress(grpc.RpcError, grpc.FutureCancelledError, ValueError):
@@ -565,7 +565,7 @@ class GatewayLine:
 
 
 def _parts(first: Any, file: Any, transfer: _Transfer) -> Iterator[Any]:
-    """The messages of one answer. A small one is one message. A file that cannot be read breaks the stream off."""
+    """Yields the messages of one answer; a small one is one message. A file that cannot be read breaks the stream off."""
     try:
         first.data = file.read(PIECE_BYTES)
         yield first
