@@ -101,7 +101,7 @@ class Caller:
         return who.name if who.is_person or who.role is Role.ADMIN else ""
 
     def is_operator(self, operators: Iterable[str] = ()) -> bool:
-        """Whether the caller may act on everybody's work: an operator or admin by certificate, or a user whose name is among `operators`."""
+        """Whether the caller may act on everybody's work: operators and admins by certificate, users named in `operators`."""
         who = self.who
         if who is None:
             return True
@@ -109,7 +109,7 @@ class Caller:
 
     @property
     def is_certified_operator(self) -> bool:
-        """Whether the caller is an operator or admin by certificate, and has places reserved where others wait. Never in an open cluster."""
+        """Whether the caller is an operator or admin by certificate, with reserved places where others wait. Never in an open cluster."""
         return not self.is_open and self.is_operator()
 
 
@@ -149,7 +149,7 @@ _owner = 0
 
 
 def check_not_forked() -> None:
-    """Checks that gRPC works in this process: its threads live in the process that used it first, and in a fork of that no call would ever end.
+    """Checks that gRPC works in this process: its threads live in the process that used it first; in a fork, no call would ever end.
 
     Raises: NotConnected.
     """
@@ -353,7 +353,7 @@ class Expeller:
         self._looks = False
 
     def watch(self, method: str, who: Identity, context: grpc.ServicerContext) -> None:
-        """Watches a stream that begins. Cost: 5 us. Raises Unavailable if no thread can be started for it: then the stream must not go on."""
+        """Watches a stream that begins. Cost: 5 us. Raises Unavailable if no thread can be started: then the stream must end."""
         if method in _OWN:
             return
         with self._lock:
@@ -390,7 +390,7 @@ class Expeller:
 
 
 def expel(drain: Callable[[], bool], say: Callable[[RmgrError], None], cut: Callable[[str], None]) -> None:
-    """Ends a stream: takes nothing more from it and tells its client why. At the second call, cuts off a client that has not taken that message.
+    """Ends a stream: takes nothing more from it and tells its client why. At the second call, cuts off a client that has not taken that.
 
     Args: drain: returns whether the stream was draining before.
     """

@@ -180,7 +180,7 @@ class Requests(grpc.ServerInterceptor):
             raise  # abort has raised before
 
     def _next(self, requests: Iterator[object], context: grpc.ServicerContext) -> object:
-        """Returns the next message, or None if there is none. Raises what silently ends the call if its client has gone, or waited too long."""
+        """Returns the next message, or None if there is none. Raises what silently ends the call if its client is gone or too slow."""
         try:
             number = self._room.enter(name_of(context), context)
         except Throttled as error:
@@ -296,7 +296,7 @@ class Cancellable(Protocol):
 
 
 class Stalls:
-    """Args: most_s: how long one message may wait to be taken, or to come. cut: called for every call ended for that reason. Thread-safe."""
+    """Args: most_s: how long one message may wait to be taken, or to come. cut: called for every call thus ended. Thread-safe."""
 
     def __init__(self, most_s: float, cut: Callable[[], None] = lambda: None) -> None:
         self.most_s = most_s

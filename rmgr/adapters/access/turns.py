@@ -106,7 +106,7 @@ class Turns:
         self._what = what
         self._had = had
         self._lock = threading.Lock()
-        self._over: deque[str] = deque()  #: users whose turns have ended: a garbage collection may end a turn while this thread holds the lock
+        self._over: deque[str] = deque()  #: users whose turns have ended: a garbage collection may end one while this thread holds the lock
         self._waiting: dict[str, deque[_Waiting]] = {}  #: never holds an empty queue
         self._count = 0  #: number of waiting requests
         self._served: Counter[str] = Counter()

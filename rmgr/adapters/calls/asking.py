@@ -72,7 +72,7 @@ class CallsClient:
 
 
 class Attempt:
-    """One try of a call: a thread of gRPC sends, the caller's thread reads `messages`. Silence of 10 s ends it, within an answer of 30 s."""
+    """One try of a call: a thread of gRPC sends, the caller's thread reads `messages`. Silence ends it: 10 s, or 30 s within an answer."""
 
     def __init__(
         self,

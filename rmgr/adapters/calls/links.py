@@ -80,7 +80,7 @@ class ServerLink:
     mops_declared: bool
     functions: tuple[bytes, ...]  #: canonical JSON of each interface
     most_waiting: int
-    users: dict[str, frozenset[str]] = field(default_factory=dict)  #: name@version -> who may call it, for functions that not everybody may call
+    users: dict[str, frozenset[str]] = field(default_factory=dict)  #: name@version -> who may call it, if not everybody
     said_bytes: int = 0  #: most bytes of arguments that may go into its stream
     identity: str = ""  #: the name in its certificate, "" in an open cluster
     heard_s: float = field(default_factory=time.monotonic)

@@ -530,7 +530,7 @@ class Relay:
             self._changed.wait_for(lambda: self._changes != before, min(most_s, max(0.0, one.left_s)))
 
     def _forget(self, one: Try) -> None:
-        """Forgets the try when its RPC is over. Tells a server that has the call that its client is gone, unless the client has the answer."""
+        """Forgets the try when its RPC is over. Tells a server that has the call that its client is gone, unless that has the answer."""
         link = one.link
         if link is not None:
             link.tries.pop(one.key, None)

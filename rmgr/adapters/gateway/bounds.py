@@ -27,7 +27,7 @@ class Guest(Protocol):
 
 
 def take_place(bounds: Bounds, places: Shares, caller: Caller, live: Callable[[], list[Guest]]) -> None:
-    """Takes a place for the caller. If all are taken, the user with the most gives one up, provided that is more than the caller would then have.
+    """Takes a place for the caller. If all are taken, the user with the most gives one up, if that is more than the caller would have.
 
     live: streams, in any order. Raises: QueueFull, LimitReached. May wait.
     """

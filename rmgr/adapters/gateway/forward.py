@@ -189,6 +189,6 @@ class Forwarder:
 
 
 def _left_s(context: grpc.ServicerContext) -> float | None:
-    """Returns the time until the caller's deadline, or None if absent: gRPC then reports hundreds of years, and rejects that as a timeout."""
+    """Returns the time until the caller's deadline, or None if absent: gRPC then reports hundreds of years, but rejects such a timeout."""
     left_s = context.time_remaining()
     return None if left_s is None or left_s > _NEVER_S else left_s

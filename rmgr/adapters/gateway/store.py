@@ -332,7 +332,7 @@ class GatewayStore(Store):
 
         endpoint = self._gateways.current
         stub = gateway_pb2_grpc.StoreStub(self._gateways.channel(endpoint))
-        left_s = self._left(deadline) + patience_s(MAX_VALUE_BYTES)  # the call lasts as long as it makes progress: `deadline` grows with each part
+        left_s = self._left(deadline) + patience_s(MAX_VALUE_BYTES)  # what counts is progress: `deadline` grows with each part
         call = stub.Write.future(with_last(_first(key, how), feed(), how.note, broken), timeout=left_s, metadata=self._metadata)
         try:
             for part in parts:

@@ -232,7 +232,7 @@ class Talker(Protocol):
     """Answers one client. Called on the thread that reads its stream, one call at a time."""
 
     def heard(self, words: Sequence[bytes]) -> Sequence[Callable[[], None]]:
-        """Handles some words in the client's turn. Returns calls to make after the turn, since they may wait: reading pauses until they are done.
+        """Handles some words in the client's turn. Returns calls to make after the turn, since they may wait: reading pauses meanwhile.
 
         Raises RmgrError: the stream ends with it.
         """

@@ -3,7 +3,7 @@
 The work of users must not lead a Starter that is root astray: a path that their processes name, or that lies in
 a directory of theirs, is opened and removed with the user's rights, never with root's.
 
-`obstacle` checks with the account's rights, too, what keeps the account from a file: groups and access lists count as they do for the kernel.
+`obstacle` checks with the account's own rights what keeps it from a file: groups and access lists count as they do for the kernel.
 """
 
 from __future__ import annotations

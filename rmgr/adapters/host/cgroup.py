@@ -87,7 +87,7 @@ class SlotCgroup:
         return self._has_memory
 
     def processor_s(self, group: str) -> float:
-        """Returns the processor time (s) of all processes that were ever in one of its groups (`w<n>`); 0 where the kernel does not count."""
+        """Returns the processor time (s) of all processes ever in one of its groups (`w<n>`); 0 where the kernel does not count."""
         found = _read(self._unified / WORK / group / "cpu.stat") if self._unified is not None else ""
         return int(found.split()[1]) / 1e6 if found.startswith("usage_usec ") else 0.0
 

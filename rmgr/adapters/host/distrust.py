@@ -39,7 +39,7 @@ SURPRISES = frozenset(
         *("leftovers", "output_capped", "spawner_failed", "unknown_order"),
     }
 )
-#: Reasons for an end that a process of the user can observe. Only the system may state the others: about a submission, a node, its own orders.
+#: Reasons for an end that a process of the user can observe. Only the system may state others: about a submission, a node, its orders.
 _SEEN = (OWN_FAILURES - {Reason.DISK_LIMIT}) | {
     *(Reason.NONE, Reason.BAD_OUTPUT, Reason.START_FAILED, Reason.USER_CANCEL),
     *(Reason.DATA_LOST, Reason.LEASE_LOST, Reason.WORKER_LOST),

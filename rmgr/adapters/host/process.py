@@ -100,7 +100,7 @@ class NodeRunner:
         self.cache.mkdir(exist_ok=True)
         self.environ = dict(environ) if environ is not None else {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
         self.lease_end_ns = 0
-        self.inline_bytes = frames.MAX_INLINE_VALUE  #: largest inline result of calls with this process's own rights; larger ones come as files
+        self.inline_bytes = frames.MAX_INLINE_VALUE  #: largest inline result of calls with this process's rights; larger: files
         self.hash_seed = 0  #: hash seed of the workers' interpreters: `hash("word")` is the same in all of them
         self.check: Callable[[], None] = lambda: None  #: raises OSError while `directory` must not be used
         self.slots: dict[str, Slot] = {}  #: by name: one place may have spawners for several users
@@ -209,7 +209,7 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 
 def gpus_here(directory: str = "/dev") -> int:
-    """Counts the device files nvidia0, nvidia1, ... in `directory`; 0 if unreadable. CUDA numbers them from 0 to one less than the count."""
+    """Counts the device files nvidia0, nvidia1, ... in `directory`; 0 if unreadable. CUDA's indices are 0 to one less than the count."""
     try:
         return sum(_DEVICE.fullmatch(name) is not None for name in os.listdir(directory))
     except OSError:

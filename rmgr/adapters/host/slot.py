@@ -92,7 +92,7 @@ class Slot:
         )
 
     def _started(self, python: str) -> socket.socket:
-        """Makes its directory and groups, and starts its spawner; returns our end of the socket. Raises: OSError, and leaves nothing behind."""
+        """Makes its directory and groups, and starts its spawner; returns our end of the socket. Raises: OSError, leaving nothing."""
         with contextlib.ExitStack() as undone:
             account = self.account
             self.directory.mkdir(mode=0o755 if account is None else 0o700)
@@ -119,7 +119,7 @@ class Slot:
         return ours
 
     def _command(self, python: str, fd: int) -> list[str]:
-        """Returns the spawner's command; for an account, a program of this interpreter first becomes that account (`python` may be the user's)."""
+        """Returns the spawner's command. For an account this trusted interpreter becomes the account first (`python` may be the user's)."""
         argv = [python, "-P", "-m", "rmgr.runner.spawner", str(fd)]
         account = self.account
         if account is None:
@@ -193,7 +193,7 @@ class Slot:
         return worker
 
     def run(self, batch: CommandBatch) -> bool:
-        """Queues commands, run one after another; ends arrive as `CommandsEnded`. Returns False if the slot is lost; then nothing was sent."""
+        """Queues commands, run one after another; ends arrive as `CommandsEnded`. Returns False, and sends nothing, if the slot is lost."""
         with self._lock:
             if self.is_lost:
                 return False

@@ -127,7 +127,7 @@ class Worker:
             if self._channel is None:
                 self._early.append(data)
                 return True
-            watch = not self._watching and len(self._outstanding) > 1  # a single task has no slow successor to wait for: its end is reported at once
+            watch = not self._watching and len(self._outstanding) > 1  # a single task waits for no other: its end is reported at once
             self._watching = self._watching or watch
         self._channel.send(data)
         if watch:
@@ -321,7 +321,7 @@ class Worker:
         self.slot.tell(WorkerFailed(self.slot, self, error, summary, initializer, out, err))
 
     def _account(self, ends: tuple[TaskEnd, ...]) -> tuple[TaskEnd, ...]:
-        """Removes the tasks from the outstanding ones; returns those not yet accounted for (the socket and the board may both bring an end)."""
+        """Removes the tasks from the outstanding ones; returns those not yet accounted for (socket and board may both bring an end)."""
         if self.slot.account is not None:
             for end in ends:
                 distrust.check_end(end, self.slot.account)
@@ -359,7 +359,7 @@ class Worker:
 
     def _stop(self, order: frames.Stop) -> None:
         board = self._board
-        begun = board.begun if board is not None else 0  # read once, and first: a task that begins later counts as ahead and is checked again
+        begun = board.begun if board is not None else 0  # read once, and first: a task that begins later counts as ahead, and is rechecked
         with self._lock:
             ahead = [seq for seq in self._outstanding if seq > begun]
         if order.seq in ahead:

@@ -54,7 +54,7 @@ def handler(answers: JoinAnswers) -> grpc.GenericRpcHandler:
 
 
 def redeem(endpoints: Sequence[str], pair: TlsPair, nonce: str, *, timeout_s: float = _TIMEOUT_S) -> tuple[str, Role, str, str]:
-    """Returns (name, role, sealed bundle, endpoint that answered) for the holder of a token's certificate; asks one WatchDog after the other.
+    """Returns (name, role, sealed bundle, endpoint that answered) for the holder of a token's certificate; asks WatchDogs in turn.
 
     Raises: PermissionDenied (used, expired, withdrawn, no nonce); Unavailable, which names the endpoints asked.
     """

@@ -85,7 +85,7 @@ class DirectLine:
         return not self._closed
 
     def send(self, message: Message) -> bool:
-        """Sends if the socket takes the whole message now; else ends the line: a peer that does not read has no use for early news. Never waits."""
+        """Sends if the socket takes the whole message now; else ends the line: a slow reader has no use for early news. Never waits."""
         data = encode(message)
         try:
             with self._lock:

@@ -59,7 +59,7 @@ class RanksAnswers(Protocol):
         """
 
     def suspend(self, node: str, hold: str, *, resume: bool, out_of_turn_us: int = 0) -> None:
-        """Stops or continues all work in the hold. out_of_turn_us: how long work of a gang may run out of turn. Raises: NotFound, Unavailable."""
+        """Stops or continues all work in the hold. out_of_turn_us: how long a gang's work may run so. Raises: NotFound, Unavailable."""
 
     def checkpoint(self, node: str, hold: str, step: Step) -> tuple[int, str]:
         """Does the step; returns (bytes, key of a row). Takes as long as the files take. Raises: NotFound, DataLost, ValueTooLarge, ..."""

@@ -281,7 +281,7 @@ _HINTS = {
 
 
 def check_place(listen: str, what: str = "") -> None:
-    """Checks that the daemon can listen on HOST:PORT now. Raises: ConfigError if it is no such address; Unavailable with the reason. Cost: 0.1 ms.
+    """Checks that the daemon can listen on HOST:PORT now. Raises: ConfigError if malformed; Unavailable with the reason. Cost: 0.1 ms.
 
     what: prefix of the message ("metrics: ").
 

@@ -33,7 +33,7 @@ class LeaderAnswers(Protocol):
     """Implemented by the WatchDog; called on threads of the server, must not block for long."""
 
     def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: Caller | None = None) -> list[JobView]:
-        """Returns the submissions that the caller may see, oldest first. Raises PermissionDenied if one of `ids` is hidden from the caller."""
+        """Returns the submissions that the caller may see, oldest first. Raises PermissionDenied for one of `ids` that is hidden."""
 
     def nodes(self) -> list[NodeView]:
         """Returns all nodes, by name."""

@@ -41,7 +41,7 @@ class UseAnswers(Protocol):
     """Implemented by leader and gateway; called on threads of the server."""
 
     def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
-        """Returns the use of `users`; none = of the caller, or of everybody if the caller is a gateway. Raises PermissionDenied, Unavailable."""
+        """Returns the use of `users`; none = of the caller, for a gateway of everybody. Raises PermissionDenied, Unavailable."""
 
 
 def handler_of(answers: UseAnswers) -> Any:

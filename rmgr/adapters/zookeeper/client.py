@@ -585,7 +585,7 @@ class Pings:
         self._due_s = -math.inf
 
     def begin(self, every_s: float) -> None:
-        """Starts over for a new connection. every_s: time from the last request to a ping, and from the ping to the check for its answer."""
+        """Starts over for a new connection. every_s: time from the last request to a ping, and from the ping to the check of its answer."""
         self.awaited_s.clear()
         self._every_s = every_s
         self.postpone()
@@ -619,7 +619,7 @@ _LOOK_S = 0.5
 
 
 class SeenHistory:
-    """Watches one client's history of changes. When two looks at a leading server agree that the server is behind, it forgets what the client
+    """Watches one client's history of changes. When two looks agree that a leading server is behind, it forgets what the client
     has seen: then the client connects, learns that its session is gone, and its daemon finds another cluster, or none, in the tree.
     """
 

@@ -1,6 +1,6 @@
 """Access lists of a whole cluster, and of the znodes above it: checked, reported, and mended.
 
-Does every znode have the list that `coord/protocol/acl.py` prescribes? A WatchDog asks when it sets a cluster up (and takes over a tree made
+Does every znode have the list that `coord/protocol/acl.py` prescribes? A WatchDog asks when it sets a cluster up (and adopts a tree made
 before the cluster was secured); so do a rotation of secrets, `rmgr doctor` and tests. Cost: two requests per znode, some 5,000 znodes a
 second.
 
