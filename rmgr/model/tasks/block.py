@@ -370,6 +370,12 @@ class Reserved:
     newer: Newer = newer()
 
 
+def story_line(words: str) -> str:
+    """Words as a sentence of a story: of what is too long the middle is left out, because its end says why."""
+    half = STORY_CHARS // 2
+    return words if len(words) <= STORY_CHARS else f"{words[: half - 3]}...{words[-half:]}"
+
+
 def run_label(submission: int, index: int, attempt: int) -> str:
     """One attempt of a job, as `Reserved.shares` and the names of holds have it."""
     return f"{submission}.{index}.{attempt}"

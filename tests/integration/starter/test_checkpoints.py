@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from rmgr.coord.ops import place
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.multi import Multi
+from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.checkpoint.files import decode_manifest
@@ -315,12 +317,37 @@ def test_a_store_that_is_away_refuses_a_stop_and_one_that_goes_meanwhile_is_wait
     with monkeypatch.context() as patch:
         patch.setattr(kind, "put", away)
         stop(rig, number)
-        eventually(lambda: len(refused) >= 2, "it is tried again")
+        eventually(lambda: len(refused) >= 3, "it is tried again and again")
         assert rig.pending("batch") == []
         assert running(rig, number).stopping == "user"
+        eventually(lambda: running(rig, number).saving == "its files wait for the data store: it is away", "people are told why it waits")
     back(rig, number, 2)
     put(rig, number)
     goes_on(rig, ledger, number)
+
+
+def test_a_job_that_is_cancelled_while_its_files_wait_for_the_store_does_not_wait_for_it(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(rig, "n1")
+    ledger = tmp_path / "ledger"
+    number = rig.submit(python(ledger), queue="batch")
+    put(rig, number)
+    grows(ledger)
+    refused = []
+    put_soundly = type(rig.store).put
+
+    def away(self: Store, key: str, *values: Any, **more: Any) -> None:
+        if not key.startswith("ckpt/"):
+            return put_soundly(self, key, *values, **more)
+        refused.append(key)
+        raise StoreUnavailable("it is away")
+
+    monkeypatch.setattr(type(rig.store), "put", away)
+    stop(rig, number)
+    eventually(lambda: refused, "it waits for the store")
+    order(rig, OrderKind.CANCEL, number, 0, detail="enough")
+    assert rig.outcomes(number, 1)[0].state is State.CANCELLED
 
 
 def test_a_newest_one_that_is_damaged_is_told_and_the_one_before_is_taken(rig: Rig, tmp_path: Path) -> None:

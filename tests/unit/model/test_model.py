@@ -18,7 +18,7 @@ from rmgr.model.base.resources import Capacity, Request
 from rmgr.model.base.states import TRANSITIONS, State, diagram
 from rmgr.model.base.units import MAX_DURATION_US, format_duration, format_size, parse_duration_us, parse_size
 from rmgr.model.tasks.array import parse_array, shown_index
-from rmgr.model.tasks.block import BlockKey, pending_indices, runs
+from rmgr.model.tasks.block import STORY_CHARS, BlockKey, pending_indices, runs, story_line
 from tests.places import ROOT
 
 
@@ -216,3 +216,11 @@ def test_ranges_without_end_that_lie_in_each_other_cost_little() -> None:
     with pytest.raises(UsageError, match="overlap"):
         parse_array(",".join(f"{first}-9999999999:99999999" for first in range(1, 20_000)))
     assert time.process_time() - begun_s < 10
+
+
+def test_of_a_long_sentence_of_a_story_the_beginning_and_the_reason_at_its_end_stay() -> None:
+    key = "ckpt/" + "0123456789abcdef" * 20
+    told = story_line(f"checkpoint refused: cannot put {key!r} in the store: no space left on the disk")
+    assert len(told) == STORY_CHARS
+    assert (told.startswith("checkpoint refused: cannot put"), told.endswith("no space left on the disk")) == (True, True)
+    assert story_line("x" * STORY_CHARS) == "x" * STORY_CHARS

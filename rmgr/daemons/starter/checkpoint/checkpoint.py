@@ -57,7 +57,7 @@ from rmgr.log import audit
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import format_duration, utc
 from rmgr.model.cluster.node import InboxOrder
-from rmgr.model.tasks.block import PastAttempt
+from rmgr.model.tasks.block import PastAttempt, story_line
 from rmgr.model.tasks.submission import FROM_START
 from rmgr.model.wire.frames import NO_OUTPUT
 from rmgr.runtime import machine
@@ -368,7 +368,7 @@ class Checkpoints:
         self._copied(case, result)
 
     def _tell_copy(self, case: OpenCheckpoint) -> None:
-        if not case.is_over and case.phase is CheckpointPhase.COPYING:
+        if case.phase is CheckpointPhase.COPYING and not case.is_waiting:
             how = "it has answered" if case.answered else "without an answer"
             self._node.notes.tell(case.block, "", saving=f"{how}: its files are being stored")
 
@@ -381,14 +381,13 @@ class Checkpoints:
         if case.is_over:
             return
         block = case.block
-        if isinstance(result, StoreUnavailable):
-            self.happened(case, CheckpointEvent.STORE_AWAY, result)
-            return
         if isinstance(result, str) and result and not result.startswith(NOTHING):
             self._node.log.info("checkpoint_stored", block=paths.block_name(block.key), detail=result)
             self._shared.metrics.checkpoints.labels("stored").inc()
         if case.is_stop and block.cancel_words(block.key.first) is not None:  # meanwhile
             self.happened(case, CheckpointEvent.CANCELLED)
+        elif isinstance(result, StoreUnavailable):
+            self.happened(case, CheckpointEvent.STORE_AWAY, result)
         elif isinstance(result, StateConflict) and case.copies < _COPIES:
             case.copies += 1
             self.happened(case, CheckpointEvent.CHANGED, result)
@@ -398,8 +397,11 @@ class Checkpoints:
     def _copy_soon(self, case: OpenCheckpoint, why: str | Exception) -> Story[None]:
         pause_s = _COPY_PAUSE_S
         if isinstance(why, StoreUnavailable):
-            self._node.log.warning("checkpoint_waits_for_the_store", block=paths.block_name(case.block.key), error=why.message)
             pause_s = _STORE_PAUSE_S
+            if not case.is_waiting:
+                case.is_waiting = True
+                self._node.log.warning("checkpoint_waits_for_the_store", block=paths.block_name(case.block.key), error=why.message)
+                self._node.notes.tell(case.block, "", saving=story_line(f"its files wait for the data store: {why.message}"))
         yield Pause(pause_s)
         if not case.is_over:
             yield from self._copy(case)
@@ -574,6 +576,7 @@ class _Case:
     block: ClaimedBlock
     found: RestoredCheckpoint = field(default_factory=RestoredCheckpoint)
     stage: _Stage = _Stage.COMING
+    is_waiting: bool = False  #: for the store, and that is in the log
 
     @property
     def is_over(self) -> bool:
@@ -634,7 +637,9 @@ class Restores:
             except (StoreUnavailable, CoordinationUnavailable) as error:
                 if case.is_over:
                     return
-                self._node.log.warning("checkpoint_waits_for_the_store", block=paths.block_name(key), error=error.message)
+                if not case.is_waiting:
+                    case.is_waiting = True
+                    self._node.log.warning("checkpoint_waits_for_the_store", block=paths.block_name(key), error=error.message)
                 yield Pause(_STORE_PAUSE_S)
                 if case.is_over:
                     return

@@ -190,6 +190,7 @@ class OpenCheckpoint:
     """One checkpoint under way. ending: of the attempt, once it has ended; tell: what it would end as then.
 
     by_policy: a policy moves it. is_telling: its processes are being told. answered: the program has said that it has saved.
+    is_waiting: its files wait for the data store, and people were told.
     """
 
     block: ClaimedBlock
@@ -200,6 +201,7 @@ class OpenCheckpoint:
     by_policy: bool = False
     is_telling: bool = False
     answered: bool = False
+    is_waiting: bool = False
     made_us: int  #: the same however often it is written: a row never changes
     orders: list[str] = field(default_factory=list)
     phase: CheckpointPhase = CheckpointPhase.BEGUN

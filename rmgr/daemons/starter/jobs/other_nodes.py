@@ -29,7 +29,7 @@ from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.block import STORY_CHARS, BlockKey, run_label
+from rmgr.model.tasks.block import BlockKey, run_label, story_line
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Pause, Story
@@ -212,7 +212,7 @@ class Barriers:
         parts = [f"{', '.join(waiting)} to say that its cores are free for it"] if waiting else []
         parts += [f"cores of {block.node}"] if block.seat is None else []
         last = f" ({' '.join(barrier.last.split())})" if barrier.last and waiting else ""
-        self._node.notes.tell(block, "", awaits=f"{' and '.join(parts) or 'its files'}{last}"[:STORY_CHARS])
+        self._node.notes.tell(block, "", awaits=story_line(f"{' and '.join(parts) or 'its files'}{last}"))
 
     def promise_of(self, block: ClaimedBlock, helper: str) -> Promise | None:
         """What that node said when it was ready."""

@@ -28,7 +28,7 @@ from rmgr.daemons.starter.execution.dispatch import words_of
 from rmgr.daemons.starter.pull.hands import News
 from rmgr.errors import RmgrError
 from rmgr.model.base.units import utc
-from rmgr.model.tasks.block import MAX_INLINE_OUTCOMES, MAX_STORY, STORY_CHARS, BlockData, Fragment, PastAttempt, has_begun
+from rmgr.model.tasks.block import MAX_INLINE_OUTCOMES, MAX_STORY, BlockData, Fragment, PastAttempt, has_begun, story_line
 from rmgr.model.tasks.block import Outcome as Ended
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
@@ -551,7 +551,7 @@ class Notes:
     ) -> None:
         """Adds to the story of a job; orders are crossed off with it. stopping, awaits, saving: from now on, None = as it is."""
         data = block.data
-        story = (*data.story, words[:STORY_CHARS])[-MAX_STORY:] if words else data.story
+        story = (*data.story, story_line(words))[-MAX_STORY:] if words else data.story
         stopping, awaits = data.stopping if stopping is None else stopping, data.awaits if awaits is None else awaits
         saving = data.saving if saving is None else saving
         block.data = msgspec.structs.replace(data, story=story, stopping=stopping, awaits=awaits, saving=saving)
@@ -560,7 +560,7 @@ class Notes:
     def give_up(self, block: ClaimedBlock, past: PastAttempt, words: str, orders: Sequence[str], *, moved: bool = False) -> None:
         """STOP: the job waits again. Its processes are dead, and what it has saved lies in the store. moved: by a policy."""
         data = block.data
-        block.data = msgspec.structs.replace(data, story=(*data.story, words[:STORY_CHARS])[-MAX_STORY:])
+        block.data = msgspec.structs.replace(data, story=(*data.story, story_line(words))[-MAX_STORY:])
         self._put(_Wish(block=block, orders=list(orders), past=past, moved=moved))
 
     def carries(self, guid: str) -> bool:
