@@ -1,4 +1,4 @@
-"""The Submitter gateway: what clients do with ZooKeeper and the store, for those who cannot reach them, by gRPC.
+"""The Submitter gateway: uses ZooKeeper and the data store on behalf of gRPC clients that cannot reach them.
 
-It checks each call against its caller's rights before it does it, and may do nothing that its caller may not.
+It checks every call against its caller's rights, and can do nothing that its caller may not do.
 """

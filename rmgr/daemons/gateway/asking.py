@@ -1,4 +1,4 @@
-"""Answers the questions of clients (`rmgr/submitter`), each in the name of who asks."""
+"""Answers the questions of clients (`rmgr/submitter`), each with the rights of the asking client."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from rmgr.runtime.machine import Log
 from rmgr.submitter.answers import Answers
 from rmgr.submitter.questions import ORDERS, RIGHTS, Question, Right, decode_question, encode_answer, target_of
 
-#: Tasks in one answer.
+#: Most tasks in one answer.
 _MOST_TASKS = 20_000
-#: Root -> most of one user below one parent (of orders: below each node's), and bytes of their data; through one gateway.
+#: Root -> most znodes of one user below one parent (for orders: below each node's inbox), and bytes of their data; per gateway.
 MOST: Mapping[str, tuple[int, int]] = {
     paths.REQUESTS: (1000, 1 << 20),
     paths.INBOX: (500, 1 << 18),
@@ -38,17 +38,17 @@ _WHAT = {
 }
 _OPERATIONS = {"ASK", "ORDER"}
 _TIMEOUT_S = 5.0
-#: How long a commit takes at most, about; how often it is looked for one who has too much.
+#: Longest expected duration of a commit; pause between looks for a user who has reached the bound.
 _ON_ITS_WAY_S, _LOOK_S = 2.0, 0.25
-#: Users and parents that are remembered.
+#: Most pairs of user and parent that are remembered.
 _KEEP = 20_000
 
 
 class Loose:
-    """Counts znodes that users leave beside their submissions: requests to the leader, orders to nodes. Thread-safe.
+    """Bounds the znodes that users leave beside their submissions: requests to the leader, orders to nodes. Thread-safe.
 
-    They go by themselves within a moment, when somebody obeys or answers. So a gateway remembers what it has made for whom, and looks
-    what is left of it only when that is much. Cost: 2 us; at the bound, one list of children.
+    They vanish soon, once they are obeyed or answered. So a gateway remembers what it made for each user, and checks what is left only when
+    that is much. Cost: 2 us; at the bound, one list of children.
     """
 
     def __init__(self, coordinator: Coordinator, *, clock: Callable[[], float] | None = None) -> None:
@@ -56,10 +56,10 @@ class Loose:
         self._lock = threading.Lock()
         self._clock = clock or machine.monotonic
         self._made: OrderedDict[tuple[str, str], list[tuple[str, int, float]]] = OrderedDict()  # (user, parent) -> (name, bytes, when)
-        self._full_s: dict[tuple[str, str], float] = {}  # when it was looked last, and too much was left
+        self._full_s: dict[tuple[str, str], float] = {}  # when the last look found too much left
 
     def check(self, user: str, multi: Multi) -> None:
-        """Counts what `multi` makes. Raises LimitReached; CoordinationUnavailable."""
+        """Counts what `multi` creates. Raises LimitReached, CoordinationUnavailable."""
         if multi.name not in _OPERATIONS or not isinstance(op := multi.ops[0], Create):
             return
         parent, _, name = op.path.rpartition("/")
@@ -88,7 +88,7 @@ class Loose:
             return True
 
     def _settle(self, user: str, parent: str, names: list[str]) -> None:
-        """Those are left, and what was made so lately that it may still be on its way."""
+        """Keeps the names that are left, and names so recent that their commit may still be in flight."""
         left = Counter(names)
         kept = []
         with self._lock:
@@ -100,7 +100,7 @@ class Loose:
 
 
 class _OfUser:
-    """The gateway's coordinator as it carries out orders of one user: what they leave beside submissions is bounded."""
+    """The gateway's coordinator for orders of one user; bounds what they leave beside submissions."""
 
     def __init__(self, coordinator: Coordinator, loose: Loose, user: str) -> None:
         self._coordinator = coordinator
@@ -117,12 +117,12 @@ class _OfUser:
 
 
 class Asking:
-    """Answers what is asked of a gateway.
+    """Answers clients' questions to a gateway.
 
     Args:
-        owner_of: whose a submission is. loose: counts what users leave beside their submissions.
-        operators: of the gateway's configuration. ca_pem: of a secured cluster, None in an open one.
-        count: as `GatewayMetrics.count`.
+        owner_of: returns the user of a submission. loose: bounds what users leave beside their submissions.
+        operators: from the gateway's configuration. ca_pem: of a secured cluster, None in an open one.
+        count: see `GatewayMetrics.count`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Asking:
         self._fates = Fates(store, coordinator)
 
     def answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:
-        """The answer to a question. Raises what it is refused for. May wait."""
+        """Returns the answer to a question. Raises the reason of a refusal. May block."""
         question = decode_question(data)
         kind, name = type(question), type(question).__name__
         self._count("asked", name)
@@ -172,7 +172,7 @@ class Asking:
         )
 
     def _ordered(self, person: Person, question: Question[Any], others: Collection[str]) -> None:
-        """What operators do to others' work, and to what concerns all, is on record."""
+        """Audits what operators do to others' work, and to the whole cluster."""
         if self._log is None or person.is_open or not (others or RIGHTS[type(question)] is Right.OPERATOR):
             return
         why = f"{person.name} is an operator" + (f", it is work of {', '.join(sorted(others))}" if others else "")

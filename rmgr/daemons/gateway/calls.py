@@ -1,9 +1,9 @@
-"""The gateway's half of calls beside the relay: what may be called, which server gets it, and measurements for whoever picks (paper 004).
+"""The gateway's part in calls besides the relay: which functions exist, which server gets a call, and measurements for picks (paper 004).
 
     servers <--ask, probe-- monitor --Report--> leader        every `[submitter] refresh_s`
-    a try   --understood, pick--> leader, else a Metaserver of its own that knows what this gateway has measured
+    a try   --understood, pick--> leader, or the gateway's own Metaserver, which knows only this gateway's measurements
 
-The leader picks; when it does not answer within a second the gateway does, says so (`degraded`), and asks it again once a second.
+The leader picks; if it does not answer within a second, the gateway picks, says so (`degraded`), and asks the leader again each second.
 """
 
 from __future__ import annotations
@@ -50,27 +50,28 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Log
 from rmgr.v1 import calls_pb2 as pb
 
-#: The leader has so long to pick; where it does not, it is asked again after the second.
+#: Time limit of the leader's pick; pause before a leader that missed it is asked again.
 LEADER_S, AGAIN_S = 1.0, 1.0
-#: Servers have so long to tell their load.
+#: Time limit for servers to report their load.
 _LOAD_S = 1.0
-#: How often it is looked whether servers have come or gone; and whether loads have come.
+#: Interval of looks for servers that came or went, and for loads that arrived.
 _LOOK_S, _POLL_S = 0.25, 0.01
 _SIZES_CHARACTERS = 65_536
-#: Of the sizes of a call, so many characters are shown.
+#: Characters of a call's sizes that are shown.
 _SIZES_SHOWN = 200
-#: Reports go out so often, whatever the refresh: whoever reports no more hears nothing any more (`server_book.FRESH_US`).
+#: Longest interval between reports, whatever the refresh: a gateway that stops reporting is taken to hear no server
+#: (`metaserver.FRESH_US`).
 _LIVES_S = 5.0
-#: Functions in one report to the leader, bytes: a message has 4 MiB at most, and all of it is to be read within `LEADER_S`.
+#: Most bytes of functions in one report to the leader: a message has 4 MiB at most, and must be read within `LEADER_S`.
 _FUNCTIONS_BYTES = 1024 * 1024
 _LONGEST_S = 1e12
 
 
 class Calls:
-    """`relay.Choosing`. Thread-safe.
+    """Implements `relay.Choosing`. Thread-safe.
 
     Args:
-        site: of this gateway. refresh_s: between two looks at all servers. ask: opens a client of the leader at an endpoint.
+        site: of this gateway. refresh_s: interval between two looks at all servers. ask: opens a client for the leader's endpoint.
     """
 
     def __init__(
@@ -92,15 +93,15 @@ class Calls:
         self._lock = threading.Lock()
         self._leader: MetaserverClient | None = None
         self.is_degraded = False  #: no leader answers
-        self._shunned_s = -math.inf  # when the leader did not answer
-        self._looked_s = self._linked_s = 0.0  # how long the last look at loads took, and at links
+        self._shunned_s = -math.inf  # when the leader last failed to answer
+        self._looked_s = self._linked_s = 0.0  # duration of the last look at loads, and at links
         self._stop = threading.Event()
         self._told: frozenset[tuple[str, int, str]] = frozenset()  # servers of the last report, with their states
-        self._known: frozenset[int] = frozenset()  # lives whose functions the leader was told
+        self._known: frozenset[int] = frozenset()  # lives whose functions were reported to the leader
         self._thread = machine.Thread(target=self._run, name="calls-monitor", daemon=True)
 
     def start(self, endpoint: str) -> None:
-        """Begins to look at servers. endpoint: of this gateway."""
+        """Starts looking at servers. endpoint: of this gateway."""
         self.relay.endpoint = endpoint
         self._thread.start()
 
@@ -112,7 +113,7 @@ class Calls:
                 self._leader.close()
                 self._leader = None
 
-    # -- what may be called ------------------------------------------------------------------------------------------------------
+    # -- functions ----------------------------------------------------------------------------------------------------------------
 
     def understood(self, caller: Caller, ask: Any) -> Wanted | Any:
         """See `relay.Choosing`."""
@@ -143,7 +144,8 @@ class Calls:
         return Wanted(interface.key, cost.operations, cost.bytes, sizes=sizes[:_SIZES_SHOWN])
 
     def _users(self, key: str) -> frozenset[str] | None:
-        """Who may call it, None = everybody: a call may come to any of its servers, so all that name somebody must name the caller."""
+        """Returns the users who may call a function, None = all. Any server may get a call, so all servers that name users must allow them.
+        """
         found = self._offered().get(key)
         named = [users for link in found[1] if (users := link.users.get(key))] if found is not None else []
         return frozenset.intersection(*named) if named else None
@@ -154,7 +156,7 @@ class Calls:
         return () if found is None else found[1]
 
     def functions(self, request: Any) -> Any:
-        """See `relay.Choosing`. Every interface by name and version; those that are not offered say why."""
+        """See `relay.Choosing`. Returns every interface by name and version; those that are not offered say why."""
         views: list[Any] = []
         names: set[str] = set()
         for link in self.relay.links.all():
@@ -175,14 +177,14 @@ class Calls:
         return pb.FunctionsReply(functions=views, nearest=nearest[0] if nearest else "")
 
     def _find(self, name: str, version: int) -> Interface | None:
-        """The interface that counts: of this version, or of the highest."""
+        """Returns the valid interface of this version, or of the highest."""
         offered = [interface for interface, _ in self._offered().values() if interface.name == name]
         if version:
             return next((interface for interface in offered if interface.version == version), None)
         return max(offered, key=lambda interface: interface.version, default=None)
 
     def _offered(self) -> dict[str, tuple[Interface, list[ServerLink]]]:
-        """The interface of each name@version that counts, and the servers that offer it, by name."""
+        """Returns for each name@version its valid interface, and the servers that offer it, by name."""
         return {key: several[0] for key, several in offers((link, link.functions) for link in self.relay.links.all()).items()}
 
     # -- picks -------------------------------------------------------------------------------------------------------------------
@@ -219,13 +221,13 @@ class Calls:
     def _picked(self, request: PickRequest) -> Pick:
         failpoint("calls.proxy")
         found = self._asked(lambda leader: leader.pick(request))
-        if found is not None and found.unknown:  # a new leader, or a server that has just come
+        if found is not None and found.unknown:  # a new leader, or a new server
             self._report()
             found = self._asked(lambda leader: leader.pick(request))
         return msgspec.structs.replace(self._own.pick(request), degraded=True) if found is None else found
 
     def _asked(self, question: Callable[[MetaserverClient], Any]) -> Any:
-        """The leader's answer; None where there is none in time."""
+        """Returns the leader's answer, None if there is none in time."""
         if machine.monotonic() - self._shunned_s < AGAIN_S:
             return None
         endpoint = ""
@@ -238,10 +240,10 @@ class Calls:
                     self._leader = self._open(endpoint)
                 leader = self._leader
             answer = question(leader)
-        except (RmgrError, ValueError) as error:  # ValueError: its channel was closed for the next leader's
+        except (RmgrError, ValueError) as error:  # ValueError: the channel was closed in favour of the next leader's
             self._shunned_s = machine.monotonic()
             self._routes.lost(endpoint)
-            with self._lock:  # the next one is asked on a channel of its own, which shows our certificate as it is then
+            with self._lock:  # the next leader gets a new channel, with this gateway's certificate as of then
                 if self._leader is not None:
                     self._leader.close()
                     self._leader = None
@@ -325,7 +327,7 @@ class Calls:
                 self._log.exception("calls_monitor_failed")
 
     def _look(self) -> None:
-        """Step 1 and 2: asks all servers, measures the ways to them, reports."""
+        """Steps 1 and 2: asks all servers for their load, measures the links to them, reports."""
         began_s = machine.monotonic()
         links = self.relay.links.all()
         for link in links:
@@ -345,7 +347,7 @@ class Calls:
         self._metrics.only_servers([link.name for link in links])
 
     def _report(self) -> None:
-        """What is known here, to the leader and to this gateway's own picks."""
+        """Reports what is known here to the leader and to this gateway's own picks."""
         self._told = self._standing()
         links = [*self.relay.links.all(), *self.relay.links.gone()]
         report = GatewayReport(
@@ -363,7 +365,7 @@ class Calls:
             self.relay.links.heard_elsewhere(Life(life.name, life.life), life.heard_ago_us, is_over=life.over)
 
     def _told_leader(self, report: GatewayReport) -> ReportAnswer | None:
-        """Reports without the functions that the leader knows; of much that it does not know a part at a time. None: it does not answer."""
+        """Reports in portions, without functions that the leader knows. Returns None if the leader does not answer."""
         answer: ReportAnswer | None = None
         for _ in range(len(report.servers) + 1):
             part, size = set[int](), 0
@@ -410,7 +412,7 @@ class Calls:
 
 
 def _us(seconds: float) -> int:
-    """Whole microseconds that can travel, of an expectation that may be anything."""
+    """Converts to whole microseconds, bounded so that any expectation can be sent."""
     return round(min(seconds, _LONGEST_S) * 1e6)
 
 
@@ -419,7 +421,7 @@ def _candidate(link: ServerLink) -> Candidate:
 
 
 def _state(link: ServerLink) -> str:
-    """As reports say it."""
+    """Returns the state as reports name it."""
     return "closed" if link.is_over else "away" if link.ended else "leaving" if link.is_leaving else "open"
 
 

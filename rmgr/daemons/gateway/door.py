@@ -1,8 +1,8 @@
-"""What a client of a gateway may submit, and by what a submission may grow: one place for every rule, whoever made the client.
+"""What a client of a gateway may submit, and how a submission may grow: the one place for every rule, for any client.
 
-Records and blocks were checked field by field when they were decoded (`coord/validity`). Here stands what they must say together: a new
-submission is its sender's, its tasks follow one another without a gap, its blocks ask for what it asks for and carry nothing that only a
-Starter or the leader gives. Pure.
+Records and blocks were checked field by field when they were decoded (`coord/validity`). This file checks them together: a new
+submission belongs to its sender, its tasks follow one another without a gap, its blocks request what the submission requests, and contain
+nothing that only a Starter or the leader writes. Pure.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rmgr.model.tasks.block import MAX_TASKS, BlockData, Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail, as_signed
 from rmgr.submitter.port import Growth, Order
 
-#: Characters of what makes the bytes of a tail unique.
+#: Most characters of the stamp that makes a tail unique.
 _STAMP = 64
 _ROW = re.compile(r"args/(\d{10})/\d{10}/[0-9a-f]{64}", re.ASCII)
 _OUTCOME_ENDS = {(State.CANCELLED, Reason.USER_CANCEL), (State.FAILED, Reason.OUTPUT_EXISTS)}
 _FRAGMENT = Fragment(attempt=0)
 _WHY_CHARACTERS = 300
-#: Fields of a block that its user decides; the others are at their defaults until somebody has taken it.
+#: Fields of a block that its user decides; the others have their defaults until a Starter or the leader has handled the block.
 _OF_USER = frozenset({"function", "resubmit", "retries", "base", "payloads", "row", "keyed", "serial", "seal"})
 _UNTOUCHED = tuple(
     (name, default)
@@ -39,7 +39,7 @@ _UNTOUCHED = tuple(
 
 
 def check_order(order: Order, person: Person) -> None:
-    """Raises: PermissionDenied for work in another's name; InvalidRecord, naming what is wrong. Cost: 5 us, and 2 us a block."""
+    """Raises: PermissionDenied for work in another user's name; InvalidRecord with the fault. Cost: 5 us, and 2 us a block."""
     record = order.draft
     if not person.is_open and record.user != person.name:
         raise PermissionDenied(f"{person.name} cannot submit for {record.user}", hint="work belongs to whoever submits it")
@@ -62,7 +62,7 @@ def check_order(order: Order, person: Person) -> None:
 
 
 def check_growth(growth: Growth, submission: Submission, tail: Tail) -> None:
-    """`growth` of a submission that is kept; tail: as it is now. Raises InvalidRecord. Cost: as `check_order`."""
+    """Checks the growth of a kept submission. tail: the present one. Raises InvalidRecord. Cost: as `check_order`."""
     new = growth.tail
     if new == tail:
         return
@@ -76,7 +76,7 @@ def check_growth(growth: Growth, submission: Submission, tail: Tail) -> None:
 
 
 def _check_blocks(blocks: Sequence[Block], number: int, record: Submission) -> None:
-    """New blocks, which nobody has claimed yet, as their submission says. Names say what its user has signed: the leader renames them."""
+    """Checks new, unclaimed blocks against their submission. Their names say what the user signed; only the leader renames blocks."""
     record = as_signed(record)
     told = (record.priority, record.request.cores, -(-record.request.memory_bytes // MIB), 1)
     most = 1 if record.rigid is not None else MAX_TASKS
@@ -98,7 +98,7 @@ def _check_blocks(blocks: Sequence[Block], number: int, record: Submission) -> N
 
 
 def _check_ended(fragment: Fragment) -> None:
-    """Outcomes that a client decides: tasks that never ran, cancelled or refused."""
+    """Checks outcomes that a client decides: of tasks that never ran, cancelled or refused."""
     is_bare = msgspec.structs.replace(fragment, outcomes=()) == _FRAGMENT and bool(fragment.outcomes)
     _require(is_bare, "only a node tells what became of tasks that ran")
     for outcome in fragment.outcomes:
@@ -108,7 +108,7 @@ def _check_ended(fragment: Fragment) -> None:
 
 
 def _check_indices(start: int, end: int, blocks: Sequence[Block], ended: Sequence[Fragment]) -> None:
-    """Each task from `start` to `end` is in one block, or has one outcome."""
+    """Checks that each task from `start` to `end` is in one block, or has one outcome."""
     spans = [(key.first, key.end) for key, _ in blocks]
     spans += [(outcome.index, outcome.index + 1) for fragment in ended for outcome in fragment.outcomes]
     due = start

@@ -1,14 +1,13 @@
-"""Checks the limits of a gateway's users before it commits more for them, by what they have in the whole cluster.
+"""Checks the limits of a gateway's users before it commits more work for them, by their use of the whole cluster.
 
-The leader counts (its memory has every submission); a gateway asks it every few seconds while anything is submitted, and adds
-what it has committed itself since. So a user can be over a limit by what he commits through other gateways, or past all of
-them, within those seconds, and by no more. Before anybody is refused the leader is asked again, so that nobody is refused for
-what has ended meanwhile.
+The leader counts (its memory has every submission); a gateway asks it every few seconds while work is submitted, and adds what it has
+committed itself since. So a user can exceed a limit only by what the user commits within those seconds through other gateways, or past
+all of them. Before a refusal the leader is asked again, so that no user is refused because of work that has ended meanwhile.
 
-Arguments that wait in ZooKeeper are not in the leader's memory: the gateway sorts the tasks that it has committed by their
-size. Of a user's N unfinished tasks the N largest are taken to be the ones that are left, which is never too few.
+The leader's memory does not contain arguments in ZooKeeper, so the gateway sorts the tasks that it has committed by size. The N largest
+tasks of a user with N unfinished tasks are assumed to be left, which never counts too few bytes.
 
-`GatewayUse` shows users what they have and may have (`rmgr limits`).
+`GatewayUse` shows users their use and limits (`rmgr limits`).
 """
 
 from __future__ import annotations
@@ -33,24 +32,24 @@ from rmgr.runtime import machine
 from rmgr.submitter.messages import Grow, Place
 from rmgr.submitter.port import Growth, Order
 
-#: Between two questions to the leader, and how long after the last submission they go on.
+#: Interval of questions to the leader, and how long they go on after the last submission.
 ASK_S, BUSY_S = 3.0, 15.0
-#: How long the leader may take to see what was committed; how old an answer may be by which somebody is refused.
+#: Time until the leader has seen a commit; greatest age of an answer on which a refusal is based.
 SETTLE_S, FRESH_S = 2.0, 0.5
-#: What ZooKeeper keeps of a znode beside its data (bytes).
+#: Estimate of ZooKeeper's memory for a znode besides its data, in bytes.
 _ZNODE_BYTES = 200
-#: Znodes of a submission beside its blocks.
+#: Znodes of a submission besides its blocks.
 _ZNODES = 6
-#: How long the leader may take for an answer.
+#: Time limit of an answer of the leader.
 _LEADER_S = 2.0
-#: Answers at once; and how long one takes for who asks too much.
+#: Answers in parallel; delay of an answer to a user who asks too often.
 _AT_ONCE, _SLOW_S = 8, 0.2
 _CLUSTER = (JOBS, "open_submissions", "unfinished_tasks", "zookeeper_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """What a user adds: `sizes` are (tasks, bytes) of blocks, `size` is of everything else."""
+    """What a user adds: `sizes` are (tasks, bytes) of blocks, `size` is the bytes of everything else."""
 
     submissions: int
     tasks: int
@@ -59,12 +58,12 @@ class _Added:
 
 
 def _sizes_of(blocks: Sequence[Block], written: Sequence[tuple[str, bytes]]) -> tuple[tuple[int, int], ...]:
-    """(tasks, bytes) of each; written: as they came."""
+    """Returns (tasks, bytes) of each block; written: the encoded blocks."""
     return tuple((key.count, len(data) + _ZNODE_BYTES) for (key, _), (_, data) in zip(blocks, written, strict=True))
 
 
 class _Ledger:
-    """Of one user: what was committed lately, and the sizes of his waiting tasks by powers of two."""
+    """Recent commits of one user, and bytes of the user's waiting tasks by powers of two."""
 
     def __init__(self) -> None:
         self.recent: deque[tuple[float, int, int, int]] = deque()  # when, submissions, tasks, bytes
@@ -79,7 +78,7 @@ class _Ledger:
             self.sizes[at] += size
 
     def settle(self, before_s: float, unfinished: int) -> None:
-        """The leader has seen what was committed before; so many tasks are left of it."""
+        """Drops commits that the leader has seen; `unfinished` tasks are left of them."""
         while self.recent and self.recent[0][0] < before_s:
             self.recent.popleft()
         gone = sum(self.tasks) - unfinished - sum(tasks for _, _, tasks, _ in self.recent)
@@ -94,10 +93,11 @@ class _Ledger:
 
 
 class ClusterUse:
-    """Args:
-    ask: the leader's numbers of everybody (fresh); raises RmgrError. clock: monotonic seconds.
+    """The use of the whole cluster by each user, as far as this gateway knows. Thread-safe.
 
-    Thread-safe. A check may ask once when it refuses.
+    Args:
+        ask: returns the leader's numbers of all users (fresh); raises RmgrError. clock: monotonic seconds.
+    A check may ask the leader once before it refuses.
     """
 
     def __init__(self, bounds: Bounds, ask: Callable[[bool], UseAnswer], *, clock: Callable[[], float] | None = None) -> None:
@@ -115,22 +115,22 @@ class ClusterUse:
         self.problem = ""
 
     def start(self) -> ClusterUse:
-        """Asks in the background from now on, while anything is submitted."""
+        """Starts asking in the background, while work is submitted."""
         machine.Thread(target=self._run, name="limits", daemon=True).start()
         return self
 
     def close(self) -> None:
-        """Idempotent."""
+        """Ends the asking. Idempotent."""
         self._ended = True
         self._wake.set()
 
     def check_order(self, user: str, place: Place, order: Order) -> None:
-        """`user` submits this; place: as it came. Raises LimitReached. Cost: 1 us a block."""
+        """Checks a user's submission. place: the encoded message. Raises LimitReached. Cost: 1 us a block."""
         size = len(place.record) + _ZNODES * _ZNODE_BYTES
         self._check(user, _Added(1, order.tasks, size, _sizes_of(order.blocks, place.blocks)))
 
     def check_growth(self, user: str, grow: Grow, growth: Growth) -> None:
-        """`user` adds this; grow: as it came. Raises LimitReached. Cost: as `check_order`."""
+        """Checks a user's growth. grow: the encoded message. Raises LimitReached. Cost: as `check_order`."""
         sizes = _sizes_of(growth.blocks, grow.blocks)
         ended = sum(len(data) + _ZNODE_BYTES for data in grow.ended)
         self._check(user, _Added(0, sum(count for count, _ in sizes), ended, sizes))
@@ -150,7 +150,7 @@ class ClusterUse:
             self._wake.set()
 
     def used(self, user: str) -> dict[str, int]:
-        """His use of the cluster, by bound."""
+        """Returns the user's use of the cluster, by bound."""
         known = self._known.get(user)
         with self._lock:
             ledger = self._ledgers.get(user)
@@ -166,16 +166,16 @@ class ClusterUse:
         return told
 
     def users(self) -> set[str]:
-        """Of whom anything is known."""
+        """Returns all users of whom anything is known."""
         with self._lock:
             return {*self._ledgers, *self._known}
 
     def refresh(self, *, fresh: bool = False) -> None:
-        """Asks the leader; without an answer what was known stays, with `problem`."""
+        """Asks the leader; without an answer the last numbers stay, and `problem` says why."""
         with self._asking:
             began_s = self._clock()
             if began_s - self._asked_s <= (FRESH_S if fresh else ASK_S / 2):
-                return  # somebody has asked meanwhile
+                return  # another thread has asked meanwhile
             try:
                 told = self._ask(fresh)
             except RmgrError as error:
@@ -193,7 +193,7 @@ class ClusterUse:
             self._asked_s = began_s
 
     def _exceeded(self, user: str, new: _Added) -> str:
-        """The limit beyond which he would be, "" = none."""
+        """Returns the limit that the user would exceed, "" if none."""
         limits = self._bounds.limits
         amounts = (new.submissions, new.submissions, new.tasks, new.size + sum(size for _, size in new.sizes))
         if not any(amounts):
@@ -217,7 +217,7 @@ class ClusterUse:
 
 
 class LeaderAsk:
-    """Asks whoever leads, on one channel while it is the same. Thread-safe."""
+    """Asks the present leader, on one channel as long as it leads. Thread-safe."""
 
     def __init__(self, routes: ClusterRoutes, credentials: Credentials | None) -> None:
         self._routes = routes
@@ -226,7 +226,7 @@ class LeaderAsk:
         self._client: UseClient | None = None
 
     def __call__(self, fresh: bool) -> UseAnswer:
-        """Of everybody. Raises Unavailable, PermissionDenied."""
+        """Returns the use of all users. Raises Unavailable, PermissionDenied."""
         with self._lock:
             endpoint = self._routes.leader("")
             if self._client is None or self._client.endpoint != endpoint:
@@ -251,7 +251,7 @@ class LeaderAsk:
 
 
 class GatewayUse:
-    """`UseAnswers` of a gateway: its own numbers and, through `cluster`, the leader's."""
+    """Implements `UseAnswers` in a gateway: its own numbers and, through `cluster`, the leader's."""
 
     def __init__(self, bounds: Bounds, cluster: ClusterUse, operators: Sequence[str] = ()) -> None:
         self._bounds = bounds
@@ -264,7 +264,7 @@ class GatewayUse:
         with self._room:
             try:
                 self._bounds.spend(caller.user)
-            except Throttled:  # whoever is refused may see why, slowly
+            except Throttled:  # a refused user may still see why, slowly
                 machine.sleep(_SLOW_S)
             return self._told(users, fresh=fresh, caller=caller)
 

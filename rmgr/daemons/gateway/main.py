@@ -1,7 +1,7 @@
-"""The Submitter gateway, for clients that reach neither ZooKeeper nor the data store: they speak of work, ask, and use the store.
+"""The Submitter gateway, for clients that reach neither ZooKeeper nor the data store: they submit, ask, and use the store.
 
-It has one Submitter (`submitter/direct.py`) for all of its clients. Holds no state that matters: kill it, start another one, and
-clients go on.
+One Submitter (`submitter/direct.py`) serves all clients. The gateway holds no state that matters: kill it, start another, and
+the clients go on.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ from rmgr.submitter.direct import Submitter
 from rmgr.submitter.handing import Lines
 from rmgr.submitter.thread import SubmitterThread
 
-#: Clients at once: each has a stream, which costs two threads.
+#: Most clients at once: each has a stream, which costs two threads.
 MAX_TALKS = 1000
 STALL_S = 30.0
-#: SIGTERM: how long what is under way may take.
+#: After SIGTERM, time for calls under way.
 GRACE_S = 2.0
 _LOOK_S = 0.5
-#: A waiting thread gets the interpreter after this (default 5 ms): a word passes through three threads here.
+#: A waiting thread gets the interpreter after this (default 5 ms): a message passes through three threads here.
 _SWITCH_S = 0.0005
 
 
 class SessionWatch:
-    """The gateway's own session: is ZooKeeper there, and is it still our cluster? Decides what the health service says."""
+    """Watches the gateway's own session: is ZooKeeper there, and the same cluster? Sets what the health service answers."""
 
     def __init__(self, coordinator: SessionCoordinator, meta: Meta, server: RpcServer, metrics: GatewayMetrics, log: Log) -> None:
         self._coordinator = coordinator
@@ -80,7 +80,7 @@ class SessionWatch:
         coordinator.listen(self._on_state)
 
     def look(self) -> None:
-        """Called now and then. Raises WrongCluster when another cluster, or none, is in ZooKeeper now."""
+        """Looks at the session now and then. Raises WrongCluster if ZooKeeper has another cluster now, or none."""
         session = self._coordinator.session_id
         if session in {0, self._session}:
             return
@@ -93,7 +93,7 @@ class SessionWatch:
 
     @property
     def is_there(self) -> bool:
-        """ZooKeeper answers."""
+        """Whether ZooKeeper answers."""
         return self._state is SessionState.CONNECTED
 
     def _on_state(self, state: SessionState) -> None:
@@ -110,8 +110,8 @@ def run(config: Config, *, insecure: bool = False) -> int:
 
     Args:
         insecure: see `runtime.secured.check_exposure`.
-    Raises: ConfigError for such a place without `insecure`; NotConnected, CoordinationUnavailable, WrongCluster at the
-        start. A data store that does not answer is no reason to end: it is waited for in the background.
+    Raises: ConfigError for an unsafe place without `insecure`; NotConnected, CoordinationUnavailable, WrongCluster at the
+        start. A data store that does not answer is no error: the gateway waits for it in the background.
     """
     credentials = credentials_of(config, Role.SUBMITTER)
     check_exposure(credentials, listen=config.submitter.listen, metrics=config.submitter.metrics, insecure=insecure)
@@ -133,7 +133,7 @@ def _owned(
     trust: Trust | None,
     owner_of: OwnerOf,
 ) -> Callable[[Person], OwnedStore] | None:
-    """The store as one person may use it; None where values have no owners."""
+    """Returns a maker of stores limited to one person; None if values have no owners."""
     if credentials is None or trust is None:
         return None
     deeds = Deeds(trust, meta.cluster_id, credentials, settings=FreshSettings(partial(read_settings, coordinator)))
@@ -148,7 +148,7 @@ def _owned(
 def _calls(
     config: Config, routes: ClusterRoutes, metrics: GatewayMetrics, log: Log, credentials: Credentials | None, bounds: Bounds
 ) -> Calls | None:
-    """Calls of functions on servers; None where the configuration leaves them out."""
+    """Returns the calls of functions on servers, None if the configuration disables them."""
     if not config.submitter.calls:
         return None
     return Calls(
@@ -172,7 +172,7 @@ def _serve(
 ) -> int:
     metrics = GatewayMetrics()
     hosts, chroot = config.cluster.hosts_and_chroot()
-    options = zookeeper_options(config, credentials, insecure=True)  # as the session was opened with
+    options = zookeeper_options(config, credentials, insecure=True)  # as when the session was opened
     bounds = Bounds()
     routes = ClusterRoutes(coordinator, metrics.count)
     leader_use = LeaderAsk(routes, credentials)
@@ -181,7 +181,7 @@ def _serve(
     owners = Owners(coordinator, store)
     trust = open_trust(coordinator, credentials)
     if credentials is not None:
-        publish(coordinator, credentials)  # it signs nothing; who looks finds whose key it is, and when its certificate ends
+        publish(coordinator, credentials)  # it signs nothing, but others can find the owner of its key, and when its certificate ends
     check_key(trust, credentials, log)
     owned = _owned(coordinator, store, meta, log, credentials, trust, owners)
     stores = UserStores(store, log, owner_of=owners, owned=owned, operators=operators, count=metrics.count)
@@ -191,7 +191,7 @@ def _serve(
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
     forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
     calls = _calls(config, routes, metrics, log, credentials, bounds)
-    # A session of its own: it is not closed when the gateway is told to stop, so owners who go on through another one are never missed.
+    # Its own session stays open when the gateway is stopped, so owners who go on through another gateway are never missed.
     session = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
     submitter_thread = SubmitterThread()
     authenticity = Authenticity(trust, meta.cluster_id) if trust is not None else None

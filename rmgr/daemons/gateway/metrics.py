@@ -1,4 +1,4 @@
-"""Metrics of a gateway for Prometheus, by name and meaning."""
+"""Prometheus metrics of a gateway, by name and meaning."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class GatewayMetrics:
         self._server_age = Gauge("rmgr_call_server_age_seconds", "age of a server's load", ["server"], registry=registry)
 
     def server(self, name: str, load: Any, bytes_per_s: float, age_s: float) -> None:
-        """What was measured of a server for calls (`pb.Load`)."""
+        """Shows what was measured of a server for calls (`pb.Load`)."""
         self._server_load.labels(name).set(load.running + load.waiting + load.other)
         self._server_link.labels(name).set(bytes_per_s)
         self._server_age.labels(name).set(age_s)
 
     def only_servers(self, names: Collection[str]) -> None:
-        """Of other servers nothing is shown any more."""
+        """Removes the rows of all other servers."""
         for gauge in (self._server_load, self._server_link, self._server_age):
             for metric in gauge.collect():
                 for name in {sample.labels["server"] for sample in metric.samples} - set(names):
                     gauge.remove(name)
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
-        """Something happened: `asked`, `committed`, `refused`, `cut`, `stored_bytes`, `passed_on` of one kind."""
+        """Counts an event of one kind: `asked`, `committed`, `refused`, `cut`, `stored_bytes`, `passed_on`."""
         self._counters[what].labels(kind).inc(amount)

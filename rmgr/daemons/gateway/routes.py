@@ -15,14 +15,14 @@ from rmgr.model.cluster.node import EpochRecord, NodeRecord
 from rmgr.procedures.snapshot import fetch
 from rmgr.runtime import machine
 
-#: How old the list of endpoints may be when one is found in it, and at least when one is not.
+#: Greatest age of the list of endpoints if it contains the wanted one; least age before another read if it does not.
 FRESH_S = 5.0
 LOOK_AGAIN_S = 0.5
 _TIMEOUT_S = 3.0
 
 
 class ClusterRoutes:
-    """`adapters.gateway.forward.Routes` of one cluster. Thread-safe."""
+    """Implements `adapters.gateway.forward.Routes` for one cluster. Thread-safe."""
 
     def __init__(self, coordinator: Coordinator, count: Callable[[str, str, float], None]) -> None:
         self._coordinator = coordinator
@@ -46,7 +46,7 @@ class ClusterRoutes:
         return leader
 
     def node(self, wanted: str) -> str:
-        """See `Routes`. Cost: a read of every node's record, at most every 0.5 s."""
+        """See `Routes`. Cost: a read of every node's record, at most once in 0.5 s."""
         if not wanted:
             raise NotFound("which node is to answer? the call names no endpoint")
         with self._lock:
@@ -85,7 +85,7 @@ class ClusterRoutes:
         endpoints = set()
         for name, record in zip(names, records, strict=True):
             if record is not None:
-                with suppress(RmgrError):  # a record of another release says nothing to this one
+                with suppress(RmgrError):  # a record of another release may be unreadable
                     endpoints.add(decode_record(record.data, NodeRecord, paths.node(name)).endpoint)
         with self._lock:
             self._nodes, self._nodes_read_s = frozenset(endpoints - {""}), machine.monotonic()

@@ -1,7 +1,7 @@
-"""Serves the streams of clients (`submitter/messages.py`): who has submissions has a `DirectWork` of his own on the one Submitter.
+"""Serves the streams of clients (`submitter/messages.py`): each client that submits or follows has a `DirectWork` on the one Submitter.
 
-What may wait (orders; questions, and readings before a submission is kept) runs on a few threads in turns of the users; everything else on
-the Submitter's thread, which never waits. Nothing here matters when the gateway dies: clients say everything again to another one.
+What may block (orders, questions, reads before a submission is kept) runs on a few threads, users taking turns; everything else runs on
+the Submitter's thread, which never blocks. Nothing here matters when the gateway dies: clients repeat everything to another one.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from rmgr.submitter.upkeep import Upkeep
 if TYPE_CHECKING:
     from rmgr.daemons.gateway.limits import ClusterUse
 
-#: Threads for orders, which wait for commits, and how many of them one user has; the same for what is read. Those are few: they compute,
-#: and all the others of a gateway have to get the interpreter between them.
+#: Threads for orders, which wait for commits, and most of them for one user; the same for reads. Reads get few threads, because they
+#: compute, and the gateway's other threads need the interpreter in between.
 _ORDERS_AT_ONCE, _ORDERS_OF_ONE = 16, 8
 _READS_AT_ONCE, _READS_OF_ONE = 3, 2
-#: Jobs of one user that wait for a thread: above it nothing more is read from him.
+#: Jobs of one user that may wait for a thread; beyond that, nothing more is read from the user.
 _MOST_WAITING = 128
-#: How long the reading of a record may take, and the longest that a client may wait for an order, or an answer.
+#: Time limit of reading a record; longest timeouts that clients may ask for orders, and for answers.
 _READ_S, _LONGEST_S, _LONGEST_ANSWER_S = 10.0, 120.0, 60.0
-#: After which a record is read again that could not be read (s).
+#: Pause before an unreadable record is read again (s).
 _AGAIN_S = 0.5
-#: Words about one submission that wait until its record was read; a client of ours has said three by then.
+#: Most messages about a submission that wait until its record was read; rmgr's own client has sent three by then.
 _MOST_EARLY = 64
 
 
@@ -60,9 +60,9 @@ class _Job:
 
 
 class TurnsPool:
-    """Runs jobs on a few threads, those of whoever has had least first, and of operators before all others. Thread-safe.
+    """Runs jobs on a few threads: jobs of operators first, then those of the users who have had least time. Thread-safe.
 
-    Args: threads: how many; of_one: of one user.
+    Args: threads: in all; of_one: most for one user.
     """
 
     def __init__(self, had: Had, threads: int, of_one: int) -> None:
@@ -78,7 +78,7 @@ class TurnsPool:
             machine.Thread(target=self._run, name=f"gateway-work-{at}", daemon=True).start()
 
     def run(self, user: str, call: Callable[[], None], *, is_operator: bool = False) -> None:
-        """Waits while too much of the user's waits already."""
+        """Runs a job; blocks while too many jobs of the user wait already."""
         user = user or "nobody"  # "" would go before all others
         with self._lock:
             if self._waiting[user] >= _MOST_WAITING:
@@ -87,7 +87,7 @@ class TurnsPool:
         self.run_soon(user, call, is_operator=is_operator)
 
     def run_soon(self, user: str, call: Callable[[], None], *, is_operator: bool = False) -> None:
-        """As `run`, and never waits."""
+        """Runs a job without blocking."""
         user = user or "nobody"
         self._had.wait(user, 1)
         with self._lock:
@@ -96,7 +96,7 @@ class TurnsPool:
             self._work.notify()
 
     def close(self) -> None:
-        """Jobs that wait are dropped."""
+        """Drops waiting jobs."""
         with self._lock:
             self._closed = True
             self._turns.clear()
@@ -112,7 +112,7 @@ class TurnsPool:
                 self._had.add(job.user, machine.monotonic() - began_s)
                 self._had.wait(job.user, -1)
                 with self._lock:
-                    _one_less(self._under_way, job.user)  # this thread takes what this one's user may have now
+                    _one_less(self._under_way, job.user)  # this thread takes one of the jobs that the user may run now
 
     def _next(self) -> _Job | None:
         with self._lock:
@@ -129,7 +129,7 @@ class TurnsPool:
 
 
 def _one_less(counts: Counter[str], user: str) -> None:
-    """Who has none is forgotten."""
+    """Counts down; forgets users at 0."""
     counts[user] -= 1
     if not counts[user]:
         del counts[user]
@@ -139,9 +139,9 @@ class Desk:
     """What the streams of a gateway share.
 
     Args:
-        submitter: on the gateway's session and store. answer: to a question, within so many seconds, or it raises.
-        use: limits of users in the whole cluster, None = not asked.
-        operators: of the gateway's configuration.
+        submitter: on the gateway's session and store. answer: returns the answer to a question within some seconds, or raises.
+        use: use of the whole cluster by users, None = not checked.
+        operators: from the gateway's configuration.
     """
 
     def __init__(
@@ -162,19 +162,20 @@ class Desk:
         self.use = use
         self.operators = tuple(operators)
         self.count = count
-        self.orders = TurnsPool(Had(), _ORDERS_AT_ONCE, _ORDERS_OF_ONE)  # of commits alone: who asks much may submit a little
+        self.orders = TurnsPool(Had(), _ORDERS_AT_ONCE, _ORDERS_OF_ONE)  # counts orders alone: a user who asks a lot may still submit
         self.reads = TurnsPool(bounds.had, _READS_AT_ONCE, _READS_OF_ONE)
 
         self._lingering: dict[str, deque[tuple[float, DirectWork]]] = {}  # user -> until when; on the Submitter's thread
 
     def talker(self, caller: Caller, stream: Stream) -> ClientTalk:
-        """Answers one client."""
+        """Returns the talker for one client."""
         return ClientTalk(self, caller, stream)
 
     def linger(self, user: str, work: DirectWork) -> None:
-        """The client's stream has broken: on its way to another gateway it owns its submissions still.
+        """Keeps a client's ownership for a while after its stream broke: it may be on its way to another gateway.
 
-        As many owners of one user linger as he may have clients; of more the first goes at once, or who comes and goes fills the list.
+        As many owners of one user linger as the user may have clients; beyond that the oldest ends at once, or a user who keeps
+        reconnecting would fill the list.
         """
         now_s, lingers_s = machine.monotonic(), work.session_timeout_s
         his = self._lingering.setdefault(user, deque())
@@ -187,13 +188,13 @@ class Desk:
             del self._lingering[other]
 
     def close(self) -> None:
-        """Streams have ended."""
+        """Ends the threads, after all streams have ended."""
         self.orders.close()
         self.reads.close()
 
 
 class ClientTalk:
-    """`adapters.gateway.talk.Talker` of one client."""
+    """Implements `adapters.gateway.talk.Talker` for one client."""
 
     def __init__(self, desk: Desk, caller: Caller, stream: Stream) -> None:
         self._desk = desk
@@ -203,16 +204,16 @@ class ClientTalk:
         self._work: DirectWork | None = None
         self._guid = ""
         self._kept: dict[int, _KeptHere] = {}  #: on the Submitter's thread
-        self._fresh: Submitted | None = None  #: what this stream has made last: it need not be read to be kept
+        self._fresh: Submitted | None = None  #: this stream's last submission: it need not be read to be kept
         self._has_gone = False  #: its work is over
         self._is_over = False
 
     # -- Talker, on the reader's thread
 
     def heard(self, words: Sequence[bytes]) -> list[Callable[[], None]]:
-        """See `Talker`. Returns when the Submitter has taken them in: what a client says piles up before nobody's words but its own."""
+        """See `Talker`. Returns once the Submitter has taken the messages in, so that they pile up before no other client's messages."""
         later: list[Callable[[], None]] = []
-        is_his = False  #: of the Submitter; questions and orders are nothing to it yet
+        is_his = False  #: meant for the Submitter; questions and orders do not concern it yet
         try:
             for word in words:
                 message = messages.read_client(word)
@@ -260,7 +261,7 @@ class ClientTalk:
         """See `Talker`."""
         self._desk.submitter.post(self._end)
 
-    # -- the beginning and the end
+    # -- begin and end
 
     def _hello(self, hello: messages.Hello) -> None:
         if hello.version != messages.VERSION:
@@ -303,12 +304,12 @@ class ClientTalk:
         if not self._is_over:
             self._stream.say(messages.encode(message))
 
-    # -- questions and orders, on a thread that may wait
+    # -- questions and orders, on a thread that may block
 
     def _answer(self, ask: messages.Ask, end_s: float) -> None:
         left_s = end_s - machine.monotonic()
         if self._is_over or left_s <= 0:
-            return  # nobody waits for it any more
+            return  # no client waits for it any more
         try:
             if self._stream.is_full:
                 raise Throttled("answers wait to be taken", hint="take them, or ask for less at once")
@@ -353,7 +354,7 @@ class ClientTalk:
         self._desk.count("refused", type(error).__name__)
 
     def _growing(self, grow: messages.Grow) -> Callable[[_KeptHere], None]:
-        """What is done with a growth; one that is refused ends its submission for this client."""
+        """Returns the handling of a growth; a refused one ends its submission for this client."""
         try:
             growth = messages.growth_of(grow)
             if self._desk.use is not None and not grow.is_announced:
@@ -363,7 +364,7 @@ class ClientTalk:
             return lambda kept: kept.die(refusal)
         return lambda kept: kept.grow(growth, is_announced=grow.is_announced)
 
-    # -- what is kept, on the Submitter's thread
+    # -- kept submissions, on the Submitter's thread
 
     def _begin(self, keep: messages.Keep) -> None:
         assert self._work is not None
@@ -382,20 +383,20 @@ class ClientTalk:
             kept.begin(fresh)
 
     def _let_read(self, kept_id: int) -> None:
-        """On the reader's thread: who keeps much is read no further."""
+        """Queues the read of a kept submission, on the reader's thread: nothing more is read from a client that keeps too many."""
         kept = self._kept.get(kept_id)
         if kept is not None and kept.is_unread:
             self._in_turn(partial(self._read, kept_id))
 
     def _in_turn(self, call: Callable[[], None]) -> None:
-        """On a thread that may wait, in turns of the users; waits itself while too much of this one's waits."""
+        """Runs a job on a thread that may block, users taking turns; blocks itself while too many of the user's jobs wait."""
         self._desk.reads.run(self._caller.user, call, is_operator=self._caller.is_certified_operator)
 
     def _read(self, kept_id: int) -> None:
-        """On a thread that may wait. While nobody answers it is tried again: a client that has come from another gateway waits."""
+        """Reads a kept submission, on a thread that may block. Retries while the store is away: a client from another gateway waits."""
         kept = self._kept.get(kept_id)
         if kept is None or not kept.is_unread:
-            return  # it was left, or refused, or kept twice
+            return  # left, refused, or kept twice
         keep = kept.keep
         assert self._work is not None
         submitter = self._desk.submitter
@@ -438,19 +439,19 @@ class ClientTalk:
         for kept in self._kept.values():
             kept.go_on()
 
-    # -- for what is kept
+    # -- for kept submissions
 
     def say(self, message: messages.FromGateway) -> None:
-        """To the client."""
+        """Sends a message to the client."""
         self._say(message)
 
     @property
     def is_full(self) -> bool:
-        """The client has so much to take that nothing more is read for it."""
+        """Whether so much waits for the client that nothing more is read for it."""
         return self._stream.is_full
 
     def forget(self, kept_id: int) -> _KeptHere | None:
-        """It was left, or has died; the client is told. Returns: what was kept."""
+        """Forgets a submission that was left or has died, and returns it."""
         kept = self._kept.pop(kept_id, None)
         if kept is not None:
             self._desk.bounds.give_back("followed", self._caller.user)
@@ -462,7 +463,7 @@ def _failed(error: Exception) -> RmgrError:
 
 
 class _KeptHere:
-    """`port.KeptListener` of one submission of one client. What is said of it before its record was read waits for that."""
+    """Implements `port.KeptListener` for one submission of one client. Messages about it wait until its record was read."""
 
     def __init__(self, talk: ClientTalk, keep: messages.Keep, work: DirectWork) -> None:
         self.keep = keep
@@ -475,11 +476,11 @@ class _KeptHere:
 
     @property
     def is_unread(self) -> bool:
-        """Its record is to be read."""
+        """Whether the record must still be read."""
         return self._upkeep is None and not self._is_over
 
     def begin(self, stored: Stored) -> None:
-        """Its record was read."""
+        """Starts keeping, after the record was read."""
         if not self.is_unread:
             return
         keep = self.keep
@@ -496,12 +497,12 @@ class _KeptHere:
             call(self)
 
     def failed(self, error: RmgrError) -> None:
-        """It cannot be kept."""
+        """Ends a submission that cannot be kept."""
         if not self._is_over:
             self.on_dead(error)
 
     def when_ready(self, call: Callable[[_KeptHere], None]) -> None:
-        """Calls it once the record was read."""
+        """Calls `call` once the record was read."""
         if self._upkeep is not None:
             call(self)
         elif len(self._waiting) < _MOST_EARLY:
@@ -511,13 +512,13 @@ class _KeptHere:
             self.failed(LimitReached(f"{_MOST_EARLY} words about submission {self.keep.number} wait already", hint="wait for the answers"))
 
     def leave(self) -> None:
-        """It is kept no more."""
+        """Stops keeping."""
         self._is_over = True
         if self._upkeep is not None:
             self._upkeep.leave()
 
     def go_on(self) -> None:
-        """The client takes more."""
+        """Goes on after the client has taken messages."""
         if self._upkeep is not None:
             self._upkeep.rest(is_resting=False)
 
@@ -549,17 +550,17 @@ class _KeptHere:
         self._talk.say(messages.DidGrow(self.keep.id, stamp, taken, tail))
 
     def die(self, error: RmgrError) -> None:
-        """Nothing more of it is taken."""
+        """Ends the submission for this client."""
         assert self._upkeep is not None
         self._upkeep.die(error)
 
     def claimed(self, message: messages.Claiming) -> None:
-        """How far keys are claimed."""
+        """Takes in how far keys are claimed."""
         if self._upkeep is not None and self._upkeep.is_owned:
             self._upkeep.claimed(message.stage)
 
     def ask_tail(self, serial: int) -> None:
-        """Reads the tail."""
+        """Reads the tail, and sends it to the client."""
         assert self._upkeep is not None
         asked = self._upkeep.read_tail()
         asked.add_done_callback(lambda _: self._work.submitter.post(partial(self._tail_read, serial, asked)))

@@ -1,9 +1,9 @@
-"""What the clients of a gateway may read, write and list of the data store.
+"""What clients of a gateway may read, write and list in the data store.
 
-Rows are judged by family, and by whose submission they are (`check_rows`). Values by name (`name/`, `share/`, `final/`, `led/`) have
-owners (`decisions/rights.py`), and `OwnedStore` asks for them, whatever it does: what somebody puts is his own and carries his own
-deed; a free name is taken in one step with the look whether it is free. What is named by its content may be read by whoever knows the
-name, and holds what its name says.
+Rows are judged by family, and by the owner of their submission (`check_rows`). Values by name (`name/`, `share/`, `final/`, `led/`) have
+owners (`decisions/rights.py`), which `OwnedStore` checks in every operation: what a user puts belongs to that user and carries the user's
+deed; a free name is checked and taken in one step. A row named by its content may be read by anybody who knows the name, and must hold
+the content that its name says.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.history import summary_of
 from rmgr.runtime.machine import Log
 
-#: Writes a line of audit for what is refused: (verb, row).
+#: Audits refusals of an operation: (verb, row).
 Audited = Callable[[str, str], AbstractContextManager[None]]
-#: Whose submission it is, None when that is not known (it is not there yet, or long gone). May read, and block.
+#: Returns the user of a submission, None if unknown (not there yet, or long gone). May read, and block.
 OwnerOf = Callable[[int], str | None]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-#: Families of rows of one submission, and of those that clients never write.
+#: Families of rows of one submission, and families that clients never write.
 _OF_SUBMISSION = frozenset({"args", "ckpt", "frag", "out", "log", "page", "final"})
 _READ_ONLY = frozenset({"metric", "meta"})
 #: Families of values that have owners.
@@ -53,12 +53,12 @@ _TIMEOUT_S = 5.0
 
 
 def nobody_knows(_submission: int) -> str | None:
-    """An `OwnerOf` that knows of no submission."""
+    """An `OwnerOf` that knows no submission."""
     return None
 
 
 def check_rows(person: Person, verb: str, rows: Sequence[str], owner_of: OwnerOf = nobody_knows) -> None:
-    """verb: GET, PUT, DELETE, SWEEP, BIND. Raises PermissionDenied. Cost: O(rows), and what `owner_of` costs."""
+    """Checks access to rows. verb: GET, PUT, DELETE, SWEEP, BIND. Raises PermissionDenied. Cost: O(rows), and that of `owner_of`."""
     if verb not in {"GET", "PUT", "DELETE"}:
         raise PermissionDenied(f"{verb.lower()}: clients of a gateway may not do this to the store")
     for row in rows:
@@ -70,13 +70,13 @@ def check_rows(person: Person, verb: str, rows: Sequence[str], owner_of: OwnerOf
 
 
 def check_content(row: str, sha256: str) -> None:
-    """A row that is named by its content holds it. Raises PermissionDenied."""
+    """Checks that a row named by its content holds it. Raises PermissionDenied."""
     if names.is_by_content(row) and row.partition("/")[2] != sha256:
         raise PermissionDenied(f"the row {row!r} is named by its content, and that has another hash")
 
 
 def visible(person: Person, rows: Sequence[str], owner_of: OwnerOf = nobody_knows) -> list[str]:
-    """Those of `rows` that he is told of when he asks for a list."""
+    """Returns those of `rows` that the person sees in lists."""
     if person.is_free:
         return list(rows)
     return [row for row in rows if _is_listed(person, row, owner_of)]
@@ -89,7 +89,7 @@ def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) 
     if family in {_HISTORY, _HISTORY_OF_USER} and verb != "GET":
         raise PermissionDenied(f"{verb.lower()} {row!r}: the leader writes the history")
     if family == _FINAL and verb == "DELETE":
-        return  # goes with the name that points to it, and `OwnedStore` asks whose it is
+        return  # goes with the name that points to it; `OwnedStore` checks its owner
     if family in _EVENTS and verb == "GET":
         check_operator(person, "reading the scheduler's log")
         return
@@ -97,7 +97,7 @@ def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) 
     if number is not None:
         owner = owner_of(number)
         if owner is None and (verb == "GET" or family == "args"):
-            return  # nothing is there yet: arguments are written before their submission is made
+            return  # nothing is there yet: arguments are written before their submission exists
         check(person, number, owner)
     elif family == _HISTORY_OF_USER:
         if not may(person, _user_of(row)):
@@ -125,7 +125,7 @@ def _is_listed(person: Person, row: str, owner_of: OwnerOf) -> bool:
 
 
 def submission_of_row(row: str) -> int | None:
-    """The submission that a row belongs to, None for rows of another kind."""
+    """Returns the submission that a row belongs to, None for rows of another kind."""
     family, _, rest = row.partition("/")
     digits = rest.partition("/")[0]
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 10):
@@ -140,10 +140,10 @@ def _user_of(row: str) -> str:
 
 
 class Owners:
-    """An `OwnerOf`. Thread-safe. A submission never changes hands, so what is known stays known; what is not is asked again.
+    """An `OwnerOf`. Thread-safe. A submission never changes its user, so known answers are remembered; unknown ones are asked again.
 
-    What only the history says is kept for numbers that were given away before one whose record was read: whoever may write to the
-    store may write the history of a number that is still to come.
+    An answer from the history is remembered only for numbers below one whose record was read: a user with access to the store could
+    write the history of a number that is still to come.
     """
 
     def __init__(self, coordinator: Coordinator, store: Store) -> None:
@@ -151,10 +151,10 @@ class Owners:
         self._store = store
         self._lock = threading.Lock()
         self._known: OrderedDict[int, str] = OrderedDict()
-        self._last_made = 0  #: numbers are given away in order
+        self._last_made = 0  #: numbers are assigned in order
 
     def __call__(self, submission: int) -> str | None:
-        """Its user, None when nothing is known of it. Cost: two reads the first time. Raises: CoordinationUnavailable, StoreUnavailable."""
+        """Returns the user, None if unknown. Cost: two reads the first time. Raises: CoordinationUnavailable, StoreUnavailable."""
         with self._lock:
             known = self._known.get(submission)
             if known is not None:
@@ -178,9 +178,9 @@ class Owners:
 
 
 class OwnedStore(Store):
-    """A `Store` for one person of a secured cluster. Raises PermissionDenied, audited, beside what the store raises.
+    """A `Store` for one person of a secured cluster. Raises PermissionDenied, audited, besides what the store raises.
 
-    Args: inputs: finds what pointers lead to. owner_of: whose submission a number is.
+    Args: inputs: resolves pointers. owner_of: returns the user of a submission.
     """
 
     def __init__(self, store: Store, person: Person, deeds: Deeds, inputs: Inputs, owner_of: OwnerOf, audited: Audited) -> None:
@@ -209,7 +209,7 @@ class OwnedStore(Store):
             self._store.write(key, value, msgspec.structs.replace(how, overwrite=how.overwrite and held is not None, note=checked))
 
     def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
-        """See `Store.put_many`. Rows under free names go first: in one step they are there, or none is."""
+        """See `Store.put_many`. Rows under free names go first, in one step: all of them are written, or none is."""
         owned = [key for key, _ in rows if names.family(key) in {_NAMED, _SHARED}]
         if not owned:
             self._store.write_many(rows, how)
@@ -231,7 +231,7 @@ class OwnedStore(Store):
                     self._store.write_many([row for row, _ in some], told)
 
     def delete_many(self, keys: Sequence[str], **how: Any) -> list[str]:
-        """See `Store.delete_many`. One that he may not delete refuses them all."""
+        """See `Store.delete_many`. One row that the person may not delete refuses them all."""
         self._check_deleted(keys)
         return self._store.delete_many(keys, **how)
 
@@ -245,7 +245,7 @@ class OwnedStore(Store):
                     self._check_final(key, there.get(key))
 
     def _writable(self, key: str, about: About | None) -> Holder | None:
-        """Whose the value there is; None: the name is free. Raises PermissionDenied when he may not replace it."""
+        """Returns the value's holder, None if the name is free. Raises PermissionDenied if the person may not replace it."""
         person = self._person
         if names.family(key) == _SHARED:
             owner, _ = names.parse_share(key)
@@ -255,7 +255,7 @@ class OwnedStore(Store):
         return None if about is None else self._deeds.check_write(self._store, names.user_key(key), key, about, person)
 
     def _check_deed(self, key: str, encoding: Encoding, digest: bytes, note: bytes, held: Holder | None) -> None:
-        """What he puts he has signed, for whom it belongs to."""
+        """Checks that the person has signed the value, for its owner."""
         found = self._deeds.holder(self._store, key, About(0, encoding, digest, note))
         owner = held.owner if held is not None and held.owner else self._person.name
         is_adopting = self._person.is_operator and bool(found.owner)
@@ -275,7 +275,7 @@ class OwnedStore(Store):
     # -- reading
 
     def _row(self, key: str) -> str:
-        """The row that he means, if he may have it. Raises also NotFound: nothing is there yet."""
+        """Returns the row behind a key, if the person may have it. Raises also NotFound if there is none yet."""
         name = names.parse_led(key)
         if name is None:
             if names.family(key) == _NAMED:
@@ -298,7 +298,8 @@ class OwnedStore(Store):
         return row
 
     def _readable(self, row: str, about: About | None) -> Holder | None:
-        """Whose it is. Whether the bytes are to be believed his client asks: who may not read them must be able to replace them."""
+        """Returns the holder of a value that the person may read. Foul bytes pass, so that they can be replaced; the client checks them.
+        """
         if about is None:
             return None
         look = self._deeds.look(self._store, row, about, self._person)
@@ -306,9 +307,9 @@ class OwnedStore(Store):
         return look.holder
 
     def get_noted_many(self, keys: Sequence[str], **how: Any) -> dict[str, tuple[bytes | None, About]]:
-        """See `Store.get_noted_many`. What is sent is what was looked at, also when it is replaced meanwhile.
+        """See `Store.get_noted_many`. Sends exactly what was checked, even if it is replaced meanwhile.
 
-        What he may not read he is not told of, either: its hash would tell him what it is.
+        A value that the person may not read is not mentioned at all: its hash would reveal its content.
         """
         rows: dict[str, str] = {}
         for key in keys:
@@ -328,7 +329,7 @@ class OwnedStore(Store):
             return self._store.stream(self._row(key), **how)
 
     def _check_seen(self, key: str, about: About) -> None:
-        """Raises PermissionDenied, audited, unless he may have what lies under `key`."""
+        """Raises PermissionDenied, audited, unless the person may have the value under `key`."""
         with self._audited("GET", key):
             if names.family(key) == _NAMED:
                 self._readable(key, about)
@@ -338,11 +339,11 @@ class OwnedStore(Store):
     # -- lists
 
     def keys(self, prefix: str = "", **how: Any) -> list[str]:
-        """See `Store.keys`; `listed` leaves out what he does not see."""
+        """See `Store.keys`; `listed` removes what the person does not see."""
         return self._store.keys(prefix, **how)
 
     def listed(self, rows: Sequence[str]) -> list[str]:
-        """Those of `rows` that he is told of: of others' values those that are shared with him. What deeds say is not verified here."""
+        """Returns those of `rows` that the person sees: of others' values, the shared ones. Deeds are not verified here."""
         if self._person.is_free:
             return list(rows)
         there = self._store.about_many([row for row in rows if names.family(row) == _NAMED])
@@ -354,7 +355,7 @@ class OwnedStore(Store):
         return rights.may_read(look, names.user_key(row))
 
     def usage(self, prefix: str = "", **how: Any) -> tuple[int, int]:
-        """See `Store.usage`: of values by name what he sees of them, of rows of submissions his own."""
+        """See `Store.usage`: values by name as far as the person sees them, and rows of the person's own submissions."""
         if self._person.is_free:
             return self._store.usage(prefix, **how)
         if names.family(prefix) == _NAMED and "/" in prefix:
@@ -386,15 +387,15 @@ class OwnedStore(Store):
         return self._store.health(**how)
 
     def close(self) -> None:
-        """The store is the gateway's."""
+        """Does nothing: the store is the gateway's."""
 
 
 class UserStores:
-    """`adapters.gateway.rows.StoreGate` of a gateway.
+    """Implements `adapters.gateway.rows.StoreGate` in a gateway.
 
     Args:
-        owned: the store as one person may use it; None where values have no owners. operators: of the gateway's configuration.
-        count: as `GatewayMetrics.count`.
+        owned: returns the store for one person; None if values have no owners. operators: from the gateway's configuration.
+        count: see `GatewayMetrics.count`.
     """
 
     def __init__(
