@@ -1,7 +1,8 @@
 """The server of calls: named functions of a TOML file, run for clients that come through gateways.
 
-It dials its gateways and opens no port; it needs neither ZooKeeper nor a store. A *life* is a random number that every gateway is told,
-within which no call is executed twice (`owner.py`). A process lives once, and anew after all gateways had lost it for a minute.
+It dials its gateways and opens no port; it needs neither ZooKeeper nor a store. A *life* is a random number, announced to every gateway;
+within one life no call is executed twice (`owner.py`). A process normally has one life, and begins another after all gateways had lost it
+for a minute.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ __all__ = ["run"]
 
 #: Longest turn of the loop before the process ends itself.
 STALL_S = 30.0
-#: Importing the modules of all functions, and measuring the speed, may take so long.
+#: Time limit for importing the modules of all functions, and measuring the speed.
 _LOOK_S = 120.0
-#: At the end: so long for the streams to end in good order.
+#: At the end: time for the streams to end in good order.
 _GOODBYE_S = 2.0
-#: From the end of the grace until the process is gone: slots that are killed, and the goodbye.
+#: Time from the end of the grace until the process has ended: slots are killed, streams end.
 _CLOSE_S = 10.0
-#: For libraries that count cores by themselves: a slot is one core.
+#: For libraries that would use all cores: a slot is one core.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _SHIPPED = home.source("rmgr.runner.python.shipped").with_suffix(".toml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a server offers. directory: of the file, where modules of functions are found. mops: of one slot."""
+    """What a server offers. directory: of the TOML file, where the functions' modules are found. mops: of one slot."""
 
     functions: tuple[Function, ...]
     directory: str
@@ -69,11 +70,11 @@ def run(config: Config, *, insecure: bool = False) -> int:
     """Runs a server until SIGTERM or SIGINT; returns its exit code.
 
     Args: insecure: see `runtime.secured.check_exposure`.
-    Raises: ConfigError; NotConnected where no gateway is named; StateConflict when another live server has its spool. Gateways that do not
-        answer are no reason to end: they are dialled again.
+    Raises: ConfigError; NotConnected if no gateway is named; StateConflict if another live server uses its spool. Gateways that do not
+        answer are no error: they are dialled again.
     """
     own = config.server
-    notifier = Notifier.from_environment()  # before anything is started that must not speak in its name
+    notifier = Notifier.from_environment()  # first of all, so that no child process can notify in its name
     credentials = credentials_of(config, Role.SERVER)
     check_exposure(credentials, listen="127.0.0.1", metrics=own.metrics, insecure=insecure)
     name = check_name("server", own.name or socket.gethostname().partition(".")[0])
@@ -92,7 +93,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
 
 
 def gateways_of(config: Config) -> tuple[str, ...]:
-    """HOST:PORT of each gateway, once. Raises: NotConnected, UsageError."""
+    """Returns HOST:PORT of each gateway, without duplicates. Raises: NotConnected, UsageError."""
     text = config.server.dial or config.cluster.gateway
     endpoints = tuple(dict.fromkeys(parse(part) for part in text.split(",") if part.strip()))
     if not endpoints:
@@ -101,7 +102,7 @@ def gateways_of(config: Config) -> tuple[str, ...]:
 
 
 def spool_directory(config: ServerConfig, name: str) -> Path:
-    """The directory for arguments and answers, made if absent. Raises ConfigError."""
+    """Returns the directory for arguments and answers, made if absent. Raises ConfigError."""
     service = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]  # systemd's StateDirectory=
     place = Path(service) if service else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmgr"
     directory = Path(config.spool).resolve() if config.spool else place / f"server-{name}"
@@ -113,9 +114,9 @@ def spool_directory(config: ServerConfig, name: str) -> Path:
 
 
 def look(config: ServerConfig) -> Offer:
-    """Reads the functions, tries in a process of its own whether each can be called, and measures the speed unless it is given.
+    """Reads the functions, checks in a process of its own that each can be called, and measures the speed unless it is given.
 
-    Raises: ConfigError naming file, function and cause. Cost: a second or two.
+    Raises: ConfigError with file, function and cause. Cost: a second or two.
     """
     file = Path(config.functions).resolve() if config.functions else _SHIPPED
     try:
@@ -181,7 +182,7 @@ def _lived(
     credentials: Credentials | None,
     notifier: Notifier,
 ) -> bool:
-    """One life; nothing of it is left. Returns: another one is to begin."""
+    """Runs one life, and cleans up after it. Returns whether another one is to begin."""
     own = config.server
     life = int(machine.random_hex(8), 16) or 1
     mailbox: Mailbox[Message] = Mailbox()

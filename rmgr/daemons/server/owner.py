@@ -1,10 +1,10 @@
-"""The server's one thread: takes calls that gateways offer, runs them in its slots, keeps answers until they are acknowledged.
+"""The server's only thread: takes calls that gateways offer, runs them in slots, keeps answers until they are acknowledged.
 
-    Offered -> ACCEPTED -> arguments into the spool (Taken) -> a free slot (STARTED) -> answer in the spool -> given to who asked last
-            -> JOINED      it is here already: its answer goes to who asks now
-            -> REFUSED     not this attempt; BARRED: nor a later one
+    Offered -> ACCEPTED -> arguments into the spool (Taken) -> a free slot (STARTED) -> answer in the spool -> given to the last asker
+        -> JOINED      the call is here already: its answer goes to the new asker
+        -> REFUSED     not this attempt; BARRED: nor a later one
 
-Which ids run, and how often, decides the ledger of this life (`coord/calls/ledger.py`); here are its files, its slots and its clock.
+The ledger of this life (`coord/calls/ledger.py`) decides which ids run, and how often; this file has its files, slots and clock.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox
 
-#: How often the loop looks at what has become late.
+#: Interval of looks for what is late.
 _LOOK_S = 1.0
-#: Reasons that are told why a gateway is away, until it is back.
+#: Most different reasons logged for a gateway's absence, until it is back.
 _MOST_TOLD = 10
-#: The longest text of an error or traceback that travels.
+#: Longest text of an error or traceback that is sent.
 _MOST_TEXT = 64 * 1024
 _KINDS = {
     book.Outcome.RESULT: "OK",
@@ -68,8 +68,9 @@ _OUTCOMES = {kind: outcome for outcome, kind in _KINDS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """most_waiting, per_user: calls that have no slot yet, of all and of one user. spool_bytes: arguments and answers.
-    max_bytes: arguments, or answer, of one call. grace_s: SIGTERM: how long what it has may take."""
+    """most_waiting, per_user: calls without a slot, in all and of one user. spool_bytes: arguments and answers.
+    max_bytes: arguments, or answer, of one call. grace_s: time after SIGTERM for the calls that the server has.
+    """
 
     most_waiting: int = 100
     per_user: int = 50
@@ -79,7 +80,7 @@ class ServerLimits:
 
 
 class Stage(StrEnum):
-    """Of a call that has files here. COMING: its arguments. WAITING: for a slot. ENDED: its answer may be asked for again."""
+    """Stage of a call with files here. COMING: its arguments are on their way. WAITING: for a slot. ENDED: its answer is kept."""
 
     COMING = "coming"
     WAITING = "waiting"
@@ -120,7 +121,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """SIGTERM, SIGINT."""
+    """Asks the server to stop: SIGTERM, SIGINT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ Message: TypeAlias = LineEvent | Stop | Worked
 
 
 class ServerMetrics:
-    """Of one life, in a registry of its own."""
+    """Metrics of one life, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -149,15 +150,15 @@ class ServerMetrics:
         }
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
-        """One more."""
+        """Counts one more."""
         self._counters[what].labels(kind).inc(amount)
 
 
 class Server:
-    """The owner of everything: `run_loop` gives it turns.
+    """The owner of all state: `run_loop` gives it turns.
 
     Args:
-        functions: offered. spool: an empty directory of its own. life: of this process. progress: called at each turn.
+        functions: those offered. spool: an empty directory of its own. life: of this process. progress: called at each turn.
     """
 
     def __init__(
@@ -190,47 +191,47 @@ class Server:
         self._progress = progress
         self._calls: dict[CallId, _Call] = {}
         self._numbers: dict[int, _Call] = {}
-        self._coming: dict[bytes, _Call] = {}  #: by try: whose arguments are on their way
-        self._giving: dict[bytes, _Call] = {}  #: by try: whose answers are on their way
+        self._coming: dict[bytes, _Call] = {}  #: by try: calls whose arguments are on their way
+        self._giving: dict[bytes, _Call] = {}  #: by try: calls whose answers are on their way
         self._count = 0
         self._used_bytes = 0
         self._up: dict[GatewayLine, None] = {}
-        self._told: dict[str, set[str]] = {}  #: by gateway: why it is away, as it was said since it went
+        self._told: dict[str, set[str]] = {}  #: by gateway: reasons of its absence logged since it left
         self._looks_s = machine.monotonic()
-        self.leaves_s = math.inf  #: until then what is here may end
-        self.is_outlived = False  #: gateways have given this life up
+        self.leaves_s = math.inf  #: calls may end until then
+        self.is_outlived = False  #: gateways have given up this life
 
-    # -- what others look at
+    # -- figures
 
     @property
     def gateways(self) -> int:
-        """That have its stream."""
+        """Number of gateways that have its stream."""
         return len(self._up)
 
     @property
     def running(self) -> int:
-        """Calls in slots."""
+        """Number of calls in slots."""
         return self._ledger.running
 
     @property
     def waiting(self) -> int:
-        """Calls that have been taken and have no slot yet."""
+        """Number of accepted calls without a slot."""
         return self._ledger.waiting
 
     @property
     def used_bytes(self) -> int:
-        """Of the spool."""
+        """Bytes used in the spool."""
         return self._used_bytes
 
     @property
     def is_leaving(self) -> bool:
-        """It takes nothing new, and ends."""
+        """Whether the server takes nothing new, and is about to end."""
         return self.leaves_s < math.inf
 
     # -- turns (`LoopOwner`)
 
     def wait_s(self) -> float:
-        """Seconds until something may be late."""
+        """Returns the seconds until something may be late."""
         return max(0.0, min(self._looks_s + _LOOK_S, self.leaves_s) - machine.monotonic())
 
     def turn(self, message: Message | None) -> bool:
@@ -285,7 +286,7 @@ class Server:
         self._obey()
 
     def _look(self, now_s: float) -> None:
-        """What has become late, once a second."""
+        """Handles what is late, once a second."""
         self._looks_s = now_s
         self._work.look()
         for call in self._calls.values():
@@ -299,7 +300,7 @@ class Server:
             self._end(call, CallEnd(kind="TIMEOUT", error=f"it never ran: it waited {where} until its deadline"))
 
     def _obey(self) -> None:
-        """What the ledger orders."""
+        """Carries out the ledger's orders."""
         for order in self._ledger.orders():
             call = self._calls.get(order.call)
             if call is None:
@@ -352,7 +353,7 @@ class Server:
                     offer.line.give(offer.key, end, said_bytes=offer.said_bytes)
 
     def _refusal(self, offer: Offered) -> Refused | None:
-        """Why it would not be taken if it were new."""
+        """Returns why the call would be refused if it were new, or None."""
         limits, free = self._limits, self._limits.spool_bytes - self._used_bytes
         if self.is_leaving:
             return Refused("it is leaving")
@@ -387,9 +388,9 @@ class Server:
         call.line, call.key, call.said_bytes = offer.line, offer.key, offer.said_bytes
         call.coming, call.is_said = offer.key, offer.is_said
         self._coming[offer.key] = call
-        offer.line.verdict(offer.key, "ACCEPTED")  # its client sends arguments while files are made, which takes as long
+        offer.line.verdict(offer.key, "ACCEPTED")  # the client sends arguments while the files are made, which takes as long
         path = call.directory / offer.key.hex()
-        with suppress(OSError):  # whoever writes there says so
+        with suppress(OSError):  # the write to the file reports the error
             call.directory.mkdir(mode=0o700)
             if offer.is_said:
                 path.touch(0o600)
@@ -412,7 +413,7 @@ class Server:
     def _on_taken(self, taken: Taken, now_s: float) -> None:
         call = self._coming.pop(taken.key, None)
         if call is None:
-            return  # of a try that was left
+            return  # of an abandoned try
         call.coming, trouble = b"", taken.trouble
         if not trouble:
             path = call.directory / taken.key.hex()
@@ -466,7 +467,7 @@ class Server:
         size_bytes = ended.bytes if ended.kind == "OK" else 0
         ending = self._ledger.ended(call.id, own, now_us=_us(now_s), size_bytes=size_bytes)
         if ending is None:
-            self._obey()  # nobody wants it
+            self._obey()  # no client wants it
             return
         is_own = ending is own
         end = CallEnd(
@@ -480,7 +481,7 @@ class Server:
         self._end(call, end)
 
     def _end(self, call: _Call, end: CallEnd) -> None:
-        """It has its outcome; who waits for it gets it."""
+        """Records a call's outcome, and sends it to the client that waits for it."""
         failpoint("server.ended")
         self._metrics.count("calls", end.kind.lower())
         tell = self._log.debug if end.kind == "OK" else self._log.info
@@ -512,7 +513,8 @@ class Server:
             self._lose_answer(call, call.end, given.trouble)
 
     def _lose_answer(self, call: _Call, end: CallEnd, why: str) -> None:
-        """Its file cannot be read, so nobody gets it: whoever asks hears so, and need not ask until the deadline. It does not run again."""
+        """Replaces an answer whose file is unreadable by LOST: askers learn it at once, not at the deadline. The call does not run again.
+        """
         self._log.warning("answer_lost", what=str(call.id), why=why)
         self._used_bytes -= end.bytes
         call.end = replace(end, kind="LOST", error=f"it ran, and its answer cannot be read: {why}"[:_MOST_TEXT], bytes=0)
@@ -520,7 +522,7 @@ class Server:
         if call.line is not None:
             self._give(call)
 
-    # -- clients and gateways that go
+    # -- clients and gateways that leave
 
     def _on_acknowledged(self, message: Acknowledged, now_s: float) -> None:
         mine = [one for one in self._calls if (one.user, one.guid) == (message.user, message.guid) and one.number < message.lowest]
@@ -531,7 +533,7 @@ class Server:
         line = parted.line
         self._up.pop(line, None)
         told = self._told.setdefault(line.endpoint, set())
-        if parted.why not in told and len(told) < _MOST_TOLD:  # two tries a second
+        if parted.why not in told and len(told) < _MOST_TOLD:  # there are two tries a second
             told.add(parted.why)
             self._log.warning("gateway_away", endpoint=line.endpoint, why=parted.why)
         for call in self._calls.values():
@@ -539,7 +541,7 @@ class Server:
                 self._leave(call)
 
     def _leave(self, call: _Call) -> None:
-        """Nobody waits for it there any more. Arguments that were to come in that stream do not come: another attempt brings them."""
+        """Detaches a call from its stream. Arguments due in that stream will not come: another attempt brings them."""
         call.line, call.key = None, b""
         if call.coming and call.is_said:
             self._ledger.fetch_failed(call.id, call.attempt)
@@ -553,7 +555,7 @@ class Server:
             line.leaving()
 
     def _forget(self, call: _Call) -> None:
-        """Its files go."""
+        """Forgets a call and deletes its files."""
         self._calls.pop(call.id, None)
         self._numbers.pop(call.number, None)
         if call.coming and call.line is not None:
@@ -563,12 +565,12 @@ class Server:
         remove_tree(call.directory)
 
     def _is_done(self) -> bool:
-        """Nothing runs or waits, and no answer is on its way to who waits for it."""
+        """Whether nothing runs or waits, and no answer is on its way to a client."""
         return not self._giving and not self.running and not self.waiting
 
 
 def _size_of(path: Path) -> int:
-    """Bytes of a file, -1 where none is: a function may have put anything there, or taken it away."""
+    """Returns the bytes of a regular file, else -1: a function may have put anything there, or removed the file."""
     try:
         found = os.lstat(path)
     except OSError:

@@ -1,8 +1,8 @@
-"""The slots of a server: each a spawner with one Python worker, as on a node, which runs one call at a time; and how loaded they are.
+"""The slots of a server, and its load. Each slot is a spawner with one Python worker, as on a node, and runs one call at a time.
 
-A worker is started ahead, with the modules of all functions, and kept from call to call as long as the next one has the same limit of
-memory. What a call leaves behind (processes, threads) ends it before the next one. A call that has not begun when its worker ends is begun
-again in another one.
+A worker is started ahead, with the modules of all functions, and kept as long as the next call has the same memory limit. If a call leaves
+processes or threads behind, they end the worker before the next call. If a worker ends before its call has begun, another worker gets the
+call.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from rmgr.runner.python import served
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Log
 
-#: Between SIGTERM and SIGKILL: a function in Python gives way at once, and its worker lives on.
+#: Time between SIGTERM and SIGKILL: a Python function gives way at once, and its worker lives on.
 GRACE_US = 1_000_000
-#: A call that comes back unbegun so often cannot be begun here.
+#: A call that comes back unbegun this often cannot be begun here.
 _TRIES = 3
-#: A slot that is lost is opened again after so long, and after longer each time that it is lost before it was up.
+#: Pause before a lost slot is opened again; it doubles each time that the slot is lost before it was up.
 _REOPEN_S, _REOPEN_MOST_S = 0.5, 10.0
-#: What a function wrote to stderr before it died, at most so much of its end.
+#: Most bytes shown of the end of a dead function's stderr.
 _SHOWN_BYTES = 4096
-#: Kept of what one call writes to stdout or stderr.
+#: Most bytes kept of what one call writes to stdout or stderr.
 _OUTPUT_CAP = 1 << 20
 _FUNCTION = pickle.dumps(served.call, 5)
-#: Over less than this nothing is said of other work: while a server starts, much is busy for a moment.
+#: Other work is measured over at least this time: while a server starts, the machine is busy for a moment.
 _LEAST_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A call to be run. number: of this server, grows. limit_s: what is left of its time; limits: who set it, for the message.
+    """A call to run. number: in this server, increasing. limit_s: what is left of its time; limits: words for the origin of that limit.
 
-    order: what the worker is told (`served.call`). environ: for its functions.
+    order: arguments of `served.call` in the worker. environ: for the function.
     """
 
     number: int
@@ -95,11 +95,11 @@ class _Seat:
 
 
 class Work:
-    """All slots of a server. One thread uses it.
+    """All slots of a server, for one thread.
 
     Args:
-        runner: whose slots they are; its events go to `take_in`. count: of slots. calls: what workers import, as module:callable.
-        environ: of workers. sys_path: where functions are.
+        runner: of the slots; its events go to `take_in`. count: of slots. calls: what workers import, as module:callable.
+        environ: of workers. sys_path: where functions are found.
         python: interpreter of workers, "" = this one.
     """
 
@@ -125,20 +125,20 @@ class Work:
 
     @property
     def count(self) -> int:
-        """Slots."""
+        """Number of slots."""
         return len(self._seats)
 
     @property
     def free(self) -> int:
-        """Slots that could begin a call now."""
+        """Number of slots that could begin a call now."""
         return sum(seat.run is None and seat.slot is not None for seat in self._seats)
 
     def processor_s(self) -> float:
-        """Processor time of all slots so far; grows, but when a slot is lost."""
+        """Returns the processor time of all slots so far; grows, except when a slot is lost."""
         return sum(processor_seconds(seat.slot.pid)[0] for seat in self._seats if seat.slot is not None)
 
     def start(self, run: Run) -> None:
-        """Begins a call in a free slot: ask `free` first. `take_in` tells its end."""
+        """Begins a call in a free slot: check `free` first. `take_in` returns its end."""
         seat = next(seat for seat in self._seats if seat.run is None and seat.slot is not None)
         seat.run, seat.tries, seat.cancelled = run, 0, False
         self._send(seat)
@@ -152,7 +152,7 @@ class Work:
                     seat.worker.stop(seat.seq, reason=Reason.USER_CANCEL, grace_us=GRACE_US)
 
     def take_in(self, event: NodeEvent) -> list[Ended]:
-        """What an event of the runner means for runs."""
+        """Returns the ends of runs that an event of the runner means."""
         match event:
             case TasksEnded():
                 return [ended for end in event.ends for ended in self._on_end(end)]
@@ -180,14 +180,14 @@ class Work:
         return []
 
     def look(self) -> None:
-        """Opens slots that were lost. Called about once a second."""
+        """Opens lost slots again. Called about once a second."""
         now_s = machine.monotonic()
         for seat in self._seats:
             if seat.slot is None and now_s >= seat.opens_s:
                 self._open(seat)
 
     def close(self) -> None:
-        """Ends all that runs. Cost: some tenths of a second."""
+        """Ends everything that runs. Cost: some tenths of a second."""
         self._runner.close(timeout_s=5.0)
 
     # -- inside
@@ -229,11 +229,11 @@ class Work:
         )
         item = TaskItem(seat.seq, 0, payload=pickle.dumps((run.order, {}), 5))
         if not worker.send(TaskBatch(shape=shape, function="served.call", blob=_FUNCTION, items=(item,))):
-            seat.worker = None  # it has ended just now: what it says of that is not of this run
+            seat.worker = None  # it has just ended: its last events do not concern this run
             self._send(seat)
 
     def _again(self, seat: _Seat, why: str) -> list[Ended]:
-        """Its call has not begun: another worker gets it."""
+        """Gives a call that has not begun to another worker."""
         run = seat.run
         assert run is not None
         seat.tries += 1
@@ -310,7 +310,7 @@ class Work:
 
 
 def _meaning(run: Run, reason: Reason, detail: str, ran_us: int) -> tuple[str, str]:
-    """(kind, one line) of an end that the function did not choose, or chose by ending its process."""
+    """Returns (kind, one line) for an end that the function did not choose, or chose by ending its process."""
     ran = format_duration(ran_us / 1e6)
     match reason:
         case Reason.TIME_LIMIT:
@@ -327,7 +327,7 @@ def _meaning(run: Run, reason: Reason, detail: str, ran_us: int) -> tuple[str, s
 
 
 def _shown(*outputs: Output) -> str:
-    """The end of what was written last, for the traceback; files of outputs are removed."""
+    """Returns the end of the last output, for the traceback; removes the files of outputs."""
     text = b""
     for output in outputs:
         data = output.data
@@ -342,13 +342,15 @@ def _shown(*outputs: Output) -> str:
 
 
 # -- the load --------------------------------------------------------------------------------------------------------------
-# What a server has to do just now, and what has been asked of it: the answer to a gateway's question.
+# The present and past load of a server: the answer to a gateway's question.
 
 
 class LoadMeter:
-    """Args:
-    slots: of the server. cores: of the machine. now_s: monotonic. busy_s: processor seconds of the whole machine since its start,
-    None where it does not say. own_s: of what this server runs.
+    """Measures the load of a server.
+
+    Args: slots: of the server. cores: of the machine. now_s: monotonic. busy_s: returns processor seconds of the whole machine since its
+    boot,
+        None if unknown. own_s: the same of this server's slots.
     """
 
     def __init__(
@@ -359,7 +361,7 @@ class LoadMeter:
         self._begun_s = self._changed_s = now_s
         self._load = 0
         self._load_s = 0.0  #: load x time
-        self._told: dict[object, tuple[float, float]] = {}  #: by who asked: when, load x time then
+        self._told: dict[object, tuple[float, float]] = {}  #: by asker: when, load x time then
         self._other = 0.0
         self._looked: tuple[float, float, float] = (now_s, busy_s() or 0.0, own_s())
         self._arrivals = 0
@@ -367,23 +369,23 @@ class LoadMeter:
         self._mean_s = self._squares = 0.0
 
     def arrived(self) -> None:
-        """A call was taken."""
+        """Counts an accepted call."""
         self._arrivals += 1
 
     def served(self, seconds: float) -> None:
-        """A call ran for so long."""
+        """Takes in the run time of a call."""
         self._served += 1
         off = seconds - self._mean_s
         self._mean_s += off / self._served
         self._squares += off * (seconds - self._mean_s)
 
     def changed(self, now_s: float, load: int) -> None:
-        """So many calls run and wait from now on."""
+        """Takes in a change of the number of running and waiting calls."""
         self._load_s += self._load * (now_s - self._changed_s)
         self._changed_s, self._load = now_s, load
 
     def now(self, now_s: float, running: int, waiting: int, who: object) -> ServerLoad:
-        """As `who` asks for it; `mean_load` is since the same one asked before."""
+        """Returns the load; `mean_load` covers the time since the last question of `who`."""
         self.changed(now_s, running + waiting)
         at_s, load_s = self._told.get(who, (self._begun_s, 0.0))
         self._told[who] = now_s, self._load_s
@@ -400,7 +402,7 @@ class LoadMeter:
         )
 
     def _look(self, now_s: float) -> None:
-        """OTHER: busy cores of others, beyond those that are no slots."""
+        """Computes OTHER: cores busy with other processes, beyond the cores that are no slots."""
         at_s, busy_s, own_s = self._looked
         lasted_s = now_s - at_s
         if lasted_s < _LEAST_S:
@@ -415,7 +417,7 @@ class LoadMeter:
 
 
 def machine_busy_s() -> float | None:
-    """Processor seconds that all processes of this machine have used since it was started; None where the kernel does not say."""
+    """Returns processor seconds used by all processes since the machine's boot, None if the kernel does not say."""
     try:
         first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0].split()
         user, nice, system, _, _, irq, softirq = (int(word) for word in first[1:8])
