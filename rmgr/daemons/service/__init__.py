@@ -1,4 +1,4 @@
-"""Serves beside every daemon's work: metrics, health, rights of callers, secrets, limits, self-checks.
+"""What every daemon offers: metrics, health, rights of callers, secrets, limits, self-checks.
 
-It knows no Starter, no leader and no gateway.
+It knows no Starter, leader or gateway.
 """

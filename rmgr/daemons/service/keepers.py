@@ -1,4 +1,4 @@
-"""What a daemon keeps up to date by itself: its secret of ZooKeeper, the limits of users, what these wrote today."""
+"""Data that a daemon keeps up to date by itself: its ZooKeeper secret, the limits of users, what users wrote today."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from rmgr.runtime import machine
 from rmgr.runtime.machine import Log
 from rmgr.runtime.secured import zookeeper_options
 
-#: Pause before a WatchDog is asked again for a secret, and how long its answer may take.
+#: Pause before a WatchDog is asked again for a secret, and time limit of its answer.
 _RETRY_S, _TIMEOUT_S = 2.0, 5.0
-#: How long `/config` may take, and the pause before it is read again.
+#: Time limit of reading `/config`, and pause before it is read again.
 _CONFIG_S, _AGAIN_S = 10.0, 2.0
-#: Between two writings of what users wrote, and how long the store may take.
+#: Interval between saves of what users wrote, and time limit of the store.
 SAVE_S = 2.0
 _STORE_S = 10.0
 _HOUR_S = 3600
-#: The row of a daemon that never comes back goes by itself.
+#: Lifetime of the row of a daemon that never comes back.
 _TTL_S = 2 * 86_400.0
-#: What nobody writes within a day: a row with more was not written by a daemon.
+#: More than a user can write within a day: a row with more was not written by a daemon.
 _MOST = 1 << 62
-#: 24 hours of 10,000 users are a fifth of it.
+#: 24 hours of 10,000 users take a fifth of it.
 _MOST_ROW_BYTES = 32 * 2**20
 
 
 class SecretKeeper:
-    """One thread that waits for `/acl` to change: when its role's secret was rotated, a WatchDog hands over the new one.
+    """A thread that waits for `/acl` to change: after a rotation of its role's secret, a WatchDog hands over the new one.
 
-    A daemon whose key was revoked gets none, and stays outside. One that slept through the whole rotation is let in by the same door: it
+    A daemon whose key was revoked gets none, and stays out. A daemon that missed the whole rotation is let in the same way: it
     knows from its bundle where WatchDogs were.
 
     Args:
-        renewed: is told the new credentials, after the daemon's own session has taken them.
+        renewed: called with the new credentials, after the daemon's own session has taken them.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SecretKeeper:
         self._thread = machine.Thread(target=self._run, name="secret-keeper", daemon=True)
 
     def start(self) -> SecretKeeper:
-        """Looks at once, and then whenever `/acl` or the session has changed."""
+        """Looks at once, and again whenever `/acl` or the session changes."""
         self._coordinator.listen(self._on_state)
         self._thread.start()
         return self
@@ -124,7 +124,7 @@ class SecretKeeper:
             ids, generation = record.roles.get(role, ()), record.generation
             if not ids or ids[-1] == digest_id(role, auth[1].partition(":")[2]):
                 return
-        except PermissionDenied:  # the rotation is over, and our secret with it
+        except PermissionDenied:  # the rotation is over, and the old secret invalid
             pass
         self._credentials = renew(self._credentials, self._endpoints or known_endpoints(self._credentials), generation)
         self._coordinator.renew(zookeeper_options(self._config, self._credentials, insecure=True)["security"])
@@ -139,9 +139,9 @@ class SecretKeeper:
 
 
 def renew(credentials: Credentials, endpoints: Sequence[str], generation: int = 0) -> Credentials:
-    """The same identity with the newest secret of its role, kept in its bundle where that can be written.
+    """Returns the same identity with the newest secret of its role, also kept in its bundle if that is writable.
 
-    Raises: PermissionDenied when it was revoked; Unavailable when no WatchDog answers.
+    Raises: PermissionDenied if its key was revoked; Unavailable if no WatchDog answers.
     """
     _, secret = rpc_join.renew(endpoints, credentials, generation)
     _keep(credentials, {"zookeeper.secret": secret.encode()})
@@ -149,7 +149,7 @@ def renew(credentials: Credentials, endpoints: Sequence[str], generation: int = 
 
 
 def let_in(coordinator: ZkCoordinator, credentials: Credentials, config: Config, log: Log) -> Credentials:
-    """For a daemon that ZooKeeper does not let in at its start: the new secret, if a WatchDog still believes its key.
+    """Gets the new secret for a daemon that ZooKeeper refuses at its start, if a WatchDog still believes its key.
 
     Raises: PermissionDenied, Unavailable.
     """
@@ -174,10 +174,10 @@ def let_in(coordinator: ZkCoordinator, credentials: Credentials, config: Config,
 def recognise(
     coordinator: ZkCoordinator, credentials: Credentials | None, config: Config, known: str | None, *, wait_s: float, log: Log
 ) -> tuple[Meta, Credentials | None]:
-    """The cluster that ZooKeeper belongs to, and the credentials that it takes: with a new secret where the old one was rotated.
+    """Returns ZooKeeper's cluster and the accepted credentials: with the new secret if the old one was rotated.
 
     Args:
-        known: the id that the data store remembers, where the configuration names none. wait_s: for a new cluster's WatchDog.
+        known: cluster id in the data store, used if the configuration names none. wait_s: for a new cluster's WatchDog.
     Raises: as `verify` and `let_in`.
     """
     expected = config.cluster.cluster_id or known
@@ -191,7 +191,7 @@ def recognise(
 
 
 def _keep(credentials: Credentials, files: Mapping[str, bytes]) -> None:
-    """A bundle on a read-only volume stays as it is: what changed is fetched again after a restart."""
+    """Writes to the bundle. A read-only bundle stays as it is: a restart fetches the changes again."""
     try:
         write_files(credentials.directory, files, replace=True)
     except (OSError, ConfigError):
@@ -202,7 +202,7 @@ def _keep(credentials: Credentials, files: Mapping[str, bytes]) -> None:
 
 
 class LimitsKeeper:
-    """Reads /config, watches it, and puts the limits into `bounds` and the book of audit lines. Never blocks, never ends."""
+    """Reads and watches /config, and puts the limits into `bounds` and the book of audit lines. Never blocks, never ends."""
 
     def __init__(self, coordinator: Coordinator, bounds: Bounds, log: Log) -> None:
         self._coordinator = coordinator
@@ -210,7 +210,7 @@ class LimitsKeeper:
         self._log = log
 
     def start(self) -> LimitsKeeper:
-        """Begins to read."""
+        """Starts reading."""
         self._read()
         return self
 
@@ -235,8 +235,8 @@ class LimitsKeeper:
 
 
 # -- what users wrote today ------------------------------------------------------------------------------------------------
-# Kept in a row of the store, which a gateway or Starter finds when it is restarted: what users wrote through it within a day. The row is
-# written every few seconds while anything is, and at the end. A daemon that is killed forgets at most those seconds.
+# Kept in a row of the store, for a gateway or Starter that restarts: what users wrote through it within a day. The row is saved
+# every few seconds while users write, and at the end. A daemon that is killed forgets at most those seconds.
 
 
 class WrittenToday(msgspec.Struct, frozen=True):
@@ -247,7 +247,7 @@ class WrittenToday(msgspec.Struct, frozen=True):
 
 
 def decode_written(data: bytes) -> WrittenToday:
-    """The row as a gateway wrote it. Raises DataLost."""
+    """Decodes the row. Raises DataLost."""
     try:
         return json_decoder(WrittenToday).decode(data)
     except UNREADABLE as error:
@@ -255,9 +255,9 @@ def decode_written(data: bytes) -> WrittenToday:
 
 
 class WrittenKeeper:
-    """Reads the row of the daemon `name` into `bounds`, then keeps it. Never blocks its caller but in `close`.
+    """Reads the row of the daemon `name` into `bounds`, then keeps it up to date. Never blocks its caller except in `close`.
 
-    Args: name: where a gateway listens, `starter-` and its first node of a Starter. wall: seconds since 1970.
+    Args: name: a gateway's listening address, or `starter-` and the first node of a Starter. wall: seconds since 1970.
     """
 
     def __init__(self, store: Store, name: str, bounds: Bounds, log: Log, *, wall: Callable[[], float] | None = None) -> None:
@@ -271,14 +271,14 @@ class WrittenKeeper:
         self._thread = machine.Thread(target=self._run, name="written", daemon=True)
 
     def start(self, *, waits: bool = True) -> WrittenKeeper:
-        """Begins: reads at once where the store answers, else as soon as it does. waits: for its first answer."""
+        """Starts: reads the row as soon as the store answers. waits: for the first answer."""
         if waits:
             self._round()
         self._thread.start()
         return self
 
     def close(self) -> None:
-        """Writes what is known. Takes a few seconds at most."""
+        """Saves what is known. Takes a few seconds at most."""
         self._end.set()
         self._thread.join(_STORE_S)
 
@@ -295,7 +295,7 @@ class WrittenKeeper:
             else:
                 self._save()
         except RmgrError:
-            return  # the store is away, which others tell; again in a moment
+            return  # the store is away, as others report; retried in a moment
         except Exception:  # noqa: BLE001 - the loop boundary: the count goes on in memory
             self._log.exception("written_not_kept")
 

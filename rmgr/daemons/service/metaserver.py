@@ -1,11 +1,11 @@
-"""The metaserver (paper 004, live): which server gets the next call, by a policy of the simulator on what gateways report.
+"""The metaserver (paper 004, live): picks a server for each call, by a policy of the simulator and the gateways' reports.
 
-The leader has one, filled by the reports of all gateways; a gateway has one of its own for when no leader answers. What is known of
-servers is in a `ServerBook`; what of it counts are facts in a `ClusterState` of one partition. A pick is one `run_pass` on that, in the
-thread of who asks, under one lock. A policy that raises loses its pick: RR picks for 5 minutes.
+The leader has one, filled by the reports of all gateways; each gateway has its own for times without a leader. A `ServerBook` holds what is
+known about servers; what counts of it becomes facts in a `ClusterState` of one partition. A pick is one `run_pass` on that state, in the
+asking thread, under one lock. A policy that raises loses its pick: RR picks for 5 minutes.
 
 Every fact and pass can be written as an event log (`sched/state/event_log.py`), which `rmgr sim replay` repeats. A new policy begins
-another log; so does a gap, after lines that could not be kept.
+another log; so does a gap of lines that could not be kept.
 """
 
 from __future__ import annotations
@@ -53,54 +53,54 @@ from rmgr.sched.records import Answered, Call, Demand, Server
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Recorder
 
-#: After so long a policy that failed is tried again; who picks until then.
+#: Time until a failed policy is tried again; the policy that picks until then.
 BENCH_US, INSTEAD = 300_000_000, "rr"
-#: Then another log begins: what expires of one takes nothing away from the next.
+#: Longest time of one log: logs can then expire one by one.
 LOG_US = 86_400_000_000
-#: Characters of an error that are kept: a policy may raise a book.
+#: Characters of an error that are kept: a policy may raise very long ones.
 _MOST_CHARACTERS = 500
 _SEED = 0
-#: Without a report of its load for so many refreshes a server is stale.
+#: A server without a report of its load for this many refreshes is stale.
 STALE_REFRESHES = 3
-#: A server that no gateway has is forgotten after so long.
+#: Time after which a server without any stream is forgotten.
 KEPT_US = 3_600_000_000
-#: Bytes/s of a link when none was ever measured: no link is free.
+#: Bytes/s of a link if none was ever measured: no link is free.
 UNMEASURED = 1e6
-#: Sendings to a server that are remembered until it is measured again.
+#: Most calls to a server that are remembered until it is measured again.
 _MOST_SENT = 10_000
-#: What a gateway says of a server that it has a stream of.
+#: States in which the reporting gateway has the server's stream.
 _STREAMS = frozenset({"open", "leaving"})
-#: A gateway reports every 5 s at least, and at once when a stream breaks: it is taken to have a stream for so long after its last report.
+#: Gateways report at least every 5 s, and when a stream breaks: their streams are believed this long after the last report.
 FRESH_US = 12_000_000
 
 class LogLines(Protocol):
-    """Where the event log goes; called under the metaserver's lock, must not wait."""
+    """Takes the event log; called under the metaserver's lock, so it must not block."""
 
     @property
     def has_room(self) -> bool:
-        """The lines of some more facts and passes are kept."""
+        """Whether the lines of some more facts and passes can be kept."""
         ...
 
     def begin(self) -> None:
-        """What is written from now on is another log."""
+        """Begins another log."""
         ...
 
     def write(self, line: str, /) -> object: ...
 
 
 def default_pipeline() -> PipelineSpec:
-    """Who picks where nobody was set."""
+    """Returns the pipeline that picks if none was set."""
     document = json.dumps({"stage": [{"policy": DEFAULT_CALL_POLICY}]})
     return PipelineSpec(partition=CALLS, document=document, name=DEFAULT_CALL_POLICY)
 
 
 class Metaserver:
-    """All methods may be called from any thread.
+    """Picks servers; all methods may be called from any thread.
 
     Args:
-        clock: microseconds that never go back. pipeline: see `set_pipeline`. lines: the event log, None = none is kept.
-        failed: told (policy, error) when a policy raised. about: of whom the log is.
-    Attribute passes: picks that were tried.
+        clock: microseconds that never go back. pipeline: see `set_pipeline`. lines: takes the event log, None = none is kept.
+        failed: called with (policy, error) when a policy raised. about: header of the log.
+    Attribute passes: number of picks tried.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Metaserver:
         self._instead = Stage(call_policy_named(INSTEAD), (CALLS,))
 
     def set_pipeline(self, pipeline: PipelineSpec) -> bool:
-        """Picks by it from now on. Returns: it is another one. Raises: ConfigError for what is no policy for calls; the old one stays."""
+        """Picks by this policy from now on. Returns whether it is new. Raises: ConfigError if it cannot send calls; the old one stays."""
         stage = stage_for_calls(pipeline.tables(), CALLS)
         with self._lock:
             if (pipeline.document, pipeline.name) == (self._spec.document, self._spec.name):
@@ -141,14 +141,14 @@ class Metaserver:
             return True
 
     def close(self) -> None:
-        """The last line of the log. Idempotent."""
+        """Writes the last line of the log. Idempotent."""
         with self._lock:
             self._end_log(self._now())
 
     # -- reports and servers ----------------------------------------------------------------------------------------------------
 
     def report(self, report: GatewayReport) -> ReportAnswer:
-        """Takes in what a gateway has measured. Cost: O(servers known), some 20 us each."""
+        """Takes in a gateway's measurements. Cost: O(servers known), some 20 us each."""
         with self._lock:
             now_us = self._begin()
             for name in self._book.report(report, now_us):
@@ -167,13 +167,13 @@ class Metaserver:
             return ReportAnswer(epoch=self._epoch, policy=self._spec.name, pipeline=self._spec.document, lives=lives, untold=untold)
 
     def servers(self, name: str = "") -> ServersView:
-        """All servers, or one, by name; a server of which two lives are known has two rows."""
+        """Returns all servers, or one by name; a server with two known lives has two rows."""
         with self._lock:
             now_us = self._now()
             return ServersView(servers=self._book.views(name, now_us), policy=self._policy_words(now_us), epoch=self._epoch)
 
     def instead(self) -> str:
-        """Who picks in place of the policy that was set, and why; "" while that does."""
+        """Returns which policy picks in place of the set one, and why; "" while the set one picks."""
         with self._lock:
             bench = self._bench
             return "" if bench is None or self._now() >= bench[0] else f"{bench[1]}: {INSTEAD} picks servers for 5 minutes"
@@ -181,7 +181,7 @@ class Metaserver:
     # -- picks ------------------------------------------------------------------------------------------------------------------
 
     def pick(self, asked: PickRequest) -> Pick:
-        """Which server the call goes to; it counts there from now on, unless it was only to be explained.
+        """Picks the server for a call, and counts the call there, unless it was only to be explained.
 
         Cost: one pass, and a fact for each candidate whose link has changed.
         """
@@ -222,7 +222,7 @@ class Metaserver:
             )
 
     def _able(self, asked: PickRequest, now_us: int) -> tuple[dict[str, tuple[Life, float]], dict[str, str], tuple[str, ...]]:
-        """Candidates that can have the call, with their bytes/s as they count; why others cannot; those that are not known here."""
+        """Returns usable candidates with their bytes/s, why others are not usable, and those that are unknown here."""
         able: dict[str, tuple[Life, float]] = {}
         notes: dict[str, str] = {}
         unknown: list[str] = []
@@ -246,7 +246,7 @@ class Metaserver:
         return able, notes, tuple(unknown)
 
     def _tell_link(self, one: Life, rate: float, asked: PickRequest, candidate: Candidate, now_us: int) -> None:
-        """The link of a candidate as it counts now, where that is new to the state. Cost: 1 us where it is not."""
+        """Tells the state the present link of a candidate, if it has changed. Cost: 1 us if not."""
         self._book.link_told(one, asked, candidate, now_us)
         known = self._servers.get(one.name)
         told = dict(known.throughput) if known is not None else {}
@@ -254,7 +254,7 @@ class Metaserver:
             self._tell_server(one.record(asked.gateway, rate))
 
     def _passed(self, now_us: int) -> Plan:
-        """One pass; by RR where the policy raises, or did lately."""
+        """Runs one pass; by RR if the policy raises, or did so lately."""
         if self._bench is not None and now_us >= self._bench[0]:
             self._bench = None
             self._renew()
@@ -283,7 +283,7 @@ class Metaserver:
     def _explained(
         self, asked: PickRequest, able: Mapping[str, tuple[Life, float]], notes: Mapping[str, str], found: Pick, now_us: int
     ) -> Pick:
-        """All terms, and the pick that would be made, on a copy of the state."""
+        """Returns all terms, and the pick that would be made, computed on a copy of the state."""
         state = ClusterState.restored(self._state.snapshot())
         terms = {name: TermView(server=name, note=note) for name, note in notes.items()}
         for one, rate in able.values():
@@ -322,9 +322,9 @@ class Metaserver:
         )
 
     def _option(self, state: ClusterState, call: Call, name: str, now_us: int) -> Option:
-        """What the policy expects of this call there, before the pick is carried out."""
+        """Returns what the policy expects of this call on that server, before the pick is carried out."""
         policy = self._picking(now_us).policy
-        assert isinstance(policy, Choosing)  # as every policy for calls of the catalogue
+        assert isinstance(policy, Choosing)  # as all policies for calls in the catalogue are
         part = state.partitions[CALLS]
         draft = Draft(part, now_us, _SEED, (policy.name,))
         draft.policy = policy.name
@@ -357,7 +357,7 @@ class Metaserver:
         return self._now_us
 
     def _begin(self) -> int:
-        """Before what changes the state: the time, and a log that has room for it."""
+        """Prepares a change of the state: reads the time, and begins or ends the log as needed."""
         now_us = self._now()
         if self._lines is None:
             return now_us
@@ -372,7 +372,7 @@ class Metaserver:
         return now_us
 
     def _begin_log(self) -> None:
-        """Another log, of the state as it is. Cost: O(records)."""
+        """Begins another log with the present state. Cost: O(records)."""
         assert self._lines is not None
         lost = {"lost": self._unlogged} if self._unlogged else {}
         self._unlogged, self._logged_us = 0, self._now_us
@@ -392,7 +392,7 @@ class Metaserver:
             self._recorder = None
 
     def _renew(self) -> None:
-        """Another policy picks: the notes of the one before go; what was sent since the measurements it is told with them. Another log."""
+        """Prepares for another policy: drops notes, counts calls sent since the last measurements as `sent`, begins another log."""
         is_logged = self._recorder is not None
         self._end_log(self._now())
         self._state = ClusterState.restored(replace(self._state.snapshot(), notes=()))
@@ -406,7 +406,7 @@ class Metaserver:
 
 
 def _none_able(asked: PickRequest, notes: Mapping[str, str], unknown: tuple[str, ...]) -> str:
-    """Why no candidate can have the call."""
+    """Returns why no candidate can have the call."""
     if not asked.servers:
         return "no server offers it"
     if unknown:
@@ -421,13 +421,13 @@ def _said(why: Why | None, plan: Plan) -> str:
 
 
 def _words(why: Why) -> str:
-    """Its sentence: the policy is told beside it."""
+    """Returns the sentence of a reason, without its policy, which is shown beside it."""
     return why.agreed.format(*why.facts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """What a gateway said last of a server."""
+    """What a gateway last reported of a server."""
 
     at_us: int
     state: str
@@ -438,11 +438,11 @@ class _Word:
     heard_us: int
 
     def has_stream(self, now_us: int) -> bool:
-        """This gateway has the server's stream, as far as can be known now."""
+        """Whether the gateway has the server's stream, as far as known now."""
         return self.state in _STREAMS and now_us - self.at_us <= FRESH_US
 
     def hears_us(self, now_us: int) -> int:
-        """When this gateway has heard the server last, as far as can be known now."""
+        """Returns when the gateway last heard the server, as far as known now."""
         return now_us if self.has_stream(now_us) else self.heard_us
 
 
@@ -450,10 +450,10 @@ class _Word:
 class Life:
     """One process of a server.
 
-    Attributes: about: what was reported of it last. measured_us: when its newest load was; refresh_us: of who measured that. words: by
-    gateway. sent_us: calls sent since `measured_us`; sent_before: of those, the ones sent before that load came. odd: functions that it is
-    not sent. unfit: what its report has that nothing can be computed with. offered: functions that it is sent. stream, over, leaving: as
-    the gateways say.
+    Attributes: about: its last report. measured_us: time of its newest load; refresh_us: of the gateway that measured it. words: by
+    gateway. sent_us: calls sent since `measured_us`; sent_before: number of those sent before that load arrived. odd: functions that it is
+    not sent. unfit: why its report cannot be computed with. offered: functions that it is sent. stream, over, leaving: as
+    the gateways report.
     """
 
     name: str
@@ -475,19 +475,19 @@ class Life:
     leaving: bool = False
 
     def is_stale(self, now_us: int) -> bool:
-        """Its load is old, or was never measured."""
+        """Whether its load is old, or was never measured."""
         return now_us - self.measured_us > STALE_REFRESHES * self.refresh_us
 
     def rates(self) -> dict[str, float]:
-        """Measured bytes/s by gateway."""
+        """Returns measured bytes/s by gateway."""
         return {gateway: word.bytes_per_s for gateway, word in self.words.items() if word.bytes_per_s > 0}
 
     def has_stream(self, now_us: int) -> bool:
-        """Some gateway has."""
+        """Whether any gateway has its stream."""
         return any(word.has_stream(now_us) for word in self.words.values())
 
     def record(self, gateway: str = "", rate: float = 0.0) -> Server:
-        """For the scheduler. gateway, rate: bytes/s of that link, 0 = as it was measured."""
+        """Returns the scheduler's record. gateway, rate: bytes/s of that link, 0 = as measured."""
         load, about = self.load or ServerLoad(), self.about
         speed = about.mops * 1e6
         rates = self.rates() | ({gateway: rate} if rate else {})
@@ -510,7 +510,7 @@ class Life:
         )
 
     def settle(self, now_us: int) -> None:
-        """After its words or its odd functions have changed."""
+        """Updates derived attributes after its words or odd functions have changed."""
         states = [word.state for word in self.words.values()]
         self.stream = self.has_stream(now_us)
         self.leaving = "leaving" in states
@@ -522,16 +522,16 @@ class Life:
 class ServerBook:
     """Lives of servers by name. Attribute rulings: name -> the life that counts.
 
-    - A measurement is as old as it is said to be: times are converted to this clock by how long ago they were. Of several gateways' loads
-      of a server the newest counts, of its links that of each gateway to itself.
-    - A server is known by its name. Of two lives of a name the newer one counts; an older one that is measured after the newer came runs as
-      well, and keeps the name.
-    - A life that one gateway says is over is over, whoever hears it; so is one that no gateway has heard for 60 s. The word of a gateway
-      that does not report any more grows old: it may be gone, with the server.
-    - A call that was sent counts until a load that was measured after it comes. One that comes later but was measured before does not have
-      it: `sent_before` says how many such there are.
+    - Times are converted to this clock by their reported age. Of several gateways' loads of a server the newest counts; of links, each
+      gateway's measurement of its own.
+    - A server is known by its name. Of two lives of a name the newer one counts; but an older one that is measured after the newer came is
+      still running, and keeps the name.
+    - A life that one gateway reports as over is over for all; so is one that no gateway has heard for 60 s. The word of a gateway
+      that stops reporting grows old: the gateway may be gone, together with the server.
+    - A sent call counts until a load arrives that was measured after it was sent. A load that arrives later but was measured before does
+      not include it: `sent_before` counts such calls.
 
-    No clock and no lock of its own: `now_us` is passed in, never descending, and the metaserver lets one thread in.
+    It has no clock and no lock: callers pass `now_us`, never descending, and the metaserver admits one thread.
     """
 
     def __init__(self) -> None:
@@ -542,13 +542,13 @@ class ServerBook:
         return self._lives.get(name, {}).get(life)
 
     def report(self, report: GatewayReport, now_us: int) -> list[str]:
-        """Takes in what a gateway has measured. Returns: names that are forgotten. Cost: O(servers known), some 10 us each."""
+        """Takes in a gateway's measurements. Returns the names that are forgotten. Cost: O(servers known), some 10 us each."""
         listed = {(server.name, server.life) for server in report.servers}
         for one in self._every():
             if report.gateway in one.words and (one.name, one.life) not in listed:
                 del one.words[report.gateway]  # the gateway was started anew
         for server in report.servers:
-            if not server.same or self.find(server.name, server.life) is not None:  # else nobody knows what it offers
+            if not server.same or self.find(server.name, server.life) is not None:  # otherwise its functions are unknown
                 self._heard(report, server, now_us)
         gone = self._forget(now_us)
         for one in self._every():
@@ -558,7 +558,7 @@ class ServerBook:
         return gone
 
     def link_told(self, one: Life, asked: PickRequest, candidate: Candidate, now_us: int) -> None:
-        """A pick has the gateway's newest measurement of its link."""
+        """Takes in the gateway's newest measurement of its link, which came with a pick."""
         word = one.words.get(asked.gateway)
         if is_rate(candidate.bytes_per_s) and (word is None or word.bytes_per_s != candidate.bytes_per_s):
             known = word or _Word(now_us, "open", asked.site, 0.0, 0.0, now_us, now_us)
@@ -568,9 +568,9 @@ class ServerBook:
                 one.settle(now_us)
 
     def rate(self, one: Life, gateway: str) -> float:
-        """Bytes/s of a link as it counts, measured by that gateway; 0: the mean of the server's other links does.
+        """Returns bytes/s of the gateway's link to the server; 0 if only other gateways measured: the mean of their links is used.
 
-        A server of which no link was measured has one like the slowest that was.
+        A server without any measured link is assumed to have one like the slowest measured.
         """
         known = one.rates()
         if gateway in known or known:
@@ -578,7 +578,7 @@ class ServerBook:
         return min((rate for other in self._every() for rate in other.rates().values()), default=UNMEASURED)
 
     def heard(self, report: GatewayReport, now_us: int) -> tuple[LifeHeard, ...]:
-        """What other gateways know of each life: calls that are bound to it may come to any gateway."""
+        """Returns what other gateways know of each life: calls bound to it may come to any gateway."""
         found: list[LifeHeard] = []
         for one in self._every():
             others = [word.hears_us(now_us) for gateway, word in one.words.items() if gateway != report.gateway]
@@ -588,12 +588,12 @@ class ServerBook:
         return tuple(found)
 
     def views(self, name: str, now_us: int) -> tuple[ServerView, ...]:
-        """All, or those of one name; a server of which several lives are known has several."""
+        """Returns all servers, or those of one name; a server with several known lives has several views."""
         lives = [one for one in self._every() if name in {"", one.name}]
         return tuple(self._view(one, now_us) for one in sorted(lives, key=lambda one: (one.name, one.first_us, one.life)))
 
     def standing(self, one: Life, now_us: int) -> tuple[str, str]:
-        """State of a life: open, stale, away, odd or closed; and why."""
+        """Returns the state of a life (open, stale, away, odd or closed), and why."""
         ruling = self.rulings.get(one.name)
         if one.over:
             return "closed", "its process has ended"
@@ -633,7 +633,7 @@ class ServerBook:
         one.about = msgspec.structs.replace(server, answered=(), load=None, functions=functions, same=False)
         rate, round_trip_s, link_us = server.bytes_per_s, server.round_trip_s, now_us - server.link_ago_us
         before = one.words.get(report.gateway)
-        if before is not None and before.bytes_per_s > 0 and (before.link_us > link_us or not rate):  # a pick told it
+        if before is not None and before.bytes_per_s > 0 and (before.link_us > link_us or not rate):  # a pick brought a newer one
             rate, round_trip_s, link_us = before.bytes_per_s, before.round_trip_s, before.link_us
         heard_us = now_us - server.heard_ago_us
         one.words[report.gateway] = _Word(now_us, server.state, report.site, rate, round_trip_s, link_us, heard_us)
@@ -656,7 +656,7 @@ class ServerBook:
         return gone
 
     def _judge_functions(self, now_us: int) -> None:
-        """Which functions of a server are odd: another interface counts (`interface.offers`, by names of servers)."""
+        """Finds the odd functions of servers, those of which another interface is valid (`interface.offers`, by names of servers)."""
         judged: list[Life] = []
         holders: list[tuple[Life, tuple[bytes, ...]]] = []
         for one in sorted(self._every(), key=lambda one: (one.name, one.first_us, one.life)):
@@ -713,22 +713,22 @@ class ServerBook:
 
 
 def _runs_beside(older: Life, newer: Life) -> bool:
-    """The older one was measured after the newer one came."""
+    """Whether the older life was measured after the newer one came."""
     return older.first_us <= newer.first_us < older.measured_us
 
 
 def _keys(functions: Iterable[bytes]) -> list[str]:
-    """`name@version` of each interface that can be read, in order."""
+    """Returns `name@version` of each readable interface, in order."""
     return sorted(one.key for text in functions if isinstance(one := readable(text), Interface))
 
 
 def is_rate(value: float) -> bool:
-    """Bytes/s that can be divided by."""
+    """Whether bytes/s can be a divisor."""
     return value > 0 and isfinite(value)
 
 
 def _unfit(server: ServerReport) -> str:
-    """The number of a report that nothing can be computed with, "" where all are sound."""
+    """Returns which number of a report cannot be computed with, "" if all are sound."""
     load = server.load or ServerLoad()
     numbers = {name: getattr(load, name) for name in ("other", "mean_load", "arrivals_per_s", "service_s", "service_cv")}
     numbers |= {name: getattr(server, name) for name in ("mops", "bytes_per_s", "round_trip_s")}

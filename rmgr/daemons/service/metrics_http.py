@@ -1,4 +1,4 @@
-"""Answers one HTTP request for a daemon's measurements or its health; loaded with the first question (2 MiB)."""
+"""Answers one HTTP request for a daemon's measurements or its health; imported with the first request (2 MiB)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rmgr.runtime import machine
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # second rows with when a counter was made: nobody needs them
 
-#: Largest request: a scraper's headers are some hundred bytes.
+#: Largest request, in bytes: a scraper's headers have some hundred.
 _MOST_BYTES = 8192
 _CHUNK = 64 * 1024
 _WORDS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
@@ -23,10 +23,10 @@ _HELP = "GET /metrics: measurements, for Prometheus\nGET /healthz: 200 while thi
 
 
 def answer(sock: socket.socket, registry: CollectorRegistry, health: Callable[[], str], end_s: float) -> None:
-    """Reads one request from `sock`, answers it and says that the connection ends.
+    """Reads one request from `sock`, answers it, and announces the end of the connection.
 
-    Args: health: why the daemon cannot work, "" while it can. end_s: monotonic time by which all of it is done.
-    Raises: OSError (TimeoutError) when the other end is too slow, or has gone.
+    Args: health: returns why the daemon cannot work, "" while it can. end_s: monotonic time by which everything must be done.
+    Raises: OSError (TimeoutError) if the other end is too slow, or has gone.
     """
     head = _read_head(sock, end_s)
     try:
@@ -48,7 +48,7 @@ def answer(sock: socket.socket, registry: CollectorRegistry, health: Callable[[]
 
 
 def _measurements(registry: CollectorRegistry, head: bytes, query: str) -> tuple[str, bytes]:
-    """As Prometheus' own exposition answers: the form that is accepted, all measurements or those of `?name[]=`."""
+    """Answers as Prometheus' own exposition does: in the accepted format, all measurements or those of `?name[]=`."""
     fields = (line.partition(b":") for line in head.split(b"\r\n")[1:])
     accept = next((value.strip().decode("latin-1") for name, _, value in fields if name.strip().lower() == b"accept"), "")
     encoder, kind = choose_encoder(accept)

@@ -1,7 +1,7 @@
 """Serves a daemon's measurements (`/metrics`, Prometheus' text) and whether it can work (`/healthz`).
 
-Plain HTTP on loopback. Elsewhere, in a secured cluster, TLS: both ends show certificates of the cluster's authority. Nobody
-can hold it up: every connection ends within `CONNECTION_S`, and of `MOST` that are open the oldest makes room for the next.
+Plain HTTP on loopback. Elsewhere, in a secured cluster, TLS: both ends show certificates of the cluster's authority. No client can
+block it: every connection ends within `CONNECTION_S`, and when `MOST` are open, the oldest makes room for the next.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.trust import Trust
 
 
-#: First port of a role where the place names none; the next ones are for more daemons of the role on the same machine.
+#: First port of a role if the place names none; the next ones are for more daemons of the role on the same machine.
 PORTS = {Role.WATCHDOG: 9710, Role.STARTER: 9720, Role.SUBMITTER: 9730, Role.SERVER: 9740}
 _DAEMONS_HERE = 10
-#: How long one connection may take in all (s), handshake included; how many are open at once, a thread each.
+#: Longest duration of a connection (s), handshake included; most connections at once, one thread each.
 CONNECTION_S, MOST = 5.0, 16
-#: A connection that is younger makes no room for the next one.
+#: A younger connection does not make room for the next one.
 _YOUNG_S = 0.5
-#: Handshakes that one address gets a second, and at once; all together twice as many.
+#: Handshakes allowed to one address per second, and at once; all addresses together may have twice as many.
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 5.0, 30.0
 _PAUSE_S = 0.1
 _BACKLOG = 16
 
 
 class MetricsPlace:
-    """A port that is taken; answers there begin with `serve`, so that a daemon can register the address before it is put together.
+    """A port, taken early, so that a daemon can register the address before it is complete; `serve` begins to answer there.
 
-    Args: place: HOST:PORT (port 0: any free one), or an address alone: the role's own port, or the next of ten that is free, or any.
-    Raises: ConfigError when it is no place, Unavailable when nobody can listen there.
+    Args: place: HOST:PORT (port 0: any free one), or only an address: then the role's own port, the next free of ten, or any.
+    Raises: ConfigError for an invalid place, Unavailable if it cannot be listened on.
     """
 
     def __init__(self, place: str, role: Role) -> None:
@@ -65,11 +65,11 @@ class MetricsPlace:
         credentials: Credentials | None = None,
         trust: Trust | None = None,
     ) -> Callable[[], None]:
-        """Serves `registry`, with what every daemon measures (`CommonMetrics`); returns what ends it.
+        """Serves `registry`, and what every daemon measures (`CommonMetrics`). Returns a function that ends it.
 
         Args:
-            health: why the daemon cannot work, "" while it can; called by threads of the server.
-            credentials: with them TLS is spoken everywhere but on loopback. trust: whose keys count, None in an open cluster.
+            health: returns why the daemon cannot work, "" while it can; called by threads of the server.
+            credentials: enable TLS except on loopback. trust: decides which keys count, None in an open cluster.
         """
         CommonMetrics(registry, credentials)
         guarded = credentials if not is_loopback(self._host) else None
@@ -77,7 +77,7 @@ class MetricsPlace:
 
 
 def _listen(place: str, role: Role) -> tuple[str, socket.socket]:
-    """The host as it was given, and a listening socket there."""
+    """Returns the host as given, and a listening socket there."""
     host, colon, port = place.rpartition(":")
     if colon and port.isdigit() and (":" not in host or host.startswith("[")):
         check_place(place, "metrics: ")
@@ -113,7 +113,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 class _Server:
-    """Sleeps until somebody asks; a thread for each connection while it lasts."""
+    """The HTTP server: one thread accepts, and each connection has a thread of its own."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class _Server:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._open: dict[int, tuple[float, socket.socket]] = {}  # oldest first: when it was accepted, by number
+        self._open: dict[int, tuple[float, socket.socket]] = {}  # by number: when it was accepted; oldest first
         self._listener = listener
         self._thread = machine.Thread(target=self._serve, name="metrics", daemon=True)
         self._thread.start()
@@ -145,7 +145,7 @@ class _Server:
         """Frees the port. Idempotent."""
         if not self._ended.is_set():
             self._ended.set()
-            with contextlib.suppress(OSError):  # wakes who waits in accept
+            with contextlib.suppress(OSError):  # wakes the thread in accept
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._thread.join(1.0)
             with self._lock:
@@ -160,14 +160,14 @@ class _Server:
                 except OSError as error:
                     if error.errno == errno.EINVAL:  # ended
                         return
-                    self._ended.wait(_PAUSE_S)  # no file is left
+                    self._ended.wait(_PAUSE_S)  # no file descriptor is left
                     continue
                 is_too_often = self._context is not None and not self._handshakes.may(address[0])
                 if is_too_often or not self._take(caller):
                     caller.close()
 
     def _take(self, caller: socket.socket) -> bool:
-        """Whether the connection is served: there is room, or the oldest one makes room."""
+        """Whether the connection is served: there is room, or the oldest connection makes room."""
         now_s, number = machine.monotonic(), next(self._numbers)
         with self._lock:
             if len(self._open) >= MOST:
@@ -199,7 +199,7 @@ class _Server:
             http = importlib.import_module("rmgr.daemons.service.metrics_http")
             http.answer(sock, self._registry, self._health, end_s)
         except (OSError, ConfigError, PermissionDenied):  # ssl.SSLError is an OSError
-            pass  # who is too slow, has gone, or may not ask gets no answer
+            pass  # a client that is too slow, gone, or not allowed gets no answer
         finally:
             with self._lock:
                 self._open.pop(number, None)
@@ -207,7 +207,7 @@ class _Server:
             sock.close()
 
     def _greet(self, sock: Any) -> None:
-        """The handshake. Raises OSError; PermissionDenied for who is not of the cluster, or not any more."""
+        """Does the handshake. Raises OSError; PermissionDenied if the peer is not of the cluster, or no longer."""
         from rmgr.adapters.identity.credentials import peer_of
 
         assert self._credentials is not None
@@ -219,7 +219,7 @@ class _Server:
 
 
 def _cut(sock: socket.socket) -> None:
-    """Ends a connection that another thread may be using; an SSL object must not be touched for that."""
+    """Ends a connection that another thread may be using, which must not touch an SSL object."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
@@ -228,7 +228,7 @@ _RELEASE = ["version", "protocol", "python"]
 
 
 class CommonMetrics:
-    """Adds them to the registry of a daemon. credentials: None in an open cluster, where there are no certificates."""
+    """Metrics that every daemon adds to its registry. credentials: None in an open cluster, which has no certificates."""
 
     def __init__(self, registry: CollectorRegistry, credentials: Credentials | None) -> None:
         build = Gauge("rmgr_build_info", "1; what this daemon runs", _RELEASE, registry=registry)

@@ -1,4 +1,4 @@
-"""What every daemon works with: ZooKeeper, the data store, its own gRPC server and whom that serves; and how a daemon looks at itself."""
+"""What every daemon uses: ZooKeeper, the data store, its gRPC server and the rights of callers; and its self-checks."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from rmgr.runtime.secured import open_zookeeper
 from rmgr.runtime.store_watch import WatchedStore, meet_store
 from rmgr.runtime.supervision import StallGuard
 
-#: How often the server is asked, how long an answer may take, and after how long without any it is mute. A flood costs some seconds.
+#: Interval of questions to the own server, time limit of an answer, and silence after which it is mute. A flood costs some seconds.
 _ASK_S, _ANSWER_S, MUTE_S = 15.0, 10.0, 60.0
-#: How long a daemon's own server may take to let it in at the start, and how long it is not asked again.
+#: Time limit for a daemon's own server to accept its connection at the start, and pause between tries.
 _GREET_S, _AGAIN_S = 30.0, 0.2
 _NO_CALL = "it answers no call"
-#: A loop comes round at least every 2.5 s.
+#: A loop normally comes round at least every 2.5 s.
 _STALLED_S = 5.0
-#: As `Lease`: after this part of the session timeout without an answer nothing is acted upon.
+#: As in `Lease`: after this part of the session timeout without an answer the daemon does not act.
 _LEASE_SHARE = 2 / 3
 
 
 def open_server(
     listen: str, credentials: Credentials | None, trust: Trust | None, log: Log, *, threads: int = 96, bounds: Bounds | None = None
 ) -> RpcServer:
-    """The gRPC server of a daemon: in a secured cluster everybody is asked who they are, and a revoked key is refused."""
+    """Opens a daemon's gRPC server; in a secured cluster every client must identify itself, and revoked keys are refused."""
     if credentials is None:
         return RpcServer(listen, threads=threads, bounds=bounds)
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
@@ -47,7 +47,7 @@ def open_server(
 
 
 def refused_calls(log: Log) -> Refused:
-    """Writes every gRPC call that was turned away to the audit."""
+    """Returns a function that audits every refused gRPC call."""
 
     def refused(method: str, who: Identity | None, why: str) -> None:
         audit(log, who=who.name if who else "", role=who.role.value if who else "", what=method, allowed=False, why=why)
@@ -59,9 +59,9 @@ def refused_calls(log: Log) -> Refused:
 def opened(
     config: Config, credentials: Credentials | None, log: Log, *, insecure: bool, create: bool = True
 ) -> Iterator[tuple[ZkCoordinator, WatchedStore, str | None]]:
-    """Yields a session that is connected, the store, and the cluster id that the store remembers (None: none, or it is away).
+    """Yields a connected session, the store, and the cluster id in the store (None if there is none, or the store is away).
 
-    Args: insecure: see `runtime.secured.check_exposure`. create: a store that is a file is made.
+    Args: insecure: see `runtime.secured.check_exposure`. create: makes the store if it is a file.
     Raises: NotConnected after `connect_timeout_s`; ConfigError, StoreUnavailable as `meet_store`.
     """
     coordinator = open_zookeeper(config, credentials, insecure=insecure)
@@ -78,7 +78,7 @@ def opened(
 
 
 def person_of(caller: Caller | None, operators: Iterable[str] = ()) -> Person:
-    """operators: names of `[security] operators`. caller None: this process itself."""
+    """Returns the caller as a person. operators: names of `[security] operators`. caller None: this process itself."""
     if caller is None or caller.is_open:
         return ANYBODY if caller is None or not caller.user else Person(name=caller.user, is_open=True)
     who = caller.who
@@ -87,7 +87,7 @@ def person_of(caller: Caller | None, operators: Iterable[str] = ()) -> Person:
 
 @contextmanager
 def audited(log: Log | None, person: Person, what: str, target: str) -> Iterator[None]:
-    """A refusal within it is written to the audit, and goes on. log: None = there is none."""
+    """Audits a refusal raised within it, and lets it pass. log: None if there is no audit."""
     try:
         yield
     except (PermissionDenied, InvalidRecord) as error:
@@ -96,17 +96,17 @@ def audited(log: Log | None, person: Person, what: str, target: str) -> Iterator
         raise
 
 
-# -- a daemon looks at itself ----------------------------------------------------------------------------------------------
-# At its start whether its key counts and its own server lets it in, later whether that answers anybody. The stall guard looks at the main
-# loop, and ZooKeeper at its session; both can be well while nobody believes what the daemon signs, or nobody reaches it. A gateway or a
-# WatchDog that answers nobody ends, so that another one takes its place; a Starter says so and goes on, for its work needs no server. What
-# it stands on besides, its `/healthz` tells (`Working`).
+# -- self-checks ------------------------------------------------------------------------------------------------------------
+# At the start: is the daemon's key valid, and does its own server accept it? Later: does the server still answer? The stall guard checks
+# the main loop, and ZooKeeper the session; both can be well although nobody believes the daemon's signatures, or reaches it. A mute gateway
+# or WatchDog ends, so that another one takes its place; a mute Starter reports it and goes on, since its work needs no server. `/healthz`
+# reports the daemon's other conditions (`Working`).
 
 
 def check_key(trust: Trust | None, credentials: Credentials | None, log: Log) -> None:
-    """The key of this daemon is one that others believe. At its start, after its certificate was published.
+    """Checks that others believe this daemon's key. At the start, after its certificate was published.
 
-    Raises: PermissionDenied when it was revoked, or its certificate is not believed; when that cannot be read now it is taken for good.
+    Raises: PermissionDenied if the key was revoked, or its certificate is not believed; if that cannot be read now, the key passes.
     """
     if trust is None or credentials is None:
         return
@@ -124,10 +124,10 @@ def check_key(trust: Trust | None, credentials: Credentials | None, log: Log) ->
 
 
 def check_voice(server: RpcServer, credentials: Credentials | None, log: Log, *, patience_s: float = _GREET_S) -> None:
-    """The server, which was started, answers this daemon's own call.
+    """Checks that the started server answers this daemon's own call.
 
-    Raises: PermissionDenied when it turns it away; Unavailable when no connection comes about within `patience_s`. A server
-        that is only late is taken for good, and told.
+    Raises: PermissionDenied if it refuses; Unavailable if no connection succeeds within `patience_s`. A server that is
+        only late passes, with a warning.
     """
     end_s = machine.monotonic() + patience_s
     pause = threading.Event()
@@ -151,7 +151,7 @@ def check_voice(server: RpcServer, credentials: Credentials | None, log: Log, *,
 
 
 def _fresh(credentials: Credentials | None) -> str:
-    """What to do about a bundle that does not work."""
+    """Returns a hint for a bundle that does not work."""
     if credentials is None:
         return "rmgr doctor"
     who = credentials.identity
@@ -159,12 +159,12 @@ def _fresh(credentials: Credentials | None) -> str:
 
 
 def ending(whose: str) -> StallGuard:
-    """Ends the process, with all stacks, when its server is mute. whose: "the gateway's"."""
+    """Returns a guard that ends the process, with all stacks, when its server is mute. whose: "the gateway's"."""
     return StallGuard(MUTE_S, name=f"{whose} server: {_NO_CALL}")
 
 
 def telling(whose: str, log: Log) -> StallGuard:
-    """Writes it to the log again and again, and no more."""
+    """Returns a guard that only logs a mute server, again and again."""
 
     def tell(why: str) -> None:
         log.error("server_is_mute", error=why)
@@ -173,10 +173,10 @@ def telling(whose: str, log: Log) -> StallGuard:
 
 
 class VoiceCheck:
-    """Asks the server of this process again and again whether it answers.
+    """Asks this process's own server again and again whether it answers.
 
     Args:
-        is_mute: `RpcServer.is_mute`. guard: what becomes of a mute daemon: `ending`, `telling`. pause_s, answer_s: for tests.
+        is_mute: `RpcServer.is_mute`. guard: reacts to a mute server: `ending`, `telling`. pause_s, answer_s: for tests.
     """
 
     def __init__(
@@ -195,18 +195,18 @@ class VoiceCheck:
 
     @property
     def trouble(self) -> str:
-        """Why nobody reaches this daemon, "" while it answers. From any thread."""
+        """Why clients cannot reach this daemon, "" while it answers. From any thread."""
         silent_s = self._guard.silent_s
         return f"its server has answered no call for {format_duration(silent_s)}" if silent_s > self._pause_s + 2 * self._answer_s else ""
 
     def start(self) -> VoiceCheck:
-        """Begins to ask."""
+        """Starts asking."""
         self._guard.start()
         machine.Thread(target=self._run, name="own-voice", daemon=True).start()
         return self
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stops asking. Idempotent."""
         self._guard.stop()
         self._stopped.set()
 
@@ -217,9 +217,9 @@ class VoiceCheck:
 
 
 class Working:
-    """Looks at what a daemon stands on. Thread-safe.
+    """Checks the conditions that a daemon needs. Thread-safe.
 
-    Args: unable: what else is asked why it cannot work; each answers "" while it can.
+    Args: unable: further checks; each returns why the daemon cannot work, "" while it can.
     """
 
     def __init__(self, coordinator: Coordinator, store: WatchedStore, guard: StallGuard, *unable: Callable[[], str]) -> None:
@@ -229,7 +229,7 @@ class Working:
         self._unable = unable
 
     def trouble(self) -> str:
-        """Every reason why the daemon cannot work now, "" while it can. Never waits."""
+        """Returns every reason why the daemon cannot work now, "" while it can. Never blocks."""
         return "; ".join(dict.fromkeys(why for why in self._reasons() if why))
 
     def _reasons(self) -> tuple[str, ...]:
