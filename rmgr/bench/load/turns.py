@@ -100,16 +100,24 @@ def loop(directory: str, quantum_ns: int, origin_ns: int, slots: int, node: str,
     try:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-        for slot in range(slots):
-            time.sleep(max(0, origin_ns + slot * quantum_ns - now_ns()) / 1e9)
-            _switch(groups, children, 1 - slot % 2, on=False)
-            _switch(groups, children, slot % 2, on=True)
-        time.sleep(max(0, origin_ns + slots * quantum_ns - now_ns()) / 1e9)
+        slot = turned = 0
+        while turned < slots:
+            _sleep_until(origin_ns + slot * quantum_ns)
+            if now_ns() < origin_ns + (slot + 1) * quantum_ns:  # else the machine stood still for the whole of it: not counted
+                _switch(groups, children, 1 - slot % 2, on=False)
+                _switch(groups, children, slot % 2, on=True)
+                turned += 1
+            slot += 1
+        _sleep_until(origin_ns + slot * quantum_ns)
     finally:
         for at, pid in enumerate(children):
             os.kill(pid, signal.SIGKILL)
             _switch(groups, children, at, on=True)
             os.waitpid(pid, 0)
+
+
+def _sleep_until(at_ns: int) -> None:
+    time.sleep(max(0, at_ns - now_ns()) / 1e9)
 
 
 def _switch(groups: list[str], children: list[int], at: int, *, on: bool) -> None:

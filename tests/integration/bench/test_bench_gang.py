@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from rmgr.bench.load import turns
 from rmgr.bench.reality import Played
 from rmgr.cli.main import run
 from rmgr.errors import Unavailable
+from tests.harness.waiting import eventually
 
 MS = 1_000_000
 
@@ -35,6 +40,18 @@ def test_stamps_of_too_few_turns_are_no_figure(tmp_path: Path) -> None:
     leave(tmp_path, "job0.n1", 1001, 1201)
     with pytest.raises(Unavailable, match="no rank had three turns"):
         bench_gang.switches_of(tmp_path, 1000 * MS, 100 * MS)
+
+
+def test_a_bare_loop_that_stood_still_takes_its_turns_afterwards(tmp_path: Path) -> None:
+    origin_ns, quantum_ns, slots = turns.now_ns() + 500 * MS, 100 * MS, 8
+    words = [sys.executable, turns.__file__, "loop", str(tmp_path), str(quantum_ns), str(origin_ns), str(slots), "n0"]
+    with subprocess.Popen(words, start_new_session=True) as loop:
+        eventually(lambda: (tmp_path / "job1.n0").exists() and bench_gang.stretches(tmp_path / "job1.n0"), "both have had a turn")
+        loop.send_signal(signal.SIGSTOP)
+        time.sleep(slots * quantum_ns / 1e9)  # all of its slots go by
+        loop.send_signal(signal.SIGCONT)
+        assert loop.wait(60) == 0
+    assert bench_gang.switches_of(tmp_path, origin_ns, quantum_ns).offsets
 
 
 def test_use_and_shares_are_those_of_the_jobs_that_were_played() -> None:

@@ -1,0 +1,14 @@
+"""Clusters that benches start here outlive a machine that stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmgr.dev.cluster import DevCluster
+from tests.harness.ended_sessions import LONG_S
+
+
+@pytest.fixture(autouse=True)
+def long_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all clusters whose bench does not say how long sessions last."""
+    monkeypatch.setitem(DevCluster.__init__.__kwdefaults__, "session_timeout_s", LONG_S)
