@@ -1,11 +1,11 @@
-"""Cassandra through its driver: one connection, its policies, and what its errors mean. The only file that imports the driver.
+"""Cassandra through its driver: one connection, its policies, and the meaning of its errors. The only file that imports the driver.
 
 What is changed from the driver's defaults, and why (facts 8 and 9, section 2 of the notes on reliability):
-- a retry policy that repeats idempotent statements only, at the next node, twice at most: the default repeats anything;
+- a retry policy that repeats only idempotent statements, at the next node, twice at most: the default repeats anything;
 - reconnection every 2 s without end: the constant policy gives up after 64 tries, the default one waits up to 10 minutes;
-- a node that let a request time out goes to the end of the plan for some seconds: heartbeats find it only later;
-- nodes that do not answer at all are not its first contacts, and its threads do not hold up the end of the process;
-- heartbeats every 3 s instead of 30, so that a frozen node is taken for dead soon;
+- a node that let a request time out goes to the end of the plan for some seconds: heartbeats notice it only later;
+- nodes that do not answer at all are not its first contacts, and its threads do not delay the end of the process;
+- heartbeats every 3 s instead of 30, so that a frozen node soon counts as dead;
 - speculative execution for reads, never for writes; LOCAL_QUORUM instead of LOCAL_ONE; a fixed protocol version.
 """
 
@@ -66,14 +66,14 @@ _WARY_S = 10.0
 _RECONNECT_S = 2.0
 _PROBE_TTL_S = 60
 _CLOSE_S = 0.5
-#: Threads in which the driver connects: more than the nodes that may hang at once, so that the others need not wait for those.
+#: Threads in which the driver connects: more than may hang on nodes at once, so that other connections need not wait.
 _CONNECTORS = 8
 
 
 class WideConnection(Cluster.connection_class):
-    """The driver's connection with larger buffers: it cuts what it sends into, and receives, 4 KiB a call of the kernel (3.30).
+    """The driver's connection with larger buffers: its own sends and receives 4 KiB per system call (3.30).
 
-    A chunk of 512 KiB is 128 of those, each with its turn of Python.
+    A chunk of 512 KiB would be 128 of those, each with its share of Python.
     """
 
     in_buffer_size = 64 * 1024
@@ -84,7 +84,7 @@ class WideConnection(Cluster.connection_class):
 
 
 class IdempotentRetry(RetryPolicy):
-    """Idempotent statements once more at the next node, twice at most; everything else is told to the caller."""
+    """Repeats idempotent statements at the next node, twice at most; leaves everything else to the caller."""
 
     def on_read_timeout(self, query: Any, *_: Any, retry_num: int = 0, **__: Any) -> tuple[int, None]:
         return self._decide(query, retry_num)
@@ -111,7 +111,7 @@ class WaryPlan(TokenAwarePolicy):
         self._slow_until: dict[Any, float] = {}
 
     def doubt(self, host: Any) -> None:
-        """`host` let a request time out."""
+        """Notes that `host` let a request time out."""
         self._slow_until[host] = time.monotonic() + _WARY_S
 
     def make_query_plan(self, working_keyspace: Any = None, query: Any = None) -> Iterator[Any]:
@@ -129,9 +129,9 @@ class WaryPlan(TokenAwarePolicy):
 
 
 class DriverConnection:
-    """A driver's Cluster and Session. Made by `dial` for stores, which `CassandraLink` keeps, and by `enter` for the schema.
+    """A driver's Cluster and Session. `dial` makes them for stores, where `CassandraLink` keeps them; `enter` makes them for the schema.
 
-    Futures fail with `Lost`, or with an `RmgrError` that time does not heal.
+    Futures fail with `Lost`, or with an `RmgrError` if waiting does not help.
     """
 
     def __init__(self, target: CassandraTarget, cluster: Cluster, session: Session, plan: WaryPlan) -> None:
@@ -150,7 +150,7 @@ class DriverConnection:
             self._prepared[name] = prepared
 
     def send(self, request: StatementRequest, timeout_s: float, *, host: Any = None) -> Future[list[Any]]:
-        """Sends one request."""
+        """Sends one request; returns the future of its rows."""
         future: Future[list[Any]] = Future()
         if len(request.rows) == 1 and request.beside is None:
             bound = self._prepared[request.name].bind(request.rows[0])
@@ -163,22 +163,22 @@ class DriverConnection:
         profile = EXEC_PROFILE_DEFAULT if request.is_write else _READS
         try:
             answer = self._session.execute_async(bound, timeout=timeout_s, execution_profile=profile, host=host)
-        except Exception as error:  # noqa: BLE001 - whatever the driver has against it is the request's failure
+        except Exception as error:  # noqa: BLE001 - whatever the driver objects to is the request's failure
             future.set_exception(self._meaning(error))
             return future
 
-        # Who calls back and who is called hold each other, as do the answer and its timer, and the driver keeps a timer for 2 s after
+        # The answer and its callbacks hold each other, as do the answer and its timer, and the driver keeps a timer for 2 s after
         # its request has ended: without letting go, chunks of 512 KiB pile up until the garbage collector comes (hundreds of MiB at
         # 30 MB/s, driver 3.30; test_what_was_written_and_read_is_let_go_without_the_garbage_collector).
         def let_go() -> None:
             answer.clear_callbacks()
             answer._final_result = answer._timer = None  # noqa: SLF001 - as above
-            if request.is_write:  # nobody else was asked
+            if request.is_write:  # no other node was asked
                 answer.message = answer.query = None
                 answer.query_plan = iter(())
 
         def answered(rows: list[Any] | None) -> None:
-            if not future.done():  # of two coordinators that were asked, both may answer
+            if not future.done():  # if two coordinators were asked, both may answer
                 future.set_result(rows or [])
             let_go()
 
@@ -188,25 +188,25 @@ class DriverConnection:
             answer.clear_callbacks()
 
         answer.add_callbacks(answered, failed)
-        if future.done():  # before the second one was added
+        if future.done():  # the answer came before the callbacks were added
             let_go()
         return future
 
     def send_to_others(self, request: StatementRequest, timeout_s: float) -> list[Future[list[Any]]]:
-        """Sends a read to some coordinators one by one: three nodes at most; where there is one, that one again."""
+        """Sends a read to several coordinators: to three nodes at most; to a single node, that one again."""
         hosts = self._local_hosts()
         return [self.send(request, timeout_s, host=host) for host in random.sample(hosts, min(3, len(hosts)))]
 
     def nodes_up(self) -> int:
-        """How many nodes of the local data centre the driver takes for usable."""
+        """Returns the number of nodes in the local data centre that the driver considers usable."""
         return len(self._local_hosts())
 
     def datacenters(self) -> tuple[str, ...]:
-        """The data centres that the cluster has."""
+        """Returns the cluster's data centres."""
         return tuple(sorted({host.datacenter for host in self._cluster.metadata.all_hosts() if host.datacenter}))
 
     def probe(self, timeout_s: float, *, write: bool) -> None:
-        """Reads, or writes, a row of its own. Raises: `Lost`, `RmgrError`."""
+        """Reads, or writes, a row of this connection's own. Raises: `Lost`, `RmgrError`."""
         if write:
             request = ask("set_info", self._probe_name, str(time.time_ns()), time.time_ns() // 1000, _PROBE_TTL_S)
         else:
@@ -217,15 +217,15 @@ class DriverConnection:
             raise Lost("no answer, not even of the driver", is_outage=True) from None
 
     def node_names(self) -> tuple[str, ...]:
-        """Nodes of the local data centre that the driver takes for usable, for `run` and `ask_each`."""
+        """Returns the nodes in the local data centre that the driver considers usable, for `run` and `ask_each`."""
         return tuple(sorted(str(host.endpoint) for host in self._local_hosts()))
 
     def nodes_expected(self) -> int:
-        """Nodes of the local data centre that the driver does not take for dead, connected to or not yet."""
+        """Returns the number of nodes in the local data centre that the driver does not consider dead, connected or not."""
         return len([host for host in self._cluster.metadata.all_hosts() if host.datacenter == self._target.local_dc and host.is_up])
 
     def ask_each(self, cql: str, values: tuple[Any, ...] = (), *, timeout_s: float) -> dict[str, list[Any] | None]:
-        """What each node says by itself (the system's tables are its own); None: nothing in time."""
+        """Returns each node's own answer (system tables are local to a node); None for a node without one in time."""
         asked = {
             str(host.endpoint): self._session.execute_async(SimpleStatement(cql), values or None, timeout=timeout_s, host=host)
             for host in self._local_hosts()
@@ -242,11 +242,11 @@ class DriverConnection:
         return answers
 
     def run(self, cql: str, values: tuple[Any, ...] = (), *, timeout_s: float = 15.0, node: str = "", is_read: bool = False) -> list[Any]:
-        """Carries out one statement for the administrator, a change of the schema included, which all nodes then agree on.
+        """Carries out one statement for the administrator, if need be a change of the schema, on which all nodes then agree.
 
         Args:
-            node: one of `node_names`, which is to coordinate it; "": any.
-            is_read: it changes nothing, so another node may be asked meanwhile.
+            node: the coordinator, one of `node_names`; "": any.
+            is_read: it changes nothing, so another node may be asked in parallel.
         Raises: `Lost`, `RmgrError`.
         """
         try:
@@ -264,7 +264,7 @@ class DriverConnection:
         return rows
 
     def close(self) -> None:
-        """Lets go."""
+        """Closes the connection."""
         _let_go(self._cluster)
 
     def _local_hosts(self) -> list[Any]:
@@ -283,7 +283,7 @@ class DriverConnection:
 
 
 def dial(target: CassandraTarget) -> DriverConnection:
-    """Connects, verifies the schema and prepares all statements. Raises: `Lost` (try again), `RmgrError` (time does not heal it)."""
+    """Connects, verifies the schema and prepares all statements. Raises: `Lost` (retry), `RmgrError` (retrying does not help)."""
     connection = enter(target)
     try:
         try:
@@ -311,11 +311,11 @@ def dial(target: CassandraTarget) -> DriverConnection:
 
 
 def enter(target: CassandraTarget, *, agreement_s: float = 10.0) -> DriverConnection:
-    """Connects, and verifies nothing but the data centre.
+    """Connects, and verifies only the data centre.
 
     Args:
-        agreement_s: how long the driver waits after a change of the schema until all nodes have it; 0: the caller does.
-    Raises: `Lost` (within half the connect timeout when no node answers at all), `RmgrError`.
+        agreement_s: how long the driver waits after a change of the schema until all nodes have it; 0: the caller waits.
+    Raises: `Lost` (within half the connect timeout if no node answers at all), `RmgrError`.
     """
     _tame_driver_log()
     tls = _tls(target) if target.tls else None
@@ -366,7 +366,7 @@ def enter(target: CassandraTarget, *, agreement_s: float = 10.0) -> DriverConnec
 
 
 def _let_go(cluster: Cluster) -> None:
-    """Ends a driver. It waits for its attempts to connect, up to their timeout where a node hangs; we wait half a second."""
+    """Ends a driver, waiting half a second. The driver itself would wait for connections to hanging nodes up to their timeout."""
 
     def shut_down() -> None:
         with contextlib.suppress(Exception):
@@ -392,7 +392,7 @@ def _tls(target: CassandraTarget) -> ssl.SSLContext:
 
 
 class _Tamed(logging.Handler):
-    """The driver tells of every connection that fails; here that is a detail of our own one line about it."""
+    """Turns the driver's warnings about failed connections into debug lines: our own log has one line about the outage."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _LOG.debug("driver: %s", record.getMessage())
@@ -400,17 +400,17 @@ class _Tamed(logging.Handler):
 
 def _tame_driver_log() -> None:
     log = logging.getLogger("cassandra")
-    own = [handler for handler in log.handlers if type(handler).__name__ != "NullHandler"]  # the driver has a class of its own
-    if log.level == logging.NOTSET and not own:  # an application that has set it up keeps what it wants
+    own = [handler for handler in log.handlers if type(handler).__name__ != "NullHandler"]  # the driver has a NullHandler class of its own
+    if log.level == logging.NOTSET and not own:  # an application that has configured it keeps its settings
         log.addHandler(_Tamed())
         log.propagate = False
 
 
-# -- what errors mean ----------------------------------------------------------------------------------------------------------
+# -- the meaning of errors -----------------------------------------------------------------------------------------------------
 
 
 def meaning(error: BaseException, target: CassandraTarget) -> Exception:
-    """`Lost` for what may pass, an `RmgrError` for what no time heals."""
+    """Returns `Lost` for an error that may pass, an `RmgrError` for one that waiting does not cure."""
     match error:
         case RmgrError() | Lost():
             return error
@@ -442,7 +442,7 @@ def meaning(error: BaseException, target: CassandraTarget) -> Exception:
 
 
 def _without_tls(text: str) -> ConfigError | None:
-    """The driver keeps the text of a failed handshake and drops its class."""
+    """Finds the cause in the text of a failed handshake: the driver drops the error's class."""
     if "[SSL" not in text:
         return None
     if found := re.search(r"certificate verify failed: (.*?)\.?(?: \(_ssl|$)", text):
@@ -455,7 +455,7 @@ def _without_tls(text: str) -> ConfigError | None:
 
 
 def _of_several(error: NoHostAvailable, target: CassandraTarget) -> Exception:
-    """Of what each node said, the part that no time heals, else a summary."""
+    """Returns the first of the nodes' errors that waiting does not cure, else a summary."""
     causes = dict(error.errors) if isinstance(error.errors, dict) else {}
     meanings = {getattr(host, "address", str(host)): meaning(_root(cause), target) for host, cause in causes.items()}
     for found in meanings.values():

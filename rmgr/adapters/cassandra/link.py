@@ -1,16 +1,16 @@
-"""The connection to Cassandra as a thing that comes and goes: made in the background, without end, and watched while in trouble.
+"""The connection to Cassandra, which comes and goes: made in the background, retried without end, watched while in trouble.
 
-Nobody who opens a store waits for the cluster. A thread connects, again and again at a constant pace; calls fail at once
-while the cluster is known to be away, wait only for the very first verdict, and work again when a probe has passed. What
-no time will heal (a wrong keyspace, wrong credentials, another schema) is an error of its own, and is tried again, too.
+Opening a store never waits for the cluster. A thread connects, again and again at a constant pace; calls fail at once
+while the cluster is known to be away, wait only for the very first verdict, and work again once a probe has passed. Problems that
+waiting does not cure (a wrong keyspace, wrong credentials, another schema) have errors of their own, and are retried, too.
 
-Two deadlines lie around each other. A request has a short one (2 s), after which it is sent again, to another node: all requests are
-idempotent. A call of the store has the caller's; it ends earlier when the cluster is known not to serve.
+There are two nested deadlines. A request has a short one (2 s), after which it is sent again, to another node: all requests are
+idempotent. A call of the store has the caller's deadline; it ends earlier if the cluster is known not to serve.
 
-A node that hangs still accepts connections, for the kernel does that. The driver gives each such node the whole connect timeout, in the
-order of its list, and two of them would take up what a command may take. So all nodes are asked at once before (`awake`). A thread that
-looks a name up or connects is left alone when its time is over: it is a daemon, and so are the threads of the driver (`DaemonPool`): one
-that waits for a frozen node must not hold up the exit of a command.
+A node that hangs still accepts connections, since its kernel does. The driver gives each such node the whole connect timeout, in the
+order of its list, and two of them would use up the time that a command may take. So all nodes are asked at once first (`awake`). A
+thread that resolves a name or connects is abandoned when its time is over: it is a daemon, and so are the driver's threads
+(`DaemonPool`): waiting for a frozen node must not delay the exit of a command.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("rmgr.store")
 _LOG.addHandler(logging.NullHandler())
 
-#: Between two attempts to connect, and between two probes in trouble (s).
+#: Seconds between two attempts to connect, and between two probes in trouble.
 RECONNECT_S = 2.0
 PROBE_S = 0.5
-#: A driver that found no node again for so long is replaced (s): it does not always notice that all of them came back.
+#: Seconds without any node after which a driver is replaced: it does not always notice that all of them came back.
 RENEW_S = 5.0
-#: How long the first call waits for the first attempt to connect (s): a command is to be refused within 5 s, its own start included.
+#: Seconds that the first call waits for the first attempt to connect: a refused command must end within 5 s, its own start included.
 VERDICT_S = 4.0
 _CLOSE_S = 2.0
 
 
 class Lost(Exception):
-    """A request without an answer, or refused for now. `is_outage`: too few nodes, so the next attempt would end likewise."""
+    """A request without an answer, or refused for now. `is_outage`: too few nodes, so the next attempt would end the same way."""
 
     def __init__(self, reason: str, *, is_outage: bool) -> None:
         super().__init__(reason)
@@ -60,7 +60,7 @@ class Lost(Exception):
 
 
 class CassandraLink:
-    """Keeps one `DriverConnection`, whose module is loaded by whoever dials. Thread-safe."""
+    """Keeps one `DriverConnection`; the caller that dials loads its module. Thread-safe."""
 
     def __init__(
         self, dial: Callable[[], DriverConnection], *, where: str, interval_s: float = RECONNECT_S, verdict_s: float = VERDICT_S
@@ -69,7 +69,7 @@ class CassandraLink:
 
         Args:
             dial: makes a verified connection, or raises `Lost` or `RmgrError`. where: for messages.
-            verdict_s: how long after the opening a call waits for the first attempt to end.
+            verdict_s: time after the opening for which a call waits for the first attempt to end.
         """
         self._dial = dial
         self._where = where
@@ -78,7 +78,7 @@ class CassandraLink:
         self._lock = threading.Condition()
         self._connection: DriverConnection | None = None
         self._verdict: Exception | None = None  # why there is no connection; None before the first attempt has ended
-        self._trouble = {False: "", True: ""}  # why reads (writes) are refused for now
+        self._trouble = {False: "", True: ""}  # why reads (False) and writes (True) are refused for now
         self._closed = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="rmgr-store", daemon=True)
@@ -86,22 +86,22 @@ class CassandraLink:
 
     @property
     def serving(self) -> DriverConnection | None:
-        """The connection if there is one, whatever its state; for what may fail."""
+        """The connection, if any, whatever its state; for requests that may fail."""
         with self._lock:
             return None if self._closed else self._connection
 
     @property
     def ready(self) -> DriverConnection | None:
-        """The connection where it serves reads and writes; else `connection` says what is wrong. Never waits."""
+        """The connection if it serves reads and writes; otherwise `connection` says what is wrong. Never waits."""
         with self._lock:
             serves = not self._closed and not any(self._trouble.values()) and self._pid == os.getpid()
             return self._connection if serves else None
 
     def connection(self, deadline: CallDeadline, doing: str, *, is_write: bool) -> DriverConnection:
-        """The connection for one request. Waits only until the first attempt to connect has ended.
+        """Returns the connection for one request. Waits only until the first attempt to connect has ended.
 
-        Raises: `StoreUnavailable` at once while the cluster is away, closed, or in trouble; `ConfigError` and its like
-        for what no time heals.
+        Raises: `StoreUnavailable` at once while the cluster is away, closed, or in trouble; `ConfigError` and the like
+        for problems that waiting does not cure.
         """
         if self._pid != os.getpid():
             raise StoreUnavailable(f"cannot {doing}: the store was opened before a fork", hint="open it again in the child")
@@ -122,14 +122,14 @@ class CassandraLink:
             return self._connection
 
     def report(self, lost: Lost, *, is_write: bool) -> None:
-        """A call gave up: others are refused until a probe has passed."""
+        """Notes that a call gave up: other calls are refused until a probe has passed."""
         with self._lock:
             if self._connection is not None and not self._trouble[is_write]:
                 self._trouble[is_write] = str(lost)
                 self._lock.notify_all()
 
     def problem(self) -> str | None:
-        """Why the store does not serve, as far as the link knows; None when it does. Never waits."""
+        """Returns why the store does not serve, as far as the link knows; None if it serves. Never waits."""
         with self._lock:
             if self._closed:
                 return "the store is closed"
@@ -148,7 +148,7 @@ class CassandraLink:
         if connection is not None and self._pid == os.getpid():
             ending = threading.Thread(target=connection.close, name="rmgr-store-close", daemon=True)
             ending.start()
-            ending.join(_CLOSE_S)  # a driver that is just connecting to a frozen node would take its time
+            ending.join(_CLOSE_S)  # a driver that is just connecting to a frozen node takes longer
 
     # -- the thread -----------------------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class CassandraLink:
             made = self._dial()
         except (Lost, RmgrError) as error:
             verdict: Exception = error
-        except Exception as error:  # noqa: BLE001 - the loop boundary: a surprise of the driver must not end the thread
+        except Exception as error:  # noqa: BLE001 - the loop boundary: a surprise from the driver must not end the thread
             verdict = Lost(f"{type(error).__name__}: {error}", is_outage=True)
         else:
             with self._lock:
@@ -202,7 +202,7 @@ class CassandraLink:
             self._lock.notify_all()
 
     def _look_again(self, connection: DriverConnection) -> None:
-        """Probes what is in trouble, reads first: writes of a store that cannot be read are in trouble, too."""
+        """Probes what is in trouble, reads first: if a store cannot be read, its writes are in trouble, too."""
         for is_write in (False, True):
             if not self._trouble[is_write] and is_write:
                 continue
@@ -252,20 +252,20 @@ class CassandraLink:
 
 Rows = list[Any]
 
-#: Requests of one call in flight: so many at first, and then between these, as quickly as answers come.
+#: Most requests of one call in flight: at first, and the range in which the speed of answers moves it.
 WINDOW = 64
 SMALLEST_WINDOW, LARGEST_WINDOW = 16, 192
-#: Answers below the first let the window grow, above the second it shrinks (s): more in flight would only wait in the cluster.
+#: Faster answers let the window grow, slower ones than the second shrink it (s): more in flight would only wait in the cluster.
 _QUICK_S, _SLOW_S = 0.03, 0.2
-#: How long an outage is waited out before the call fails and the link is told (s); a coordinator that was wrong about its peers is not one.
+#: Seconds of an outage before the call fails and tells the link; a coordinator that was wrong about its peers causes no outage.
 PATIENCE_S = 1.5
 _FIRST_PAUSE_S = 0.03
 _LONGEST_PAUSE_S = 0.5
-_GRACE_S = 1.0  # the driver ends a request by itself; this is for a driver that does not
+_GRACE_S = 1.0  # the driver ends a request itself; this is for a driver that does not
 
 
 class RequestWindow:
-    """Requests that a call has in flight: as many as the cluster answers quickly. Threads share it; a lost step matters little."""
+    """Number of requests that a call may have in flight, adapted to the cluster's speed. Shared by threads; a lost step matters little."""
 
     def __init__(self) -> None:
         self._size = float(WINDOW)
@@ -273,18 +273,18 @@ class RequestWindow:
 
     @property
     def size(self) -> int:
-        """Whole requests."""
+        """Number of requests."""
         return int(self._size)
 
     def answered(self, after_s: float) -> None:
-        """An answer that was waited for came after so long."""
+        """Adapts the window to an awaited answer that took `after_s`."""
         if after_s < _QUICK_S:
             self._size = min(LARGEST_WINDOW, self._size + 8 / self._size)
         elif after_s > _SLOW_S:
             self.shrink()
 
     def shrink(self) -> None:
-        """The cluster has too much to do, or is away. Counts once for all that waits at the time."""
+        """Shrinks the window: the cluster is overloaded or away. Counts once for all requests that wait at the time."""
         now_s = time.monotonic()
         if now_s - self._shrunk_s > _SLOW_S:
             self._shrunk_s = now_s
@@ -292,7 +292,7 @@ class RequestWindow:
 
 
 class Calls:
-    """Sends requests through whatever connection the link has."""
+    """Sends requests through the link's present connection."""
 
     def __init__(self, link: CassandraLink, *, request_timeout_s: float) -> None:
         self.window = RequestWindow()
@@ -306,17 +306,17 @@ class Calls:
         return self._link.ready
 
     def one(self, request: StatementRequest, deadline: CallDeadline, doing: str) -> Rows:
-        """The rows of one request. Raises: `StoreUnavailable`, or what the link found wrong."""
+        """Returns the rows of one request. Raises: `StoreUnavailable`, or the link's error."""
         return next(self.each((request,), deadline, doing))
 
     def all(self, requests: Iterable[StatementRequest], deadline: CallDeadline, doing: str, *, window: int = 0) -> list[Rows]:
-        """The rows of every request, in their order."""
+        """Returns the rows of every request, in order."""
         return list(self.each(requests, deadline, doing, window=window))
 
     def each(self, requests: Iterable[StatementRequest], deadline: CallDeadline, doing: str, *, window: int = 0) -> Iterator[Rows]:
-        """As `all`, one after the other while later ones are in flight; takes no more than `window` ahead from `requests`.
+        """Yields what `all` returns, one by one while later requests are in flight; takes at most `window` requests ahead.
 
-        window: 0 = as many as the cluster takes; for large ones a number.
+        window: 0 = as many as the cluster answers quickly; a number for large requests.
         """
         flying: deque[tuple[StatementRequest, Future[Rows], float]] = deque()
         for request in requests:
@@ -327,7 +327,7 @@ class Calls:
             yield self._settle(*flying.popleft(), deadline, doing)
 
     def elsewhere(self, request: StatementRequest, deadline: CallDeadline, doing: str) -> list[Rows]:
-        """The rows of a read as other coordinators see them; those that do not answer are left out."""
+        """Returns the rows of a read as other coordinators see them; coordinators that do not answer are left out."""
         connection = self._connection(deadline, doing, is_write=False)
         answers = []
         for future in connection.send_to_others(request, self._timeout_s(deadline)):
@@ -338,7 +338,7 @@ class Calls:
         return answers
 
     def forget(self, request: StatementRequest) -> None:
-        """Sends a write whose outcome nobody needs to know: what it would have said also follows from time passing."""
+        """Sends a write whose outcome does not matter: the passing of time has the same effect."""
         connection = self._link.serving
         if connection is not None:
             future = connection.send(request, self._request_timeout_s)
@@ -346,7 +346,7 @@ class Calls:
             future.add_done_callback(self._forgotten.discard)
 
     def settle_forgotten(self, timeout_s: float) -> None:
-        """Lets writes that nobody waits for go out before the connection is closed."""
+        """Waits for writes that nobody awaits, so that they go out before the connection is closed."""
         wait([*self._forgotten], timeout_s)
 
     def _send(self, request: StatementRequest, deadline: CallDeadline, doing: str) -> tuple[StatementRequest, Future[Rows], float]:
@@ -392,13 +392,13 @@ class Calls:
 # -- which nodes answer --------------------------------------------------------------------------------------------------------
 
 
-#: Others that answer within this after the first (s) are taken, too, so that not all clients gather at one node.
+#: Seconds after the first answer within which further nodes are accepted, too, so that not all clients gather at one node.
 _TOGETHER_S = 0.05
 _OPTIONS = b"\x05\x00\x00\x00\x05\x00\x00\x00\x00"  # protocol 5, stream 0, opcode OPTIONS, empty body
 
 
 def awake(hosts: tuple[str, ...], port: int, *, tls: ssl.SSLContext | None, timeout_s: float) -> tuple[str, ...]:
-    """Those of `hosts` that say something, anything, at least one. Raises: `Lost` when within `timeout_s` none does."""
+    """Returns those of `hosts` that give any answer, at least one. Raises: `Lost` if none does within `timeout_s`."""
     answers: SimpleQueue[tuple[str, str]] = SimpleQueue()
     for host in hosts:
         threading.Thread(target=_look, args=(host, port, tls, timeout_s, answers), name="rmgr-store-awake", daemon=True).start()
@@ -428,11 +428,11 @@ def _look(host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float, an
     try:
         with socket.create_connection((host, port), timeout_s) as link:
             link.sendall(_hello(tls) if tls else _OPTIONS)
-            link.recv(1)  # also the end of the stream is an answer: the driver finds out what it does not like
+            link.recv(1)  # the end of the stream is an answer as well: the driver finds out what the node objects to
     except ConnectionResetError:
         answers.put((host, ""))
     except TimeoutError:
-        pass  # silent: whoever waits comes to the end of the same time a moment before or after
+        pass  # silent: the reader of the queue stops waiting at about the same time
     except OSError as error:
         answers.put((host, error.strerror or str(error)))
     else:
@@ -440,7 +440,7 @@ def _look(host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float, an
 
 
 def _hello(tls: ssl.SSLContext) -> bytes:
-    """The first message of a handshake."""
+    """Returns the first message of a handshake."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
         tls.wrap_bio(incoming, outgoing, server_hostname="cassandra" if tls.check_hostname else None).do_handshake()
@@ -455,10 +455,10 @@ T = TypeVar("T")
 
 
 class DaemonPool(Executor):
-    """An executor whose threads are daemons, made when they are needed.
+    """An executor whose threads are daemons, made when needed.
 
-    Those of `ThreadPoolExecutor` are joined by the interpreter at its end, whatever they are waiting for. Here the driver
-    connects to nodes, which takes a node that hangs all of the connect timeout; nothing of it needs to be finished.
+    At its end, the interpreter joins the threads of a `ThreadPoolExecutor`, whatever they wait for. Here the driver
+    connects to nodes, which takes the whole connect timeout at a node that hangs; none of that needs to finish.
     """
 
     def __init__(self, most: int) -> None:
@@ -466,7 +466,7 @@ class DaemonPool(Executor):
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
-        self._free = 0  #: threads that wait, less what waits for them
+        self._free = 0  #: idle threads minus queued calls
         self._is_over = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -477,7 +477,7 @@ class DaemonPool(Executor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(fn(*args, **kwargs))
-                except BaseException as error:  # noqa: BLE001 - as every executor: it belongs to the one who asks for the result
+                except BaseException as error:  # noqa: BLE001 - as in every executor, it belongs to the caller that asks for the result
                     future.set_exception(error)
 
         with self._lock:
@@ -492,7 +492,7 @@ class DaemonPool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - the interface's
-        """Takes no more; what waits is carried out, and nobody waits for it."""
+        """Takes no more calls; queued ones are carried out, but not waited for."""
         with self._lock:
             if not self._is_over:
                 self._is_over = True
@@ -507,9 +507,9 @@ class DaemonPool(Executor):
 
 
 def use_daemons(cluster: Any, *, most: int) -> None:
-    """Gives a driver's Cluster that was just made, and has started nothing, a `DaemonPool` in place of its own executor."""
+    """Replaces the executor of a driver's Cluster by a `DaemonPool`. The Cluster was just made and has started nothing."""
     own = cluster.executor
     pool = DaemonPool(most)
     cluster.executor = pool
-    cluster.scheduler._executor = pool  # noqa: SLF001 - the scheduler was given the other one, and there is no way to say which
+    cluster.scheduler._executor = pool  # noqa: SLF001 - the scheduler got the old executor, and the driver offers no way to name another
     own.shutdown(wait=False)

@@ -1,6 +1,6 @@
-"""Values read from Cassandra, and never wrong bytes: every piece is hashed, and a bad one is asked for at other nodes.
+"""Values read from Cassandra, never with wrong bytes: every piece is hashed, and a bad one is asked for at other nodes.
 
-And keys in order, out of an index that lies in many partitions: scopes one after the other, their buckets merged. Cost of a page: one
+And keys in order, out of an index in many partitions: scope by scope, with the buckets of a scope merged. Cost of a page: one
 request for each of the 16 buckets of every scope that it touches; a prefix with its family (and, for divided families, the submission)
 touches one scope. For people, tools and collection, never to find work.
 """
@@ -25,13 +25,13 @@ from rmgr.coord.protocol.ports import About
 from rmgr.errors import DataLost, StoreUnavailable
 from rmgr.model.base.units import counted
 
-#: Chunks of one value in flight while it is read whole: 4 MiB; while it is streamed: 2 MiB.
+#: Chunks of one value in flight: while it is read whole (4 MiB), and while it is streamed (2 MiB).
 _WINDOW = 8
 _STREAM_CHUNKS = 4
 
 
 class Replaced(Exception):
-    """The chunks of a manifest are gone because the value is another one by now."""
+    """The chunks of a manifest are gone because the value has been replaced."""
 
 
 class Reader:
@@ -41,20 +41,20 @@ class Reader:
         self._calls = calls
 
     def manifest(self, key: str, deadline: CallDeadline, doing: str) -> ValueManifest | None:
-        """The live manifest of `key`."""
+        """Returns the live manifest of `key`."""
         found = manifest_of(self._calls.one(ask("value", key), deadline, doing))
         return found if found is not None and found.is_live else None
 
     def existing(self, keys: list[str], deadline: CallDeadline, doing: str) -> list[str]:
-        """Those of `keys` that have a live value."""
+        """Returns those of `keys` that have a live value."""
         answers = self._calls.all([ask("value", key) for key in keys], deadline, doing)
         found = zip(keys, map(manifest_of, answers), strict=True)
         return [key for key, manifest in found if manifest is not None and manifest.is_live]
 
     def fetch(self, key: str, path: str, deadline: CallDeadline, *, largest: int) -> tuple[bytes | None, bytes] | None:
-        """The value and its SHA-256; a chunked one is written to the new file `path`, and None.
+        """Returns the value and its SHA-256; a chunked value goes to the new file `path`, with None in its place.
 
-        Raises: also ValueTooLarge above `largest` bytes, and OSError, without a file.
+        Raises: in addition, ValueTooLarge above `largest` bytes, and OSError; both leave no file.
         """
         doing = f"read {key!r}"
         while True:
@@ -92,9 +92,9 @@ class Reader:
             raise data_lost(key, f"{size:,} of {manifest.size:,} bytes read, the hash differs")
 
     def get_noted_many(self, keys: list[str], deadline: CallDeadline, *, largest: int) -> dict[str, tuple[bytes | None, About]]:
-        """Values of those `keys` that have one; of those above `largest` bytes only what is known of them.
+        """Returns the values of those `keys` that have one; for values above `largest` bytes only their `About`.
 
-        One that is replaced meanwhile is read again from the start.
+        A value that is replaced in the meantime is read again from the start.
         """
         doing = f"read {keys[0]!r}" if len(keys) == 1 else f"read {counted(len(keys), 'value')}"
         found: dict[str, tuple[bytes | None, About]] = {}
@@ -122,7 +122,7 @@ class Reader:
         return found
 
     def stream(self, key: str, timeout_s: float) -> Iterator[bytes] | None:
-        """Chunks of the value, four read at a time."""
+        """Returns the chunks of the value, read four at a time."""
         deadline = CallDeadline(timeout_s)
         doing = f"read {key!r}"
         manifest = self.manifest(key, deadline, doing)
@@ -134,11 +134,11 @@ class Reader:
         return iter((value,) if value else ())
 
     def _chunked(self, manifests: Mapping[str, ValueManifest], deadline: CallDeadline, doing: str) -> Iterator[tuple[str, bytes | None]]:
-        """Values in chunks, one after the other while chunks of the next ones are on their way; None: it was replaced meanwhile."""
+        """Yields chunked values, one by one while chunks of later ones are on their way; None for one replaced in the meantime."""
         asked = [(key, _chunk_request(manifest, number)) for key, manifest in manifests.items() for number in range(manifest.chunks)]
         answers = self._calls.each([request for _, request in asked], deadline, doing, window=_WINDOW)
         for key, group in groupby(zip(asked, answers, strict=True), key=lambda pair: pair[0][0]):
-            manifest, whole, is_replaced = manifests[key], BytesIO(), False  # it gives its bytes away uncopied
+            manifest, whole, is_replaced = manifests[key], BytesIO(), False  # its bytes can be taken without a copy
             for (_, request), rows in group:
                 try:
                     if not is_replaced:
@@ -149,7 +149,7 @@ class Reader:
 
     def _noted(self, key: str, manifest: ValueManifest, deadline: CallDeadline, doing: str) -> tuple[bytes, About]:
         value = self._inline(key, manifest, deadline, doing)
-        # It may have come from another node's row, with a hash of its own.
+        # It may have come from another node's row, with another hash.
         digest = manifest.digest if value is manifest.inline else sha256(value).digest()
         return value, about_of(len(value), manifest.encoding, digest)
 
@@ -186,7 +186,7 @@ class Reader:
     def _checked(
         self, key: str, manifest: ValueManifest, request: StatementRequest, rows: list[Any], deadline: CallDeadline, doing: str
     ) -> bytes:
-        """The bytes of one chunk, from another node if these are bad."""
+        """Returns the bytes of one chunk, from another node if these are bad."""
         data = _good(rows)
         if data is not None:
             return data
@@ -206,7 +206,7 @@ def _chunk_request(manifest: ValueManifest, number: int) -> StatementRequest:
 
 
 def _good(rows: list[Any]) -> bytes | None:
-    """The bytes of a chunk if they are there and have their hash."""
+    """Returns the bytes of a chunk if it is there and matches its hash."""
     if not rows or not rows[0][1]:
         return None
     data, digest = rows[0]
@@ -230,7 +230,7 @@ class Listing:
         self._calls = calls
 
     def entries(self, prefix: str, after: str, limit: int, deadline: CallDeadline, doing: str) -> Iterator[Entry]:
-        """Live entries with `prefix` behind `after`, sorted by key. `limit` is how many the caller wants, about."""
+        """Yields live entries with `prefix` after `after`, sorted by key. `limit` is about how many the caller wants."""
         page = min(_LARGEST_PAGE, max(_LEAST_PAGE, 2 * limit // schema.INDEX_BUCKETS))
         walk = _Walk(self._calls, *schema.span(prefix, after), page, deadline, doing)
         streams = [walk.scope(scope) for scope in self._undivided(prefix, deadline, doing)]
@@ -238,7 +238,7 @@ class Listing:
         return heapq.merge(*streams)
 
     def scopes(self, register: str, start: str, deadline: CallDeadline, doing: str) -> Iterator[tuple[str, int]]:
-        """(scope, since_ms) of one partition of the register from `start` on, in order."""
+        """Yields (scope, since_ms) from one partition of the register, from `start` on, in order."""
         while True:
             rows = self._calls.one(ask("scopes", register, start, _SCOPES_A_PAGE), deadline, doing)
             yield from rows
@@ -247,7 +247,7 @@ class Listing:
             start = rows[-1][0] + "\x01"
 
     def _undivided(self, prefix: str, deadline: CallDeadline, doing: str) -> list[str]:
-        """Scopes that are a whole family, or the keys without one."""
+        """Returns the scopes that are a whole family, or the keys without one."""
         family, slash, rest = prefix.partition("/")
         if slash:
             return [] if family in schema.DIVIDED and "/" in rest else [f"{family}/"]
@@ -255,8 +255,8 @@ class Listing:
         return [schema.NO_FAMILY, *(scope for scope in known if scope != schema.NO_FAMILY)]
 
     def _divided(self, family: str, prefix: str, after: str, deadline: CallDeadline, doing: str) -> Iterator[str]:
-        """Scopes of a divided family in order, from the one that holds the first key."""
-        if prefix.count("/") > 1:  # it names the scope
+        """Yields the scopes of a divided family in order, from the one that holds the first key."""
+        if prefix.count("/") > 1:  # the prefix names the scope
             yield schema.scope_of(prefix)
             return
         start = prefix
@@ -277,7 +277,7 @@ def _divided_families(prefix: str) -> list[str]:
 
 
 class _Walk:
-    """One listing on its way."""
+    """One listing under way."""
 
     def __init__(self, calls: Calls, low: str, high: str, page: int, deadline: CallDeadline, doing: str) -> None:
         self._calls = calls
@@ -285,11 +285,11 @@ class _Walk:
         self._deadline, self._doing = deadline, doing
 
     def family(self, scopes: Iterator[str]) -> Iterator[Entry]:
-        """Entries of scopes that do not overlap and come in order; each is opened when the one before has ended."""
+        """Yields the entries of scopes that do not overlap and come in order; each scope is opened when the one before has ended."""
         return chain.from_iterable(map(self.scope, scopes))
 
     def scope(self, scope: str) -> Iterator[Entry]:
-        """Entries of one scope: the first pages of all buckets at once, the others as they are needed."""
+        """Yields the entries of one scope: reads the first pages of all buckets at once, further ones as needed."""
         first = [ask("index", scope, bucket, self._low, self._high, self._page) for bucket in range(schema.INDEX_BUCKETS)]
         pages = self._calls.all(first, self._deadline, self._doing)
         yield from heapq.merge(*(self._bucket(scope, bucket, rows) for bucket, rows in enumerate(pages)))

@@ -1,23 +1,23 @@
 """The manifest of a value as a row of Cassandra, and the requests that write it together with its entry in the index.
 
 Keys that must be new: at most one of many writers creates a key, without a compare-and-set. Cassandra's own (LWT) needs four round trips,
-an unknown outcome when it times out, and clocks that plain writes do not share. Here a writer raises a flag and looks at the others'
-(Dekker's idea): it writes a claim for the key, then reads all claims for it, then the value. With a quorum on both sides, of two writers
-at least the later one sees the other:
+has an unknown outcome when it times out, and uses clocks that plain writes do not share. Here a writer raises a flag and looks at the flags
+of others (Dekker's idea): it writes a claim for the key, then reads all claims for it, then the value. With a quorum on both sides, at
+least the later of two writers sees the other:
 
-- the value is there: the key exists;
-- it is not, and another claim is held: ours is withdrawn, and after a random pause everything begins anew;
-- neither: the key is ours until our claim expires, and the value is written well before that. A claim is renewed while the writes of
+- if the value is there, the key exists;
+- if it is not, but another claim is held, ours is withdrawn, and after a random pause everything begins again;
+- otherwise the key is ours until our claim expires, and the value is written well before that. A claim is renewed while the writes of
   many keys last.
 
-For a few keys claims and values are read at the same time, one round trip less. What a value said counts then only if nobody else's
-claim was seen, not even one that was withdrawn: its writer may have written between the two answers. Such keys are looked at again, and
-all of them when the answers took so long that a withdrawn claim might have been there and expired meanwhile.
+For a few keys, claims and values are read at the same time, which saves one round trip. The value's answer then counts only if no other
+claim was seen, not even a withdrawn one: its writer may have written between the two answers. Such keys are looked at again; so are
+all of them if the answers took so long that a withdrawn claim might have been there and have expired.
 
-A write whose outcome is not known may land late. Its writer's claim was written after it (withdrawn, that is), or falls well after it: who
-creates the key next goes above all claims that it sees there, whatever the clocks say.
+A write with an unknown outcome may land late. Its writer's claim was written after it (as withdrawn), or expires well after it: the next
+writer to create the key uses a timestamp above all claims that it sees there, whatever the clocks say.
 
-So at most one writer succeeds, always. That one does, rests on the random pauses (milliseconds, for a handful of writers),
+So at most one writer succeeds, always. That one does succeed rests on the random pauses (milliseconds, for a handful of writers),
 and a writer that dies with its claim raised blocks the key for 20 s. Nodes' clocks must agree within 5 s.
 """
 
@@ -41,11 +41,11 @@ from rmgr.coord.protocol.ports import NOTHING, Encoding, Note
 from rmgr.errors import StoreUnavailable, UsageError
 from rmgr.model.base.units import format_duration
 
-#: Values up to this size (bytes) lie in their manifest; larger ones in chunks of their own generation.
+#: Values up to this size (bytes) are part of their manifest; larger ones lie in chunks of their own generation.
 INLINE_BYTES = 64 * 1024
-#: How long a deleted value says so (s). After that it is an ordinary tombstone for `gc_grace_seconds`.
+#: Seconds for which a deleted value leaves a marker, which then is an ordinary tombstone for `gc_grace_seconds`.
 MARKER_TTL_S = 86_400
-#: The same of its entry in the index: at once, so that nodes and not clients skip it.
+#: The same for its entry in the index: short, so that nodes and not clients skip it.
 _INDEX_MARKER_TTL_S = 1
 _MAX_TTL_S = 20 * 365 * 86_400  # Cassandra's own limit
 _BATCH_BYTES = 4000  # a node warns at 5 KiB
@@ -65,7 +65,7 @@ class ValueManifest(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """Neither deleted nor expired. Nodes expire rows by whole seconds, this says it to the millisecond."""
+        """Whether the value is neither deleted nor expired, to the millisecond: nodes expire rows by whole seconds."""
         return self.size >= 0 and (self.expires_ms is None or self.expires_ms > now_ms())
 
 
@@ -81,7 +81,7 @@ class Lifetime:
 
 
 def lifetime(ttl_s: float | None) -> Lifetime:
-    """Raises: `UsageError` for a time that is not positive, or above Cassandra's 20 years."""
+    """Returns the lifetime for a TTL. Raises: `UsageError` for a time that is not positive, or above Cassandra's 20 years."""
     expires = expiry_ms(ttl_s)
     if ttl_s is None:
         return Lifetime(expires_ms=None, ttl_s=0)
@@ -92,29 +92,29 @@ def lifetime(ttl_s: float | None) -> Lifetime:
 
 
 def small(value: bytes, encoding: Encoding, life: Lifetime, note: Note = b"") -> ValueManifest:
-    """The manifest that holds `value` itself."""
+    """Returns the manifest that holds `value` itself."""
     digest = sha256(value).digest()
     return ValueManifest(len(value), digest, marked(encoding, note, digest), life.expires_ms, None, 0, value)
 
 
 def manifest_of(rows: list[Any]) -> ValueManifest | None:
-    """What "value" or "value_seen" answered."""
+    """Returns the manifest that "value" or "value_seen" answered."""
     return ValueManifest(*rows[0][0]) if rows and rows[0][0] is not None else None
 
 
 def seen_us(rows: list[Any]) -> int | None:
-    """The timestamp that "value_seen" answered."""
+    """Returns the timestamp that "value_seen" answered."""
     return rows[0][1] if rows else None
 
 
 def value_requests(manifests: Mapping[str, ValueManifest], stamps: Mapping[str, int], ttl_s: int) -> Iterator[StatementRequest]:
-    """Writes of manifests, in the order of the keys; a deleted one stays for a day."""
+    """Yields writes of manifests, in the order of the keys; the marker of a deleted value stays for a day."""
     for key, manifest in manifests.items():
         yield ask("set_value", key, tuple(manifest), stamps[key], MARKER_TTL_S if manifest.size < 0 else ttl_s)
 
 
 def requests_at_once(manifests: Mapping[str, ValueManifest], stamps: Mapping[str, int], ttl_s: int) -> Iterator[StatementRequest]:
-    """Writes of manifests and of their index entries, for one round trip."""
+    """Yields writes of manifests and of their index entries, for one round trip."""
     index, values = index_requests(manifests, stamps, ttl_s), value_requests(manifests, stamps, ttl_s)
     if len(manifests) == 1 and all(len(manifest.inline) < _BATCH_BYTES for manifest in manifests.values()):
         yield replace(next(values), beside=next(index))
@@ -124,7 +124,7 @@ def requests_at_once(manifests: Mapping[str, ValueManifest], stamps: Mapping[str
 
 
 def index_requests(manifests: Mapping[str, ValueManifest], stamps: Mapping[str, int], ttl_s: int) -> Iterator[StatementRequest]:
-    """Writes of index entries, those of one partition together."""
+    """Yields writes of index entries, batched by partition."""
     placed = sorted((scope_of(key), bucket_of(key), key) for key in manifests)
     for (scope, bucket), group in groupby(placed, key=lambda place: place[:2]):
         rows = (_index_row(scope, bucket, key, manifests[key], stamps[key], ttl_s) for _, _, key in group)
@@ -154,24 +154,24 @@ def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[tuple[Any, ...],
 
 
 CLAIM_TTL_S = 20
-#: How long the holder of a claim may still write (s, of its own monotonic clock).
+#: Seconds, of its own monotonic clock, for which the holder of a claim may still write.
 HOLD_S = 12.0
-#: For how long a claim tells that it was withdrawn: above what answers may be apart, and clocks.
+#: Seconds for which a withdrawn claim stays visible: more than answers, and clocks, may be apart.
 _WITHDRAWN_TTL_S = 10
-#: So many keys are asked for claims and values at once; of more the requests fill the window, and waiting twice costs little.
+#: Most keys whose claims and values are read at once; the requests of more fill the window, and waiting twice costs little.
 TOGETHER = 32
-#: Keys that are claimed, and written, together: what is done for so many takes a fraction of `HOLD_S` even on a slow cluster.
+#: Most keys claimed and written together: the work for them takes a fraction of `HOLD_S` even on a slow cluster.
 PART = 500
-#: What was read with the claims counts for so long (s): see `_WITHDRAWN_TTL_S`.
+#: Seconds for which a value read together with claims counts: see `_WITHDRAWN_TTL_S`.
 FRESH_S = 1.0
 _LONGEST_PAUSE_S = 1.0
 
-#: key -> (manifest, timestamp) as they were read, None where nothing is.
+#: key -> (manifest, timestamp) as read, None where absent.
 Seen = dict[str, tuple[ValueManifest | None, int | None]]
 
 
 class KeyClaims:
-    """Claims of one process."""
+    """Makes the claims of one process."""
 
     def __init__(self, calls: Calls, clock: WriteClock) -> None:
         self._calls = calls
@@ -180,11 +180,11 @@ class KeyClaims:
     def raise_for(
         self, keys: Sequence[str], deadline: CallDeadline, doing: str, replaces: Mapping[str, bytes] = NOTHING
     ) -> tuple[HeldKeys, Seen]:
-        """Claims all of `keys`, none of which has a live value then, other than the one with its hash in `replaces`.
+        """Claims all of `keys`; none of them then has a live value, except one whose hash is in `replaces`.
 
-        What was seen there tells the timestamp to go above.
+        The returned `Seen` has the timestamps that the writes must exceed.
 
-        Raises: `KeyExists` naming those that do; `StoreUnavailable` when others hold claims until the deadline.
+        Raises: `KeyExists` naming the keys that exist; `StoreUnavailable` if others hold claims until the deadline.
         """
         pause_s = 0.005
         while True:
@@ -203,7 +203,7 @@ class KeyClaims:
                 claim.withdraw()
                 raise
             claim.withdraw()
-            pause_s = max(pause_s, time.monotonic() - begun_s)  # shorter than a look at the others, pauses would decide nothing
+            pause_s = max(pause_s, time.monotonic() - begun_s)  # a pause shorter than a look at the others would decide nothing
             if deadline.left_s() <= pause_s:
                 raise StoreUnavailable(f"cannot {doing}: others are creating {contested[0]!r} at the same time", hint="try again")
             threading.Event().wait(random.uniform(0.0, pause_s))
@@ -217,7 +217,7 @@ class HeldKeys:
         self._parts = parts
 
     def hold(self, deadline: CallDeadline, doing: str) -> tuple[list[str], Seen]:
-        """Raises the flags. Returns the keys for which others have raised theirs, and what lies under all of them."""
+        """Raises the flags. Returns the keys for which others have raised theirs, and the values and timestamps of all keys."""
         for part in self._parts:
             part.hold(deadline, doing)
             self.keep(deadline, doing)
@@ -231,20 +231,20 @@ class HeldKeys:
         return contested, seen
 
     def keep(self, deadline: CallDeadline, doing: str) -> None:
-        """Renews the parts of whose time a third is over: of many keys on a slow cluster each step takes seconds.
+        """Renews parts with a third of their time gone: with many keys on a slow cluster, each step takes seconds.
 
-        Raises: `StoreUnavailable`: a part was not renewed while it still protected what it is for.
+        Raises: `StoreUnavailable` if a part was not renewed in time to protect its keys.
         """
         for part in self._parts:
             if part.left_s() < HOLD_S * 2 / 3:
                 part.hold(deadline, doing)
 
     def deadline(self, deadline: CallDeadline) -> CallDeadline:
-        """The earlier of `deadline` and the moment until which all parts protect a write."""
+        """Returns the earlier of `deadline` and the moment until which all parts protect a write."""
         return min(deadline, *(part.until for part in self._parts), key=lambda one: one.at)
 
     def withdraw(self) -> None:
-        """Lowers the flags, without waiting: they also fall by themselves."""
+        """Lowers the flags, without waiting: they also expire by themselves."""
         for part in self._parts:
             part.withdraw()
 
@@ -257,22 +257,22 @@ class KeyClaim:
         self._clock = clock
         self._keys = keys
         self._claimant: UUID = uuid4()
-        self.until = CallDeadline(math.inf)  #: the moment until which it protects a write
+        self.until = CallDeadline(math.inf)  #: the moment until which the claim protects a write
 
     def left_s(self) -> float:
-        """How long it still protects a write."""
+        """Returns how long the claim still protects a write."""
         return self.until.left_s()
 
     def hold(self, deadline: CallDeadline, doing: str) -> None:
-        """Raises the flags, or once more before they fall."""
+        """Raises the flags, or renews them before they expire."""
         until = CallDeadline(HOLD_S)
         self._calls.all(self.flags(), min(deadline, self.until, key=lambda one: one.at), doing)
         self.until = until
 
     def look(self, deadline: CallDeadline, doing: str) -> tuple[list[str], Seen]:
-        """The keys for which others have raised their flags, and what lies under all of them; once ours are raised.
+        """Returns the keys for which others have raised flags, and what lies under all keys; to be called once ours are raised.
 
-        Cost: two requests a key; one round trip for up to 32 keys that nobody else wants, else two.
+        Cost: two requests per key; one round trip for up to 32 uncontested keys, else two.
         """
         begun_s = time.monotonic()
         others, seen = self.read(self._calls.all(self.questions(), deadline, doing))
@@ -286,15 +286,15 @@ class KeyClaim:
         return [key for key, claims in others.items() if any(held for held, _ in claims)], seen
 
     def flags(self) -> list[StatementRequest]:
-        """Raises them: acknowledged before `questions` are asked."""
+        """Returns the requests that raise the flags; they must be acknowledged before `questions` are asked."""
         return self._requests(held=True, ttl_s=CLAIM_TTL_S)
 
     def questions(self) -> list[StatementRequest]:
-        """Reads the claims of all keys; of up to 32 keys at the same time what lies under them."""
+        """Returns requests for the claims of all keys; for up to 32 keys, also for the values under them."""
         return [ask("claims", key) for key in self._keys] + (_asked(self._keys) if len(self._keys) <= TOGETHER else [])
 
     def read(self, answers: Sequence[Rows]) -> tuple[dict[str, list[tuple[bool, int]]], Seen]:
-        """The answers to `questions`: for each key the others' claims (held or withdrawn, written when (us)); and what lies there."""
+        """Decodes the answers to `questions`: by key, the others' claims (held or withdrawn, time written in us); and the values seen."""
         others = {
             key: [(held, written_us) for claimant, held, written_us in rows if claimant != self._claimant]
             for key, rows in zip(self._keys, answers[: len(self._keys)], strict=True)
@@ -303,7 +303,7 @@ class KeyClaim:
         return others, _seen(self._keys, there) if there else {}
 
     def withdraw(self) -> None:
-        """Lowers the flags, without waiting: they also fall by themselves."""
+        """Lowers the flags, without waiting: they also expire by themselves."""
         for request in self._requests(held=False, ttl_s=_WITHDRAWN_TTL_S):
             self._calls.forget(request)
 
@@ -312,7 +312,7 @@ class KeyClaim:
 
 
 def look(calls: Calls, keys: Sequence[str], deadline: CallDeadline, doing: str) -> Seen:
-    """What lies under `keys` now, with timestamps."""
+    """Returns what lies under `keys` now, with timestamps."""
     return _seen(keys, calls.all(_asked(keys), deadline, doing))
 
 

@@ -1,20 +1,20 @@
-"""The tables in Cassandra and their versions, where rows lie in them, and every statement that the store sends.
+"""The tables in Cassandra and their versions, the places of rows in them, and every statement that the store sends.
 
 Only `rmgr admin init-store` changes the schema: CREATE TABLE from two nodes at once corrupts a table silently (CASSANDRA-9424), so
-it holds a lock, and the id of every table follows from its name, so that even two would make the same table. A daemon
+the command holds a lock, and the id of every table follows from its name, so that even two commands would make the same table. A daemon
 reads the version (`version_problem`) and refuses to work with another one.
 
 To change the schema, append a `SchemaMigration`. Never edit one that was released; its statements may run twice.
 
 Every partition is addressed by its full key and stays below 10 MB:
 
-- a chunk: 16 chunks of 512 KiB a partition;
-- the index of keys: a partition for each of 16 hash buckets of a *scope*, which is the family of the key, or for divided
-  families one submission, user or node of it (`out/0000000042/`): a collected submission takes its tombstones along, and
-  no listing of another crosses them;
+- a chunk: 16 chunks of 512 KiB per partition;
+- the index of keys: a partition for each of 16 hash buckets of a *scope*. A scope is the family of the key, or for divided
+  families one submission, user or node in it (`out/0000000042/`): a collected submission takes its tombstones along, and
+  no listing of another submission crosses them;
 - the journal: an hour, in four parts.
 
-There is no DELETE, no compare-and-set (IF), no ALLOW FILTERING: tests/unit/adapters/cassandra/test_cassandra_rows.py looks. Writes carry
+There is no DELETE, no compare-and-set (IF), no ALLOW FILTERING: tests/unit/adapters/cassandra/test_cassandra_rows.py checks. Writes carry
 their own timestamp and may be repeated: each of them is idempotent.
 """
 
@@ -34,17 +34,17 @@ from rmgr.errors import ConfigError
 
 _NAMESPACE = uuid.UUID("5b7b1f52-7a5e-5d0c-9f8e-2f1d6f0b6d11")
 _INIT = "rmgr admin init-store"
-#: Rows of the table `info`: the version, and when the first one was made (ms since 1970).
+#: Names of rows in the table `info`: the version, and when the first schema was made (ms since 1970).
 VERSION_NAME, FOUNDED_NAME = "schema_version", "founded_ms"
-#: Expired rows that nobody ever writes again need not wait ten days for a repair, only for hints (three hours).
+#: Expired rows that are never written again need not wait ten days for a repair, only for hints (three hours).
 _SHORT_GRACE = "gc_grace_seconds = 10800"
-#: A replica that hangs must not make a quorum read time out: the third one is asked after this.
+#: A hanging replica must not make a quorum read time out: the third one is asked after this time.
 _IMPATIENT = "speculative_retry = '100ms'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """One table: `columns` and `options` as CQL has them; `idea` is its comment."""
+    """One table: `columns` and `options` as in CQL; `idea` is its comment."""
 
     name: str
     columns: str
@@ -52,7 +52,7 @@ class _Table:
     options: str = ""
 
     def cql(self, keyspace: str) -> str:
-        """Its CREATE TABLE; the id depends on keyspace and name alone."""
+        """Returns its CREATE TABLE; the id depends on keyspace and name alone."""
         identity = uuid.uuid5(_NAMESPACE, f"{keyspace}.{self.name}")
         options = f" AND {self.options}" if self.options else ""
         return (
@@ -63,7 +63,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaMigration:
-    """Statements that lead from the version before to `version`. `statements` hold `{ks}` for the keyspace and may run twice."""
+    """Statements that lead from the previous version to `version`. `statements` hold `{ks}` for the keyspace and may run twice."""
 
     version: int
     what: str
@@ -71,7 +71,7 @@ class SchemaMigration:
     statements: tuple[str, ...] = ()
 
     def cql(self, keyspace: str) -> list[str]:
-        """All statements, in order."""
+        """Returns all statements, in order."""
         return [table.cql(keyspace) for table in self.tables] + [text.format(ks=keyspace) for text in self.statements]
 
 
@@ -83,7 +83,7 @@ MIGRATIONS: tuple[SchemaMigration, ...] = (
             _Table(name="info", columns="name text PRIMARY KEY, value text", idea="facts of this store; probes of its health"),
             _Table(
                 name="value",
-                # One cell, so that of two writers of the same microsecond one wins whole.
+                # One cell, so that of two writers in the same microsecond one wins completely.
                 columns="key text PRIMARY KEY, manifest frozen<tuple<bigint, blob, text, bigint, uuid, int, blob>>",
                 idea="size, sha256, encoding, expires_ms, generation and number of chunks, or the bytes of a small value; size -1: deleted",
             ),
@@ -135,12 +135,12 @@ class FoundSchema:
     datacenters: tuple[str, ...]
     replication: dict[str, int] | None = None
     version: int = 0
-    auth_replication: int | None = None  #: of system_auth in the local data centre, when passwords are asked for
+    auth_replication: int | None = None  #: of system_auth in the local data centre, if the cluster asks for passwords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationStep:
-    """One thing to do: `cql` to run, or (empty) the version to write down."""
+    """One step: `cql` to run, or (if empty) the version to record."""
 
     what: str
     cql: str = ""
@@ -157,12 +157,12 @@ def plan(
     force: bool,
     migrations: Sequence[SchemaMigration] = MIGRATIONS,
 ) -> list[MigrationStep]:
-    """What leads from `found` to the newest schema, nothing when it is there.
+    """Returns the steps from `found` to the newest schema; none if it is up to date.
 
     Args:
-        change_replication: alter the replication of a keyspace that exists (data follows only with a repair).
+        change_replication: alter the replication of an existing keyspace (data follows only with a repair).
         force: accept a replication factor above the number of nodes.
-        migrations: up to the version that is wanted.
+        migrations: up to the wanted version.
     Raises: `ConfigError` naming the part and the fix.
     """
     if local_dc not in found.datacenters:
@@ -197,7 +197,7 @@ def _migrate(version: int, keyspace: str, migrations: Sequence[SchemaMigration])
 
 
 def advice(found: FoundSchema, *, keyspace: str, local_dc: str, wanted: int, effective: int) -> list[str]:
-    """What an operator should know or type after `plan` was carried out; `effective` is the keyspace's replication factor now."""
+    """Returns what an operator should know or do after `plan` was carried out; `effective` is the keyspace's replication factor now."""
     lines = []
     before = effective if found.replication is None else found.replication.get(local_dc, 0)
     if before != effective:
@@ -218,7 +218,7 @@ def advice(found: FoundSchema, *, keyspace: str, local_dc: str, wanted: int, eff
 
 
 def version_problem(keyspace: str, version: int) -> ConfigError | None:
-    """Why a daemon of this release must not use a schema of `version`; None when it is the right one."""
+    """Returns why a daemon of this release must not use a schema of `version`; None if it may."""
     if version == NEWEST:
         return None
     if version > NEWEST:
@@ -229,7 +229,7 @@ def version_problem(keyspace: str, version: int) -> ConfigError | None:
 
 
 def too_new(keyspace: str, version: int) -> ConfigError:
-    """The error for a schema that a later release made."""
+    """Returns the error for a schema that a later release made."""
     return ConfigError(
         f"keyspace {keyspace} of the data store has schema version {version}, this rmgr knows {NEWEST} and older ones",
         hint="upgrade rmgr on this machine, from a newer checkout: pip install --upgrade .",
@@ -237,13 +237,13 @@ def too_new(keyspace: str, version: int) -> ConfigError:
 
 
 def no_datacenter(name: str, known: Sequence[str]) -> ConfigError:
-    """The error for a data centre that the cluster has not."""
+    """Returns the error for a data centre that the cluster does not have."""
     told = f"Cassandra has no data centre {name!r}: it has {', '.join(known) or 'none'}"
     return ConfigError(told, hint="local_dc=NAME in the store's URL")
 
 
 def no_keyspace(keyspace: str) -> ConfigError:
-    """The error for a keyspace that does not exist."""
+    """Returns the error for a keyspace that does not exist."""
     return ConfigError(
         f"there is no keyspace {keyspace!r} in this Cassandra",
         hint=f"check the name in the store's URL, or make it, once: {_INIT}",
@@ -255,7 +255,7 @@ def no_keyspace(keyspace: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """`cql` holds `{ks}` for the keyspace."""
+    """A statement; `cql` holds `{ks}` for the keyspace."""
 
     cql: str
     is_write: bool
@@ -263,10 +263,10 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class StatementRequest:
-    """A statement by name with the values of its markers; several `rows` are one batch within one partition.
+    """A statement by name with the values of its markers; several `rows` make one batch within one partition.
 
-    beside: another write that goes with it in one batch, to a partition of its own: one round trip and one sync of a commit log for
-    both, but of the two one alone may be carried out.
+    beside: another write in the same batch, to a partition of its own: one round trip and one sync of a commit log for
+        both, but only one of the two may be carried out.
     """
 
     name: str
@@ -275,12 +275,12 @@ class StatementRequest:
 
     @property
     def is_write(self) -> bool:
-        """True for those that change something."""
+        """Whether the statement changes anything."""
         return STATEMENTS[self.name].is_write
 
 
 def ask(name: str, *values: Any) -> StatementRequest:
-    """The request for one row."""
+    """Returns the request for one row."""
     return StatementRequest(name, (values,))
 
 
@@ -293,7 +293,7 @@ def _write(cql: str) -> Statement:
 
 
 STATEMENTS: dict[str, Statement] = {
-    # values: the first is what readers take, the second what writers need to go above it
+    # values: the first for readers, the second for writers, which must exceed its timestamp
     "value": _read("SELECT manifest FROM {ks}.value WHERE key = ?"),
     "value_seen": _read("SELECT manifest, WRITETIME(manifest) FROM {ks}.value WHERE key = ?"),
     "set_value": _write("INSERT INTO {ks}.value (key, manifest) VALUES (?, ?) USING TIMESTAMP ? AND TTL ?"),
@@ -325,22 +325,22 @@ STATEMENTS: dict[str, Statement] = {
 CHUNKS_PER_PARTITION = 16
 INDEX_BUCKETS = 16
 JOURNAL_PARTS = 4
-#: Scope of the keys without a slash.
+#: Scope of keys without a slash.
 NO_FAMILY = "(none)"
-#: Above every key: keys have at most 1,024 bytes, this has more, all of the last character.
+#: Sorts above every key: keys have at most 1,024 bytes; this has more, all of the last character.
 ABOVE_ALL = "\U0010ffff" * 257
 
-#: Families that are divided once more, by what stands behind the first slash: a submission, a user, a node.
+#: Families that are divided by the part after the first slash: a submission, a user, a node.
 DIVIDED = frozenset({"args", "ckpt", "frag", "log", "out", "page", "histu", "metric"})
 #: Families in which every writer of a key writes the same bytes (`coord/protocol/keys.py`).
 _IMMUTABLE = DIVIDED | keys.BY_CONTENT | {"final", "hist"}
 _OUTPUT = "out/"
-#: Partition of the register of scopes that holds the scopes that are not divided.
+#: Partition of the register of scopes that holds the undivided scopes.
 FAMILIES = "/"
 
 
 def scope_of(key: str) -> str:
-    """`out/0000000042/` for a key of a divided family, `name/` for others, `NO_FAMILY` without a slash."""
+    """Returns `out/0000000042/` for a key of a divided family, `name/` for others, `NO_FAMILY` without a slash."""
     family, slash, rest = key.partition("/")
     if not slash:
         return NO_FAMILY
@@ -352,53 +352,53 @@ def scope_of(key: str) -> str:
 
 
 def register_of(scope: str) -> str:
-    """The partition of the register that lists `scope`: `out/` for `out/0000000042/`, `FAMILIES` for `name/`."""
+    """Returns the partition of the register that lists `scope`: `out/` for `out/0000000042/`, `FAMILIES` for `name/`."""
     family, _, rest = scope.partition("/")
     return f"{family}/" if rest else FAMILIES
 
 
 def bucket_of(key: str) -> int:
-    """Which partition of its scope's index holds `key`."""
+    """Returns the partition of its scope's index that holds `key`."""
     return crc32(key.encode()) % INDEX_BUCKETS
 
 
 def is_found_unlisted(key: str) -> bool:
-    """True if whoever frees what a dead writer left under this key knows its name (`delete_outputs` in procedures/output_keys.py)."""
+    """Returns whether a dead writer's leftovers under this key are freed by name (`delete_outputs` in procedures/output_keys.py)."""
     return key.startswith(_OUTPUT)
 
 
 def is_immutable(key: str) -> bool:
-    """True when every writer of this key writes the same bytes: the order of their writes does not matter."""
+    """Returns whether every writer of this key writes the same bytes, so that the order of their writes does not matter."""
     return key.partition("/")[0] in _IMMUTABLE
 
 
 def span(prefix: str, after: str) -> tuple[str, str]:
-    """(from, below): the keys that begin with `prefix` and come behind `after`. No key holds a NUL, so \\x01 is "behind"."""
+    """Returns (from, below) for keys that begin with `prefix` and come after `after`. No key holds a NUL, so \\x01 means "just after"."""
     return max(prefix, f"{after}\x01" if after else ""), (keys.prefix_end(prefix) if prefix else None) or ABOVE_ALL
 
 
 def may_hold(scope: str, prefix: str) -> bool:
-    """True when some key of `scope` can begin with `prefix`."""
+    """Returns whether a key of `scope` can begin with `prefix`."""
     if scope == NO_FAMILY:
         return "/" not in prefix
     return scope.startswith(prefix) or prefix.startswith(scope)
 
 
 def chunk_place(generation: UUID | None, number: int) -> tuple[UUID | None, int, int]:
-    """(generation, bucket, number): the primary key of a chunk."""
+    """Returns (generation, bucket, number), the primary key of a chunk."""
     return generation, number // CHUNKS_PER_PARTITION, number
 
 
 def journal_part(generation: UUID) -> int:
-    """Which part of an hour's journal holds `generation`."""
+    """Returns the part of an hour's journal that holds `generation`."""
     return generation.bytes[-1] % JOURNAL_PARTS
 
 
 class WriteClock:
     """Timestamps (us) of writes: never the same twice in a process, and later than any that was seen.
 
-    Cassandra keeps the cell with the greatest timestamp, and clocks of machines differ. Whoever may replace a value of
-    somebody else reads its timestamp first and goes above it.
+    Cassandra keeps the cell with the greatest timestamp, and clocks of machines differ. A writer that may replace another's
+    value reads the value's timestamp first and exceeds it.
     """
 
     def __init__(self) -> None:
@@ -406,7 +406,7 @@ class WriteClock:
         self._last_us = time.time_ns() // 1000
 
     def next_us(self, seen_us: int | None = None) -> int:
-        """A timestamp for one write that is to win over the one at `seen_us`."""
+        """Returns a timestamp for one write that must win over the one at `seen_us`."""
         now_us = time.time_ns() // 1000
         with self._lock:
             self._last_us = max(now_us, self._last_us + 1, (seen_us or 0) + 1)

@@ -1,11 +1,11 @@
-"""Making and upgrading the schema in Cassandra, step by step and resumable: what `rmgr admin init-store` does.
+"""Making and upgrading the schema in Cassandra, step by step and resumable: the work of `rmgr admin init-store`.
 
-The caller holds the lock. Every step may be carried out twice: a command that was killed is typed again.
+The caller holds the lock. Every step may be carried out twice: a command that was killed can be repeated.
 
-Every node of the ring must have a change (`Ring`). Cassandra pushes it to the nodes that its coordinator takes for alive just then; the
-others fetch it when they please, after up to a minute. Two coordinators in turn would each begin with half of it. So all statements go to
-one node; each must have reached every node that answers before the next one is sent; and a node that did not get it is given it directly.
-All statements may run twice, and tables have ids of their own: that makes the same schema.
+Every node of the ring must have a change (`Ring`). Cassandra pushes it to the nodes that its coordinator considers alive at that moment;
+the others fetch it later, after up to a minute. Two coordinators in turn would each begin with half of the schema. So all statements go to
+one node; each must have reached every node that answers before the next one is sent; and a node that missed one gets it directly.
+All statements may run twice, and the ids of tables are fixed, so the result is the same schema.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rmgr.adapters.store_rules import now_ms
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable
 
 _PAUSE_S = 0.5
-#: For nodes that are just starting, before they are taken for dead (s).
+#: Seconds that starting nodes get before they count as dead.
 _ASSEMBLE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Steps that were done, or with `dry_run` would be: lines for people. `version` is the schema's when it is over."""
+    """Steps that were done, or with `dry_run` would be, as lines for people. `version`: the schema's afterwards."""
 
     done: tuple[str, ...]
     statements: tuple[str, ...]
@@ -50,9 +50,9 @@ def init_store(
     """Brings the keyspace of `target` to the newest schema.
 
     Args:
-        replication_factor: of the keyspace, also of one that exists; None: the URL's, for a new one only.
-        dry_run: look and change nothing. force: more replicas than nodes. timeout_s: to wait for the cluster.
-        tell: is given each step before it is taken.
+        replication_factor: of the keyspace, even an existing one; None: the URL's, for a new keyspace only.
+        dry_run: look and change nothing. force: allow more replicas than nodes. timeout_s: to wait for the cluster.
+        tell: called with each step before it is taken.
     Raises: `ConfigError` (with the fix), `PermissionDenied`, `StoreUnavailable`.
     """
     connection = _entered(target, timeout_s, tell)
@@ -96,7 +96,7 @@ def init_store(
 
 
 def look_around(connection: DriverConnection, target: CassandraTarget, ring: Ring) -> FoundSchema:
-    """What the cluster has of rmgr's schema."""
+    """Returns what the cluster has of rmgr's schema."""
     replication = _replication(ring, target.keyspace)
     version = 0
     if replication is not None:
@@ -121,7 +121,7 @@ def look_around(connection: DriverConnection, target: CassandraTarget, ring: Rin
 
 
 def _replication(ring: Ring, keyspace: str) -> dict[str, int] | None:
-    """Copies for each data centre; under "" those of SimpleStrategy. None without the keyspace."""
+    """Returns the number of copies by data centre, for SimpleStrategy under ""; None without the keyspace."""
     rows = ring.ask("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = %s", (keyspace,))
     if not rows:
         return None
@@ -131,12 +131,12 @@ def _replication(ring: Ring, keyspace: str) -> dict[str, int] | None:
 
 
 def _tables(keyspace: str, version: int) -> dict[str, str]:
-    """The tables of a schema of `version` by name, and how each is made."""
+    """Returns the tables of a schema of `version`: name -> statement that makes it."""
     return {table.name: table.cql(keyspace) for migration in MIGRATIONS if migration.version <= version for table in migration.tables}
 
 
 def _durability(connection: DriverConnection) -> list[str]:
-    """A word about nodes that have the only copy and acknowledge it before it is on disk; nothing where they do not tell."""
+    """Returns a warning if nodes that have the only copy acknowledge it before it is on disk; nothing if they do not tell."""
     try:
         answers = connection.ask_each("SELECT value FROM system_views.settings WHERE name = %s", ("commitlog_sync",), timeout_s=5.0)
     except RmgrError:
@@ -147,7 +147,7 @@ def _durability(connection: DriverConnection) -> list[str]:
 
 
 def _missing(ring: Ring, keyspace: str, version: int) -> list[MigrationStep]:
-    """What makes tables again that a schema of this version has, and some node has not."""
+    """Returns the steps that remake tables of this version that some node lacks."""
     tables = _tables(keyspace, version)
     names = sorted({name for lacking in ring.lacking(keyspace, tables).values() for name in lacking}) if tables else []
     return [MigrationStep(what=f"make table {name} where it is missing", cql=tables[name]) for name in names]
@@ -157,7 +157,7 @@ def _take(ring: Ring, target: CassandraTarget, step: MigrationStep) -> None:
     if step.cql:
         ring.change(step.cql)
         return
-    ring.verify(target.keyspace, _tables(target.keyspace, step.version))  # a version that is written down says that they are there
+    ring.verify(target.keyspace, _tables(target.keyspace, step.version))  # a version in the table asserts that its tables are there
     cql = f"INSERT INTO {target.keyspace}.info (name, value) VALUES (%s, %s)"  # noqa: S608 - the URL's grammar has checked it
     if step.version == 1:
         ring.ask(cql, (FOUNDED_NAME, str(now_ms())))
@@ -165,7 +165,7 @@ def _take(ring: Ring, target: CassandraTarget, step: MigrationStep) -> None:
 
 
 def _entered(target: CassandraTarget, timeout_s: float, tell: Callable[[str], None]) -> DriverConnection:
-    """A connection; waits for a cluster that is just starting."""
+    """Returns a connection; waits for a cluster that is just starting."""
     end_s = time.monotonic() + timeout_s
     told = ""
     while True:
@@ -189,13 +189,13 @@ T = TypeVar("T")
 _POLL_S = 0.1
 _ASK_S = 2.0
 _DDL_S = 20.0
-#: How long Cassandra may take by itself, and once more after mending; how long a lost statement is repeated (s).
+#: Seconds that Cassandra gets to agree by itself, and again after mending; seconds for which a lost statement is repeated.
 _AGREE_S, _MEND_S, _REPEAT_S = 5.0, 15.0, 30.0
 _HINT = "nodetool describecluster shows which; then type the command again"
 
 
 class Ring:
-    """The nodes that answer, for one who changes the schema."""
+    """The nodes that answer, as seen by a change of the schema."""
 
     def __init__(self, connection: DriverConnection) -> None:
         self._connection = connection
@@ -203,7 +203,7 @@ class Ring:
         self._silent: set[str] = set()
 
     def assemble(self, wanted: int, timeout_s: float) -> bool:
-        """Waits for nodes that are just starting, or that the driver has not connected to yet; whether all are there."""
+        """Waits for nodes that are starting or not yet connected; returns whether all are there."""
         end = time.monotonic() + timeout_s
         while self._connection.nodes_up() < max(wanted, self._connection.nodes_expected()):
             if time.monotonic() > end:
@@ -212,11 +212,11 @@ class Ring:
         return True
 
     def ask(self, cql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        """The rows of a statement as the coordinator has them, repeated while it is lost."""
+        """Returns the rows of a statement from the coordinator; repeats it while its answers are lost."""
         return self.patiently(lambda: self._connection.run(cql, values, node=self._chosen()))
 
     def change(self, cql: str) -> None:
-        """Carries out a change of the schema and waits until all nodes that answer have it. Raises: `StoreUnavailable`."""
+        """Changes the schema and waits until all nodes that answer have the change. Raises: `StoreUnavailable`."""
         self.patiently(lambda: self._connection.run(cql, timeout_s=_DDL_S, node=self._chosen()))
         if not (dissenters := self._dissenters(_AGREE_S)):
             return
@@ -226,15 +226,15 @@ class Ring:
             raise StoreUnavailable(f"the nodes of Cassandra do not agree on the schema: {', '.join(dissenters)}", hint=_HINT)
 
     def lacking(self, keyspace: str, tables: Mapping[str, str]) -> dict[str, list[str]]:
-        """Which of `tables` are missing, and where; nodes that say nothing are left out."""
+        """Returns node -> missing ones of `tables`; nodes that do not answer are left out."""
         answers = self._ask_each("SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", (keyspace,))
         found = {node: {row[0] for row in rows} for node, rows in answers.items() if rows is not None}
         return {node: missing for node, names in found.items() if (missing := [name for name in tables if name not in names])}
 
     def verify(self, keyspace: str, tables: Mapping[str, str]) -> None:
-        """Makes sure that every node that answers has all `tables` (by name: how to make it).
+        """Ensures that every node that answers has all `tables` (name -> statement that makes it).
 
-        Raises: `StoreUnavailable` naming a node and what it lacks.
+        Raises: `StoreUnavailable`, which names a node and what it lacks.
         """
         begun = time.monotonic()
         mend_s = begun + _AGREE_S
@@ -251,7 +251,7 @@ class Ring:
             time.sleep(_POLL_S)
 
     def patiently(self, act: Callable[[], T]) -> T:
-        """Repeats what has got no answer, at another node where the act does not name one."""
+        """Repeats an act while its answer is lost, at another node unless the act names one."""
         end = time.monotonic() + _REPEAT_S
         pause_s = _POLL_S
         while True:
@@ -278,9 +278,9 @@ class Ring:
         return answers
 
     def _dissenters(self, timeout_s: float) -> list[str]:
-        """The nodes that have another schema than the coordinator when the time is over; empty once all have the same.
+        """Returns the nodes whose schema still differs from the coordinator's when the time is over; empty once all agree.
 
-        Nodes that say nothing are not waited for: they fetch the schema when they are back.
+        Nodes that do not answer are not waited for: they fetch the schema when they are back.
         """
         end = time.monotonic() + timeout_s
         while True:

@@ -1,18 +1,18 @@
 """The data store of clusters: a `Store` (coord/protocol/ports.py) in one keyspace of Cassandra, for many processes on many machines.
 
-A value of up to 64 KiB lies in its manifest, one cell; a larger one in chunks of 512 KiB of a new generation, which nobody
-ever changes, and the manifest that names them comes last: readers see the old value or the new one, whole, and check its
+A value of up to 64 KiB is part of its manifest, one cell. A larger one lies in chunks of 512 KiB of a new generation, which never
+change, and the manifest that names them is written last: readers see the old value or the new one, whole, and check its
 SHA-256. Every write is an upsert with its own timestamp and may be repeated. Nothing is deleted: a marker with a TTL takes
 the place of a value. Acknowledged means: a quorum of the replicas of the local data centre has it, each in a commit log that
-is synced every 10 s by default. A power cut of all replicas at once loses what came in between, and so does, for the last
-0.1 s, the kill of a node that has the only copy: replicate three times, or set `commitlog_sync: batch`.
+is synced every 10 s by default. A power cut of all replicas at once loses the writes since the last sync; the kill of a node that
+has the only copy loses the last 0.1 s: replicate three times, or set `commitlog_sync: batch`.
 
-What it promises of order: replaced and deleted values go above the timestamp they had, so clocks of machines need not
+Order of writes: replaced and deleted values exceed the timestamp they had, so clocks of machines need not
 agree; two writers who replace one key at the same time leave one of the two values. Families whose keys name their content
-(`coord/protocol/keys.py`) are written without looking. `overwrite=False`: see cassandra/rows.py.
+(`coord/protocol/keys.py`) are written without a look first. `overwrite=False`: see cassandra/rows.py.
 
-Small writes that no thread waits for (`SoonWrites`): each answer, on the driver's thread, sends what comes next. Only what is usual is
-done so. A key that exists, the claim of another writer, an answer that is lost or late: all of them end the write with an error. Then its
+Small writes that no thread waits for (`SoonWrites`): each answer, on the driver's thread, sends the next request. Only the usual case is
+handled there. A key that exists, the claim of another writer, an answer that is lost or late: each ends the write with an error. Then its
 caller takes the long way, `CassandraStore.put_many`, which waits, looks closer and tries again.
 """
 
@@ -85,14 +85,14 @@ if TYPE_CHECKING:
 
 #: Chunks of one upload in flight: 4 MiB.
 UPLOAD_WINDOW = 8
-#: Readers of a value that is replaced or deleted may go on for so long.
+#: Seconds for which readers of a value that was replaced or deleted may go on.
 GRACE_S = 300.0
 _CLOSE_S = 1.0
 _GROUP_BYTES = 4 * 2**20
 
 
 class CassandraStore(Store):
-    """A `Store`. Opening it never waits and never fails because the cluster is away: see `CassandraLink`."""
+    """A `Store`. Opening it never waits, and never fails because the cluster is away: see `CassandraLink`."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class CassandraStore(Store):
         Args:
             dial: makes a connection; another one for tests.
             grace_s: how long chunks of replaced and deleted values stay. hour_s: see `Journal`.
-        Raises: `ConfigError` when the driver cannot be imported.
+        Raises: `ConfigError` if the driver cannot be imported.
         """
         make = dial or _driver()
         self.url = target.url
         self._target = target
         self._clock = WriteClock()
-        # Nodes that say nothing are known before the driver is asked; what it takes then is the machine's slowness, and a hanging peer.
+        # Silent nodes are known before the driver is asked; the rest of the time is for a slow machine, and a hanging peer.
         self._link = CassandraLink(lambda: make(target), where=target.where, verdict_s=target.connect_timeout_s * 1.6)
         self._calls = Calls(self._link, request_timeout_s=target.request_timeout_s)
         self._reader = Reader(self._calls)
@@ -126,14 +126,14 @@ class CassandraStore(Store):
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
-        """See `Store.put`. Holds at most 5 MiB of an iterable: eight chunks on their way and the one that is read."""
+        """See `Store.put`. Holds at most 5 MiB of an iterable: eight chunks on their way and the one being read."""
         deadline = CallDeadline(how.timeout_s)
         check_key(key)
         life = lifetime(how.ttl_s)
         chunks = cut(key, value, CHUNK_BYTES)
         doing = f"put {key!r}"
         if not how.overwrite and self._reader.manifest(key, deadline, doing) is not None:
-            raise key_exists([key])  # early; what decides is the claim
+            raise key_exists([key])  # an early answer; the claim decides
         first = next(chunks, b"")
         if len(first) <= INLINE_BYTES:  # then it is the only one: all but the last are full
             manifest = small(first, how.encoding, life, how.note)
@@ -143,7 +143,7 @@ class CassandraStore(Store):
         self._write({key: manifest}, life, Writing(overwrite=how.overwrite), deadline, doing)
 
     def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
-        """See `Store.put_many`. In groups of up to 4 MiB; the rows of a group are seen one by one as they are written."""
+        """See `Store.put_many`. In groups of up to 4 MiB; readers see the rows of a group one by one as they are written."""
         deadline = CallDeadline(how.timeout_s)
         life = lifetime(how.ttl_s)
         for key, value in rows:
@@ -179,7 +179,7 @@ class CassandraStore(Store):
         return all(map(is_found_unlisted, manifests)) and self._soon.put(manifests, done)
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
-        """See `Store.delete_many`. A request each to look, to mark and for the index, many at a time."""
+        """See `Store.delete_many`. One request per key to look, one to mark and one for the index, many at a time."""
         deadline = CallDeadline(timeout_s)
         wanted = list(dict.fromkeys(map(check_key, keys)))
         doing = f"delete {wanted[0]!r}" if len(wanted) == 1 else f"delete {counted(len(wanted), 'value')}"
@@ -194,7 +194,7 @@ class CassandraStore(Store):
         return [key for key in wanted if key in live]
 
     def _listed_only(self, keys: Sequence[str], deadline: CallDeadline, doing: str) -> list[str]:
-        """Those that the index has although there is no value: perhaps a writer died between the two."""
+        """Returns those of `keys` that are in the index without a value: perhaps a writer died between the two writes."""
         entries = [ask("index", scope_of(key), bucket_of(key), key, key + "\x01", 1) for key in keys]
         answers = zip(keys, self._calls.all(entries, deadline, doing), strict=True)
         return [key for key, rows in answers if any(size >= 0 for _, (size, _) in rows)]
@@ -210,16 +210,16 @@ class CassandraStore(Store):
         is_compared: bool = True,  # noqa: ARG002 - it passes here anyway
         timeout_s: float = 30.0,
     ) -> tuple[bytes | None, bytes] | None:
-        """See `Store.fetch`. A value above 64 KiB becomes the file, four chunks at a time."""
+        """See `Store.fetch`. A value above 64 KiB goes to the file, four chunks at a time."""
         check_key(key)
         return self._reader.fetch(key, path, CallDeadline(timeout_s), largest=largest)
 
     def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
-        """See `Store.get_noted_many`. One request a key, many at a time; then the chunks of values above 64 KiB, 4 MiB at a time."""
+        """See `Store.get_noted_many`. One request per key, many at a time; then the chunks of values above 64 KiB, 4 MiB at a time."""
         return self._reader.get_noted_many(list(dict.fromkeys(map(check_key, keys))), CallDeadline(timeout_s), largest=largest)
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
-        """See `Store.stream`. `timeout_s` holds for every four chunks; the last one is handed out only after the hash agreed.
+        """See `Store.stream`. `timeout_s` applies to every four chunks; the last one is handed out only after the hash agreed.
 
         Raises while iterating: `StoreUnavailable` if the value was replaced longer ago than the grace of `sweep`.
         """
@@ -247,7 +247,7 @@ class CassandraStore(Store):
     # -- looking after it ---------------------------------------------------------------------------------------------
 
     def sweep(self, *, timeout_s: float = 30.0) -> int:
-        """See `Store.sweep`. Frees chunks without a value; expired rows Cassandra drops by itself, they are not counted."""
+        """See `Store.sweep`. Frees chunks without a value; Cassandra drops expired rows by itself, they are not counted."""
         return self._journal.sweep(CallDeadline(timeout_s))
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
@@ -267,7 +267,7 @@ class CassandraStore(Store):
         return None
 
     def close(self) -> None:
-        """See `Store.close`. Everything that was acknowledged is in Cassandra already; claims are withdrawn."""
+        """See `Store.close`. All acknowledged writes are in Cassandra already; claims are withdrawn."""
         self._calls.settle_forgotten(_CLOSE_S)
         self._link.close()
 
@@ -276,7 +276,7 @@ class CassandraStore(Store):
     def _upload(
         self, key: str, chunks: Iterable[bytes], encoding: Encoding, life: Lifetime, deadline: CallDeadline, note: Note, *, most: int
     ) -> ValueManifest:
-        """Writes the chunks of a new generation, of at most so many bytes; returns the manifest that is to refer to them."""
+        """Writes the chunks of a new generation, at most `most` bytes; returns the manifest that shall refer to them."""
         return self._upload_all({key: (chunks, note)}, encoding, life, deadline, f"put {key!r}", most=most)[key]
 
     def _upload_all(
@@ -289,9 +289,9 @@ class CassandraStore(Store):
         *,
         most: int,
     ) -> dict[str, ValueManifest]:
-        """The same for several, in chunks and with what is noted beside each: chunks of one are on their way with those of the next."""
+        """Writes the chunks of several values with their notes; chunks of one are on their way together with those of the next."""
         generations = {key: uuid4() for key in values}
-        # They count as unreferenced only from when this call is over, so no sweep takes the chunks while it lasts.
+        # They count as unreferenced only after this call is over, so no sweep takes the chunks while it lasts.
         notes = [
             self._journal.note(generation, key, later_s=deadline.timeout_s + patience_s(most)) for key, generation in generations.items()
         ]
@@ -315,7 +315,7 @@ class CassandraStore(Store):
             for _ in self._calls.each(requests(), deadline, doing, window=UPLOAD_WINDOW):
                 pass
         except BaseException:
-            with suppress(RmgrError):  # what was written goes as soon as it may: the notes above give the longest value its time
+            with suppress(RmgrError):  # to free the chunks as soon as possible: the notes above allow time for the longest value
                 again = [self._journal.note(generation, key, later_s=deadline.timeout_s) for key, generation in generations.items()]
                 self._calls.all(again, deadline, doing)
             raise
@@ -324,11 +324,11 @@ class CassandraStore(Store):
     def _write(
         self, manifests: Mapping[str, ValueManifest], life: Lifetime, how: Writing, deadline: CallDeadline, doing: str
     ) -> None:
-        """Makes values visible: scopes, then the index, then the manifests, so that nothing lies there that no listing shows, whoever dies.
+        """Makes values visible: scopes first, then the index, then the manifests, so that no crash leaves a value that no listing shows.
 
-        Two kinds need not wait for the index. Of a pointer: the task that it names is submitted after both were acknowledged, and until
-        then it means nothing and is replaced. Of outputs of tasks: an attempt is committed after both, and what a lost one may have
-        left is freed by its name.
+        Two kinds need not wait for the index. A pointer: the task that it names is submitted after both were acknowledged; until
+        then the pointer means nothing and is replaced. Outputs of tasks: an attempt is committed after both, and leftovers of a lost
+        attempt are freed by name.
         """
         is_at_once = how.encoding is Encoding.POINTER or all(map(is_found_unlisted, manifests))
         if how.overwrite:
@@ -362,12 +362,12 @@ class CassandraStore(Store):
         self._calls.all(value_requests(manifests, stamps, life.ttl_s), deadline, doing)
 
     def _seen(self, manifests: Mapping[str, ValueManifest], deadline: CallDeadline, doing: str) -> Seen:
-        """What the writes are to go above: of keys whose value may change, and of large values, whose chunks are to be freed."""
+        """Returns what the writes must exceed: of keys whose value may change, and of large values, whose chunks are to be freed."""
         mutable = [key for key, manifest in manifests.items() if manifest.generation is not None or not is_immutable(key)]
         return look(self._calls, mutable, deadline, doing)
 
     def _refuse_existing(self, group: Mapping[str, bytes], deadline: CallDeadline, doing: str) -> None:
-        """Raises `KeyExists` before chunks are uploaded in vain; groups of small values leave it to their claim."""
+        """Raises `KeyExists` before chunks are uploaded in vain; groups of small values leave the check to their claim."""
         if any(len(value) > INLINE_BYTES for value in group.values()):
             taken = self._reader.existing(list(group), deadline, doing)
             if taken:
@@ -381,7 +381,7 @@ def _driver() -> Callable[[CassandraTarget], DriverConnection]:
 
 
 def _groups(rows: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """Rows in groups of up to 4 MiB (or one larger row)."""
+    """Yields rows in groups of up to 4 MiB (or one larger row)."""
     group: dict[str, bytes] = {}
     weight = 0
     for key, value in rows.items():
@@ -397,7 +397,7 @@ def _groups(rows: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
 # -- small writes that no thread waits for -------------------------------------------------------------------------------------
 
 
-#: Hears how a write ended, on the driver's thread: None, or why it is not known to be there.
+#: Called with the end of a write, on the driver's thread: None, or why it is not known to be there.
 Done = Callable[[RmgrError | None], None]
 
 
@@ -412,18 +412,18 @@ class SoonWrites:
 
     @property
     def are_taken(self) -> bool:
-        """The cluster serves."""
+        """Whether the cluster serves."""
         return self._calls.ready is not None
 
     def put(self, manifests: Mapping[str, ValueManifest], done: Done) -> bool:
-        """Writes values and their entries in the index in one round trip. Of keys whose every writer writes the same, found unlisted."""
+        """Writes values and their index entries in one round trip. For keys with one possible value, whose leftovers are freed by name."""
         session = self._session(manifests)
         if session is not None:
             self._publish(session, manifests, {key: self._clock.next_us() for key in manifests}, _once(done))
         return session is not None
 
     def create(self, manifests: Mapping[str, ValueManifest], done: Done, decided: Callable[[], None] | None) -> bool:
-        """Writes values under up to 32 keys that nobody has: in three round trips, and `decided` is called after two of them."""
+        """Writes values under up to 32 new keys, in three round trips; calls `decided` after two of them."""
         session = self._session(manifests) if len(manifests) <= TOGETHER else None
         if session is None:
             return False
@@ -453,7 +453,7 @@ class SoonWrites:
         return True
 
     def _session(self, keys: Iterable[str]) -> DriverConnection | None:
-        """None where these have to go the long way: the cluster is in trouble, or their scopes are to be registered first."""
+        """Returns None if these keys must go the long way: the cluster is in trouble, or their scopes must be registered first."""
         return self._calls.ready if not self._register.requests({scope_of(key) for key in keys}, time.monotonic()) else None
 
     def _publish(
@@ -464,7 +464,7 @@ class SoonWrites:
     def _send(
         self, session: DriverConnection, requests: Iterable[StatementRequest], then: Callable[[list[Rows]], None], failed: Done
     ) -> None:
-        """Calls one of the two, with all answers or with what went wrong."""
+        """Calls one of the two functions, with all answers or with the error."""
 
         def arrived(result: list[Rows] | BaseException) -> None:
             try:
@@ -472,7 +472,7 @@ class SoonWrites:
                     failed(_explained(result))
                 else:
                     then(result)
-            except Exception as error:  # noqa: BLE001 - on a thread of the driver, where nobody would hear of it
+            except Exception as error:  # noqa: BLE001 - on a thread of the driver, where nobody would see it
                 failed(_explained(error))
 
         _Answers([session.send(request, self._timeout_s) for request in requests], arrived).await_all()
@@ -480,7 +480,7 @@ class SoonWrites:
 
 @dataclass(slots=True)
 class _Answers:
-    """Those of some requests, which arrive one by one on threads of the driver. arrived: called with all of them, or with an error."""
+    """Collects the answers to some requests, which arrive on threads of the driver. arrived: called with all of them, or with an error."""
 
     futures: Sequence[Future[Rows]]
     arrived: Callable[[list[Rows] | BaseException], None]
@@ -502,7 +502,7 @@ class _Answers:
 
 
 def _once(done: Done) -> Done:
-    """Nobody hears of an end twice. Who is told may have ended: the driver's thread goes on."""
+    """Makes `done` run at most once, and ignores its errors: its owner may have ended, and the driver's thread must go on."""
     ends: list[RmgrError | None] = []
 
     def end(error: RmgrError | None) -> None:

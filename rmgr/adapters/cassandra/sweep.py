@@ -1,12 +1,12 @@
 """Chunks that no value refers to any more, and scopes without keys: found through a journal, freed without a DELETE.
 
 Before the first chunk of a generation is written, and before a value is replaced or deleted, the generation is noted in
-the journal of an hour. When that hour and the grace of readers are over, one look at the value decides: if it refers to
-another generation (or is gone), the chunks are overwritten by nothing with a TTL of a second, and compaction frees them.
+the journal of an hour. When that hour and the grace of readers are over, one look at the value decides: if the value refers to
+another generation (or is gone), the chunks are overwritten with nothing and a TTL of a second, and compaction frees them.
 So a crash at any moment leaves nothing for ever, and a sweep reads only what was written since the last one.
 
-Expired values need no sweep: Cassandra drops them itself. If nobody sweeps for a week, that week's journal expires, and
-what it would have freed stays.
+Expired values need no sweep: Cassandra drops them itself. If no sweep runs for a week, that week's journal expires, and
+the chunks it would have freed stay.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ HOUR_S = 3600.0
 SWEPT = "swept_hour"
 _PAGE = 200
 _NO_UUID = UUID(int=0)
-#: Scopes without keys leave the register when nobody has written to them for so long; writers register anew far more often.
+#: Time without writes after which a scope without keys leaves the register; writers register their scopes far more often.
 _SCOPE_REST_MS = 86_400_000
 REGISTER_AGAIN_S = 3600.0
 _SCOPES_A_SWEEP = 200
 
 
 class Journal:
-    """The journal of one store, and who works it off."""
+    """The journal of one store, and the sweep that works through it."""
 
     def __init__(self, calls: Calls, listing: Listing, clock: schema.WriteClock, *, grace_s: float, hour_s: float) -> None:
-        """hour_s: length of an hour of the journal; the same for everyone who uses the keyspace."""
+        """hour_s: length of an hour of the journal; the same for every user of the keyspace."""
         self._calls = calls
         self._listing = listing
         self._clock = clock
         self._grace_ms = int(grace_s * 1000)
         self._hour_ms = int(hour_s * 1000)
-        self._walked = ""  # the last scope that was looked at
+        self._walked = ""  # the last scope that was checked
 
     def note(self, generation: UUID, key: str, *, later_s: float = 0.0) -> StatementRequest:
-        """Notes that `generation` of `key` may be unreferenced from `later_s` seconds on."""
+        """Returns the request that notes that `generation` of `key` may be unreferenced from `later_s` seconds on."""
         hour = (now_ms() + int(later_s * 1000)) // self._hour_ms
         return ask("set_journal", hour, schema.journal_part(generation), generation, key, self._clock.next_us(), JOURNAL_TTL_S)
 
     def sweep(self, deadline: CallDeadline) -> int:
-        """Works off the hours that are over; returns how many generations were freed and scopes forgotten. Ends early at the deadline."""
+        """Works through the hours that are over; returns the number of freed generations and forgotten scopes. Stops at the deadline."""
         over = (now_ms() - self._grace_ms) // self._hour_ms
         hour = self._first_hour(over, deadline)
         freed = 0
@@ -96,7 +96,7 @@ class Journal:
     # -- the register of scopes ----------------------------------------------------------------------------------------
 
     def _forget_scopes(self, deadline: CallDeadline) -> int:
-        """Goes on through the register of divided families where the last sweep ended."""
+        """Checks the register of divided families, from where the last sweep ended; returns the number of forgotten scopes."""
         forgotten = looked = 0
         before_ms = now_ms() - _SCOPE_REST_MS
         for family in sorted(f"{name}/" for name in schema.DIVIDED):
@@ -126,12 +126,12 @@ class Register:
         self._known: dict[str, float] = {}  # scope -> monotonic time until which it need not be written again
 
     def requests(self, scopes: Iterable[str], now_s: float) -> list[StatementRequest]:
-        """Writes of those scopes that are due."""
+        """Returns writes for those of the scopes that are due."""
         due = [scope for scope in sorted(scopes) if self._known.get(scope, -math.inf) <= now_s]
         return [ask("set_scope", schema.register_of(scope), scope, now_ms(), self._clock.next_us(), 0) for scope in due]
 
     def written(self, scopes: Iterable[str], now_s: float) -> None:
-        """Remembers that `scopes` are in the register."""
+        """Notes that `scopes` are in the register."""
         if len(self._known) > 10_000:
             self._known.clear()
         for scope in scopes:

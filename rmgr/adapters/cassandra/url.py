@@ -1,6 +1,6 @@
-"""`cassandra://host1,host2[:port]/keyspace?option=value&...`: what a store URL may say, parsed strictly, and where its password lies.
+"""`cassandra://host1,host2[:port]/keyspace?option=value&...`: a store URL, parsed strictly, and the place of its password.
 
-The URL is shown by `rmgr status`, so no secret stands in it: a password comes from a file that only its owner can read.
+`rmgr status` shows the URL, so it holds no secret: the password comes from a file that only its owner can read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CassandraTarget:
     hosts: tuple[str, ...]
     port: int = DEFAULT_PORT
     keyspace: str = "rmgr"
-    replication_factor: int = 3  #: of a keyspace that `rmgr admin init-store` makes
+    replication_factor: int = 3  #: of a keyspace made by `rmgr admin init-store`
     local_dc: str = "datacenter1"
     consistency: str = "LOCAL_QUORUM"
     user: str = ""
@@ -42,7 +42,7 @@ class CassandraTarget:
     cert: str = ""
     key: str = ""
     check_hostname: bool = True
-    request_timeout_s: float = 2.0  #: of one request; a call's own deadline lies around it
+    request_timeout_s: float = 2.0  #: of one request; the call has a longer deadline of its own
     connect_timeout_s: float = 5.0
 
     @property
@@ -51,9 +51,9 @@ class CassandraTarget:
         return f"{', '.join(self.hosts)} (port {self.port})"
 
     def password(self) -> str:
-        """Reads the password, at each connection, so that a rotated one is found.
+        """Returns the password, read at each connection, so that a new one takes effect.
 
-        Raises: `ConfigError` when the file cannot be read, or can be read by others than its owner.
+        Raises: `ConfigError` if the file cannot be read, or can be read by others than its owner.
         """
         path = Path(self.password_file)
         try:
@@ -70,7 +70,7 @@ class CassandraTarget:
 
 
 def parse_url(url: str, *, environ: Mapping[str, str] = os.environ) -> CassandraTarget:
-    """What `url` says. Raises: `UsageError` that names what is wrong and never repeats a secret."""
+    """Parses a URL. Raises: `UsageError`, which names the mistake and never repeats a secret."""
     rest = url.removeprefix("cassandra:")
     if not rest.startswith("//"):
         raise UsageError("the URL of a Cassandra store begins with cassandra://", hint=f"for example {_EXAMPLE}")
