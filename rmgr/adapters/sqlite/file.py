@@ -1,4 +1,4 @@
-"""The file below the SQLite store: creating it, checking that it is ours, opening connections, naming what went wrong."""
+"""The file below the SQLite store: creates it, checks that it is ours, opens connections, explains errors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rmgr.errors import RmgrError, StoreUnavailable
 SCHEMA_VERSION = 2
 #: "rmgr" in ASCII (`PRAGMA application_id`), so that a database of another program is not touched.
 APPLICATION_ID = 0x726D6772
-#: Of a new file; those that exist keep theirs. Four times SQLite's own: each page written is four calls of the kernel on its way
-#: through the log, and a MiB of chunks takes 2.7 ms of the processor instead of 4.0; a single small row 0.04 ms more.
+#: Page size of a new file; existing ones keep theirs. Four times SQLite's default: each written page takes four system calls on its way
+#: through the log, and a MiB of chunks then takes 2.7 ms of the processor instead of 4.0; a single small row takes 0.04 ms more.
 PAGE_BYTES = 16 * 1024
 
-# Values of one chunk stand in their manifest row (`inline`); larger ones in files.
-# What keeps `manifest` and `unreferenced` right: sqlite/rows.py.
+# Values of one chunk are part of their manifest row (`inline`); larger ones lie in files.
+# sqlite/rows.py keeps `manifest` and `unreferenced` right.
 _SCHEMA = """
 CREATE TABLE info (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE manifest (
@@ -48,7 +48,7 @@ _NETWORK_FILE_SYSTEMS = re.compile(
 )
 
 # Closing any descriptor of a file drops the process's POSIX locks on it, SQLite's too (sqlite.org/howtocorrupt.html, 2.2):
-# a store file is therefore opened by us only to create it, and never while another thread may be opening it.
+# so this module opens a store file only to create it, and never while another thread may be opening it.
 _CREATING = threading.Lock()
 
 
@@ -56,10 +56,10 @@ class StoreFile:
     """One SQLite store on disk: `path`, and `path + ".lock"`, the side file whose `flock` is held around every write."""
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True, timeout_s: float = 10.0) -> None:
-        """Opens, and creates unless `create` is False.
+        """Opens the store, and creates it unless `create` is False.
 
-        Raises: `StoreUnavailable` when the file is missing, unreadable, on a network file system, not a store of this
-        version, or not to be had within `timeout_s`.
+        Raises: `StoreUnavailable` if the file is missing, unreadable, on a network file system, not a store of this
+        version, or not available within `timeout_s`.
         """
         self.path = Path(path).expanduser().resolve()  # one side file, whatever links lead here
         self.lock_path = self.path.with_name(self.path.name + ".lock")
@@ -77,7 +77,7 @@ class StoreFile:
             raise
 
     def connect(self, *, writes: bool = False) -> sqlite3.Connection:
-        """A new connection in autocommit mode. Raises: `StoreUnavailable`."""
+        """Returns a new connection in autocommit mode. Raises: `StoreUnavailable`."""
         try:
             connection = sqlite3.connect(
                 f"{self.path.as_uri()}?mode=rw", uri=True, timeout=5.0, isolation_level=None, check_same_thread=False, cached_statements=64
@@ -108,7 +108,7 @@ class StoreFile:
             self.lock_fd = -1
 
     def explain(self, error: sqlite3.Error, doing: str) -> RmgrError:
-        """The error of the house for an error of SQLite; `doing` completes "cannot ... the store"."""
+        """Returns our error for an error of SQLite; `doing` completes "cannot ... the store"."""
         code = getattr(error, "sqlite_errorcode", None)
         primary = (code or 0) & 0xFF
         where = f"the store {self.path}"
@@ -186,7 +186,7 @@ class StoreFile:
         return found.st_dev, found.st_ino
 
     def os_error(self, error: OSError, doing: str) -> StoreUnavailable:
-        """The error of the house for one of the file system; `doing` as of `explain`."""
+        """Returns our error for one of the file system; `doing` as for `explain`."""
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             return StoreUnavailable(f"cannot {doing} the store {self.path}: no space left on the disk", hint="free some space")
         return StoreUnavailable(
@@ -200,7 +200,7 @@ class StoreFile:
                 return
             self._lock(deadline)
             try:
-                if not self._verify(connection):  # nobody made the tables while we waited
+                if not self._verify(connection):  # no other process made the tables while we waited
                     connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
                     (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
                     if mode != "wal":
@@ -219,7 +219,7 @@ class StoreFile:
             connection.close()
 
     def _verify(self, connection: sqlite3.Connection) -> bool:
-        """True: a store that we understand; False: an empty file. Raises `StoreUnavailable` for anything else."""
+        """Returns True for a store that we understand, False for an empty file. Raises `StoreUnavailable` for anything else."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application == APPLICATION_ID:
@@ -246,17 +246,17 @@ class StoreFile:
 
 
 def is_corrupt(error: sqlite3.Error) -> bool:
-    """True when SQLite found the file's own structure damaged."""
+    """Returns whether SQLite found the file's own structure damaged."""
     return (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_CORRUPT
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """True when another program held SQLite's own lock too long."""
+    """Returns whether another program held SQLite's own lock too long."""
     return (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_BUSY
 
 
 def file_system_of(folder: Path) -> str:
-    """Type of the file system that holds `folder` as in /proc/self/mountinfo, "" where that does not exist (macOS)."""
+    """Returns the type of the file system that holds `folder`, as in /proc/self/mountinfo, or "" if that does not exist (macOS)."""
     try:
         device = folder.stat().st_dev
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").split("\n")

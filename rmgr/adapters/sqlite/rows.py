@@ -1,5 +1,5 @@
 # ruff: noqa: S608 - the SQL is put together from constants of this file; every value is bound
-"""The statements of the SQLite store: what is done to its tables inside a transaction that someone else opened.
+"""The statements of the SQLite store: all changes to its tables, inside a transaction that the caller has opened.
 
 Every generation, which has a file, is named by exactly one row of `manifest` or of `unreferenced`. The triggers of the
 schema (sqlite/file.py) and the functions here keep that true, so a sweep never has to look for orphans.
@@ -20,12 +20,12 @@ from rmgr.coord.protocol.keys import prefix_end
 from rmgr.coord.protocol.ports import NOTHING
 from rmgr.errors import RmgrError, StoreUnavailable
 
-#: Keys in one `IN (...)`.
+#: Most keys in one `IN (...)`.
 KEYS_PER_STATEMENT = 256
-#: Holds for a row that has not expired; its parameter is the time in ms.
+#: True for a row that has not expired; its parameter is the time in ms.
 ALIVE = "(expires_ms IS NULL OR expires_ms > ?)"
 
-# Few statement texts, so that they stay prepared; steps of at most a half, so that little is written twice.
+# Few statement texts, so that they stay prepared; steps of at most half, so that little is written twice.
 _ROWS_PER_STATEMENT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_ROWS = _ROWS_PER_STATEMENT[-1]  #: rows in one `INSERT`
 _COLUMNS = "key, size, sha256, encoding, expires_ms, generation, chunks, inline"
@@ -38,9 +38,9 @@ _INSERT = {n: f"INSERT INTO manifest ({_COLUMNS}) VALUES {', '.join(['(?,?,?,?,?
 
 
 class ManifestRow(NamedTuple):
-    """One row of `manifest`: the value itself (`chunks` = 0) or the name of the generation that has it.
+    """One row of `manifest`: the value itself (`chunks` = 0) or the name of its generation.
 
-    chunks: how many pieces of `CHUNK_BYTES` the value's file has.
+    chunks: number of pieces of `CHUNK_BYTES` in the value's file.
     """
 
     key: str
@@ -54,26 +54,26 @@ class ManifestRow(NamedTuple):
 
 
 def select(connection: sqlite3.Connection, key: str) -> ManifestRow | None:
-    """The row of `key`, None if there is none or it has expired."""
+    """Returns the row of `key`, None if absent or expired."""
     row = connection.execute(f"SELECT {_COLUMNS} FROM manifest WHERE key = ? AND {ALIVE}", (key, now_ms())).fetchone()
     return None if row is None else ManifestRow(*row)
 
 
 def select_many(connection: sqlite3.Connection, keys: list[str], largest: int) -> list[ManifestRow]:
-    """The rows of up to `KEYS_PER_STATEMENT` keys; what is larger than `largest` bytes comes without its value."""
+    """Returns the rows of up to `KEYS_PER_STATEMENT` keys; rows of values above `largest` bytes come without the value."""
     sql = f"SELECT {_COLUMNS_UP_TO} FROM manifest WHERE key IN ({_marks(keys)}) AND {ALIVE}"
     return list(map(ManifestRow._make, connection.execute(sql, (largest, *keys, now_ms()))))
 
 
 def select_keys(connection: sqlite3.Connection, prefix: str, after: str, limit: int) -> list[str]:
-    """Up to `limit` keys with `prefix`, sorted, greater than `after`."""
+    """Returns up to `limit` keys with `prefix`, sorted, greater than `after`."""
     where, parameters = _range(prefix)
     sql = f"SELECT key FROM manifest WHERE {where} AND key > ? AND {ALIVE} ORDER BY key LIMIT ?"
     return [key for (key,) in connection.execute(sql, (*parameters, after, now_ms(), limit))]
 
 
 def select_usage(connection: sqlite3.Connection, prefix: str) -> tuple[int, int]:
-    """Number of values and sum of their sizes under `prefix`."""
+    """Returns the number of values under `prefix` and the sum of their sizes."""
     where, parameters = _range(prefix)
     sql = f"SELECT count(*), coalesce(sum(size), 0) FROM manifest WHERE {where} AND {ALIVE}"
     count, size = connection.execute(sql, (*parameters, now_ms())).fetchone()
@@ -81,10 +81,10 @@ def select_usage(connection: sqlite3.Connection, prefix: str) -> tuple[int, int]
 
 
 def insert(connection: sqlite3.Connection, rows: list[ManifestRow]) -> None:
-    """Writes rows in the order given; an existing key is replaced. One statement for up to `MAX_ROWS` rows.
+    """Writes rows in the given order; an existing key is replaced. One statement for up to `MAX_ROWS` rows.
 
-    Each statement gives up the interpreter's lock and has to win it back, which costs 5 ms a time beside a thread that
-    computes: so many rows a statement, and the last row repeated up to the next prepared size, which changes nothing.
+    Each statement releases the interpreter's lock and has to win it back, which costs 5 ms beside a thread that
+    computes. Hence many rows per statement, the last row repeated up to the next prepared size, which changes nothing.
     """
     for start in range(0, len(rows), MAX_ROWS):
         some = rows[start : start + MAX_ROWS]
@@ -100,7 +100,7 @@ def insert_new(connection: sqlite3.Connection, rows: list[ManifestRow], replaces
 
 
 def refuse_existing(connection: sqlite3.Connection, keys: list[str], replaces: Mapping[str, bytes] = NOTHING) -> None:
-    """Raises `KeyExists` if one of `keys` has a value, other than the one with its hash in `replaces`; what has expired is absent."""
+    """Raises `KeyExists` if one of `keys` has a value, except one whose hash is in `replaces`; expired values count as absent."""
     taken: list[str] = []
     for start in range(0, len(keys), KEYS_PER_STATEMENT):
         some = keys[start : start + KEYS_PER_STATEMENT]
@@ -121,11 +121,11 @@ def delete_many(connection: sqlite3.Connection, keys: list[str]) -> list[str]:
     return found
 
 
-# -- what is not needed any more ----------------------------------------------------------------------------------------
+# -- values that are no longer needed --------------------------------------------------------------------------------------
 
 
 def begin_uploads(connection: sqlite3.Connection, since_ms: int, count: int) -> list[int]:
-    """New generations for values that come before their row; they count as unreferenced from `since_ms` on."""
+    """Returns new generations for values that are written before their rows; they count as unreferenced from `since_ms` on."""
     connection.execute("UPDATE info SET value = value + ? WHERE name = 'generation'", (count,))
     (last,) = connection.execute("SELECT value FROM info WHERE name = 'generation'").fetchone()
     generations = [int(last) - count + 1 + n for n in range(count)]
@@ -135,11 +135,11 @@ def begin_uploads(connection: sqlite3.Connection, since_ms: int, count: int) -> 
 
 
 class Swept(StoreUnavailable):
-    """A sweep may have taken what was being written: it is not committed."""
+    """A sweep may have removed the value that was being written: it is not committed."""
 
 
 def end_upload(connection: sqlite3.Connection, manifest: ManifestRow, *, overwrite: bool) -> None:
-    """Makes an uploaded value visible: its generation leaves `unreferenced`, its row comes.
+    """Makes an uploaded value visible: removes its generation from `unreferenced` and inserts its row.
 
     Raises: KeyExists; Swept.
     """
@@ -152,19 +152,19 @@ def end_upload(connection: sqlite3.Connection, manifest: ManifestRow, *, overwri
 
 
 def remove_expired(connection: sqlite3.Connection, limit: int) -> int:
-    """Removes up to `limit` expired rows; returns how many."""
+    """Removes up to `limit` expired rows; returns their number."""
     sql = "DELETE FROM manifest WHERE key IN (SELECT key FROM manifest WHERE expires_ms <= ? LIMIT ?)"
     return connection.execute(sql, (now_ms(), limit)).rowcount
 
 
 def select_unreferenced(connection: sqlite3.Connection, before_ms: int, limit: int) -> list[int]:
-    """Up to `limit` generations unreferenced since before `before_ms`."""
+    """Returns up to `limit` generations unreferenced since before `before_ms`."""
     sql = "SELECT generation FROM unreferenced WHERE since_ms <= ? LIMIT ?"
     return [generation for (generation,) in connection.execute(sql, (before_ms, limit))]
 
 
 def forget_unreferenced(connection: sqlite3.Connection, generations: list[int]) -> None:
-    """They are gone."""
+    """Removes the entries of generations whose files are gone."""
     connection.executemany("DELETE FROM unreferenced WHERE generation = ?", [(one,) for one in generations])
 
 
@@ -183,7 +183,7 @@ def _range(prefix: str) -> tuple[str, tuple[str, ...]]:
 
 
 _BUSY_MS = 5000
-_STEPS_BETWEEN_CHECKS = 20_000  # of SQLite's machine: under a millisecond
+_STEPS_BETWEEN_CHECKS = 20_000  # steps of SQLite's virtual machine: under a millisecond
 
 
 class Readers:
@@ -197,11 +197,11 @@ class Readers:
 
     @contextmanager
     def reading(self, deadline: CallDeadline, doing: str, key: str = "") -> Iterator[sqlite3.Connection]:
-        """A connection for the length of the block; its statements are cut off at the deadline.
+        """Yields a connection for the block; its statements are cut off at the deadline.
 
         Args:
             doing: completes "cannot ... the store", e.g. "list 'a/' in".
-            key: whose value is read, for `DataLost` when the file is damaged there.
+            key: the key whose value is read, for `DataLost` if the file is damaged there.
         Raises: `StoreUnavailable`, `DataLost`.
         """
         deadline.check(doing.removesuffix(" from").removesuffix(" in"))
@@ -221,7 +221,7 @@ class Readers:
         except RmgrError:
             self._give_back(reader)
             raise
-        except BaseException:  # Ctrl-C, say, in mid-statement: a snapshot may still be open
+        except BaseException:  # for instance Ctrl-C in mid-statement: a snapshot may still be open
             reader.close()
             raise
         self._give_back(reader)

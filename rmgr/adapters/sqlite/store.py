@@ -1,8 +1,8 @@
 """The embedded data store: one SQLite file in WAL mode on a local disk, used by many processes and threads at once.
 
-Durable on return (synchronous=FULL); keys whose caller goes on once they are `decided` (`Store.put_many`), with the next write of anybody.
-Values of up to one chunk stand in their manifest row and are one commit; larger ones are files in `PATH.values` (sqlite/values.py),
-durable before the manifest is committed, so no reader ever sees a part.
+Durable on return (synchronous=FULL); keys whose caller goes on once they are `decided` (`Store.put_many`) become durable with the next
+write of any process. Values of up to one chunk are part of their manifest row and take one commit; larger ones are files in `PATH.values`
+(sqlite/values.py), durable before the manifest is committed, so no reader ever sees a part.
 A process that opens a store and then calls `fork` must open it again in the child.
 """
 
@@ -46,9 +46,9 @@ from rmgr.model.base.units import counted
 
 T = TypeVar("T")
 
-#: Bytes of an iterable that are gathered before they are written.
+#: Bytes of an iterable to gather before they are written.
 STAGE_BYTES = 4 * CHUNK_BYTES
-#: A replaced or deleted large value is kept this long for those who are reading it.
+#: Seconds for which a replaced or deleted large value is kept for its readers.
 GRACE_S = 300.0
 _ROW_BYTES = 200  # of a manifest row besides its value, about
 _SWEEP_ROWS = 500
@@ -65,7 +65,7 @@ class SqliteStore(Store):
         Args:
             timeout_s: how long to wait for another process that is just making it.
             grace_s: how long `sweep` keeps large values that were replaced or deleted, for their readers.
-        Raises: `StoreUnavailable` with the reason and the cure.
+        Raises: `StoreUnavailable` with the reason and the remedy.
         """
         self._file = StoreFile(path, create=create, timeout_s=timeout_s)
         self._grace_ms = int(grace_s * 1000)
@@ -81,13 +81,13 @@ class SqliteStore(Store):
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
-        """See `Store.put`. One commit, and above 512 KiB a file before it; holds at most 4 MiB of an iterable."""
+        """See `Store.put`. One commit, preceded by a file above 512 KiB; holds at most 4 MiB of an iterable."""
         deadline = CallDeadline(how.timeout_s)
         check_key(key)
         expires_ms = expiry_ms(how.ttl_s)
         stages = cut(key, value, max(len(value), 1) if isinstance(value, bytes) else STAGE_BYTES)
         if not how.overwrite and self.head(key, timeout_s=deadline.left_s()) is not None:
-            raise key_exists([key])  # early; what decides is the check in the last commit
+            raise key_exists([key])  # an early answer; the check in the last commit decides
         first = next(stages, b"")
         second = next(stages, None)
         row = ManifestRow(key, 0, b"", how.encoding.value, expires_ms, 0, 0, None)
@@ -100,7 +100,7 @@ class SqliteStore(Store):
         self._large.put(row, parts, overwrite=how.overwrite, deadline=deadline, mark=partial(marked, how.encoding, how.note))
 
     def put_hashed(self, key: str, parts: Sequence[bytes], digest: bytes, *, timeout_s: float = 30.0) -> None:
-        """As `put` of raw bytes whose SHA-256 the caller has taken. With another `digest` the value cannot be read (`DataLost`)."""
+        """Puts raw bytes whose SHA-256 the caller has computed. With a wrong `digest` the value cannot be read (`DataLost`)."""
         check_key(key)
         size = sum(map(len, parts))
         check_size(key, size)
@@ -134,7 +134,7 @@ class SqliteStore(Store):
         return CHUNK_BYTES if os.stat(directory).st_dev == os.stat(self._file.path.parent).st_dev else None
 
     def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
-        """See `Store.put_many`. A commit for every 4 MiB of rows; rows over 512 KiB go one by one after the others."""
+        """See `Store.put_many`. A commit for every 4 MiB of rows; rows over 512 KiB follow one by one."""
         deadline = CallDeadline(how.timeout_s)
         expires_ms = expiry_ms(how.ttl_s)
         small: list[ManifestRow] = []
@@ -164,7 +164,7 @@ class SqliteStore(Store):
         return True
 
     def write_soon(self, rows: Sequence[tuple[str, bytes]], how: Writing, done: Callable[[RmgrError | None], None]) -> bool:
-        """See `Store.put_soon`. Up to 64 KiB. It is decided when it is over: there is nothing to be called for."""
+        """See `Store.put_soon`. Up to 64 KiB. A write is decided only at its end, so `decided` is never called."""
         weight = sum(len(value) + _ROW_BYTES for _, value in rows)
         if weight > _SOON_BYTES or not rows:
             return False
@@ -228,7 +228,7 @@ class SqliteStore(Store):
         return found
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
-        """See `Store.stream`. `timeout_s` holds for each chunk; the last one is handed out only after the hash agreed."""
+        """See `Store.stream`. `timeout_s` applies to each chunk; the last one is handed out only after the hash agreed."""
         check_key(key)
         row = self._select(key, CallDeadline(timeout_s))
         if row is None:
@@ -255,7 +255,7 @@ class SqliteStore(Store):
     # -- looking after it ---------------------------------------------------------------------------------------------
 
     def sweep(self, *, timeout_s: float = 30.0) -> int:
-        """See `Store.sweep`. In small commits, so that others write in between; ends early at the deadline, without error."""
+        """See `Store.sweep`. In small commits, so that other processes write in between; stops at the deadline, without error."""
         deadline = CallDeadline(timeout_s)
         before_ms = now_ms() - self._grace_ms
         removed = 0
@@ -285,7 +285,7 @@ class SqliteStore(Store):
         return None
 
     def close(self) -> None:
-        """See `Store.close`. Waits up to 10 s for what other threads are writing."""
+        """See `Store.close`. Waits up to 10 s for the writes of other threads."""
         self._writer.close()
         self._readers.close()
 
@@ -310,7 +310,7 @@ class SqliteStore(Store):
             self._writer.insert(batch, deadline, weight_bytes=weight, doing=doing)
             return
         run = partial(table.insert_new, rows=batch, replaces=how.replaces)
-        # Where somebody is to be told that it is decided it is over then: durable with the next write of anybody.
+        # Where the caller wants to hear of the decision, the write is now decided: durable with the next write of any process.
         self._write(run, deadline, weight, doing, is_synced=how.decided is None)
 
 

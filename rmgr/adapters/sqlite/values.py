@@ -1,8 +1,8 @@
 """Large values as files beside the SQLite file: written and synced before the row that names them, hashed whenever they are read.
 
-A file is named by its generation, a number that no value has twice and that is set aside in the database before the file is made:
-every file is named by exactly one row of `manifest` or of `unreferenced`, whatever dies when, and a sweep never looks for orphans.
-Once its row is committed nobody changes a file; replaced and deleted ones go with the sweep, and who has one open keeps it.
+A file is named by its generation, a number that no value has twice and that is reserved in the database before the file is made:
+exactly one row of `manifest` or of `unreferenced` names each file, whatever dies when, and a sweep never looks for orphans.
+Once its row is committed, a file never changes; replaced and deleted ones go with the sweep, and a process that has one open keeps it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rmgr.errors import KeyExists, StoreUnavailable
 from rmgr.model.base.units import format_duration
 from rmgr.runner.host.files import write_whole
 
-#: Generations that a process sets aside with one commit, and how long they are its own (ms): in the last quarter no upload begins.
+#: Generations that a process reserves with one commit, and for how long (ms): in the last quarter no upload begins.
 _RESERVED = 32
 _RESERVED_MS = 3_600_000
 _NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -37,7 +37,7 @@ _OLD = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ROW_BYTES = 200
 _SWEEP_FILES = 64
-#: What is read and hashed at a time stays in the processor's cache.
+#: Bytes read and hashed at a time: they stay in the processor's cache.
 _HASH_BYTES = 256 * 1024
 
 
@@ -63,19 +63,19 @@ class ValueFiles:
         deadline: CallDeadline,
         mark: Callable[[bytes], str] | None = None,
     ) -> None:
-        """Makes a file of `parts` durable, then commits the manifest `row`; `row.sha256`: if it is known; mark: its encoding.
+        """Makes a file of `parts` durable, then commits the manifest `row`. `row.sha256`: if known. mark: makes the encoding column.
 
-        Raises: KeyExists, StoreUnavailable, and what `parts` raises. Cost: 0.5 ms a MB, and an fsync of the file beside the commit's.
+        Raises: KeyExists, StoreUnavailable, and errors of `parts`. Cost: 0.5 ms per MB, and an fsync of the file besides the commit's.
         """
         doing = f"put {row.key!r}"
         make = lambda path: self._make(path, parts, row.sha256, deadline, doing)  # noqa: E731 - beside its use
         self._put(row, make, overwrite=overwrite, deadline=deadline, mark=mark)
 
     def adopt(self, row: ManifestRow, source: str, *, deadline: CallDeadline, mark: Callable[[bytes], str]) -> tuple[int, bytes] | None:
-        """As `put` of the file `source`, which gets a second name here; `row.sha256`: if it is known.
+        """Puts the file `source`, which gets a second name here. `row.sha256`: if known.
 
-        Returns: its size and SHA-256; None: it cannot have another name. Raises: StoreUnavailable; OSError when it cannot be read.
-        Cost: reading and hashing it, unless that is known, and an fsync.
+        Returns: its size and SHA-256, or None if it cannot get another name. Raises: StoreUnavailable; OSError if it cannot be read.
+        Cost: reading and hashing it, unless the hash is known, and an fsync.
         """
         with open(os.open(source, _OLD), "rb", buffering=0) as file:
             make = lambda path: self._link(path, source, file, row, deadline)  # noqa: E731 - beside its use
@@ -90,7 +90,7 @@ class ValueFiles:
         deadline: CallDeadline,
         mark: Callable[[bytes], str] | None,
     ) -> tuple[int, bytes] | None:
-        """Makes a file durable, then commits its row; (size, SHA-256), None where it cannot be made in this way."""
+        """Makes a file durable, then commits its row; returns (size, SHA-256), or None if the file cannot be made in this way."""
         doing = f"put {row.key!r}"
         generation = self._reserve(deadline, doing)
         path = self._path(generation)
@@ -101,7 +101,7 @@ class ValueFiles:
             size, digest = made
             column = row.encoding if mark is None else mark(digest)
         except BaseException:
-            _remove(path)  # its number goes with a sweep
+            _remove(path)  # a sweep removes its number
             raise
         manifest = row._replace(size=size, sha256=digest, encoding=column, generation=generation, chunks=-(-size // CHUNK_BYTES))
         try:
@@ -111,14 +111,14 @@ class ValueFiles:
                 weight_bytes=_ROW_BYTES,
                 doing=doing,
             )
-        except (KeyExists, table.Swept):  # no sweep knows of this file any more, if one came before it was made
+        except (KeyExists, table.Swept):  # if a sweep came before the file was made, no sweep knows of it any more
             _remove(path)
-            raise  # of other errors it may not be known whether it is committed: then a sweep finds out
+            raise  # after other errors it may be unknown whether it is committed: then a sweep finds out
         return made
 
     def _reserve(self, deadline: CallDeadline, doing: str) -> int:
-        """A generation whose file a sweep leaves alone for as long as this call may last."""
-        if not self._lock.acquire(timeout=deadline.left_s()):  # whoever has it waits for the writer, as long as its own caller does
+        """Returns a generation whose file no sweep touches for as long as this call may last."""
+        if not self._lock.acquire(timeout=deadline.left_s()):  # the holder waits for the writer, up to its own caller's deadline
             raise StoreUnavailable(f"the store {self._file.path} did not begin to {doing} within {format_duration(deadline.timeout_s)}")
         try:
             now, lasts_ms = now_ms(), int((deadline.timeout_s + patience_s(MAX_VALUE_BYTES)) * 1000)
@@ -133,7 +133,7 @@ class ValueFiles:
             self._lock.release()
 
     def _make(self, path: Path, parts: Iterable[bytes], known: bytes, deadline: CallDeadline, doing: str) -> tuple[int, bytes]:
-        """The file, durable, and its name too; (size, SHA-256, `known` where that is not empty)."""
+        """Writes the file and makes it and its name durable; returns (size, SHA-256), the latter `known` unless that is empty."""
         digest = sha256()
         size = 0
         try:
@@ -158,7 +158,7 @@ class ValueFiles:
     def _link(
         self, path: Path, source: str, file: io.FileIO, row: ManifestRow, deadline: CallDeadline
     ) -> tuple[int, bytes] | None:
-        """The file `source`, which is open, durable under a second name; (size, SHA-256), None where it gets no name."""
+        """Makes the open file `source` durable under a second name; returns (size, SHA-256), or None if it gets no name."""
         doing = f"put {row.key!r}"
         made = (row.size, row.sha256) if row.sha256 else self._hash(file, deadline, doing)
         try:
@@ -186,7 +186,7 @@ class ValueFiles:
         return size, digest.digest()
 
     def _create(self, path: Path, make: Callable[[int], int]) -> tuple[int, int]:
-        """Descriptors of a file made by `make` in its directory, and of that. Who may read the store's file may read them, nobody else."""
+        """Returns descriptors of a file made by `make` and of its directory. Readers of the store's file may read them, nobody else."""
         owner = self._file.path.stat()
         mode = stat.S_IMODE(owner.st_mode) & 0o666
         is_new, fd = False, -1
@@ -202,7 +202,7 @@ class ValueFiles:
                 self._sync_parent()
             try:
                 fd = make(folder)
-            except FileExistsError:  # of a database that was put back from an older copy: no row of it names this file
+            except FileExistsError:  # from a database restored from an older copy: none of its rows names this file
                 os.unlink(path.name, dir_fd=folder)
                 fd = make(folder)
             _hand_over(fd, mode & 0o444, owner)
@@ -223,7 +223,7 @@ class ValueFiles:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def get(self, row: ManifestRow, deadline: CallDeadline) -> tuple[ManifestRow, bytes] | None:
-        """The value of the key of `row`, not yet compared, with its present row. Raises: DataLost, StoreUnavailable."""
+        """Returns the present row of the row's key and its value, not yet compared. Raises: DataLost, StoreUnavailable."""
         while True:
             try:
                 with self._open(row) as file:
@@ -237,7 +237,7 @@ class ValueFiles:
             row = now
 
     def stream(self, row: ManifestRow, timeout_s: float) -> Iterator[bytes]:
-        """The value of `row` in pieces, the last one only when the hash agreed. It may be replaced and swept meanwhile."""
+        """Yields the value of `row` in pieces, the last one only if the hash agreed. It may be replaced and swept in the meantime."""
         try:
             file = self._open(row)
         except FileNotFoundError:
@@ -264,11 +264,11 @@ class ValueFiles:
                 yield piece
 
     def fetch(self, row: ManifestRow, path: str, deadline: CallDeadline, *, is_compared: bool) -> bool:
-        """Makes `path` a second name of the file of `row`, or a copy, which is read through and compared. False: it was just replaced.
+        """Makes `path` a second name of the file of `row`, or a copy, reading and comparing it. Returns False if it was just replaced.
 
-        is_compared: False: a second name is enough, somebody else compares.
+        is_compared: False if a second name is enough because the caller compares.
 
-        Raises: DataLost, StoreUnavailable; OSError when it cannot be copied.
+        Raises: DataLost, StoreUnavailable; OSError if it cannot be copied.
         """
         copy = None
         deadline.allow(row.size)
@@ -310,17 +310,17 @@ class ValueFiles:
         return open(os.open(self._path(row.generation), _OLD), "rb", buffering=0)
 
     def _again(self, row: ManifestRow, deadline: CallDeadline) -> ManifestRow | None:
-        """Its file is gone: the row as it is now. Raises: DataLost if it is the same."""
+        """Returns the present row of a row whose file is gone. Raises: DataLost if it is the same row."""
         with self._readers.reading(deadline, f"read {row.key!r} from", row.key) as connection:
             now = table.select(connection, row.key)
         if now is not None and now.chunks and now.generation == row.generation:
             raise data_lost(row.key, f"its file {self._path(row.generation)} is missing")
         return now
 
-    # -- what is not needed any more --------------------------------------------------------------------------------------
+    # -- values that are no longer needed --------------------------------------------------------------------------------------
 
     def free(self, before_ms: int, deadline: CallDeadline) -> int:
-        """Removes files that nobody has referred to since `before_ms`; returns how many generations that were."""
+        """Removes files that have been unreferenced since before `before_ms`; returns the number of generations."""
         freed = 0
         while not deadline.passed():
             with self._readers.reading(deadline, "sweep") as connection:
@@ -345,7 +345,7 @@ class ValueFiles:
 
 
 def _linked(file: io.FileIO, source: str, name: str, folder: int) -> int:
-    """A second name of an open file; its descriptor once more. Raises: OSError."""
+    """Gives an open file a second name; returns a new descriptor of it. Raises: OSError."""
     os.link(source, name, dst_dir_fd=folder, follow_symlinks=False)
     fd = os.open(name, _OLD, dir_fd=folder)
     if not os.path.sameopenfile(fd, file.fileno()):  # it was replaced just now
@@ -361,7 +361,7 @@ def _remove(path: Path) -> None:
 
 
 def _hand_over(fd: int, mode: int, owner: os.stat_result) -> None:
-    """What SQLite does with its own side files: the mode of the store, and where this process is root its owner."""
+    """Sets mode and owner as SQLite does for its own side files: the store's mode, and as root the store's owner."""
     if os.geteuid() == 0:
         os.fchown(fd, owner.st_uid, owner.st_gid)
     os.fchmod(fd, mode)

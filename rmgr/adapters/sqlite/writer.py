@@ -139,7 +139,7 @@ class Writer:
         return self._enqueue(Write(run, [], weight_bytes, doing), deadline)
 
     def wait(self, write: Write, deadline: CallDeadline) -> Any:
-        """The value of a write; raises its error, or `StoreUnavailable` at the deadline."""
+        """Waits for a write and returns its value; raises its error, or `StoreUnavailable` at the deadline."""
         if not write.ended.acquire(timeout=deadline.left_s()):
             with self._lock:
                 begun = write.taken
@@ -213,7 +213,7 @@ class Writer:
         self._file.close()
 
     def _write_group(self) -> None:
-        """One commit of what is waiting. Nothing is taken before the lock is ours: who gives up till then wrote nothing."""
+        """Commits all waiting writes at once. Takes none before it has the lock: a caller who gives up until then has written nothing."""
         fcntl.flock(self._file.lock_fd, fcntl.LOCK_EX)
         try:
             self._take()
@@ -259,7 +259,7 @@ class Writer:
         return self._connection
 
     def _choose_sync(self, connection: sqlite3.Connection, group: list[Write]) -> None:
-        """Where no write of the group asks for it, its commit leaves out the sync of the WAL: whoever syncs next syncs the whole file."""
+        """Leaves the sync of the WAL out of the commit unless a write of the group asks for it: the next sync covers the whole file."""
         syncs = any(write.is_synced for write in group)
         if syncs is not self._syncs:
             connection.execute(f"PRAGMA synchronous={'FULL' if syncs else 'NORMAL'}")
@@ -295,7 +295,7 @@ class Writer:
         return sum(len(write.rows) if write.run is None else MAX_ROWS + 1 for write in self._group) <= MAX_ROWS
 
     def _commit_rows(self, connection: sqlite3.Connection) -> list[_Ended]:
-        """Everything in one statement, which is its own transaction.
+        """Commits everything in one statement, which is its own transaction.
 
         BEGIN, INSERT and COMMIT would give up the interpreter's lock six times: measured beside a thread that computes,
         18 ms against 5.5 ms (tests/bench/store.py).
@@ -305,7 +305,7 @@ class Writer:
         return [(write, None, None) for write in self._group]
 
     def _commit(self, connection: sqlite3.Connection, group: list[Write]) -> list[_Ended]:
-        """Ends the open transaction with the writes of `group`; rolls it back when it raises."""
+        """Commits the open transaction with the writes of `group`; rolls it back if one raises."""
         ended: list[_Ended] = []
         try:
             for write in group:
@@ -327,7 +327,7 @@ class Writer:
         return ended
 
     def _commit_one_by_one(self) -> list[_Ended]:
-        """The group failed as a whole (a full disk, say): each write gets its own commit and its own error."""
+        """Gives each write its own commit and its own error, after the group failed as a whole (for instance on a full disk)."""
         ended: list[_Ended] = []
         for write in self._group:
             try:
@@ -344,16 +344,16 @@ class Writer:
         self._wal_pages += 2 * len(group) + sum(write.weight_bytes for write in group) // PAGE_BYTES
 
     def _checkpoint(self) -> None:
-        """Copies the WAL into the file, outside the lock: other processes go on writing meanwhile."""
+        """Copies the WAL into the file, outside the lock: other processes go on writing in the meantime."""
         connection = self._connection
         if connection is None or self._wal_pages < CHECKPOINT_PAGES:
             return
         self._wal_pages = 0
-        with contextlib.suppress(sqlite3.Error):  # a full disk here concerns nobody: the WAL holds what was promised
+        with contextlib.suppress(sqlite3.Error):  # a full disk here is harmless: the WAL holds what was promised
             _, in_wal, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if in_wal > CHECKPOINT_CATCH_UP_PAGES:
-                # Under steady writes a passive checkpoint never reaches the end and the WAL grows; nobody writes while we
-                # hold the lock, so this one does, and the next commit starts the WAL from its beginning.
+                # Under steady writes a passive checkpoint never reaches the end and the WAL grows. No process writes while we
+                # hold the lock, so this checkpoint does, and the next commit starts the WAL from its beginning.
                 fcntl.flock(self._file.lock_fd, fcntl.LOCK_EX)
                 try:
                     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
