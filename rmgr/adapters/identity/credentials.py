@@ -2,17 +2,17 @@
 
     ca.crt            the cluster's authority                    tls.crt, tls.key     connections
     sign.crt/.key     signatures                                 roles.json           ZooKeeper's digest ids, public
-    zookeeper.secret  `role:secret`; of a gateway's role for users who are trusted with it, else they have none
+    zookeeper.secret  `role:secret`; for users only if they are trusted with that of the gateways' role
     zookeeper.secrets all roles' secrets; WatchDogs and the admin
     watchdogs.json    where WatchDogs answered last; daemons that have met one
 
-The admin's directory is his own bundle and holds `ca.key` beside it. A bundle that others could read or change is refused.
+The admin's directory is the admin's own bundle and holds `ca.key` as well. A bundle that others could read or change is refused.
 
-Programs that only show the certificate to somebody who proves it read names and dates from it without `cryptography` (`read_own`), which
-proves nothing. What that is worth: 1 ms instead of 18 in a command that asks the leader, a ninth of its processor time (median of 9).
-Whoever signs or believes loads the bundle whole.
+A program that only presents its certificate to a peer that verifies it reads names and dates without `cryptography` (`read_own`), which
+proves nothing. The gain: 1 ms instead of 18 in a command that asks the leader, a ninth of its processor time (median of 9).
+A program that signs or verifies loads the whole bundle.
 
-What a cluster begins with, made by `ensure_authority`, `ensure_bundle`, `ensure_server`:
+The files that a cluster begins with, made by `ensure_authority`, `ensure_bundle`, `ensure_server`:
 
     DIR/ca.crt, ca.key, zookeeper.secrets, ...   the authority, and the admin's own bundle
     DIR/bundles/<name>/                          a bundle to be carried to where it is used
@@ -59,17 +59,17 @@ _NEEDED = ("ca.crt", "tls.crt", "tls.key", "sign.crt", "sign.key", "roles.json")
 SECRET_FILES = ("tls.key", "sign.key", "ca.key", "zookeeper.secret", "zookeeper.secrets")
 _ENDPOINTS = "watchdogs.json"
 AUTHORITY_FILES = ("ca.crt", "ca.key", "zookeeper.secrets")
-#: What makes the bundle of a role; those of WatchDogs and gateways are made with the authority.
+#: The command that makes a role's bundle; those of WatchDogs and gateways are made with the authority.
 _MAKERS = {Role.STARTER: "rmgr admin add-node NAME", Role.SERVER: "rmgr admin add-server NAME", Role.USER: "rmgr admin add-user NAME"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """A bundle in memory. Frozen; load it anew after its files were renewed.
+    """A bundle in memory. Frozen; load it again after its files were renewed.
 
     Attributes:
-        identity: whose it is (with key_id). tls_pair: (certificate, key) as PEM. certificate_pem: sign.crt.
-        roles: role -> ZooKeeper digest id. zookeeper_secrets: role -> secret; WatchDogs and the admin, else empty.
+        identity: the holder (with key_id). tls_pair: (certificate, key) as PEM. certificate_pem: sign.crt.
+        roles: role -> ZooKeeper digest id. zookeeper_secrets: role -> secret; for WatchDogs and the admin, else empty.
         not_after_s: when the first of its certificates ends, seconds since 1970.
     """
 
@@ -89,8 +89,8 @@ class Credentials:
         """Reads and checks a bundle.
 
         Args:
-            roles: what its holder may be, () = anything.
-        Raises: ConfigError naming the file and what to do: missing, readable by others, not valid (any more), another
+            roles: permitted roles of the holder, () = any.
+        Raises: ConfigError naming the file and the remedy: missing, readable by others, not valid (any more), another
             authority's, another role's.
         """
         where = Path(directory)
@@ -116,9 +116,9 @@ class Credentials:
 
     @classmethod
     def shown(cls, directory: Path | str, *, now_s: float | None = None) -> Self:
-        """A bundle for who only shows it to others, who prove it: neither authority nor keys are compared before something is signed.
+        """Returns a bundle to present to peers that verify it: neither authority nor keys are checked before the bundle signs anything.
 
-        Cost: 0.3 ms; `load` takes 40 ms in a new process. Raises ConfigError as `load`, now or when something is signed.
+        Cost: 0.3 ms; `load` takes 40 ms in a new process. Raises ConfigError as `load`, now or at the first signature.
         """
         where = Path(directory)
         _check_place(where)
@@ -133,12 +133,12 @@ class Credentials:
         except (ValueError, StopIteration, UsageError):
             is_usual = False
         if not is_usual:
-            return cls.load(where, now_s=now_s)  # says what is wrong
+            return cls.load(where, now_s=now_s)  # raises with the reason
         return cls._of(where, files, replace(who, key_id=key_id), min(signer.not_after_s, link.not_after_s), _LateKey(where, key_id))
 
     @classmethod
     def _of(cls, where: Path, files: Mapping[str, bytes], identity: Identity, not_after_s: float, key: Any) -> Self:
-        """From the files of a bundle, once it is known whose they are."""
+        """Makes credentials from the files of a bundle whose holder is known."""
         secret = _read(where / "zookeeper.secret").decode().strip() if (where / "zookeeper.secret").exists() else ""
         return cls(
             directory=where,
@@ -154,17 +154,17 @@ class Credentials:
         )
 
     def sign(self, data: bytes) -> bytes:
-        """Ed25519 signature (64 bytes) of this identity. Cost: 0.05 ms."""
+        """Returns an Ed25519 signature (64 bytes) of this identity. Cost: 0.05 ms."""
         signature: bytes = self._key.sign(data)
         return signature
 
     def certified(self, pem: bytes) -> Certified:
-        """Who another certificate of this cluster belongs to. Raises PermissionDenied."""
+        """Returns the holder of another certificate of this cluster. Raises PermissionDenied."""
         return verify_certificate(pem, self.ca_pem)
 
     def newest(self) -> Credentials:
-        """The same holder's as the bundle has them now. Cost: a read of 1 KiB; 10 ms once they were renewed."""
-        with contextlib.suppress(OSError, ConfigError):  # half written, or of somebody else: the old ones are good until they end
+        """Returns the holder's credentials as the files have them now. Cost: a read of 1 KiB; 10 ms after a renewal."""
+        with contextlib.suppress(OSError, ConfigError):  # half written, or another holder's: the old ones stay valid until they end
             if Path(self.path("tls.crt")).read_bytes() != self.tls_pair[0]:
                 fresh = Credentials.load(self.directory, roles=(self.identity.role,))
                 if (fresh.ca_pem, fresh.identity.name) == (self.ca_pem, self.identity.name):
@@ -172,26 +172,26 @@ class Credentials:
         return self
 
     def path(self, name: str) -> str:
-        """A file of the bundle, for libraries that want names (`ca.crt`, `tls.crt`, `tls.key`)."""
+        """Returns the path of a file of the bundle, for libraries that want names (`ca.crt`, `tls.crt`, `tls.key`)."""
         return str(self.directory / name)
 
     def days_left(self) -> float:
-        """Until the first certificate ends."""
+        """Returns the days until the first certificate ends."""
         return (self.not_after_s - time.time()) / 86400.0
 
 
 def from_config(security: SecurityConfig, *, roles: tuple[Role, ...] = ()) -> Credentials | None:
-    """The bundle that the configuration names, None for an open cluster. Raises ConfigError."""
+    """Returns the bundle that the configuration names, None for an open cluster. Raises ConfigError."""
     return Credentials.load(Path(security.dir).expanduser(), roles=roles) if security.dir else None
 
 
 def endpoints_file(endpoints: Sequence[str]) -> dict[str, bytes]:
-    """What a bundle keeps of where WatchDogs answered: the file by name."""
+    """Returns the file, by name, in which a bundle keeps the endpoints where WatchDogs answered."""
     return {_ENDPOINTS: (json.dumps(list(endpoints)) + "\n").encode()}
 
 
 def known_endpoints(credentials: Credentials) -> tuple[str, ...]:
-    """Where WatchDogs answered when the holder of the bundle was here last."""
+    """Returns the endpoints where WatchDogs last answered the holder of the bundle."""
     try:
         return tuple(str(endpoint) for endpoint in json.loads((credentials.directory / _ENDPOINTS).read_bytes()))
     except (OSError, *UNREADABLE_TEXT, TypeError):
@@ -199,7 +199,7 @@ def known_endpoints(credentials: Credentials) -> tuple[str, ...]:
 
 
 def load_ca(directory: Path | str) -> Authority:
-    """The authority in an admin's directory. Raises ConfigError."""
+    """Returns the authority in an admin's directory. Raises ConfigError."""
     where = Path(directory)
     if not (where / "ca.key").exists():
         raise ConfigError(
@@ -215,9 +215,9 @@ def load_ca(directory: Path | str) -> Authority:
 
 
 def write_files(directory: Path | str, files: Mapping[str, bytes], *, replace: bool = False) -> Path:
-    """Writes a bundle or an authority: directory 0700, files 0600; a new directory whole or not at all, else each file.
+    """Writes a bundle or an authority: directory 0700, files 0600; a new directory as a whole or not at all, otherwise file by file.
 
-    Raises: ConfigError when a file is there already and `replace` is not given; nothing was written then.
+    Raises: ConfigError if a file exists and `replace` is not given; then nothing was written.
     """
     where = Path(directory)
     there = [name for name in files if (where / name).exists()]
@@ -245,7 +245,7 @@ def write_files(directory: Path | str, files: Mapping[str, bytes], *, replace: b
 
 
 class _LateKey:
-    """The key of a bundle that was only shown so far: loaded, and the bundle proved, when something is signed."""
+    """The key of a bundle that was only presented so far: loaded, and the bundle verified, at the first signature."""
 
     def __init__(self, directory: Path, key_id: str) -> None:
         self._directory = directory
@@ -259,7 +259,7 @@ class _LateKey:
         return signature
 
     def _load(self) -> Any:
-        """As much as `Credentials.load` looks at before something is signed, without X.509's library (20 ms)."""
+        """Makes the checks of `Credentials.load` that matter for a signature, without X.509's library (20 ms)."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -273,7 +273,7 @@ class _LateKey:
                 authority.verify(said.signature, said.signed, ECDSA(SHA256()))
             if key_id_of(key.public_key()) == self._key_id:
                 return key
-        return Credentials.load(self._directory)  # says what is wrong
+        return Credentials.load(self._directory)  # raises with the reason
 
 
 # -- inside ----------------------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def _check_place(where: Path) -> None:
 
 
 def _check_owner(path: Path, forbidden: int, mode: str) -> None:
-    """The file is ours (or root's) and others can do nothing with it that is `forbidden`."""
+    """Checks that the file is ours (or root's) and grants others none of the `forbidden` rights."""
     found = path.stat()
     if found.st_uid not in (os.geteuid(), 0):
         raise ConfigError(f"{path} belongs to user {found.st_uid}, not to this one ({os.geteuid()})", hint=f"chown -R $(id -u) {path}")
@@ -369,9 +369,9 @@ _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----",
 _SEQUENCE, _OCTETS, _OID, _UTC, _GENERALIZED = 0x30, 0x04, 0x06, 0x17, 0x18
 _VERSION, _EXTENSIONS, _URI = 0xA0, 0xA3, 0x86
 _SUBJECT_ALT_NAME = bytes((0x55, 0x1D, 0x11))
-#: After the serial number of a certificate: the algorithm and the issuer; then come the dates.
+#: Position of the dates among a certificate's fields: after serial number, algorithm and issuer.
 _BEFORE_DATES = 3
-#: After the dates: the holder, and his public key.
+#: Position of the public key: after the dates and the holder's name.
 _BEFORE_KEY = 5
 
 
@@ -379,7 +379,7 @@ _BEFORE_KEY = 5
 class Said:
     """uris: URIs among the holder's names. key: the raw public key. not_before_s, not_after_s: seconds since 1970.
 
-    key_info: the public key as libraries load it (DER). signed, signature: what the authority has signed, and how.
+    key_info: the public key in the form that libraries load (DER). signed, signature: the signed part, and the authority's signature.
     """
 
     uris: tuple[str, ...]
@@ -392,7 +392,7 @@ class Said:
 
 
 def read_own(pem: bytes) -> Said:
-    """The first certificate of `pem` (X.509 in DER, RFC 5280 section 4.1). Raises ValueError when it is none. Cost: 0.05 ms."""
+    """Parses the first certificate of `pem` (X.509 in DER, RFC 5280 section 4.1). Raises ValueError if there is none. Cost: 0.05 ms."""
     found = _PEM.search(pem)
     if found is None:
         raise ValueError("there is no certificate in it")
@@ -415,7 +415,7 @@ def _parts_of(der: bytes) -> Said:
             uris += [name.decode() for tag, name in _items(_items(parts[-1][1])[0][1]) if tag == _URI]
     return Said(
         uris=tuple(uris),
-        key=_items(fields[_BEFORE_KEY][1])[1][1][1:],  # a bit string: before it the number of its unused bits
+        key=_items(fields[_BEFORE_KEY][1])[1][1][1:],  # a bit string: its first byte counts the unused bits
         not_before_s=before,
         not_after_s=after,
         key_info=_encoded(*fields[_BEFORE_KEY]),
@@ -425,7 +425,7 @@ def _parts_of(der: bytes) -> Said:
 
 
 def _encoded(tag: int, content: bytes) -> bytes:
-    """A value as it stands in the certificate: DER has one form of each."""
+    """Encodes a value as it is in the certificate: DER has exactly one form for each."""
     size = len(content)
     if size < 0x80:
         return bytes((tag, size)) + content
@@ -434,7 +434,7 @@ def _encoded(tag: int, content: bytes) -> bytes:
 
 
 def _items(data: bytes) -> list[tuple[int, bytes]]:
-    """(tag, content) of each value in a row. Raises IndexError where it ends too early."""
+    """Returns (tag, content) of consecutive values. Raises IndexError if they end too early."""
     found = []
     at = 0
     while at < len(data):
@@ -461,31 +461,31 @@ def _time(tag: int, value: bytes) -> float:
     return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
 
 
-# -- TLS of sockets that are not gRPC's: both ends show certificates of the cluster's authority; nobody else's word counts -----
+# -- TLS of sockets that are not gRPC's: both ends present certificates of the cluster's authority; no other is trusted --------
 
 
 def context_of(credentials: Credentials, protocol: int) -> ssl.SSLContext:
-    """A context that shows this bundle's certificate and asks for one of the same authority. Raises ConfigError."""
+    """Returns a context that presents this bundle's certificate and demands one of the same authority. Raises ConfigError."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
     try:
         context.load_verify_locations(cadata=credentials.ca_pem.decode())
         context.load_cert_chain(credentials.path("tls.crt"), credentials.path("tls.key"))
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         raise ConfigError(f"{credentials.directory}: {error}", hint="[security] dir must name a complete bundle: rmgr doctor") from error
     return context
 
 
 class ServerContext:
-    """Gives a server its certificate as it is now, so that a renewed one needs no restart. One thread uses it."""
+    """Gives a server its present certificate, so that a renewed one needs no restart. For one thread."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
         self._shown: tuple[int, ssl.SSLContext] | None = None
 
     def current(self) -> ssl.SSLContext:
-        """Cost: one stat, and 1 ms when the file has changed. Raises OSError, ConfigError."""
+        """Returns the present context. Cost: one stat, and 1 ms if the file has changed. Raises OSError, ConfigError."""
         stamp = Path(self._credentials.path("tls.crt")).stat().st_mtime_ns
         if self._shown is None or self._shown[0] != stamp:
             self._shown = stamp, context_of(self._credentials, ssl.PROTOCOL_TLS_SERVER)
@@ -493,7 +493,7 @@ class ServerContext:
 
 
 def peer_of(sock: Any) -> Identity:
-    """Whose certificate the other end has shown. Raises PermissionDenied."""
+    """Returns the identity in the certificate that the other end has presented. Raises PermissionDenied."""
     shown: Iterable[tuple[str, str]] = (sock.getpeercert() or {}).get("subjectAltName", ())
     return identity_of([name for kind, name in shown if kind == "URI"])
 
@@ -501,15 +501,15 @@ def peer_of(sock: Any) -> Identity:
 # -- the bundles that a cluster begins with: each made once, and never overwritten ---------------------------------------------
 
 
-#: Every machine reaches itself by these; bundles for one machine carry them beside its names.
+#: Names by which every machine reaches itself; bundles for one machine carry them as well.
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def ensure_authority(directory: Path, *, cluster: str = "") -> tuple[Authority, bool]:
-    """The authority in `directory`, made if there is none; (it, whether it was made).
+    """Returns the authority in `directory`, and whether it was made just now because there was none.
 
-    Args: cluster: name of the trust domain, "" = a random one, or the one that is there.
-    Raises: ConfigError when another cluster's is there, or a bundle without an authority.
+    Args: cluster: name of the trust domain, "" = a random one, or the existing one.
+    Raises: ConfigError if `directory` has another cluster's authority, or a bundle without an authority.
     """
     if (directory / "ca.key").exists():
         found = load_ca(directory)
@@ -524,10 +524,10 @@ def ensure_authority(directory: Path, *, cluster: str = "") -> tuple[Authority, 
 
 
 def ensure_bundle(authority: Authority, directory: Path, name: str, role: Role, *, hosts: Sequence[str] = (), renew: bool = False) -> bool:
-    """A bundle in `directory`, made if there is none; whether it was made.
+    """Makes a bundle in `directory` unless there is one; returns whether it was made.
 
-    Args: renew: one that cannot be used any more (expired, another authority's) is replaced.
-    Raises: ConfigError when one is there that is not this cluster's, or cannot be used.
+    Args: renew: replace one that cannot be used any more (expired, another authority's).
+    Raises: ConfigError if the existing one is not this cluster's, or cannot be used.
     """
     if (directory / "ca.crt").exists():
         try:
@@ -548,7 +548,7 @@ def ensure_bundle(authority: Authority, directory: Path, name: str, role: Role, 
 
 
 def ensure_server(authority: Authority, directory: Path, name: str, hosts: Sequence[str]) -> bool:
-    """The certificate of a server that is not ours in `directory`, made if there is none; whether it was made."""
+    """Makes a certificate for a foreign server in `directory` unless there is one; returns whether it was made."""
     if (directory / "server.pem").exists():
         return False
     certificate, key = issue_server(authority, name, tuple(dict.fromkeys((*hosts, *LOCAL_HOSTS))))

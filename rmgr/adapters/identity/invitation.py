@@ -1,10 +1,10 @@
-"""The token of `rmgr admin add-node`, and the encryption of what it opens.
+"""The token of `rmgr admin add-node`, and the encryption of the credentials that it opens.
 
-A token is everything that a new machine has to know: whom to trust (the cluster's authority), where to ask, and a
+A token holds everything that a new machine has to know: whom to trust (the cluster's authority), where to ask, and a
 certificate of its own, good for one hour and one question. Its private key also opens the credentials that wait in
-ZooKeeper, so neither those who read ZooKeeper nor the WatchDogs ever see them.
+ZooKeeper, so neither readers of ZooKeeper nor the WatchDogs ever see them.
 
-Secrets of ZooKeeper are encrypted on their way through ZooKeeper, too: with the secret of the WatchDogs, who alone hand them out.
+ZooKeeper's secrets are encrypted on their way through ZooKeeper, too: with the secret of the WatchDogs, which alone hand them out.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NONCE_BYTES = 12
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """ca, certificate: DER. key: private scalar of the P-256 key of `certificate`, 32 bytes, the one secret in it.
+    """ca, certificate: DER. key: private scalar of the P-256 key of `certificate`, 32 bytes, the only secret in a token.
 
-    endpoints: HOST:PORT of WatchDogs. zk, store, zookeeper_tls: what the new machine's configuration says.
+    endpoints: HOST:PORT of WatchDogs. zk, store, zookeeper_tls: for the new machine's configuration.
     """
 
     ca: bytes
@@ -52,24 +52,24 @@ class TlsPair:
 
 
 def encode(token: Token) -> str:
-    """One word without spaces, about 1.3 kB."""
+    """Returns the token as one word without spaces, about 1.3 kB."""
     return _PREFIX + base64.urlsafe_b64encode(msgspec.msgpack.encode(token)).rstrip(b"=").decode()
 
 
 def decode(text: str) -> Token:
-    """Reverse of `encode`. Raises UsageError, without any of the token in it."""
+    """Reverses `encode`. Raises UsageError, which quotes nothing of the token."""
     text = "".join(text.split())
     if not text.startswith(_PREFIX):
         raise UsageError("this is not a token to join a cluster", hint="rmgr admin add-node NAME prints the whole command; copy all of it")
     body = text.removeprefix(_PREFIX)
     try:
         return msgspec.msgpack.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=Token)
-    except UNREADABLE:  # of base64, too
+    except UNREADABLE:  # errors of base64, too
         raise _damaged() from None
 
 
 def tls_pair(token: Token) -> TlsPair:
-    """What its holder dials with. Raises UsageError."""
+    """Returns the certificate and key with which the holder of the token connects. Raises UsageError."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -93,11 +93,11 @@ def _damaged() -> UsageError:
     return UsageError(what, hint="copy the whole line that rmgr admin add-node printed")
 
 
-# -- what a secret opens ------------------------------------------------------------------------------------------------------
+# -- encryption under a secret ------------------------------------------------------------------------------------------------
 
 
 def seal(secret: bytes, purpose: str, content: bytes) -> bytes:
-    """AES-256-GCM under a key derived from `secret` for `purpose`; the random nonce stands in front."""
+    """Encrypts with AES-256-GCM under a key derived from `secret` for `purpose`; a random nonce precedes the result."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     nonce = os.urandom(_NONCE_BYTES)
@@ -105,7 +105,7 @@ def seal(secret: bytes, purpose: str, content: bytes) -> bytes:
 
 
 def unseal(secret: bytes, purpose: str, sealed: bytes) -> bytes:
-    """Reverse of `seal`. Raises UsageError when the secret is another one or a byte was changed."""
+    """Reverses `seal`. Raises UsageError if the secret is another one or a byte was changed."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -116,12 +116,12 @@ def unseal(secret: bytes, purpose: str, sealed: bytes) -> bytes:
 
 
 def seal_files(secret: bytes, purpose: str, files: dict[str, bytes]) -> bytes:
-    """Files by name, encrypted together."""
+    """Encrypts files by name, together."""
     return seal(secret, purpose, msgspec.msgpack.encode(files))
 
 
 def unseal_files(secret: bytes, purpose: str, sealed: bytes) -> dict[str, bytes]:
-    """Reverse of `seal_files`. Raises UsageError."""
+    """Reverses `seal_files`. Raises UsageError."""
     opened = unseal(secret, purpose, sealed)
     try:
         return msgspec.msgpack.decode(opened, type=dict[str, bytes])
@@ -136,20 +136,20 @@ def _key(secret: bytes, purpose: str) -> bytes:
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=b"rmgr " + purpose.encode()).derive(secret)
 
 
-# -- secrets of ZooKeeper, with the secret of the WatchDogs, who alone hand them out -------------------------------------------
+# -- ZooKeeper's secrets, under the secret of the WatchDogs, which alone hand them out ----------------------------------------
 
 
 _PURPOSE = "zookeeper secret of {role}, generation {generation}"
 
 
 def seal_secret(watchdogs: str, role: str, generation: int, secret: str) -> SealedSecret:
-    """What `/secrets/<role>` is to hold. watchdogs: the secret of their own role."""
+    """Returns the record for `/secrets/<role>`. watchdogs: the secret of their own role."""
     sealed = seal(watchdogs.encode(), _PURPOSE.format(role=role, generation=generation), secret.encode())
     return SealedSecret(generation=generation, sealed=base64.b64encode(sealed).decode())
 
 
 def open_secret(watchdogs: str, role: str, record: SealedSecret) -> str:
-    """Reverse of `seal_secret`. Raises CoordinationUnavailable where the WatchDogs' own secret is another one."""
+    """Reverses `seal_secret`. Raises CoordinationUnavailable if the WatchDogs' own secret is another one."""
     purpose = _PURPOSE.format(role=role, generation=record.generation)
     try:
         return unseal(watchdogs.encode(), purpose, base64.b64decode(record.sealed)).decode()

@@ -1,8 +1,8 @@
-"""Certificates: the cluster's authority, what it issues, and whether somebody else's certificate is one of its own.
+"""Certificates: the cluster's authority, the certificates it issues, and the check whether a certificate is one of its own.
 
 An identity has two key pairs, because gRPC's TLS does not speak Ed25519: `tls.crt`/`tls.key` (ECDSA P-256) for
 connections and `sign.crt`/`sign.key` (Ed25519) for signatures. Both certificates name the holder as a SAN URI
-`rmgr://<cluster>/<role>/<name>`; tls.crt names the other key, too: `rmgr-key:<key_id>`. Files are made here as
+`rmgr://<cluster>/<role>/<name>`; tls.crt also names the other key: `rmgr-key:<key_id>`. This module makes files as
 `{name: bytes}`; `identity/credentials.py` writes and reads them. `cryptography` is imported when first used (35 ms).
 """
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-#: How long things are valid; the authority longer than anything it signs.
+#: Days of validity; the authority's is longer than that of anything it signs.
 AUTHORITY_DAYS = 3650
 DAEMON_DAYS = 730
 PERSON_DAYS = 365
-#: Certificates are valid from this long before they are made: clocks differ.
+#: Certificates are valid from this long before they are made, because clocks differ.
 SKEW_S = 300
 #: SAN URI of tls.crt that links it to the holder's Ed25519 key.
 KEY_SCHEME = "rmgr-key:"
@@ -44,7 +44,7 @@ SERVING_ROLES = (Role.WATCHDOG, Role.STARTER, Role.SUBMITTER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authority:
-    """The cluster's certificate authority and ZooKeeper's secrets: whoever holds this is the cluster."""
+    """The cluster's certificate authority and ZooKeeper's secrets: its holder controls the cluster."""
 
     cluster: str
     cert_pem: bytes
@@ -53,11 +53,11 @@ class Authority:
 
     @property
     def roles(self) -> dict[str, str]:
-        """role -> ZooKeeper digest id; public."""
+        """Returns role -> ZooKeeper digest id; public."""
         return {role: digest_id(role, secret) for role, secret in sorted(self.secrets.items())}
 
     def files(self) -> dict[str, bytes]:
-        """What the authority's directory holds beside the admin's own bundle."""
+        """Returns the files in the authority's directory, without the admin's own bundle."""
         return {"ca.crt": self.cert_pem, "ca.key": self.key_pem, "zookeeper.secrets": _json(self.secrets), "roles.json": _json(self.roles)}
 
 
@@ -65,7 +65,7 @@ class Authority:
 class Certified:
     """Facts that a certificate of the cluster proves.
 
-    not_after_s: seconds since 1970 from which on it is void.
+    not_after_s: end of its validity, seconds since 1970.
     """
 
     identity: Identity
@@ -74,7 +74,7 @@ class Certified:
     public_key: Any = field(repr=False)
 
     def verify(self, signature: bytes, data: bytes) -> bool:
-        """`signature` is the holder's over `data` (Ed25519, of sign.crt only). Cost: about 0.1 ms."""
+        """Returns whether `signature` is the holder's over `data` (Ed25519, of sign.crt only). Cost: about 0.1 ms."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -91,7 +91,7 @@ class Certified:
 
 
 def make_ca(cluster: str = "") -> Authority:
-    """A new authority. cluster: the trust domain's name, "" = a random one."""
+    """Makes a new authority. cluster: the trust domain's name, "" = a random one."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -118,12 +118,12 @@ def issue(
     zookeeper: bool = True,
     now_s: float | None = None,
 ) -> dict[str, bytes]:
-    """The bundle of a new identity, as files.
+    """Returns the bundle of a new identity, as files.
 
     Args:
-        hosts: names and addresses of a daemon's machine, beside `<role>.rmgr`. days: 0 = what the role has.
-        zookeeper: with the secret of `Role.at_zookeeper`; who comes through a gateway needs none.
-    Raises: UsageError for a name that cannot be one.
+        hosts: names and addresses of a daemon's machine, in addition to `<role>.rmgr`. days: 0 = the role's default.
+        zookeeper: include the secret of `Role.at_zookeeper`; users behind a gateway need none.
+    Raises: UsageError for an impossible name.
     """
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
@@ -155,7 +155,7 @@ def issue(
 def issue_server(
     authority: Authority, name: str, hosts: Sequence[str], *, days: float = DAEMON_DAYS, now_s: float | None = None
 ) -> tuple[bytes, bytes]:
-    """(certificate, key) as PEM for a server that is not ours (ZooKeeper, Cassandra): its host names, and nobody of the cluster."""
+    """Returns (certificate, key) as PEM for a foreign server (ZooKeeper, Cassandra): it has host names, but no identity of the cluster."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
@@ -164,17 +164,17 @@ def issue_server(
 
 
 def credential(role: str, secret: str) -> str:
-    """With what a holder of `secret` shows ZooKeeper (addauth, scheme "digest") that he is of `role`."""
+    """Returns the credential that proves a `role` to ZooKeeper (addauth, scheme "digest")."""
     return f"{role}:{secret}"
 
 
 def digest_id(role: str, secret: str) -> str:
-    """How ZooKeeper's ACLs name who knows `secret`: `role:base64(sha1(role:secret))`."""
+    """Returns the id by which ZooKeeper's ACLs name the holders of `secret`: `role:base64(sha1(role:secret))`."""
     return f"{role}:{base64.b64encode(hashlib.sha1(credential(role, secret).encode()).digest()).decode()}"  # noqa: S324 - ZooKeeper's scheme
 
 
 def key_id_of(public_key: Ed25519PublicKey) -> str:
-    """First 32 hex digits of the SHA-256 of the raw Ed25519 public key."""
+    """Returns the first 32 hex digits of the SHA-256 of the raw Ed25519 public key."""
     return hashlib.sha256(public_key.public_bytes_raw()).hexdigest()[:32]
 
 
@@ -182,9 +182,9 @@ def key_id_of(public_key: Ed25519PublicKey) -> str:
 
 
 def verify_certificate(pem: bytes, ca_pem: bytes, now_s: float | None = None) -> Certified:
-    """Who `pem` belongs to, if the cluster's authority says so and it is valid now (None: at present).
+    """Returns the facts of a certificate that the cluster's authority signed and that is valid at `now_s` (None: at present).
 
-    Raises: PermissionDenied saying what is wrong. Cost: 0.3 ms.
+    Raises: PermissionDenied with the reason. Cost: 0.3 ms.
     """
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -226,7 +226,7 @@ def verify_certificate(pem: bytes, ca_pem: bytes, now_s: float | None = None) ->
 
 
 def signing_certificate(pem: bytes, ca_pem: bytes) -> tuple[str, bytes]:
-    """(key id, PEM as it is written here) of a certificate for a signing key. Raises: as `verify_certificate`."""
+    """Returns (key id, canonical PEM) of a certificate for a signing key. Raises: as `verify_certificate`."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -237,7 +237,7 @@ def signing_certificate(pem: bytes, ca_pem: bytes) -> tuple[str, bytes]:
 
 
 def load_certificate(data: bytes, *, is_pem: bool = True) -> x509.Certificate:
-    """A certificate as the library has it; PEM, or DER. Raises: ValueError when it is none, whatever the library says then."""
+    """Returns the library's object for a certificate in PEM, or DER. Raises: ValueError if it is none, whatever the library raises."""
     from cryptography import x509
 
     try:
@@ -247,17 +247,17 @@ def load_certificate(data: bytes, *, is_pem: bool = True) -> x509.Certificate:
 
 
 def cluster_of(ca_pem: bytes) -> str:
-    """The trust domain that an authority's certificate stands for. Raises ValueError."""
+    """Returns the trust domain of an authority's certificate. Raises ValueError."""
     return _common_name(load_certificate(ca_pem).subject)
 
 
 def named_in(pem: bytes) -> Identity:
-    """Whom a certificate names, whether or not it is valid. Raises ValueError, UsageError."""
+    """Returns the identity that a certificate names, valid or not. Raises ValueError, UsageError."""
     return parse_uri(next(iter(_uris(load_certificate(pem))), ""))
 
 
 def hosts_in(pem: bytes) -> tuple[str, ...]:
-    """Host names and addresses in a certificate, without those that every holder of the role has."""
+    """Returns the host names and addresses in a certificate, except those that every holder of the role has."""
     from cryptography import x509
 
     names = load_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -266,7 +266,7 @@ def hosts_in(pem: bytes) -> tuple[str, ...]:
 
 
 def identity_of(names: Sequence[str]) -> Identity:
-    """From the SAN entries of a certificate that TLS has verified. Raises PermissionDenied."""
+    """Returns the identity in the SAN entries of a certificate that TLS has verified. Raises PermissionDenied."""
     uri = next((name for name in names if name.startswith("rmgr://")), "")
     key_id = next((name.removeprefix(KEY_SCHEME) for name in names if name.startswith(KEY_SCHEME)), "")
     try:
@@ -303,7 +303,7 @@ def _leaf(
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_id), critical=False)  # 3.13 asks for it
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_id), critical=False)  # Python 3.13 demands it
     )
     if tls:
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if dns else [])]

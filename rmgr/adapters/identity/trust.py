@@ -1,7 +1,7 @@
-"""Certificates of signers by key id from `/identities`, revocations from `/revoked`, kept and watched.
+"""Certificates of signers by key id from `/identities`, revocations from `/revoked`, cached and watched.
 
-A certificate there vouches for itself (the cluster's authority signed it), so whoever wrote the znode does not matter. What
-was revoked is known by the transaction of the revocation: what was committed before it stays believed.
+A certificate there vouches for itself (the cluster's authority signed it), so the writer of the znode does not matter. A
+revocation is dated by its transaction: signatures committed before it stay believed.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.identity.pki import Certified
 
-#: Certificates kept.
+#: Most certificates cached.
 _KEEP = 4096
-#: How long an unknown key is believed unknown.
+#: Seconds for which an unknown key is believed unknown.
 _UNKNOWN_S = 2.0
-#: Revocations are read again this often, should a watch be lost.
+#: Seconds after which revocations are read again, in case a watch was lost.
 _RESYNC_S = 30.0
 _KEY = re.compile(r"[0-9a-f]{32}")
 
 
 class RevokedKey(NamedTuple):
-    """A revocation: its record, the transaction that wrote it last, and the one since which the key is revoked (0: not known)."""
+    """A revocation: its record, the transaction that last wrote it, and the one since which the key is revoked (0: unknown)."""
 
     record: bytes
     zxid: int
@@ -47,19 +47,19 @@ class RevokedKey(NamedTuple):
 
 
 class Keys(Protocol):
-    """Where certificates and revocations are read. Its calls never wait; what they promise is called on any thread."""
+    """Source of certificates and revocations. Its calls never wait; their callbacks run on any thread."""
 
-    resync_s: float  #: revocations are asked for again when they are so old
+    resync_s: float  #: age (s) at which revocations are read again
 
     def certificate(self, key_id: str) -> Future[bytes | None]:
-        """What stands under a key, None: nothing."""
+        """Returns the certificate under a key, None if absent."""
 
     def revocations(
         self, known: Container[str], changed: Callable[[], None], take: Callable[[dict[str, RevokedKey | None] | None], None]
     ) -> None:
-        """`take` is called once with every revoked key, None for one of `known`; or with None: they could not be read.
+        """Calls `take` once, with every revoked key (None for those in `known`); or with None if they could not be read.
 
-        changed: called when there may be others than these, as far as one is told.
+        changed: called when there may be further revocations, if the source learns of them.
         """
 
 
@@ -78,7 +78,7 @@ class ZooKeeperKeys:
         def arrived(done: Future[Stamped | None]) -> None:
             try:
                 found = done.result()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told to who waits
+            except Exception as error:  # noqa: BLE001 - any error goes to the waiter
                 answer.set_exception(error)
             else:
                 answer.set_result(found.data if found is not None else None)
@@ -100,7 +100,7 @@ class ZooKeeperKeys:
             missing = [name for name in names if name not in known]
 
             def read(answer: Future[list[Stamped | None]]) -> None:
-                gone = RevokedKey(b"", 0, 0)  # certainly revoked, at a time that is not known
+                gone = RevokedKey(b"", 0, 0)  # certainly revoked, at an unknown time
                 found: dict[str, RevokedKey | None] = {name: None if name in known else gone for name in names}
                 with suppress(RmgrError):
                     for name, one in zip(missing, answer.result(), strict=True):
@@ -117,8 +117,8 @@ class Trust:
     """Signers of this cluster. Thread-safe.
 
     Args:
-        keys: where they are read. ca_pem: the cluster's authority.
-    Attributes: revocations: how many keys were revoked, as far as is known; they are for ever.
+        keys: the source. ca_pem: the cluster's authority.
+    Attributes: revocations: number of known revoked keys; revocations are permanent.
     """
 
     def __init__(self, keys: Keys, ca_pem: bytes) -> None:
@@ -130,37 +130,37 @@ class Trust:
         self._coming: dict[str, Future[bytes | None]] = {}
         self.revocations = 0
         self._revoked: dict[str, int] | None = None  #: key id -> transaction of its revocation; None: not read yet
-        self._names: dict[str, tuple[str, int]] = {}  #: key id -> whose it was, and until which transaction
+        self._names: dict[str, tuple[str, int]] = {}  #: key id -> name of its holder, and the transaction up to which it was theirs
         self._reading = False
         self._since_s: dict[str, float] = {}  #: key id -> when it was revoked (wall clock)
         self._again = False  #: they changed while they were being read
-        self._read_s = -math.inf  #: when the list of revocations was asked for that `_revoked` is (monotonic)
+        self._read_s = -math.inf  #: when the list behind `_revoked` was requested (monotonic)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """`listener` is called (on any thread) whenever an answer has come."""
+        """Registers `listener`, to be called (on any thread) whenever an answer has come."""
         self._listeners.append(listener)
 
     def is_revoked(self, key_id: str) -> bool:
-        """The key counts no more, as far as is known. Never waits."""
+        """Returns whether the key is known to be revoked. Never waits."""
         with self._lock:
             revoked = self._revoked
         self._refresh()
         return revoked is not None and key_id in revoked
 
     def was_key_of(self, key_id: str, zxid: int) -> str:
-        """Who held a key at that transaction that was revoked since, with all of his; "" if it was not. Never waits. Cost: 1 us."""
+        """Returns the holder, at that transaction, of a key since revoked with all the holder's keys; else "". Never waits. Cost: 1 us."""
         with self._lock:
             name, until = self._names.get(key_id, ("", 0))
         self._refresh()
         return name if zxid < until else ""
 
     def look(self, key_id: str, *, at_s: float, zxid: int = 0, dated: bool = False) -> Certified | str | None:
-        """Whose key it is, why it is not to be believed, or None: the answer is on its way. Never waits.
+        """Returns the holder of a key, or the reason not to believe it, or None while the answer is on its way. Never waits.
 
         Args:
             at_s: when the certificate must have been valid (wall clock).
-            zxid: transaction that committed what it signed; a revocation after it does not matter. 0: it does.
-            dated: neither does one after at_s, which whoever holds the key could have chosen.
+            zxid: transaction that committed the signed data; a later revocation does not matter. 0: any revocation matters.
+            dated: a revocation after `at_s` does not matter either, although the holder of the key could have chosen `at_s`.
         """
         with self._lock:
             revoked, known = self._revoked, self._here.get(key_id)
@@ -181,14 +181,14 @@ class Trust:
         return known
 
     def ends_s(self, key_id: str) -> float | None:
-        """When the certificate of a key that counts ends (wall clock), None: not known, or not yet. Never waits."""
+        """Returns when the certificate of a valid key ends (wall clock), None if unknown, or not yet known. Never waits."""
         self.look(key_id, at_s=time.time())
         with self._lock:
             known, revoked = self._here.get(key_id), self._revoked or {}
         return None if known is None or isinstance(known, tuple) or key_id in revoked else known.not_after_s
 
     def find(self, key_id: str, *, at_s: float, zxid: int = 0, dated: bool = False, timeout_s: float = 10.0) -> Certified | str:
-        """As `look`, and waits for the answer. Raises: CoordinationUnavailable."""
+        """Returns the result of `look`, waiting for it. Raises: CoordinationUnavailable."""
         deadline_s = time.monotonic() + timeout_s
         while (found := self.look(key_id, at_s=at_s, zxid=zxid, dated=dated)) is None:
             left_s = deadline_s - time.monotonic()
@@ -199,7 +199,7 @@ class Trust:
             if coming is not None:
                 with suppress(TimeoutError, RmgrError):
                     coming.result(min(left_s, 0.5))
-            time.sleep(0.002)  # what came is being taken in by its callback
+            time.sleep(0.002)  # its callback is just handling the answer
         return found
 
     # -- inside --------------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Trust:
         with self._lock:
             if key_id in self._coming:
                 return
-            if not _KEY.fullmatch(key_id):  # it comes from whoever wrote the block
+            if not _KEY.fullmatch(key_id):  # the key id comes from the writer of the block, whoever that is
                 self._keep(key_id, "its key has no name that a key can have")
                 return
             future = self._coming[key_id] = self._keys.certificate(key_id)
@@ -239,12 +239,12 @@ class Trust:
             self._here.popitem(last=False)
 
     def _refresh(self) -> None:
-        """Sees to it that the revocations are known, and not older than `_RESYNC_S`."""
+        """Requests the revocations unless they are known and newer than `_RESYNC_S`."""
         with self._lock:
             if self._reading or (self._revoked is not None and time.monotonic() - self._read_s < self._keys.resync_s):
                 return
             self._reading, self._again = True, False
-            known = frozenset(name for name, zxid in (self._revoked or {}).items() if zxid)  # else it is asked again when that was
+            known = frozenset(name for name, zxid in (self._revoked or {}).items() if zxid)  # those without a transaction are read again
         self._keys.revocations(known, self._changed, self._listed)
 
     def _changed(self) -> None:
@@ -268,7 +268,7 @@ class Trust:
 
     def _take(self, revoked: dict[str, int]) -> None:
         with self._lock:
-            again = self._again  # the watch of this list is spent: nothing else would tell of what came after it
+            again = self._again  # the watch of this list is spent: nothing else would report later changes
             self._revoked, self._read_s, self._reading = revoked, -math.inf if again else time.monotonic(), False
             self.revocations = len(revoked)
         if again:
@@ -285,7 +285,7 @@ class Trust:
 
 
 def _parsed(pem: bytes, ca_pem: bytes) -> Certified | str:
-    """The certificate, whenever it is or was valid (`look` compares the time); or why it is none of this cluster."""
+    """Returns the certificate, whatever its dates (`look` compares them), or why it is not one of this cluster."""
     from rmgr.adapters.identity.pki import load_certificate, verify_certificate
 
     try:
@@ -298,7 +298,7 @@ def _parsed(pem: bytes, ca_pem: bytes) -> Certified | str:
 
 
 def _since_s(data: bytes, key_id: str) -> float:
-    """When a key was revoked, -inf where that cannot be read."""
+    """Returns when a key was revoked, -inf if unreadable."""
     try:
         return decode_record(data, Revocation, paths.revoked(key_id)).since_us / 1e6
     except WrongCluster:
@@ -306,7 +306,7 @@ def _since_s(data: bytes, key_id: str) -> float:
 
 
 def _holder(data: bytes, key_id: str) -> str:
-    """Whose last key a revocation revokes, "" = it does not say, or he has others."""
+    """Returns the holder whose last key a revocation revokes; "" if it names none, or the holder has others."""
     try:
         record = decode_record(data, Revocation, paths.revoked(key_id))
         return "" if record.others else record.name
@@ -315,7 +315,7 @@ def _holder(data: bytes, key_id: str) -> str:
 
 
 def publish(coordinator: Coordinator, credentials: Credentials, *, timeout_s: float = 10.0) -> None:
-    """IDENTIFY: the certificate of this process's signing key is there for all to read. Idempotent.
+    """IDENTIFY: publishes the certificate of this process's signing key. Idempotent.
 
     Raises: CoordinationUnavailable, PermissionDenied.
     """
@@ -323,7 +323,7 @@ def publish(coordinator: Coordinator, credentials: Credentials, *, timeout_s: fl
 
 
 def publish_certificate(coordinator: Coordinator, key_id: str, pem: bytes, *, timeout_s: float = 10.0) -> None:
-    """The same of any certificate, in its canonical form. Raises as `publish`."""
+    """Publishes any certificate, in its canonical form. Raises as `publish`."""
     path = paths.identity(key_id)
     deadline_s = time.monotonic() + timeout_s
     while (found := coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1)) is None:
@@ -332,7 +332,7 @@ def publish_certificate(coordinator: Coordinator, key_id: str, pem: bytes, *, ti
             return
         if not isinstance(outcome, Conflict) or time.monotonic() > deadline_s:
             raise CoordinationUnavailable("it is not known whether this process's certificate was published", hint="try again; rmgr doctor")
-        # Somebody with the same bundle was first and our server may not know it yet; or a new cluster's tree is being made.
+        # A holder of the same bundle was first and our server may not know it yet; or a new cluster's tree is being made.
         coordinator.sync(timeout_s=timeout_s).result(timeout_s + 1)
         if outcome.kind is ConflictKind.NO_NODE:
             time.sleep(0.05)
