@@ -1,8 +1,8 @@
 """Policies that users bring: a FILE.py, an entry point of group `rmgr.policies`, or a pipeline in a FILE.toml.
 
-Which class of a module is its policy: the module's attribute `POLICY` if it has one, else the only class written in that module that has a
+The policy of a module is its attribute `POLICY` if it has one, else the only class written in that module that has a
 method `plan`. It must be a frozen dataclass with a class variable `name` and `plan(self, draft, causes)`; its fields are its parameters
-(`rmgr.sched.parameters`). Names of files and classes mean nothing. What a file does when it is imported is done here, by whoever named it.
+(`rmgr.sched.parameters`). Names of files and classes mean nothing. Importing a file runs it with the rights of the user who named it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ MEND = "mend it, then: rmgr policy check FILE.py; -v shows the whole traceback"
 
 
 def load(name: str, params: Mapping[str, object]) -> Configuration:
-    """What `--policy NAME` means: FILE.toml, FILE.py, a name of the catalogue, or a plug-in's.
+    """Returns the meaning of `--policy NAME`: FILE.toml, FILE.py, a name of the catalogue, or a plug-in's.
 
-    Raises: ConfigError, naming file and line where there are any; parameters of a FILE.toml stand in it, and are refused here.
+    Raises: ConfigError, naming file and line if there are any; parameters of a FILE.toml are in the file, and are refused here.
     """
     if not name.endswith(".toml"):
         found = configured(name, params, find=partial(policy_class, directory=Path()))
@@ -62,9 +62,9 @@ def load(name: str, params: Mapping[str, object]) -> Configuration:
 
 
 def for_calls(name: str, params: Mapping[str, object]) -> Policy:
-    """The policy for calls of this name of the catalogue, of a FILE.py or of a plug-in.
+    """Returns the policy for calls of this name in the catalogue, of a FILE.py or of a plug-in.
 
-    Raises: ConfigError for an unknown name, a file that is none, or a policy that places jobs.
+    Raises: ConfigError for an unknown name, an unusable file, or a policy that places jobs.
     """
     if name in CALL_POLICIES or not (name.endswith(".py") or name in plugins()):
         return call_policy_named(name, params)
@@ -76,7 +76,7 @@ def for_calls(name: str, params: Mapping[str, object]) -> Policy:
 
 
 def recorded(pipelines: Mapping[str, Mapping[str, Any]]) -> Configuration:
-    """The pipelines of a leader's log, each of its partition. Raises: ConfigError for policies that are not here."""
+    """Returns the pipelines of a leader's log, each with its partition. Raises: ConfigError for policies that are missing here."""
     found = [served(tables, partition, find=policy_class) for partition, tables in pipelines.items()]
     return Configuration(
         stages=tuple(stage for one in found for stage in one.stages),
@@ -86,12 +86,12 @@ def recorded(pipelines: Mapping[str, Mapping[str, Any]]) -> Configuration:
 
 
 def is_file(name: str) -> bool:
-    """The name is a file's, not one of the catalogue or of a plug-in."""
+    """Returns whether the name is a file's, not one of the catalogue or of a plug-in."""
     return name.endswith((".py", ".toml"))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The document in a file. Raises: ConfigError naming file and line."""
+    """Returns the document in a file. Raises: ConfigError naming file and line."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -101,7 +101,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def policy_class(name: str, *, directory: Path = Path()) -> type[Any]:
-    """The class of a policy that is not in the catalogue. directory: where a relative FILE.py is looked for. Raises: ConfigError."""
+    """Returns the class of a policy outside the catalogue. directory: base of a relative FILE.py. Raises: ConfigError."""
     if name.endswith(".py"):
         return class_of_file(directory / name)
     found = plugins()
@@ -112,18 +112,18 @@ def policy_class(name: str, *, directory: Path = Path()) -> type[Any]:
             f"{name} is no policy: a policy's file ends with .py, a pipeline's with .toml", hint="rmgr policy list shows names"
         )
     if name in CALL_POLICIES:
-        policy_named(name)  # says what it is for
+        policy_named(name)  # raises, saying what the policy is for
     raise unknown("policy", name, (*POLICIES, *found))
 
 
 def plugins() -> dict[str, EntryPoint]:
-    """Plug-ins by name, in order of name; not loaded. A name of the catalogue stays the catalogue's."""
+    """Returns plug-ins by name, sorted, not loaded. A name of the catalogue stays the catalogue's."""
     found = {point.name: point for point in metadata.entry_points(group=GROUP) if point.name not in POLICIES}
     return dict(sorted(found.items()))
 
 
 def class_of_plugin(point: EntryPoint) -> type[Any]:
-    """Raises: ConfigError when it cannot be loaded, or is no policy."""
+    """Returns the policy class of a plug-in. Raises: ConfigError if it cannot be loaded, or is no policy."""
     whose = f"plug-in {point.name} ({point.value})"
     found = _run(point.load, whose, f"{point.module.rpartition('.')[2]}.py")
     if isinstance(found, ModuleType):
@@ -134,9 +134,9 @@ def class_of_plugin(point: EntryPoint) -> type[Any]:
 
 
 def class_of_file(path: Path) -> type[Any]:
-    """The policy class of a Python file. Raises: ConfigError when it cannot be imported, has none, or several.
+    """Returns the policy class of a Python file. Raises: ConfigError if it cannot be imported, has none, or several.
 
-    A process runs a file once, and again when its bytes have changed; nothing is written beside it.
+    A process runs a file once, and again when its bytes have changed; it writes nothing beside the file.
     """
     absolute = path.absolute()
     try:
@@ -162,7 +162,7 @@ def _execute(source: bytes, path: Path, module: ModuleType) -> None:
 
 
 def _run(load: Callable[[], Any], whose: str, file: str) -> Any:
-    """Runs code of the user's. file: whose lines are told."""
+    """Runs code of the user's. file: the file whose line numbers are reported."""
     try:
         return load()
     except RmgrError as error:
@@ -178,7 +178,7 @@ def _run(load: Callable[[], Any], whose: str, file: str) -> Any:
 
 
 def _policy_of(module: ModuleType, whose: str) -> type[Any]:
-    """The policy class of a module, by the rule above. Raises: ConfigError."""
+    """Returns the policy class of a module, by the rule above. Raises: ConfigError."""
     named = getattr(module, "POLICY", None)
     if named is not None:
         _check(named, f"{whose}: POLICY")
@@ -195,7 +195,7 @@ def _policy_of(module: ModuleType, whose: str) -> type[Any]:
 
 
 def _check(kind: object, whose: str) -> None:
-    """Raises: ConfigError unless it is the class of a policy."""
+    """Raises: ConfigError unless `kind` is the class of a policy."""
     if not isinstance(kind, type):
         raise ConfigError(f"{whose} is no class, but {type(kind).__name__}", hint=RULE)
     told = f"{whose}: class {kind.__name__}"
@@ -218,7 +218,7 @@ def _check(kind: object, whose: str) -> None:
 
 
 def _line(kind: type) -> int:
-    """Where a class begins; 0 when nobody knows."""
+    """Returns the line where a class begins; 0 if unknown."""
     try:
         return inspect.getsourcelines(kind)[1]
     except (OSError, TypeError):

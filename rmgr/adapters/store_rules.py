@@ -1,4 +1,4 @@
-"""Checks that every data store makes alike: keys, sizes, pieces and hashes."""
+"""Checks that every data store makes in the same way: keys, sizes, pieces and hashes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rmgr.model.base.units import format_duration
 CHUNK_BYTES = 512 * 1024
 #: Largest key (bytes of UTF-8).
 MAX_KEY_BYTES = 1024
-#: What even a slow store takes and gives of a large value in a second (bytes).
+#: Bytes per second of a large value that even a slow store reads or writes.
 SLOWEST_BYTES_S = 16 * 2**20
 
 
 def patience_s(size: int) -> float:
-    """How much longer a call may take for a value of `size` bytes."""
+    """Returns the extra time (s) that a call may take for a value of `size` bytes."""
     return size / SLOWEST_BYTES_S
 
 
@@ -34,20 +34,20 @@ class CallDeadline:
         self.at = time.monotonic() + timeout_s
 
     def left_s(self) -> float:
-        """Seconds left, never negative."""
+        """Returns the seconds left, never negative."""
         return max(0.0, self.at - time.monotonic())
 
     def passed(self) -> bool:
-        """True when no time is left."""
+        """Returns whether no time is left."""
         return time.monotonic() >= self.at
 
     def allow(self, size: int) -> None:
-        """So many bytes of a value come, or go: the call has so much more time."""
+        """Extends the deadline for `size` more bytes of a value."""
         self.at += size / SLOWEST_BYTES_S
         self.timeout_s += size / SLOWEST_BYTES_S
 
     def check(self, doing: str) -> None:
-        """Raises `StoreUnavailable` when no time is left; `doing` completes "the store did not ... within 5 s"."""
+        """Raises `StoreUnavailable` if no time is left; `doing` completes "the store did not ... within 5 s"."""
         if self.passed():
             raise StoreUnavailable(
                 f"the store did not {doing} within {format_duration(self.timeout_s)}", hint="try again; `rmgr doctor` tells what is wrong"
@@ -87,7 +87,7 @@ def check_limit(limit: int) -> int:
 
 
 def check_size(key: str, size: int, largest: int | None = None) -> None:
-    """Raises `ValueTooLarge` over 5 GiB, or over the bound of whoever reads."""
+    """Raises `ValueTooLarge` over 5 GiB, or over the reader's own limit."""
     if largest is not None and size > largest:
         raise ValueTooLarge(f"the value of {key!r} has {size:,} bytes, and no more than {largest:,} are wanted")
     if size > MAX_VALUE_BYTES:
@@ -98,7 +98,7 @@ def check_size(key: str, size: int, largest: int | None = None) -> None:
 
 
 def expiry_ms(ttl_s: float | None) -> int | None:
-    """Wall-clock time (ms) at which a value written now with `ttl_s` is gone; None: never."""
+    """Returns the wall-clock time (ms) at which a value written now with `ttl_s` expires; None: never."""
     if ttl_s is None:
         return None
     if ttl_s <= 0:
@@ -107,7 +107,7 @@ def expiry_ms(ttl_s: float | None) -> int | None:
 
 
 def now_ms() -> int:
-    """Wall-clock time in ms, for expiry only."""
+    """Returns the wall-clock time in ms, for expiry only."""
     return int(time.time() * 1000)
 
 
@@ -137,7 +137,7 @@ def pieces(key: str, value: Iterable[bytes | memoryview], size: int) -> Iterator
 
 
 def cut(key: str, value: bytes | Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
-    """A value in pieces of `size` bytes, whole or as it comes. Raises: as `pieces`."""
+    """Yields a value in pieces of `size` bytes, whole or as it comes. Raises: as `pieces`."""
     if isinstance(value, str):
         raise UsageError(f"the value of {key!r} must be bytes, not text; encode it first")
     if not isinstance(value, bytes | bytearray | memoryview):
@@ -154,35 +154,35 @@ def verify(key: str, value: bytes, size: int, digest: bytes) -> bytes:
     return value
 
 
-# How encoding and note stand in one column: "raw", or "raw <note in base64>". Who knows no notes refuses the second, and none is
-# written before everybody knows them.
+# Encoding and note share one column: "raw", or "raw <note in base64>". A release that knows no notes refuses the second form, and
+# none is written before every process knows it.
 
 
 def marked(encoding: Encoding, note: Note, digest: bytes) -> str:
-    """The column of a value with that SHA-256. Raises: what `note` raises."""
+    """Returns the column of a value with that SHA-256. Raises: errors of `note`."""
     made = note if isinstance(note, bytes) else note(digest)
     return f"{encoding.value} {base64.b64encode(made).decode('ascii')}" if made else encoding.value
 
 
 def about_of(size: int, column: str, digest: bytes) -> About:
-    """What a manifest says."""
+    """Returns the contents of a manifest."""
     encoding, _, note = column.partition(" ")
     return About(size, Encoding(encoding), digest, base64.b64decode(note) if note else b"")
 
 
 def notes_of(rows: Sequence[object], notes: Sequence[bytes]) -> Sequence[bytes]:
-    """One for each row. Raises UsageError."""
+    """Returns one note for each row. Raises UsageError."""
     if notes and len(notes) != len(rows):
         raise UsageError(f"{len(notes)} notes for {len(rows)} rows")
     return notes or (b"",) * len(rows)
 
 
 def data_lost(key: str, what: str) -> DataLost:
-    """The error for a value that is there but cannot be trusted."""
+    """Returns the error for a value that exists but cannot be trusted."""
     return DataLost(f"the stored value of {key!r} is damaged: {what}", hint="run the task that made it again, or put the value again")
 
 
 def key_exists(keys: list[str]) -> KeyExists:
-    """The error for keys that were to be new and are not."""
+    """Returns the error for keys that should be new but exist."""
     shown = ", ".join(repr(key) for key in keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
     return KeyExists(f"already in the store: {shown}", hint="choose another key, delete it first, or say overwrite=True")

@@ -1,4 +1,4 @@
-"""Opening a data store by its URL: the one place that knows which adapters there are."""
+"""Opens a data store by its URL: the one place that knows the available adapters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_store(url: str, *, create: bool = True, **options: Any) -> Store:
     Args:
         url: `sqlite:PATH` (also `sqlite:///PATH`); or `cassandra://host1,host2/keyspace?...` (`cassandra/url.py`), which
             connects in the background.
-        create: make a SQLite file that does not exist; False for those who only use a store.
+        create: make a SQLite file that does not exist; False for processes that only use a store.
         options: keyword arguments of the adapter.
     Raises: `UsageError` for a URL that no adapter understands; `StoreUnavailable` from the adapter.
     """
@@ -63,6 +63,6 @@ _OPENERS: dict[str, Callable[[str, bool, dict[str, Any]], Store]] = {"sqlite": _
 
 
 def shown(url: str) -> dict[str, object]:
-    """Kind and place of a store, for people, without the options that name files of keys; passwords no URL may hold (`check_url`)."""
+    """Returns a store's kind and place for people, without the options that name key files; passwords are never in a URL (`check_url`)."""
     kind = url.partition(":")[0]
     return {"kind": kind, "url": url.partition("?")[0] if kind == "cassandra" else url}

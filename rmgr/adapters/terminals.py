@@ -1,11 +1,11 @@
-"""Terminals: a person's keys to a command on a node, and what it shows back, directly or through a gateway.
+"""Terminals: carry a person's keystrokes to a command on a node and its output back, directly or through a gateway.
 
-The way through a gateway leads to the gRPC port of the node, for the keys are no gateway's business:
+The way through a gateway leads to the gRPC port of the node, because a gateway must not see the keystrokes:
 
     gRPC here --socket--> Tunnel --gRPC Open--> gateway (Tunnels) --TCP--> gRPC of the Starter
 
 The connection has its own TLS from end to end: the Starter sees the certificate of the person, not of the gateway, and a
-gateway that was broken into can neither read nor type. Nothing is kept on the way: each end takes as much as the next one has taken.
+compromised gateway can neither read nor type. Nothing is stored on the way: each stage reads only as fast as the next one takes.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ MAX_TUNNELS = 50
 _CHUNK = 64 * 1024
 _DIAL_S = 5.0
 _LOOK_S = 0.2
-#: Names of sockets are at most about 100 bytes long.
+#: Paths of sockets may have at most about 100 bytes.
 _LONGEST_PLACE = 70
 
 
 class Tunnels:
-    """The servicer of `rmgr.v1.Tunnel` in a gateway. Connects to what `forwarder` says is a node of the cluster, and nothing else."""
+    """The servicer of `rmgr.v1.Tunnel` in a gateway. Connects only to endpoints that `forwarder` knows as nodes of the cluster."""
 
     def __init__(self, forwarder: Forwarder, *, most: int = MAX_TUNNELS, bounds: Bounds | None = None) -> None:
         self._forwarder = forwarder
@@ -53,7 +53,7 @@ class Tunnels:
 
     @property
     def handler(self) -> Any:
-        """For `RpcServer.add_generic`."""
+        """Handler for `RpcServer.add_generic`."""
         return grpc.method_handlers_generic_handler(
             "rmgr.v1.Tunnel",
             {
@@ -97,7 +97,7 @@ def _dial(endpoint: str, context: grpc.ServicerContext) -> _Link:
 
 
 def _feed(requests: Iterator[Any], link: _Link) -> None:
-    """What the asking side sends, until it says no more or the call is over."""
+    """Passes on what the caller sends, until it ends or the call is over."""
     try:
         with contextlib.suppress(grpc.RpcError, OSError):
             for request in requests:
@@ -108,7 +108,7 @@ def _feed(requests: Iterator[Any], link: _Link) -> None:
 
 
 class _Link:
-    """A socket that two threads use: one reads, one writes, and it is closed when both have let go of it."""
+    """A socket shared by two threads: one reads, one writes, and it is closed when both have let go of it."""
 
     def __init__(self, link: socket.socket) -> None:
         link.settimeout(None)
@@ -119,11 +119,11 @@ class _Link:
         self._users = 2
 
     def send(self, data: bytes) -> None:
-        """Waits until it is taken. Raises: OSError."""
+        """Waits until the data are taken. Raises: OSError."""
         self._link.sendall(data)
 
     def pieces(self) -> Iterator[bytes]:
-        """What arrives, until the other end is gone."""
+        """Yields data that arrive, until the other end is gone."""
         with contextlib.suppress(OSError):
             while data := self._link.recv(_CHUNK):
                 yield data
@@ -139,7 +139,7 @@ class _Link:
                 self._link.shutdown(socket.SHUT_RDWR)
 
     def let_go(self) -> None:
-        """Once for each of the two."""
+        """Releases the socket; to be called once by each of the two threads."""
         with self._lock:
             self._users -= 1
             if not self._users:
@@ -147,13 +147,13 @@ class _Link:
 
 
 class Tunnel:
-    """The asking end: one connection to `target` comes out at `endpoint`.
+    """The caller's end: one connection to `target` comes out at `endpoint`.
 
     Args:
-        via: the gateway. credentials: who we are, None in an open cluster.
+        via: the gateway. credentials: this client's, None in an open cluster.
     Attributes:
-        target: for gRPC; a socket in a private directory, gone with its first connection.
-        refusal: why the gateway ended it, None while it did not.
+        target: for gRPC; a socket in a private directory, removed after its first connection.
+        refusal: why the gateway ended the tunnel, else None.
     """
 
     def __init__(self, via: str, endpoint: str, *, credentials: Credentials | None = None) -> None:
@@ -202,7 +202,7 @@ class Tunnel:
         except grpc.RpcError as error:
             self.refusal = self._told(error)
         except (OSError, ValueError):
-            pass  # nobody is here any more
+            pass  # the caller is gone
         finally:
             link.end()
             if call is not None:
@@ -210,7 +210,7 @@ class Tunnel:
             link.let_go()
 
     def _accept(self) -> socket.socket | None:
-        self._door.settimeout(_LOOK_S)  # not everywhere somebody who waits hears of its end
+        self._door.settimeout(_LOOK_S)  # on some systems a waiting thread does not notice that the socket was closed
         try:
             while not self._closed:
                 with contextlib.suppress(TimeoutError):
@@ -232,7 +232,7 @@ class Tunnel:
 
 
 def _sent(link: _Link) -> Iterable[Any]:
-    """The messages of what is written here; on a thread of gRPC, which may never begin."""
+    """Yields messages with the data written here; on a thread of gRPC, which may never start."""
     try:
         for data in link.pieces():
             yield tunnel_pb2.TunnelBytes(data=data)
@@ -247,11 +247,11 @@ class TerminalAnswers(Protocol):
     """Implemented by the Starter; called on threads of the server."""
 
     def attach(self, submission: int, index: int, *, caller: Caller) -> RanksLink:
-        """The terminal of a command that runs here. Raises: NotFound, PermissionDenied, Unavailable while it is not there yet."""
+        """Returns the terminal of a command that runs here. Raises: NotFound, PermissionDenied, Unavailable while it does not exist yet."""
 
 
 def handler_of(answers: TerminalAnswers) -> Any:
-    """For `RpcServer.add_generic`."""
+    """Returns the service for `RpcServer.add_generic`."""
 
     def attach(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         first = next(requests, None)
@@ -277,7 +277,7 @@ def handler_of(answers: TerminalAnswers) -> Any:
 
 
 class TerminalClient:
-    """A channel to the Starter of one node. via: a gateway that passes its bytes on, "" = none."""
+    """A channel to the Starter of one node. via: a gateway that forwards its bytes, "" = none."""
 
     def __init__(self, endpoint: str, *, via: str = "", credentials: Credentials | None = None) -> None:
         self._endpoint = endpoint
@@ -286,9 +286,9 @@ class TerminalClient:
         self._channel = open_channel(target, credentials, Role.STARTER, OPTIONS)
 
     def attach(self, submission: int, index: int, sent: Iterator[bytes]) -> Iterator[bytes]:
-        """What the command shows, until it has ended or `close`.
+        """Yields the command's output, until it has ended or `close`.
 
-        Iterating raises: NotFound, PermissionDenied, Unavailable; of a gateway also QueueFull, VersionMismatch.
+        Iterating raises: NotFound, PermissionDenied, Unavailable; with a gateway also QueueFull, VersionMismatch.
         """
 
         def chunks() -> Iterator[Any]:
@@ -304,7 +304,7 @@ class TerminalClient:
             raise refusal or rebuild(error, self._endpoint) from None
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the channel and the tunnel. Idempotent."""
         self._channel.close()
         if self._tunnel is not None:
             self._tunnel.close()

@@ -715,7 +715,7 @@ class Guard:
         while self._sleep():
             try:
                 again_s = self._look()
-            except Exception:  # noqa: BLE001 - without its guard no operation of this client would have a deadline
+            except Exception:  # noqa: BLE001 - without its guard, no operation of this client would have a deadline
                 _LOG.exception("zookeeper_guard_raised")
                 again_s = self._clock()
             if again_s is not None:
