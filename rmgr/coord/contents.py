@@ -1,14 +1,14 @@
-"""Rows of the data store that are named by what they hold (functions, modules, files): how long each is kept. Pure.
+"""Rows of the data store that are named by their content (functions, modules, files), and how long each is kept. Pure.
 
-Several submissions may need one row, so none of them owns it. Its note is a mark: when somebody made sure that it is there.
+Several submissions may need one row, so none of them owns it. Its note is a mark: the time when a client last confirmed it.
 
-    who needs a row                 puts it where it is missing, and again where its mark is older than `RENEW_S`
-    the leader                      removes one whose mark is older than `KEPT_S`, unless a submission that is there may need it
+    a client that needs a row       puts it if it is missing, and again if its mark is older than `RENEW_S`
+    the leader                      removes a row whose mark is older than `KEPT_S`, unless an existing submission may need it
 
-A process may go on with what it made sure of for `TRUSTED_S`. So what a submission needs was marked at most `RENEW_S + TRUSTED_S` before
-the submission was made, or before the task was added that calls it. Modules, scripts, uploads and initializers are named by records.
-A function is named by blocks, too, which nobody looks through: no row of one goes that is old enough for a Python submission that is there.
-What was put and never submitted, because its client died, goes like all else.
+A process may rely on a confirmed row for `TRUSTED_S`. So what a submission needs was marked at most `RENEW_S + TRUSTED_S` before
+the submission was made, or before the task that calls it was added. Records name modules, scripts, uploads and initializers.
+A function is also named by blocks, which are not searched: a function's row stays if it is young enough for some existing Python
+submission. Rows that were put and never submitted, because their client died, go like all others.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from rmgr.coord.protocol import keys
 from rmgr.model.tasks.submission import Submission, Work
 
 _DAY_S = 86_400
-#: A mark older than this is renewed by whoever needs the row.
+#: Age of a mark at which a client that needs the row renews it.
 RENEW_S = 30 * _DAY_S
-#: How long a process trusts that a row is still there.
+#: How long a process relies on a confirmed row.
 TRUSTED_S = _DAY_S
-#: A row with an older mark goes: none that was signed with it, and was submitted late, can be run any more.
+#: Age of a mark at which its row goes: signatures that need it, even if submitted late, have expired.
 KEPT_S = 2 * RENEW_S
-#: How far clocks may be apart.
+#: How far clocks may differ.
 _APART_S = _DAY_S
 _MOST_DIGITS = 12
 
 
 def mark(now_s: float) -> bytes:
-    """The note of a row that is put, or made sure of, now (wall clock)."""
+    """Returns the note of a row that is put, or confirmed, now (wall clock)."""
     return b"%d" % int(now_s)
 
 
 def marked_s(note: bytes) -> int | None:
-    """When a row was marked; None: never."""
+    """Returns when a row was marked, None if never."""
     return int(note) if note.isdigit() and len(note) <= _MOST_DIGITS else None
 
 
 def is_fresh(note: bytes, now_s: float) -> bool:
-    """Who needs the row may leave it as it is."""
+    """Returns whether a client that needs the row may leave it as it is."""
     at_s = marked_s(note)
     return at_s is not None and now_s - RENEW_S < at_s < now_s + _APART_S
 
 
 def is_marked(note: bytes, now_s: float) -> bool:
-    """It says when, and not in the future: otherwise nobody would ever remove its row."""
+    """Returns whether the note has a time that is not in the future: otherwise the row would never be removed."""
     at_s = marked_s(note)
     return at_s is not None and at_s < now_s + _APART_S
 
 
 def is_old(note: bytes, now_s: float) -> bool:
-    """Its row goes, unless a submission that is there may need it."""
+    """Returns whether the row may go, unless an existing submission may need it."""
     at_s = marked_s(note)
     return at_s is not None and at_s < now_s - KEPT_S
 
 
 def named_by(record: Submission) -> set[str]:
-    """Keys of the rows that a record names."""
+    """Returns the keys of the rows that a record names."""
     found = {keys.function(record.function)} if record.function else set()
     if (python := record.python) is not None:
         found.update(map(keys.module, python.modules))
@@ -76,14 +76,14 @@ def named_by(record: Submission) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the submissions that are there may need. oldest_s: when the oldest Python submission of them was made (wall clock)."""
+    """What existing submissions may need. oldest_s: when the oldest Python submission of them was made (wall clock)."""
 
     named: frozenset[str]
     oldest_s: float
 
     @classmethod
     def of(cls, records: Iterable[Submission], now_s: float) -> Needs:
-        """Cost: 3 us a record."""
+        """Collects the needs of `records`. Cost: 3 us per record."""
         named: set[str] = set()
         oldest_s = now_s
         for record in records:
@@ -93,7 +93,7 @@ class Needs:
         return cls(frozenset(named), oldest_s)
 
     def may_name(self, key: str, note: bytes) -> bool:
-        """One of them may need the row with this mark."""
+        """Returns whether one of them may need the row with this mark."""
         if key in self.named:
             return True
         at_s = marked_s(note)

@@ -1,6 +1,6 @@
-"""Rules of `coord/validity.py`: what may stand in one field, each a function from a value to its fault. Pure.
+"""Rules of `coord/validity.py`: the values that one field may have. Each rule is a function from a value to its fault. Pure.
 
-A rule answers None, or a `FieldFault`: where inside the value, what was found there, what may stand there. Rules are strict about types
+A rule returns None or a `FieldFault`: the place inside the value, the value found there, and what is allowed. Rules are strict about types
 (True is no number), because a record may be built by hand; they never raise, whatever they are given.
 """
 
@@ -19,17 +19,17 @@ from msgspec import UNSET, UnsetType
 
 from rmgr.model.tasks.submission import MAX_PATH_BYTES, MAX_STEP_BYTES, path_fault
 
-#: Characters of a value that an error shows.
+#: Most characters of a value in an error.
 _SHOWN = 60
-#: Types of defaults that nobody can change, and what no field holds.
+#: Types of immutable defaults; and a value that no field has.
 _FIXED, _NOWHERE = (int, str, bytes, Enum, UnsetType, type(None)), object()
-#: Values below one another in what a newer release wrote into a record, and how many in all.
+#: Most nesting, and most values, of fields that a newer release wrote into a record.
 _DEPTH, _ITEMS = 8, 1000
 
 
 @dataclass(frozen=True, slots=True)
 class FieldFault:
-    """path: of the field below the record (`command.argv[3]`). value: what stands there. what: may stand there."""
+    """path: of the field below the record (`command.argv[3]`). value: found there. what: is allowed there."""
 
     path: str
     value: object
@@ -40,7 +40,7 @@ Rule: TypeAlias = Callable[[Any], FieldFault | None]
 
 
 def shown(value: object) -> str:
-    """A value as an error names it: short, and in one line, however large it is."""
+    """Returns a value for an error: short and in one line, however large it is."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, str | bytes) and len(value) > _SHOWN:
@@ -52,13 +52,13 @@ def shown(value: object) -> str:
 
 
 def at(path: str, fault: FieldFault) -> FieldFault:
-    """The same fault, seen from above: `path` leads to where it was found."""
+    """Returns the same fault with `path` in front of its own path."""
     join = "" if not fault.path or fault.path.startswith("[") else "."
     return FieldFault(f"{path}{join}{fault.path}", fault.value, fault.what)
 
 
 def whole(least: int, most: int) -> Rule:
-    """A whole number in a range."""
+    """Allows an integer in a range."""
     what = f"a whole number from {least} to {most}"
 
     def rule(value: Any) -> FieldFault | None:
@@ -68,7 +68,7 @@ def whole(least: int, most: int) -> Rule:
 
 
 def real(least: float, most: float) -> Rule:
-    """A number in a range, never NaN."""
+    """Allows a number in a range, never NaN."""
     what = f"a number from {least:g} to {most:g}"
 
     def rule(value: Any) -> FieldFault | None:
@@ -78,18 +78,18 @@ def real(least: float, most: float) -> Rule:
 
 
 def flag(value: Any) -> FieldFault | None:
-    """True or false."""
+    """Allows True and False."""
     return None if type(value) is bool else FieldFault("", value, "true or false")
 
 
 def text(most: int, least: int = 0) -> Rule:
-    """Any characters but NUL and surrogates, which neither a file name nor a store's key can have."""
+    """Allows all characters but NUL and surrogates, which neither file names nor a store's keys can have."""
     what = f"text of {least} to {most} characters without NUL"
 
     def rule(value: Any) -> FieldFault | None:
         if not isinstance(value, str) or not least <= len(value) <= most or "\0" in value:
             return FieldFault("", value, what)
-        if not value.isascii() and not value.isprintable():  # surrogates are not printable, nor is most of what is to be looked at
+        if not value.isascii() and not value.isprintable():  # surrogates are not printable; few other texts need the test
             try:
                 value.encode()
             except UnicodeEncodeError:
@@ -100,7 +100,7 @@ def text(most: int, least: int = 0) -> Rule:
 
 
 def file_name(least: int = 0) -> Rule:
-    """A name that a file can have, of at least so many characters."""
+    """Allows a name that a file can have, of at least `least` characters."""
     what = f"a file name of {least} to {MAX_PATH_BYTES} bytes, {MAX_STEP_BYTES} between two '/', in UTF-8 without NUL"
 
     def rule(value: Any) -> FieldFault | None:
@@ -111,7 +111,7 @@ def file_name(least: int = 0) -> Rule:
 
 
 def words(pattern: str, what: str) -> Rule:
-    """Text that matches a pattern as a whole; digits are 0-9 alone."""
+    """Allows text that matches a pattern as a whole; digits are only 0-9."""
     match = re.compile(pattern, re.ASCII).fullmatch
 
     def rule(value: Any) -> FieldFault | None:
@@ -121,7 +121,7 @@ def words(pattern: str, what: str) -> Rule:
 
 
 def blob(most: int, least: int = 0) -> Rule:
-    """Bytes."""
+    """Allows bytes."""
     what = f"{least} to {most} bytes"
 
     def rule(value: Any) -> FieldFault | None:
@@ -131,7 +131,7 @@ def blob(most: int, least: int = 0) -> Rule:
 
 
 def member(kind: type[Enum], *some: Enum) -> Rule:
-    """A value of an enum; one of `some` where they are given."""
+    """Allows a value of an enum, or only those in `some`."""
     allowed = frozenset(some or kind)
     what = f"one of {', '.join(sorted(str(item.value) or repr('') for item in allowed))}"
 
@@ -142,7 +142,7 @@ def member(kind: type[Enum], *some: Enum) -> Rule:
 
 
 def one_of(*allowed: object) -> Rule:
-    """One of these."""
+    """Allows these values."""
     what = f"one of {', '.join(map(repr, allowed))}"
 
     def rule(value: Any) -> FieldFault | None:
@@ -152,7 +152,7 @@ def one_of(*allowed: object) -> Rule:
 
 
 def optional(inner: Rule, empty: object = None) -> Rule:
-    """`empty`, or what `inner` allows."""
+    """Allows `empty`, and what `inner` allows."""
 
     def rule(value: Any) -> FieldFault | None:
         return None if value is empty or (type(value) is type(empty) and value == empty) else inner(value)
@@ -161,7 +161,7 @@ def optional(inner: Rule, empty: object = None) -> Rule:
 
 
 def many(inner: Rule, most: int, least: int = 0) -> Rule:
-    """A tuple of so many, each as `inner` allows."""
+    """Allows a tuple with `least` to `most` items, each as `inner` allows."""
     what = f"{least} to {most} items"
 
     def rule(value: Any) -> FieldFault | None:
@@ -176,7 +176,7 @@ def many(inner: Rule, most: int, least: int = 0) -> Rule:
 
 
 def blobs(most_bytes: int, most: int) -> Rule:
-    """`many(blob(most_bytes), most)`, which passes the arguments of 256 tasks in a fifth of its time."""
+    """Like `many(blob(most_bytes), most)`, but five times as fast for the arguments of 256 tasks."""
     each = many(blob(most_bytes), most)
 
     def rule(value: Any) -> FieldFault | None:
@@ -187,7 +187,7 @@ def blobs(most_bytes: int, most: int) -> Rule:
 
 
 def row(*inner: Rule) -> Rule:
-    """A tuple of exactly these."""
+    """Allows a tuple of exactly these."""
     what = f"{len(inner)} items"
 
     def rule(value: Any) -> FieldFault | None:
@@ -202,7 +202,7 @@ def row(*inner: Rule) -> Rule:
 
 
 def mapping(key: Rule, value: Rule, most: int) -> Rule:
-    """A dictionary of at most so many entries."""
+    """Allows a dictionary with at most `most` entries."""
     what = f"at most {most} entries"
 
     def rule(found: Any) -> FieldFault | None:
@@ -218,7 +218,7 @@ def mapping(key: Rule, value: Rule, most: int) -> Rule:
 
 
 def extra(value: Any) -> FieldFault | None:
-    """What a newer release wrote (`model/base/version.py`): any JSON that every release can write again."""
+    """Allows what a newer release wrote (`model/base/version.py`): any JSON that every release can write again."""
     if value is UNSET:
         return None
     left, level = _ITEMS, [value]
@@ -242,10 +242,10 @@ def extra(value: Any) -> FieldFault | None:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The fields of one kind of record as they are asked: column by column.
+    """The fields of one kind of record in columns, as they are checked.
 
-    values: a record -> its fields, in order. usual: the default of each, where its rule allows it and nobody can change it: most
-    fields of most records hold theirs, and a comparison of identities costs a tenth of a rule.
+    values: a record -> its fields, in order. usual: the default of each field if it is immutable and its rule allows it. Most
+    fields of most records have their default, and comparing identities costs a tenth of a rule.
     """
 
     values: Callable[[object], tuple[object, ...]]
@@ -266,7 +266,7 @@ class _Asked:
 
 
 class Rulebook:
-    """The rules of records: field by field, and of all fields together. everywhere: of fields that mean the same in every record."""
+    """The rules of records: field by field, and of all fields together. everywhere: of fields with the same meaning in every record."""
 
     def __init__(self, **everywhere: Rule) -> None:
         self._everywhere = everywhere
@@ -275,17 +275,17 @@ class Rulebook:
         self._asked: dict[type, _Asked] = {}
 
     def add(self, kind: type, /, *together: Rule, **fields: Rule) -> None:
-        """Rules of a record. together: of the record as a whole, asked when each field alone is well."""
+        """Adds rules of a record. together: of the whole record, checked once each field alone is valid."""
         common = {name: rule for name, rule in self._everywhere.items() if hasattr(kind, name)}
         self._fields[kind] = (*common.items(), *fields.items())
         self._wholes[kind] = together
 
     def kinds(self) -> dict[type, frozenset[str]]:
-        """Records that have rules, and the fields of each that have one."""
+        """Returns the records that have rules, and the fields of each with a rule."""
         return {kind: frozenset(name for name, _ in rules) for kind, rules in self._fields.items()}
 
     def of(self, kind: type) -> Rule:
-        """A record of that kind."""
+        """Allows a valid record of that kind."""
 
         def rule(value: Any) -> FieldFault | None:
             return self.fault(value) if isinstance(value, kind) else FieldFault("", value, f"a {kind.__name__}")
@@ -293,11 +293,11 @@ class Rulebook:
         return rule
 
     def knows(self, record: object) -> bool:
-        """There are rules for it."""
+        """Returns whether there are rules for the record."""
         return self._kind(record) is not None
 
     def fault(self, record: object) -> FieldFault | None:
-        """The first field that is not as its rule says. Cost: 0.02 us a field that holds its default, 0.05-0.2 us another plain one."""
+        """Returns the first faulty field. Cost: 0.02 us per field with its default, 0.05-0.2 us per other plain field."""
         kind = type(record) if type(record) in self._fields else self._kind(record)
         if kind is None:
             return FieldFault("", record, "a record that rmgr writes")
@@ -314,9 +314,9 @@ class Rulebook:
         return None
 
     def _kind(self, record: object) -> type | None:
-        """Its class or the one that it was made from (a block with what a newer release wrote)."""
+        """Returns the record's class, or a base with rules (for a block with fields of a newer release)."""
         return next((kind for kind in type(record).__mro__ if kind in self._fields), None)
 
 
-#: Filled by `validity.py` and `validity.py`.
+#: Filled by `validity.py`.
 BOOK = Rulebook(format=whole(1, 1), newer=extra)

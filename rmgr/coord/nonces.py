@@ -1,19 +1,19 @@
-"""Nonces: what a user signs in place of a number, and what of it can be run. Pure.
+"""Nonces: what a user signs in place of a number, and which signed work may run. Pure.
 
-    /nonces/<time of signing>.<sha256 of user, nonce>     the submission's number; its version: 0 = it goes on, else it has ended
+    /nonces/<time of signing>.<sha256 of user, nonce>     the submission's number; version 0 = it goes on, else it has ended
 
-Who signs a submission draws a nonce, and says when: both are in its record, and in all that is signed of it (`coord/seal.py`).
-SUBMIT makes the znode together with the record, in one transaction, and the leader changes it together with CLOSE. A Starter runs what
-was signed only if
+A user who signs a submission draws a nonce and names the time; both are in its record and in all that is signed of it
+(`coord/seal.py`). SUBMIT makes the znode together with the record, in one transaction, and the leader changes it together with CLOSE. A
+Starter runs signed work only if
 
-    the znode names the record's number               one submission for a nonce: its name is the nonce's
-    both were made by one transaction                 a record that somebody puts back was made later than the znode
-    nobody has changed it                             only an end changes it, whoever may write there: versions only grow
-    it was made within `WINDOW_S` of the signing      by the clock of ZooKeeper's leader, which nobody forges
+    the znode names the record's number               one submission per nonce: the znode is named after it
+    both were made by one transaction                 a record that was put back later is newer than the znode
+    the znode is unchanged                            only an end changes it, whoever may write there: versions only grow
+    it was made within `WINDOW_S` of the signing      by the clock of ZooKeeper's leader, which nobody can forge
 
-So the znode need not stand for as long as signatures are valid (30 days): when the window is over its name can be made again, but too
-late. Leaders alone delete it, after `KEPT_S` and not before the record has gone; they know the time from its name, which is another
-name for another time: what somebody writes into a record deletes nothing too early.
+So the znode need not stay as long as signatures are valid (30 days): after the window its name can be made again, but too
+late. Only leaders delete it, after `KEPT_S` and not before the record is gone. They know the time from its name; another time is
+another name, so nothing written into a record makes them delete a znode too early.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.model.base.units import format_duration, utc
 from rmgr.model.tasks.submission import Submission
 
-#: So long after the signing, or before it (a clock may be wrong), SUBMIT counts.
+#: How far SUBMIT may be from the time of signing, on either side, because clocks differ (s).
 WINDOW_S = 3600
-#: How long after the signing the znode stands, whatever became of its submission: the clocks of ZooKeeper's servers differ by less.
+#: How long after the signing the znode stays, whatever became of its submission (s): clocks of ZooKeeper's servers differ by less.
 KEPT_S = WINDOW_S + 600
 
 
 def place_of(record: Submission) -> str:
-    """The znode of a record's nonce. Cost: 2 us."""
+    """Returns the znode of a record's nonce. Cost: 2 us."""
     return paths.nonce(record.user, record.nonce, record.signed_s)
 
 
 def end_of(record: Submission) -> Set:
-    """The operation that says, together with CLOSE, that the submission has ended. It conflicts where that was said before."""
+    """Returns the operation that marks the submission as ended, together with CLOSE. It conflicts if that was done before."""
     return Set(place_of(record), encode_record(record.id), 0)
 
 
 def fault(record: Submission, czxid: int, found: Stamped | None) -> str:
-    """Why `record` is not that of a submission that goes on, "" = it is.
+    """Returns why `record` is not that of a submission that goes on, "" if it is.
 
     Args:
-        czxid: transaction that made the record. found: what stands at `place_of(record)`.
+        czxid: transaction that made the record. found: the znode at `place_of(record)`.
     """
     if not record.nonce:
         return "its record names no nonce"
@@ -58,7 +58,7 @@ def fault(record: Submission, czxid: int, found: Stamped | None) -> str:
 
 
 def untimely(record: Submission, made_s: float, whose: str) -> str:
-    """Why what was signed with the record cannot run, made (submitted) at `made_s` by the clock of `whose`; "" = it can."""
+    """Returns why work signed with the record cannot run if submitted at `made_s` by the clock of `whose`; "" if it can."""
     if abs(made_s - record.signed_s) <= WINDOW_S:
         return ""
     signed, made = (utc(round(at_s * 1e6)) for at_s in (record.signed_s, made_s))
@@ -67,6 +67,6 @@ def untimely(record: Submission, made_s: float, whose: str) -> str:
 
 
 def is_over(name: str, now_s: float) -> bool:
-    """Nothing that was signed under the name of a nonce's znode could be submitted now, nor is anything kept of its window."""
+    """Returns whether a nonce's znode of this name is outdated: nothing signed under it could be submitted now."""
     signed_s = paths.signed_at(name)
     return signed_s is None or not now_s - KEPT_S <= signed_s <= now_s + KEPT_S

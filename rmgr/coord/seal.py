@@ -1,47 +1,47 @@
-"""Builds the statements that are signed of work and of results, and receivers recompute. Pure: bytes in, bytes out.
+"""Builds the signed statements about work and results, which receivers recompute. Pure: bytes in, bytes out.
 
 A Submitter signs each block that it makes: a *statement* of everything that makes code run or limits it,
 
-    where     format, cluster id, first index and count of the block as it was signed; of which submission says the nonce in its record,
-              in place of the number: that is given later (`coord/nonces.py`)
+    where     format, cluster id, first index and count of the block as signed; the submission by the nonce in its record,
+              in place of its number, which is assigned later (`coord/nonces.py`)
     who       the user, who must be the holder of the signing key
-    limits    not-after (the signature is too old to start anything), resubmit, retries
+    limits    not-after (from then on the signature starts nothing), resubmit, retries
     what      function hash, keyed, serial, and `spec_digest` of the submission's record: command, script hash, arguments,
               environment, working directory, uploads, input and output files, standard input, Python environment (modules,
               initializer, sys.path, interpreter), cores, memory, time limit, features, name, dependencies, nonce, time of signing, ...
-              (as it was sent: an amendment has a signature of its own, `amendment_statement`)
-    with      the arguments of every task and which index each belongs to
+              (as sent: an amendment has a signature of its own, `amendment_statement`)
+    with      the arguments of every task and the index of each
 
-and everything that it names by SHA-256 is hashed again by who fetched it. Outside are the fields of `RECORD_UNSIGNED`,
-`BLOCK_UNSIGNED` and `KEY_UNSIGNED`, each with the reason; a test enumerates all fields, so that a new one must be put on one
+The receiver hashes again everything that the statement names by SHA-256. Not signed are the fields of `RECORD_UNSIGNED`,
+`BLOCK_UNSIGNED` and `KEY_UNSIGNED`, each with the reason; a test enumerates all fields, so a new one must be put on one
 side. Cores and memory in a block's name are compared with the record.
 
-Blocks are cut (claimed in part, split, tried again in halves) by processes without the user's key. So arguments are signed
-as the root of a hash tree: leaves are the arguments, sixteen leaves make a group, the groups make the root. The part
-keeps the groups and leaves beside it (`Seal.proof`), which replace arguments at least as long, so that a part is not larger
-than the block that it was cut from. Arguments in a store row: the row's name ends in the SHA-256 of its bytes.
+Processes without the user's key cut blocks (claim a part, split, retry in halves). So arguments are signed
+as the root of a hash tree: the leaves are the arguments, sixteen leaves make a group, the groups make the root. A part
+keeps the groups and leaves beside it (`Seal.proof`), which replace arguments at least as long, so a part is never larger
+than the block that it was cut from. For arguments in a store row, the row's name ends in the SHA-256 of its bytes.
 
-Blocks that leave together share one signature, of the root of a hash tree over their statements:
+Blocks sent together share one signature, of the root of a hash tree over their statements:
 
     a block alone                 signature                                             64 bytes, of its statement
     one of several                signature, place, count, path to the root             64 + 4 + 32 a level, of `_signed`
 
-              root                A leaf is the hash of a whole statement, so that all that a seal covers is covered,
-             /    \\               and any block can be verified without the others. Leaves, nodes and what is signed begin differently,
-          node     \\              and what is signed tells the number of leaves, which fixes the length of every path: a node cannot
-         /    \\     \\             stand for a leaf, nor a leaf for a node. A node without a neighbour goes up as it is.
+              root                A leaf is the hash of a whole statement, so everything that a seal covers is covered,
+             /    \\               and any block can be verified without the others. Leaves, nodes and signed roots begin differently,
+          node     \\              and a signed root has the number of leaves, which fixes the length of every path: a node cannot
+         /    \\     \\             pass for a leaf, nor a leaf for a node. A node without a neighbour goes up unchanged.
         0      1     2
 
-Whoever cuts a block keeps all of it as it is: what differs between the parts of a block is not in its statement.
+Cutting a block keeps its seal unchanged, because the statement has nothing that differs between the parts of a block.
 
-A Starter signs each fragment of outcomes; values in the store are named in it with their SHA-256. A seal is required wherever
-a task COMPLETED or a value could be unpickled; outcomes that a Submitter decides (cancelled, given up) carry neither.
+A Starter signs each fragment of outcomes, which names values in the store with their SHA-256. A seal is required wherever
+a task COMPLETED or a value could be unpickled; outcomes that a Submitter decides (cancelled, given up) have neither.
 
-A Starter signs each checkpoint. Its row is JSON whose last field is its seal, for ever. Signed are the bytes before it, which hold the
-hash of every file and piece, with the cluster and the checkpoint's own key: it is worth nothing under another key, nor in another
+A Starter signs each checkpoint. Its row is JSON whose last field is always its seal. The signature covers the bytes before the seal, with
+the hash of every file and piece, and also the cluster and the checkpoint's own key: it is worthless under another key or in another
 cluster.
 
-Here are bytes to sign. Keys and signatures belong to `rmgr.adapters.identity` and to whoever signs.
+This file only builds bytes to sign. Keys and signatures are in `rmgr.adapters.identity` and with the signers.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ _AMENDMENT = "rmgr amendment 1"
 _CHECKPOINT = "rmgr checkpoint 1"
 _GROUP = b"rmgr group\0"
 _ROOT = b"rmgr root\0"
-#: How "no seal" is written: the last field of a fragment, for ever.
+#: Encoding of "no seal": always the last field of a fragment.
 _NIL = b"\xc0"
 #: Leaves of one group.
 _WIDTH = 16
@@ -140,22 +140,22 @@ _json = msgspec.json.Encoder(order="sorted")
 
 
 def spec_digest(record: Submission) -> bytes:
-    """SHA-256 of the signed part of a record, as it lies in ZooKeeper. Cost: 0.05 ms.
+    """Returns the SHA-256 of the signed part of a record, as it is in ZooKeeper. Cost: 0.05 ms.
 
-    Fields at their defaults are left out, so that releases with and without a field agree as long as nobody uses it; a record
-    that does use it is refused by a release that would not honour it.
+    Leaves out fields at their defaults, so that releases with and without a field agree as long as it is not used; a release
+    that does not know a used field refuses the record.
     """
     told = {name: value for name, value in _told(as_signed(record)).items() if name not in RECORD_UNSIGNED}
     return hashlib.sha256(_json.encode(told)).digest()
 
 
 def record_statement(record: Submission, cluster_id: str) -> bytes:
-    """What the signature in a record must be of: who asked for what, under which nonce. Who runs it again checks it. Cost: 0.05 ms."""
+    """Returns the bytes that a record's signature must cover: the user's request, under its nonce. Reruns check it. Cost: 0.05 ms."""
     return _pack.encode((_RECORD, cluster_id, record.user, spec_digest(record), record.entries))
 
 
 def amendment_statement(number: int, change: Amendment, cluster_id: str) -> bytes:
-    """What the signature of an amendment must be of: which of which submission, by whom, when, in what right, and what it changes."""
+    """Returns the bytes that an amendment's signature must cover: submission, number, user, time, role, and the changes."""
     told = (change.number, change.by, change.by_us, change.is_operators, _json.encode(_told(change.terms)))
     return _pack.encode((_AMENDMENT, cluster_id, number, *told))
 
@@ -163,10 +163,10 @@ def amendment_statement(number: int, change: Amendment, cluster_id: str) -> byte
 def amendment_fault(
     number: int, change: Amendment, cluster_id: str, signer: Identity, verify: Callable[[bytes, bytes], bool], *, operators: Sequence[str]
 ) -> str:
-    """Why an amendment is not that of somebody who may make it, "" = it is.
+    """Returns why the amendment is not valid, "" if it is.
 
     Args:
-        signer: who holds the key that its signature names. verify: (signature, statement), by that key.
+        signer: holder of the key that the signature names. verify: (signature, statement), by that key.
         operators: users whom the settings make operators.
     """
     if not signer.is_person or signer.name != change.by:
@@ -178,11 +178,11 @@ def amendment_fault(
 
 
 def _told(item: object) -> dict[str, object]:
-    """Fields of a record that are not at their defaults."""
+    """Returns the fields of a record that are not at their defaults."""
     assert is_dataclass(item)
     told = {}
     for field in fields(item):
-        if field.name == "newer":  # what this release does not know: see `spec_digest`
+        if field.name == "newer":  # unknown to this release: see `spec_digest`
             continue
         value = getattr(item, field.name)
         default = field.default_factory() if field.default_factory is not MISSING else field.default
@@ -203,7 +203,7 @@ def _plain(value: object) -> object:
 
 
 class _Tree:
-    """Arguments `low`..`low + len(payloads)` of `total`, and a proof for the rest. Raises NotSealed if they do not fit."""
+    """Arguments `low`..`low + len(payloads)` of `total`, with a proof for the others. Raises NotSealed if they do not fit."""
 
     def __init__(self, payloads: Sequence[bytes], low: int, total: int, proof: Sequence[bytes]) -> None:
         high = low + len(payloads)
@@ -224,7 +224,7 @@ class _Tree:
         self._right = list(proof[len(proof) - at[3] :]) if at[3] else []
 
     def group(self, number: int) -> bytes:
-        """Hash of a group."""
+        """Returns the hash of a group."""
         if number < self._start:
             return self._left[number]
         if number >= self._stop:
@@ -233,12 +233,12 @@ class _Tree:
         return hashlib.sha256(_GROUP + _pack.encode(self._leaves[at : at + _WIDTH])).digest()
 
     def root(self) -> bytes:
-        """Hash of everything."""
+        """Returns the hash of everything."""
         groups = [self.group(number) for number in range(-(-self._total // _WIDTH))]
         return hashlib.sha256(_ROOT + _pack.encode((self._total, groups))).digest()
 
     def proof(self, low: int, high: int) -> tuple[bytes, ...]:
-        """What `low`..`high` need beside them; inside what is here."""
+        """Returns the proof that arguments `low`..`high`, a part of those here, need."""
         start, stop = low // _WIDTH, -(-high // _WIDTH)
         first = self._start * _WIDTH
         behind = min(stop * _WIDTH, self._total)
@@ -251,9 +251,9 @@ class _Tree:
 
 
 def narrowed(seal: Seal | None, payloads: Sequence[bytes], base: int, first: int, count: int) -> Seal | None:
-    """The seal of a part: `count` tasks from `first` on, out of `payloads` from `base` on.
+    """Returns the seal of a part: `count` tasks from `first` on, out of `payloads` from `base` on.
 
-    A seal that does not fit its block stays as it is: it is refused by who verifies it. Cost: 0.2 us an argument that goes, 0.5 us more
+    A seal that does not fit its block stays unchanged: verification refuses it. Cost: 0.2 us per argument cut off, 0.5 us more
     for each of 32 bytes or more.
     """
     if seal is None or not payloads or count < 1 or (first == base and count == len(payloads)):
@@ -274,9 +274,9 @@ def narrowed(seal: Seal | None, payloads: Sequence[bytes], base: int, first: int
 def seal_blocks(
     blocks: Sequence[tuple[BlockKey, BlockData]], *, cluster_id: str, user: str, spec: bytes, key_id: str, not_after_s: int, sign: Sign
 ) -> list[tuple[BlockKey, BlockData]]:
-    """New blocks of one submission with their seals, which share a signature. `spec`: see `spec_digest`.
+    """Returns new blocks of one submission with their seals, which share a signature. `spec`: see `spec_digest`.
 
-    Cost: 0.05 ms, and 0.02 ms each.
+    Cost: 0.05 ms, plus 0.02 ms per block.
     """
     told = {"cluster_id": cluster_id, "user": user, "spec": spec}
     seals = [Seal(key_id=key_id, first=key.first, count=key.count, not_after_s=not_after_s) for key, _ in blocks]
@@ -293,16 +293,16 @@ def seal_blocks(
 def block_statement(
     key: BlockKey, data: BlockData, *, seal: Seal, payloads: Sequence[bytes], base: int, cluster_id: str, user: str, spec: bytes
 ) -> bytes:
-    """What the seal of a block must be a signature of, recomputed from the block as it is now.
+    """Returns the bytes that a block's seal must sign, recomputed from the block as it is now.
 
     Args:
-        payloads, base: the arguments that will be used (of a row: not read, its name holds its hash).
-    Raises: NotSealed when no signature could fit. Cost: 0.2 us an argument, 0.5 us more for each of 32 bytes or more.
+        payloads, base: the arguments that will be used (in a row: not read, the row's name has their hash).
+    Raises: NotSealed if no signature could fit. Cost: 0.2 us per argument, 0.5 us more for each of 32 bytes or more.
     """
     if not (seal.first <= key.first and key.end <= seal.first + seal.count):
         raise NotSealed(f"tasks {key.first}..{key.end - 1} are not among {seal.first}..{seal.first + seal.count - 1}, which were signed")
     if data.row:
-        digest = row_digest(data.row)  # where it lies has a number in it, which may be given later
+        digest = row_digest(data.row)  # the rest of the row's name has a number, which may be assigned later
         if digest is None or base != seal.first:
             raise NotSealed(f"its arguments lie in a row that is not named by its content: {data.row[:120]}")
         arguments: tuple[str, object] = ("row", digest)
@@ -332,7 +332,7 @@ def block_statement(
 
 
 def check_shape(key: BlockKey, record: Submission, allocation: Allocation | None = None) -> None:
-    """Raises NotSealed unless the block asks for what the signed record asks for, now or before its user has changed that."""
+    """Raises NotSealed unless the block's cores and memory are those of the signed record, present or before an amendment."""
     asked = [_shape(record, -(-size // MIB), allocation) for size in record.memories]
     if (key.cores, key.memory_mib) not in asked:
         told = f"{asked[0][0]} and {asked[0][1]}"
@@ -340,23 +340,23 @@ def check_shape(key: BlockKey, record: Submission, allocation: Allocation | None
 
 
 def _shape(record: Submission, memory_mib: int, allocation: Allocation | None) -> tuple[int, int]:
-    """Cores and MiB in the name of its blocks."""
+    """Returns cores and MiB in the names of a record's blocks."""
     if allocation is not None and allocation.gang and not memory_mib:
-        memory_mib = allocation.memory_mib  # what the leader lets it have of its nodes
+        memory_mib = allocation.memory_mib  # the share of its nodes' memory that the leader gives it
     if allocation is not None and record.rigid is not None and allocation.processes == record.rigid.processes:
-        here = allocation.shares[0][1]  # of its processes: a placed job has the cores of its head
+        here = allocation.shares[0][1]  # its processes on the head, whose cores the name has
         return record.request.cores * here, memory_mib * here
     return record.request.cores, memory_mib
 
 
 def row_digest(row: str) -> str | None:
-    """SHA-256 (hex) of the bytes of a row of arguments, by its name; None when it is named otherwise."""
+    """Returns the SHA-256 (hex) in the name of a row of arguments; None if the name has another form."""
     match = _ROW.match(row)
     return match[1] if match is not None else None
 
 
 def named_digest(row: str) -> str | None:
-    """The same for any row whose name ends in the SHA-256 of its bytes (arguments, outcomes)."""
+    """Returns the same for any row whose name ends in the SHA-256 of its bytes (arguments, outcomes)."""
     match = _ANY_ROW.match(row)
     return match[1] if match is not None else None
 
@@ -365,17 +365,17 @@ def named_digest(row: str) -> str | None:
 
 
 def seal_fragment(fragment: Fragment, *, cluster_id: str, submission: int, key_id: str, sign: Sign) -> Fragment:
-    """A fragment with the seal of the Starter that made it. Cost: 0.05 ms."""
+    """Returns a fragment with the seal of the Starter that made it. Cost: 0.05 ms."""
     bare = msgspec.structs.replace(fragment, seal=None)
     signature = sign(fragment_statement(bare, cluster_id=cluster_id, submission=submission))
     return msgspec.structs.replace(bare, seal=FragmentSeal(key_id=key_id, signature=signature))
 
 
 def fragment_statement(fragment: Fragment, *, cluster_id: str, submission: int, data: bytes = b"") -> bytes:
-    """What the seal of a fragment must be a signature of: everything before the seal, as it was written.
+    """Returns the bytes that a fragment's seal must sign: everything before the seal, as written.
 
-    data: the bytes that `fragment` was read from, so that nothing is lost which a newer release wrote into its outcomes;
-    without them it is written anew, as this release does. Cost: 10 us with `data`, else 0.1 ms.
+    data: the bytes that `fragment` was read from, so that elements of a newer release are not lost;
+    without them the fragment is encoded again, as by this release. Cost: 10 us with `data`, else 0.1 ms.
     """
     seal = b"" if fragment.seal is None else _pack.encode(fragment.seal)
     if seal and data.endswith(seal):
@@ -387,12 +387,12 @@ def fragment_statement(fragment: Fragment, *, cluster_id: str, submission: int, 
 
 
 def needs_seal(fragment: Fragment) -> bool:
-    """Its outcomes say that a task completed, or hold something that would be unpickled. Cost: O(outcomes)."""
+    """Returns whether an outcome says that a task completed, or holds something to be unpickled. Cost: O(outcomes)."""
     return bool(fragment.row) or any(map(is_precious, fragment.outcomes))
 
 
 def is_precious(outcome: Outcome) -> bool:
-    """See `needs_seal`."""
+    """Returns whether this outcome needs a seal; see `needs_seal`."""
     has_value = bool(outcome.value) or outcome.value_size >= 0 or outcome.outputs > 0
     return outcome.state is State.COMPLETED or has_value or outcome.call is not None
 
@@ -400,24 +400,24 @@ def is_precious(outcome: Outcome) -> bool:
 # -- one signature for several blocks ------------------------------------------------------------------------------------------
 
 
-#: Most blocks of one signature: 8 levels, 324 bytes beside each.
+#: Most blocks per signature: 8 levels, 324 bytes beside each.
 MAX_LEAVES = 256
 
 _SIGNED = "rmgr works 1"
 _LEAF = b"rmgr leaf\0"
 _NODE = b"rmgr node\0"
 _HASH = 32
-#: Bytes of an Ed25519 signature, and with place and count.
+#: Bytes of an Ed25519 signature; and of one with place and count.
 _ALONE = 64
 _HEAD = _ALONE + 4
 
 
 class NotSealed(Exception):
-    """Reason (a sentence) for which a block or a fragment cannot be what was signed."""
+    """Says in a sentence why a block or a fragment cannot be what was signed."""
 
 
 def sign_together(statements: Sequence[bytes], sign: Callable[[bytes], bytes]) -> list[bytes]:
-    """A signature for each statement. Cost: `sign` once for up to `MAX_LEAVES` of them, and two hashes each."""
+    """Returns a signature for each statement. Cost: one `sign` per `MAX_LEAVES` statements, and two hashes each."""
     signatures: list[bytes] = []
     for at in range(0, len(statements), MAX_LEAVES):
         some = statements[at : at + MAX_LEAVES]
@@ -426,9 +426,9 @@ def sign_together(statements: Sequence[bytes], sign: Callable[[bytes], bytes]) -
 
 
 def opened(signature: bytes, statement: bytes) -> tuple[bytes, bytes]:
-    """The Ed25519 signature in the `signature` of a block with that statement, and what it must be a signature of.
+    """Returns the Ed25519 signature inside a block's `signature`, and the bytes that it must sign, for the block's statement.
 
-    Raises: NotSealed when it has no form that a signature can have. Cost: of one of several a hash, and one a level.
+    Raises: NotSealed if it does not have the form of a signature. Cost: for one of several blocks, a hash plus one per level.
     """
     if len(signature) == _ALONE:
         return signature, statement
@@ -442,7 +442,7 @@ def opened(signature: bytes, statement: bytes) -> tuple[bytes, bytes]:
             at += _HASH
             found = hashlib.sha256(_NODE + beside + found if place & 1 else _NODE + found + beside).digest()
         place, left = place >> 1, (left + 1) >> 1
-    if at != len(signature):  # too short as well: what is cut off counts as if it were there
+    if at != len(signature):  # missing bytes count as if they were there, so this finds short paths, too
         raise NotSealed(f"its path has {len(signature) - _HEAD} bytes where {at - _HEAD} are needed")
     return signature[:_ALONE], _message(count, found)
 
@@ -454,7 +454,7 @@ def _signed_tree(statements: Sequence[bytes], sign: Callable[[bytes], bytes]) ->
         levels.append(level)
         pairs = zip(level[::2], level[1::2], strict=False)
         level = [hashlib.sha256(_NODE + left + right).digest() for left, right in pairs] + level[len(level) & ~1 :]
-    beside = [b""]  # the way from each node of a level to the root, from the top down
+    beside = [b""]  # the path from each node of a level to the root, from the top down
     for nodes in reversed(levels):
         beside = [b"".join(nodes[at ^ 1 : (at ^ 1) + 1]) + beside[at >> 1] for at in range(len(nodes))]
     count = len(statements)
@@ -473,19 +473,19 @@ def _message(count: int, root: bytes) -> bytes:
 
 
 class CheckpointSeal(msgspec.Struct, frozen=True, kw_only=True):
-    """key_id: of the Starter that took it."""
+    """key_id: of the Starter that took the checkpoint."""
 
     key_id: str
     signature: bytes
 
 
 def checkpoint_statement(told: bytes, checkpoint: Checkpoint, *, cluster_id: str) -> bytes:
-    """What the seal must be a signature of. told: the row before its seal, see `before_seal`. Cost: 2 ms a MiB."""
+    """Returns the bytes that a checkpoint's seal must sign. told: the row before its seal, see `before_seal`. Cost: 2 ms per MiB."""
     where = (checkpoint.sub, checkpoint.index, checkpoint.attempt, checkpoint.n)
     return _pack.encode((_CHECKPOINT, cluster_id, where, hashlib.sha256(told).digest()))
 
 
 def before_seal(row: bytes, seal: CheckpointSeal | None) -> bytes | None:
-    """The row without its last field, which must be this seal; None if it is not."""
+    """Returns the row without its last field, which must be this seal; None if it is not."""
     end = b',"seal":' + msgspec.json.encode(seal) + b"}"
     return row[: -len(end)] if row.endswith(end) else None

@@ -1,14 +1,14 @@
 """Checks every field of every record that anybody can write into ZooKeeper before it is believed. Pure.
 
-Whoever reads what a client could have written asks here: the gateway, which refuses it, Starters, the leader and followers,
-who set it aside (it concerns its owner only). First the table, for records of work and of the cluster, then the questions. What a rule is
-stands in `field_rules.py`; a field without a rule fails a test. Names of znodes are refused by the parsers of `coord/protocol/paths.py`:
-what they accept, their builders make.
+Every reader of what a client could have written calls it: the gateway, which refuses a bad record, and Starters, the leader and followers,
+which set it aside (it concerns only its owner). First comes the table, for records of work and of the cluster, then the checks. Rules
+are defined in `field_rules.py`; a field without a rule fails a test. The parsers of `coord/protocol/paths.py` refuse names of znodes:
+they accept only what their builders make.
 
-Limits are far above what anybody needs who means well (2 million waiting tasks of one user, attempts until the six digits of a
-name end), and low enough that nothing which passes makes a daemon raise, or costs it more than its bytes.
+Limits are far above any honest need (2 million waiting tasks of one user, attempts up to the six digits of a
+name), and low enough that nothing which passes makes a daemon raise, or costs it more than its bytes.
 
-What depends on who asks is a parameter: a submission's record belongs to the number that its path says (`submission`).
+What depends on the caller is a parameter: a submission's record belongs to the number in its path (`submission`).
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ from rmgr.model.tasks.submission import (
 )
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 
-#: Bytes of one znode.
+#: Most bytes of one znode.
 ZNODE_BYTES = 1 << 20
-#: What a name of nine digits can say.
+#: Most MiB, cores and processes that fit into the digits of names.
 MOST_MIB = 999_999_999
 MOST_CORES = 99_999
 MOST_PROCESSES = 9_999_999
@@ -135,7 +135,7 @@ _COUNT = whole(0, 1 << 31)
 _INDEX = whole(0, MOST_TASKS - 1)
 _TASKS = whole(0, MOST_TASKS)
 SPAN = whole(0, 1 << 57)  # as `model/base/ids.py` says
-#: Clocks are set back: what they tell apart may be negative, and counts for people only.
+#: Time spans for people: negative after a clock was set back.
 _BETWEEN = whole(-(1 << 57), 1 << 57)
 NUMBER = whole(1, MAX_NUMBER)
 _CORES = whole(1, MOST_CORES)
@@ -149,9 +149,9 @@ WORD = text(1000)
 LINE = text(10_000)
 FILE = text(4096)
 _PATH = file_name()
-#: An answer of the store, or a program's last words, in one line; whole blocks of them fit a znode.
+#: One line: an answer of the store, or a program's last words; whole blocks of them fit a znode.
 _ERROR = text(64 * 1024)
-#: The longest list of names: nodes of a large machine, all ranges of a large cancel.
+#: Longest list of names: nodes of a large machine, or all ranges of a large cancel.
 LONG = 100_000
 SHA256 = words(r"[0-9a-f]{64}", "64 lower-case hex digits")
 _SHA256 = optional(SHA256, "")
@@ -159,14 +159,14 @@ GUID = words(r"[A-Za-z0-9._-]{0,64}", "at most 64 letters, digits, '.', '_' and 
 _NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9._-]{0,62}[a-zA-Z0-9])?"  # as `model/base/ids.py` says
 NAME = words(_NAME, "a name of letters, digits, '.', '_' and '-', a letter or digit first and last, at most 64")
 _NODE = optional(NAME, "")
-#: A user's name becomes part of keys.
+#: A user's name is part of keys.
 USER = words(r"[^/\0-\x1f\x7f]{1,255}", "a name of 1 to 255 characters without '/'")
 RESOURCES = mapping(words(r"[A-Za-z][A-Za-z0-9._-]{0,63}", "letters, digits and . _ - after the first letter"), whole(0, MOST), 256)
 FEATURES = many(text(255, 1), 1000)
 _KEY = text(1000, 1)
 _ROW = words(r"args/[0-9]{10}/[0-9]{10}/[^/\0]{1,200}", "a key args/NUMBER/FIRST/NAME")
 _OUTCOMES_ROW = words(r"frag/[0-9]{10}/[^/\0]{1,200}", "a key frag/NUMBER/NAME")
-#: Names below the work directory; whoever makes the file compares it once more with where it leads.
+#: Names below the work directory; the creator of the file checks once more where they lead.
 _BELOW = file_name(1)
 _LOG = row(blob(ZNODE_BYTES), blob(ZNODE_BYTES))
 _LOG_PARTS = row(whole(0, MAX_NUMBER), whole(0, MAX_NUMBER))
@@ -190,7 +190,7 @@ def _array(value: Any) -> FieldFault | None:
 
 
 def _covers(record: Any) -> FieldFault | None:
-    """first and count of a block."""
+    """Checks first and count of a block."""
     if record.first + record.count > MOST_TASKS:
         return FieldFault("count", record.count, f"at most {MOST_TASKS} tasks in all")
     return None
@@ -207,7 +207,7 @@ def _is_amended(record: Any) -> FieldFault | None:
 
 
 def _has_words(record: Any) -> FieldFault | None:
-    """A command of none, or without a name, is for nobody to start."""
+    """Refuses a command without a program: nothing could start it."""
     if not record.script_sha256 and not (record.argv and record.argv[0]):
         return FieldFault("argv", record.argv, "a program, or script_sha256")
     return None
@@ -242,7 +242,7 @@ def _whole_nodes(record: Any) -> FieldFault | None:
 
 
 def _pairs(value: Any) -> FieldFault | None:
-    """Ranges of tasks."""
+    """Checks ranges of tasks."""
     return _RANGES(value) or next(
         (FieldFault(f"[{at}]", item[1], f"at most {MOST_TASKS} tasks in all") for at, item in enumerate(value) if sum(item) > MOST_TASKS),
         None,
@@ -552,7 +552,7 @@ def _counts_leaves(record: Any) -> FieldFault | None:
 
 
 def _is_bounded(record: Any) -> FieldFault | None:
-    """Of an order to a node: which block is meant must be sayable, and how long it may take a span of time."""
+    """Checks the extras of an order to a node: the name of a block, and a time span."""
     block = record.extra.get("block", "")
     if len(block) > 100:
         return FieldFault("extra['block']", block, "the name of a block")
@@ -738,18 +738,18 @@ BOOK.add(Ahead, serial=_WIDE_COUNT, submission=NUMBER, fragment=blob(ZNODE_BYTES
 BOOK.add(Told, serial=_WIDE_COUNT, submission=NUMBER, number=_WIDE_COUNT)
 
 
-# -- questions -----------------------------------------------------------------------------------------------------------------
+# -- checks --------------------------------------------------------------------------------------------------------------------
 
 
-#: Tasks that one ENQUEUE can bring.
+#: Tasks that one ENQUEUE can add.
 _MOST_IN_A_MULTI = MAX_OPS * MAX_TASKS
-#: Records of submissions of up to so many bytes are remembered for a moment.
+#: Records of submissions up to this size are cached for a moment (bytes).
 _REMEMBERED_BYTES = 4096
 
 T = TypeVar("T")
 
 _HINT = "only rmgr's own commands and library write such records; rmgr version"
-#: Records that are not JSON.
+#: Decoders of records that are not JSON.
 PACKED: dict[type, Any] = {
     BlockData: decode_block,
     Fragment: decode_fragment,
@@ -759,14 +759,14 @@ PACKED: dict[type, Any] = {
 
 
 def kinds() -> dict[type, frozenset[str]]:
-    """Every record that has rules, and the fields that have one."""
+    """Returns every record that has rules, and its fields with a rule."""
     return BOOK.kinds()
 
 
 def check(record: object, *, where: str) -> None:
-    """Raises InvalidRecord, naming `where`, the field and what may stand there, unless every field holds what may stand in it.
+    """Raises InvalidRecord, naming `where`, the field and its allowed values, unless every field has an allowed value.
 
-    Cost: of a plain submission 6 us, of a block's data 1.3 us and 0.2 us for each argument; nothing is built.
+    Cost: 6 us for a plain submission, 1.3 us for a block's data and 0.2 us per argument; builds nothing.
     """
     fault = BOOK.fault(record)
     if fault is not None:
@@ -774,12 +774,12 @@ def check(record: object, *, where: str) -> None:
 
 
 def decode(data: bytes, kind: type[T], where: str) -> T:
-    """Bytes of a znode or a row -> the record, checked. Raises InvalidRecord; WrongCluster when a newer release wrote it."""
+    """Decodes and checks the bytes of a znode or a row. Raises InvalidRecord; WrongCluster if a newer release wrote them."""
     packed = PACKED.get(kind)
     try:
         record: T = packed(data) if packed is not None else decode_record(data, kind, where)
     except WrongCluster as error:
-        if isinstance(error.__cause__, Exception):  # it could not be read, not: it is newer
+        if isinstance(error.__cause__, Exception):  # unreadable, as opposed to newer
             raise InvalidRecord(error.message, hint=_HINT) from error
         raise
     except (ValueError, OverflowError, RecursionError) as error:
@@ -793,9 +793,9 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
 
 
 def submission(data: bytes, number: int) -> Submission:
-    """The record of that submission. Raises: as `decode`, also when it says that it is another's.
+    """Reads the record of submission `number`. Raises: as `decode`, also if the record names another number.
 
-    Cost: 15 us for a plain one, 1 us when the same bytes were asked about a moment ago: a leader and a Starter read a record twice.
+    Cost: 15 us for a plain one, 1 us for the same bytes again a moment later: leader and Starter read a record twice.
     """
     return _remembered(data, number) if len(data) <= _REMEMBERED_BYTES else _submission(data, number)
 
@@ -808,14 +808,14 @@ def _submission(data: bytes, number: int) -> Submission:
     return record
 
 
-#: Frozen, so whoever asks may have the same; what is refused is looked at again each time.
+#: Records are frozen, so callers may share them; refused bytes are checked again each time.
 _remembered = lru_cache(256)(_submission)
 
 
 def tail(found: Stamped, number: int) -> Tail:
-    """How far that submission has grown. Raises: as `decode`, also for more tasks than its changes can have brought.
+    """Reads the tail of submission `number`. Raises: as `decode`, also for more tasks than its number of changes can have added.
 
-    Each change of a tail brings as many as one multi holds: who claims millions has written thousands of times.
+    One multi adds a bounded number of tasks, so a tail that claims millions must have been written thousands of times.
     """
     where = paths.tail(number)
     record = decode(found.data, Tail, where)
@@ -826,9 +826,9 @@ def tail(found: Stamped, number: int) -> Tail:
 
 
 def check_block(key: BlockKey, data: BlockData, *, where: str = "", pulled: bool = False) -> None:
-    """Data (checked already) of a block that waits fit its name: nothing is done, and they hold the arguments of all its tasks.
+    """Checks that a waiting block's (valid) data fit its name: no task is done, and it has the arguments of all its tasks.
 
-    pulled: it waits where Starters take it, so that no leader has placed it. Raises InvalidRecord.
+    pulled: it waits where Starters take it, so no leader has placed it. Raises InvalidRecord.
     """
     if data.done:
         fault = FieldFault("done", data.done, "0, as long as it waits,")
@@ -842,7 +842,7 @@ def check_block(key: BlockKey, data: BlockData, *, where: str = "", pulled: bool
 
 
 def check_failed(failed: FailedRange, submission: Submission, first: int, count: int, *, where: str) -> None:
-    """A failed range (checked already) is of that submission's work: its queue, its shape, a block of it. Raises InvalidRecord."""
+    """Checks that a (valid) failed range belongs to that submission's work: its queue, and a block for its tasks. Raises InvalidRecord."""
     if failed.queue != submission.queue:
         raise invalid(where, FieldFault("queue", failed.queue, submission.queue))
     data = decode(failed.block, BlockData, f"{where}: block")
@@ -853,6 +853,6 @@ def check_failed(failed: FailedRange, submission: Submission, first: int, count:
 
 
 def invalid(where: str, fault: FieldFault) -> InvalidRecord:
-    """The error for a fault."""
+    """Returns the error for a fault."""
     field = f" {fault.path}" if fault.path else ""
     return InvalidRecord(f"{where}:{field} is {shown(fault.value)}, where only {fault.what} may stand", hint=_HINT)

@@ -1,17 +1,17 @@
 """What a client does next for one call: `next_step(call, event) -> call, steps`, a pure function.
 
-The rule that keeps a call from running twice: from its first argument on it is bound to one life of one server. Sent again, it goes to
-that life, through any gateway; the life runs each id once (`ledger.py`). It goes elsewhere only if no argument was sent; if that life has
-refused it on record; or if it is idempotent and that life is over or silent.
+The rule that keeps a call from running twice: from its first argument on, a call is bound to one life of one server. A repeated
+request goes to that life, through any gateway; the life runs each id once (`ledger.py`). The call goes elsewhere only if no argument was
+sent, if that life has refused it on record, or if the call is idempotent and that life is over or silent.
 
 ```
-NEW ──> ASKED ──named──> SENT ──answered──> ENDED      each way back to ASKED is a new attempt: what belongs to an older one counts no more
+NEW ──> ASKED ──named──> SENT ──answered──> ENDED      each way back to ASKED is a new attempt; messages of older attempts are ignored
           ^ │              │
           │ └──full, none──┤ refused, the stream broke, the life is silent or over
           └──── PAUSED <───┘
 ```
 
-Every call ends: with an answer, or at its deadline. A life gets a little less time than there is, so that its own verdict is back first.
+Every call ends: with an answer, or at its deadline. A life gets a little less time than is left, so that its own verdict arrives first.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome, Standing
 from rmgr.errors import CallFailed, CallLost, CallTimeout, NoServer, RmgrError
 from rmgr.model.base.units import format_duration
 
-#: So long a call waits for a server that offers its function.
+#: How long a call waits for a server that offers its function (us).
 NONE_US = 10_000_000
-#: Between two looks for a free server; and between two gateways, doubled each time, after the first which is at once.
+#: Pause between two looks for a free server; first and last pause between two gateways, doubled each time (the first retry is at once).
 PAUSE_US, FIRST_RETRY_US, LAST_RETRY_US = 500_000, 100_000, 1_000_000
-#: What a life gets less of: a quarter, at most so much.
+#: Time that a life gets less than is left: a quarter, at most this (us).
 MARGIN_US = 2_000_000
 
 
 class Stage(StrEnum):
-    """Of a call in its client."""
+    """Stage of a call in its client."""
 
     NEW = "new"
     ASKED = "asked"  #: a gateway is to name a server
-    SENT = "sent"  #: the arguments are under way, or there
+    SENT = "sent"  #: the arguments are under way, or have arrived
     PAUSED = "paused"  #: until `wake_us`
     ENDED = "ended"
 
 
-#: The legal changes.
+#: The legal changes of stage.
 CHANGES: dict[Stage, frozenset[Stage]] = {
     Stage.NEW: frozenset({Stage.ASKED, Stage.ENDED}),
     Stage.ASKED: frozenset({Stage.ASKED, Stage.SENT, Stage.PAUSED, Stage.ENDED}),
@@ -54,11 +54,11 @@ CHANGES: dict[Stage, frozenset[Stage]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calling:
-    """One call. deadline_us: on the client's monotonic clock. attempt: of the request that is open.
+    """One call. deadline_us: on the client's monotonic clock. attempt: number of the open request.
 
-    bound: the life that may have its arguments. may_run: a life that was left behind may have them, too (idempotent calls only).
-    full, refused: lives that are left out until the next pause, and for good. none_since_us: no server has offered the function since.
-    breaks: streams that were lost.
+    bound: the life that may have the arguments. may_run: a life that was left behind may have them, too (idempotent calls only).
+    full, refused: lives left out until the next pause, and for ever. none_since_us: since when no server has offered the function.
+    breaks: number of lost streams.
     """
 
     call: CallId
@@ -77,7 +77,7 @@ class Calling:
 
     @property
     def wake_us(self) -> int | None:
-        """When `Tick` is due; None: it has ended."""
+        """Time at which `Tick` is due; None if the call has ended."""
         if self.stage is Stage.ENDED:
             return None
         return min(self.pause_until_us, self.deadline_us) if self.stage is Stage.PAUSED else self.deadline_us
@@ -87,19 +87,19 @@ class Calling:
 
 
 class Begin(NamedTuple):
-    """The user calls."""
+    """The user makes the call."""
 
 
 class Tick(NamedTuple):
-    """Time has passed: `wake_us` is there."""
+    """The time `wake_us` is reached."""
 
 
 class Cancel(NamedTuple):
-    """The user wants no answer any more."""
+    """The user no longer wants an answer."""
 
 
 class Named(NamedTuple):
-    """A gateway names the server. known: that life has the call already, arguments are not wanted."""
+    """A gateway names the server. known: that life has the call already and needs no arguments."""
 
     attempt: int
     life: Life
@@ -107,19 +107,19 @@ class Named(NamedTuple):
 
 
 class NoRoom(NamedTuple):
-    """Servers offer it, and all of them are full, or left out."""
+    """Servers offer the function, but all of them are full or left out."""
 
     attempt: int
 
 
 class NoneOffers(NamedTuple):
-    """No server offers it to this user now, but those that are left out for good."""
+    """No server offers the function to this user now, except those left out for ever."""
 
     attempt: int
 
 
 class Denied(NamedTuple):
-    """A gateway refuses what is asked, before it names a server: bad arguments, no right."""
+    """A gateway refuses the request before it names a server: bad arguments, or no right."""
 
     attempt: int
     why: str
@@ -135,13 +135,13 @@ class Rejected(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """The stream of this attempt ended, or was silent for 10 s; or its gateway does not reach the life that was asked for."""
+    """The attempt's stream ended or was silent for 10 s, or its gateway does not reach the requested life."""
 
     attempt: int
 
 
 class LifeIs(NamedTuple):
-    """A gateway tells how the life stands."""
+    """A gateway reports the standing of the life."""
 
     life: Life
     standing: Standing
@@ -162,7 +162,7 @@ Event: TypeAlias = Begin | Tick | Cancel | Named | NoRoom | NoneOffers | Denied 
 
 
 class Ask(NamedTuple):
-    """Open a request at any gateway, in place of the one that is open. to: only this life. without: not these. left_us: travels with it."""
+    """Open a request at any gateway in place of the open one. to: only this life. without: not these. left_us: sent along."""
 
     attempt: int
     to: Life | None
@@ -178,13 +178,13 @@ class Send(NamedTuple):
 
 
 class Acknowledge(NamedTuple):
-    """Tell the life that its answer is here, or is not wanted: it forgets it, and kills what runs. Once, through any gateway."""
+    """Tell the life that its answer has arrived, or is not wanted: it forgets the answer, or kills the call. Once, through any gateway."""
 
     life: Life
 
 
 class Finish(NamedTuple):
-    """The call has ended: its number is closed."""
+    """The call has ended: close its number."""
 
     ending: Ending
 
@@ -193,7 +193,7 @@ Step: TypeAlias = Ask | Send | Acknowledge | Finish
 
 
 def next_step(call: Calling, event: Event, now_us: int) -> tuple[Calling, tuple[Step, ...]]:
-    """The call after the event, and what to do, in order. An event that means nothing any more changes nothing. Cost: O(1)."""
+    """Returns the call after the event, and the steps to take, in order. An outdated event changes nothing. Cost: O(1)."""
     if call.stage is Stage.ENDED:
         return call, ()
     after, steps = _after(call, event, now_us)
@@ -234,7 +234,7 @@ def _after(call: Calling, event: Event, now_us: int) -> tuple[Calling, tuple[Ste
             call = replace(call, full=(*call.full, life)) if again else replace(call, refused=(*call.refused, life))
             return _ask(call, now_us)
     if call.stage is Stage.SENT:
-        return _again(call, now_us)  # a gateway that says such things now is none to talk to
+        return _again(call, now_us)  # a gateway that says this now is not to be trusted
     match event:
         case Named(_, life, known):
             if call.bound not in (None, life):
@@ -243,7 +243,7 @@ def _after(call: Calling, event: Event, now_us: int) -> tuple[Calling, tuple[Ste
             return sent, () if known else (Send(call.attempt, life),)
         case Denied(_, why):
             if call.bound is not None or call.may_run:
-                return _again(call, now_us)  # the answer may be there still, and rights may come back
+                return _again(call, now_us)  # the answer may still be there, and rights may come back
             return _end(call, Ending(Outcome.DENIED, why))
         case NoRoom():
             return _again(call, now_us) if call.bound else _pause(replace(call, full=(), none_since_us=None), now_us, PAUSE_US)
@@ -261,7 +261,7 @@ def _after(call: Calling, event: Event, now_us: int) -> tuple[Calling, tuple[Ste
 
 
 def error_of(call: CallId, ending: Ending) -> RmgrError | None:
-    """What the user gets; None for a result, and for CANCELLED and DENIED, of which the client has errors of its own."""
+    """Returns the user's error; None for a result, and for CANCELLED and DENIED, for which the client has its own errors."""
     match ending.outcome:
         case Outcome.FAILED:
             return CallFailed(f"call {call} failed: {ending.why}")
@@ -276,20 +276,20 @@ def error_of(call: CallId, ending: Ending) -> RmgrError | None:
 
 
 class Numbers:
-    """The numbers of a client's calls, from 1 on, and the lowest that is open. Cost: O(1) amortised."""
+    """The numbers of a client's calls, from 1, and the lowest open one. Cost: O(1) amortised."""
 
     def __init__(self) -> None:
-        self.lowest = 1  #: open, or the next one
+        self.lowest = 1  #: the lowest open number, or the next one
         self._next = 1
         self._closed: set[int] = set()
 
     def take(self) -> int:
-        """The next one, open from now on."""
+        """Returns the next number, which is open from now on."""
         self._next += 1
         return self._next - 1
 
     def close(self, number: int) -> None:
-        """Its call has ended."""
+        """Closes the number of a call that has ended."""
         self._closed.add(number)
         while self.lowest in self._closed:
             self._closed.remove(self.lowest)
@@ -307,7 +307,7 @@ def _ask(call: Calling, now_us: int) -> tuple[Calling, tuple[Step, ...]]:
 
 
 def _again(call: Calling, now_us: int) -> tuple[Calling, tuple[Step, ...]]:
-    """By another gateway: at once the first time, then ever later."""
+    """Asks by another gateway: at once the first time, then after growing pauses."""
     broken = replace(call, breaks=call.breaks + 1)
     if not call.breaks:
         return _ask(broken, now_us)
@@ -319,7 +319,7 @@ def _pause(call: Calling, now_us: int, pause_us: int) -> tuple[Calling, tuple[St
 
 
 def _left_behind(call: Calling, life: Life, *, for_good: bool) -> Calling:
-    """Of an idempotent call: elsewhere it may run again."""
+    """Leaves a life behind: the idempotent call may run again elsewhere."""
     left = replace(call, bound=None, may_run=True)
     return replace(left, refused=(*left.refused, life)) if for_good else replace(left, full=(*left.full, life))
 

@@ -1,17 +1,17 @@
-"""Which lives of servers there are, and the ids that one has met: it executes each at most once, and keeps answers until somebody has them.
+"""The lives of servers, and the ids that one life has met: it executes each id at most once, and keeps answers until clients have them.
 
-An id is (user, guid of the client, number). Offers come late, twice and in any order, because gateways die; four marks make that safe:
+An id is (user, guid of the client, number). Because gateways die, offers come late, twice and in any order. Four marks make that safe:
 
-- an entry: what became of an id in this life. An offer of an id that is here joins it; nothing starts twice;
-- `attempt`: the client numbers its tries of one id. What was refused is refused for that attempt and all before, for ever; a later one
-  is an offer of its own. So a client that has seen the refusal may go elsewhere, and may come back;
-- `lowest`: every request names the client's lowest open number. Below it nothing is kept, and everything is refused;
-- `refused_below`: a client with more open ids than are remembered one by one loses the unknown ones below this.
+- an entry: the fate of an id in this life. An offer of a known id joins its entry, so nothing starts twice;
+- `attempt`: the client numbers its tries of one id. A refusal holds for its attempt and all earlier ones, for ever; a later attempt
+  is a new offer. So a client that has seen the refusal may go elsewhere, and may come back;
+- `lowest`: every request names the client's lowest open number. Nothing below it is kept, and everything below it is refused;
+- `refused_below`: if a client has more open ids than are remembered singly, unknown ids below this are refused.
 
-Marks of a client that was quiet for a day are forgotten: no copy is that late, for a stream ends after 10 s of silence.
+Marks of a client that was quiet for a day are forgotten: no copy is that late, because a stream ends after 10 s of silence.
 
-A life is over when it says so, when its successor says hello, or after 60 s in which no gateway has heard it. Over stays over: who hears
-it all the same tells it to begin another. Times are microseconds of one monotonic clock.
+A life is over when it says so, when its successor says hello, or when no gateway has heard it for 60 s. It stays over: a gateway that hears
+it again tells it to begin another life. Times are microseconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import NamedTuple, TypeAlias
 
 from rmgr.model.base.units import format_duration
 
-#: Without its client for so long a call is killed.
+#: Time without its client after which a call is killed.
 ABSENT_US = 30_000_000
-#: An answer waits so long, and all answers together are so large, until the oldest go.
+#: How long an answer is kept, and the most bytes of all answers, beyond which the oldest go.
 KEPT_US, KEPT_BYTES = 600_000_000, 1 << 30
-#: A client that was quiet for so long is forgotten.
+#: Time after which a quiet client is forgotten.
 FORGOTTEN_US = 86_400_000_000
-#: Ids remembered one by one of a client, and clients of one user: a hostile one loses its own.
+#: Ids of one client that are remembered singly, and clients of one user: a hostile client loses only its own.
 MOST_IDS = MOST_CLIENTS = 10_000
 
 
@@ -44,7 +44,7 @@ class CallId(NamedTuple):
 
 
 class Life(NamedTuple):
-    """A server's process, until gateways give it up. number: drawn when it begins."""
+    """One process of a server, until gateways give it up. number: drawn at its begin."""
 
     server: str
     number: int
@@ -60,39 +60,39 @@ class Outcome(StrEnum):
     FAILED = "failed"  #: the function raised, or ended its process
     TIMEOUT = "timeout"  #: never ran, or was killed at its deadline
     CANCELLED = "cancelled"
-    LOST = "lost"  #: may have run, and nobody has the answer
-    NO_SERVER = "no server"  #: never sent: none offers the function
-    DENIED = "denied"  #: never sent: a gateway says why
+    LOST = "lost"  #: may have run, and its answer is gone
+    NO_SERVER = "no server"  #: never sent: no server offers the function
+    DENIED = "denied"  #: never sent: refused by a gateway
 
 
 class Ending(NamedTuple):
-    """why: for people; of FAILED the remote traceback."""
+    """End of a call. why: for people; for FAILED the remote traceback."""
 
     outcome: Outcome
     why: str = ""
 
 
 class Fetch(NamedTuple):
-    """Take the arguments of this attempt, then say `fetched` or `fetch_failed`."""
+    """Take the arguments of this attempt, then call `fetched` or `fetch_failed`."""
 
 
 class Joined(NamedTuple):
-    """It is here already: its answer comes when it ends."""
+    """The id is known already: its answer comes when it ends."""
 
 
 class Refused(NamedTuple):
-    """On record: this attempt, and those before, will not run in this life. again: a later attempt may be taken."""
+    """On record: this attempt and all earlier ones will not run in this life. again: a later attempt may be taken."""
 
     why: str
     again: bool = True
 
 
-#: What becomes of an offer; an Ending is the answer that is here.
+#: Result of an offer; an Ending is the answer, which is known already.
 Verdict: TypeAlias = Fetch | Joined | Refused | Ending
 
 
 class Kill(NamedTuple):
-    """End what runs, then say `ended`."""
+    """End a running call, then call `ended`."""
 
     call: CallId
 
@@ -107,9 +107,9 @@ Order: TypeAlias = Kill | Drop
 
 
 class Stage(StrEnum):
-    """Of an id in one life."""
+    """Stage of an id in one life."""
 
-    FETCHING = "fetching"  #: its arguments are on their way
+    FETCHING = "fetching"  #: its arguments are under way
     WAITING = "waiting"  #: for a slot
     RUNNING = "running"
     ANSWERED = "answered"
@@ -123,7 +123,7 @@ class _Entry:
     attempt: int
     heard_us: int = 0
     deadline_us: int = 0
-    killed: Ending | None = None  #: why, once `Kill` was ordered
+    killed: Ending | None = None  #: the reason, once `Kill` was ordered
     ending: Ending | None = None
     ended_us: int = 0
 
@@ -137,9 +137,9 @@ class _Client:
 
 
 class Ledger:
-    """Of one life. Not safe between threads: its owner has a lock. most_waiting, per_user: calls without a slot, of all and of one user.
+    """The ids of one life. Not thread-safe: its owner has a lock. most_waiting, per_user: calls without a slot, of all and of one user.
 
-    Cost: O(1) a fact; `offered` O(most_waiting), `due` O(calls that wait, run, or have an answer).
+    Cost: O(1) per fact; `offered` O(most_waiting), `due` O(calls that wait, run, or have an answer).
     """
 
     def __init__(self, *, most_waiting: int = 100, per_user: int = 50, kept_bytes: int = KEPT_BYTES) -> None:
@@ -154,16 +154,16 @@ class Ledger:
 
     @property
     def running(self) -> int:
-        """Calls in slots."""
+        """Number of calls in slots."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Calls without a slot, those whose arguments come among them."""
+        """Number of calls without a slot, including those whose arguments are under way."""
         return len(self._waiting)
 
     def orders(self) -> list[Order]:
-        """What is to be done since the last time; ask after every fact."""
+        """Returns the orders since the last call; call it after every fact."""
         orders, self._orders = self._orders, []
         return orders
 
@@ -172,7 +172,7 @@ class Ledger:
     def offered(
         self, call: CallId, *, attempt: int, lowest: int, left_us: int, now_us: int, refusal: Refused | None = None
     ) -> Verdict:
-        """A gateway offers a call. left_us: until its deadline. refusal: why the server would not take it if it is new."""
+        """Takes a gateway's offer of a call. left_us: until its deadline. refusal: used if the call is new."""
         client = self._client(call, now_us)
         self._close_below(call, client, lowest)
         if call.number < client.lowest:
@@ -187,19 +187,19 @@ class Ledger:
         is_newer, entry.attempt, entry.heard_us = attempt > entry.attempt, attempt, now_us
         if entry.ending is not None:
             return entry.ending
-        return Fetch() if entry.stage is Stage.FETCHING and is_newer else Joined()  # the stream of the attempt before is of no use
+        return Fetch() if entry.stage is Stage.FETCHING and is_newer else Joined()  # the stream of the earlier attempt is useless
 
     def fetched(self, call: CallId, attempt: int) -> bool:
-        """All arguments of this attempt are there; False: they are not wanted any more."""
+        """Notes that all arguments of this attempt have arrived; False: they are no longer wanted."""
         entry = self._waiting.get(call)
         if entry is None or entry.stage is not Stage.FETCHING or entry.attempt != attempt:
             return False
         entry.stage = Stage.WAITING
-        self._waiting[call] = self._waiting.pop(call)  # a slot is taken in order of complete arguments
+        self._waiting[call] = self._waiting.pop(call)  # slots are taken in the order of complete arguments
         return True
 
     def fetch_failed(self, call: CallId, attempt: int) -> None:
-        """The stream of its arguments ended early."""
+        """Notes that the stream of the arguments ended early."""
         entry = self._waiting.get(call)
         if entry is not None and entry.stage is Stage.FETCHING and entry.attempt == attempt:
             self._refuse(call, entry)
@@ -207,7 +207,7 @@ class Ledger:
     # -- execution ------------------------------------------------------------------------------------------------------------
 
     def start(self, now_us: int) -> CallId | None:
-        """The call that takes the free slot; None: none waits with all its arguments."""
+        """Returns the call that takes the free slot; None: no call with all its arguments waits."""
         self._overdue(now_us)
         call = next((call for call, entry in self._waiting.items() if entry.stage is Stage.WAITING), None)
         if call is not None:
@@ -216,7 +216,7 @@ class Ledger:
         return call
 
     def ended(self, call: CallId, ending: Ending, *, now_us: int, size_bytes: int = 0) -> Ending | None:
-        """What runs no more, with the bytes of its answer. Returns: the answer to give, None: nobody wants it."""
+        """Notes the end of a running call, and the size of its answer. Returns the answer to give, None if it is not wanted."""
         entry = self._running.pop(call, None)
         if entry is None:
             return None
@@ -231,13 +231,13 @@ class Ledger:
     # -- clients --------------------------------------------------------------------------------------------------------------
 
     def heard(self, call: CallId, now_us: int) -> None:
-        """Its client is there."""
+        """Notes a sign of life of the call's client."""
         entry = self._known(call)
         if entry is not None:
             entry.heard_us = now_us
 
     def acknowledged(self, call: CallId, now_us: int) -> None:
-        """Its client has the answer, or wants none: what waits never runs, what runs is killed, a later copy is refused."""
+        """Notes that the client has the answer, or wants none: a waiting call never runs, a running one is killed, copies are refused."""
         client = self._client(call, now_us)
         if call.number < client.lowest:
             return
@@ -253,7 +253,7 @@ class Ledger:
     cancelled = acknowledged
 
     def due(self, now_us: int) -> None:
-        """What time has ended; once a second."""
+        """Ends what time has ended; call it once a second."""
         self._overdue(now_us)
         for call, entry in list(self._waiting.items()):
             if now_us - entry.heard_us >= ABSENT_US:
@@ -332,7 +332,7 @@ class Ledger:
             self._orders.append(Kill(call))
 
     def _refuse(self, call: CallId, entry: _Entry) -> None:
-        """It never ran."""
+        """Refuses a call that never ran."""
         del self._waiting[call]
         entry.stage = Stage.REFUSED
         self._orders.append(Drop(call))
@@ -351,7 +351,7 @@ class Ledger:
             self._lose(next(iter(self._answers)))
 
     def _lose(self, call: CallId) -> None:
-        """Forgets the answer; that there was one is remembered."""
+        """Forgets the answer; remembers that there was one."""
         entry = self._known(call)
         if entry is not None:
             entry.ending = Ending(Outcome.LOST, "it ran, and its answer was not kept longer")
@@ -360,28 +360,28 @@ class Ledger:
 
 
 def _is_idle(client: _Client) -> bool:
-    """Nothing of it runs or waits."""
+    """Returns whether no call of the client runs or waits."""
     return all(entry.stage in (Stage.REFUSED, Stage.CLOSED) or entry.ending is not None for entry in client.entries.values())
 
 
-# -- lives that are heard, silent, or over: gateways and leader keep one register each -----------------------------------------
+# -- lives that are heard, silent, or over: gateways and the leader each keep such a register ----------------------------------
 
 
 SILENT_US, OVER_US = 10_000_000, 60_000_000
-#: Lives that are over are remembered for so long, so many of them.
+#: How long lives that are over are remembered, and how many of them.
 REMEMBERED_US, REMEMBERED = 3_600_000_000, 10_000
 
 
 class Standing(StrEnum):
-    """Of a life."""
+    """Standing of a life."""
 
     HEARD = "heard"
-    SILENT = "silent"  #: for 10 s: calls that are idempotent may go elsewhere
+    SILENT = "silent"  #: for 10 s: idempotent calls may go elsewhere
     OVER = "over"
 
 
 class Lives:
-    """Cost: O(1), `standing` of many lives that are over O(those) now and then."""
+    """A register of lives. Cost: O(1), except that `standing` of many lives that are over is O(those) now and then."""
 
     def __init__(self) -> None:
         self._heard: dict[Life, int] = {}
@@ -389,7 +389,7 @@ class Lives:
         self._over: dict[Life, int] = {}
 
     def hello(self, life: Life, now_us: int) -> bool:
-        """A server's process opens its stream. What the server was before is over. False: this life itself is."""
+        """Notes a process that opens its stream; the server's earlier life is over. Returns False if this life itself is over."""
         if life in self._over:
             return False
         before = self._current.get(life.server)
@@ -399,14 +399,14 @@ class Lives:
         return self.heard(life, now_us)
 
     def heard(self, life: Life, at_us: int) -> bool:
-        """This gateway, or another that tells it every few seconds, heard the life then. False: it is over."""
+        """Notes that this gateway, or another that reports every few seconds, heard the life at `at_us`. Returns False if it is over."""
         if life in self._over:
             return False
         self._heard[life] = max(at_us, self._heard.get(life, at_us))
         return True
 
     def over(self, life: Life, now_us: int) -> None:
-        """It says so, or another gateway knows."""
+        """Notes that a life is over, by its own word or another gateway's."""
         self._heard.pop(life, None)
         self._over.setdefault(life, now_us)
         if self._current.get(life.server) == life:
@@ -415,7 +415,7 @@ class Lives:
             del self._over[next(iter(self._over))]
 
     def standing(self, life: Life, now_us: int) -> Standing:
-        """One that nobody has told of counts as heard now: who begins late must not declare others over."""
+        """Returns the standing. An unknown life counts as heard now, so that a new register does not declare lives over."""
         if life in self._over:
             return Standing.OVER
         silent_us = now_us - self._heard.setdefault(life, now_us)
@@ -425,7 +425,7 @@ class Lives:
         return Standing.SILENT if silent_us >= SILENT_US else Standing.HEARD
 
     def forget(self, now_us: int) -> None:
-        """Lives that are over for an hour; once a minute."""
+        """Forgets lives that have been over for an hour; call it once a minute."""
         for life in [life for life, at_us in self._over.items() if now_us - at_us >= REMEMBERED_US]:
             del self._over[life]
         for life in list(self._heard):

@@ -1,11 +1,11 @@
-"""What Starters may claim: whether a queue admits a submission, and what a cap leaves its user. Pure.
+"""What Starters may claim: whether a queue admits a submission, and how many cores a cap leaves to its user. Pure.
 
-Starters ask because clients of anybody's making write blocks. The client and the gateway ask more, before anything is written
-(`procedures/admission.py`). Of what was submitted before the settings were changed last, only its user is judged: a limit that is
-lowered, or a queue that is closed, concerns what comes after.
+Starters check this because any client may write blocks. The client and the gateway check more, before anything is written
+(`procedures/admission.py`). For submissions made before the last change of the settings, only the user is checked: a lowered
+limit, or a closed queue, concerns later submissions.
 
-A cap of cores bounds what is claimed, and claimed work counts, up to the cores of its node; nothing that runs is ended for it. The leader,
-who tells what users have, and the Starters, who obey, count alike.
+A cap of cores limits claimed work, up to the cores of its node; running work is never ended for it. The leader,
+which publishes what users have, and the Starters, which obey, count alike.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rmgr.model.tasks.submission import Submission
 
 
 def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newer: bool) -> str:
-    """Why the queue in which a block of `record` stands does not admit it, "" = it does. Cost: 0.3 us.
+    """Returns why the queue of a block of `record` does not admit the block, "" if it does. Cost: 0.3 us.
 
-    is_newer: the submission was made after the cluster's settings were changed last.
+    is_newer: the submission was made after the last change of the cluster's settings.
     """
     if record.queue != queue.name:
         return f"its submission is of queue {record.queue}"
@@ -52,12 +52,12 @@ def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newe
 # -- caps ----------------------------------------------------------------------------------------------------------------------
 
 
-#: Users of whom `/usage` tells at most: those who are nearest to their caps. Fewer, where their names are long.
+#: Most users in `/usage`: those nearest to their caps. Fewer, if their names are long.
 MOST_USERS = 1_000
 
 
 def capped(limits: UserLimits, used: Mapping[str, Mapping[str, int]], jobs: Mapping[str, int], free: int) -> CappedUse:
-    """What is told of users who have a cap. used: cores in use, node -> user -> cores. free: nodes that may claim."""
+    """Returns the figures to publish for users with a cap. used: node -> user -> cores in use. free: nodes that may claim."""
     cores: Counter[str] = Counter()
     nodes: Counter[str] = Counter()
     for each in used.values():
@@ -78,13 +78,14 @@ def _nearest(limits: UserLimits, name: str, has: Mapping[str, int], most: int) -
 
 
 def room_below_cap(*, cap: int, told: int, more: int, part: float, cores: int, chance: float) -> int:
-    """Cores that one Starter may claim now for a user, 0 = none.
+    """Returns how many cores one Starter may claim now for a user, 0 = none.
 
-    Others claim, too, before the next figures come: of what is left below the cap each takes its part, rounded by chance, so that all
-    together take about what is left, also where that is less than a task for each. So it is with what is too much.
+    Other Starters claim, too, before the next figures come: each takes its part of what is left below the cap, rounded by chance, so that
+    all together take about what is left, even if that is less than one task each. The same holds for an excess.
 
     Args:
-        told: what the user has in all, by the last figures. more: what the user has here beyond what was had when they came (or less).
+        told: cores of the user in all, by the last figures. more: cores of the user here beyond those at the last figures (may be
+        negative).
         part: of one Starter among those that claim or have work of the user. cores: of one task. chance: in [0, 1).
     """
     left = cap - told

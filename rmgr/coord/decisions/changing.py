@@ -1,9 +1,9 @@
-"""Applies hold, release, cancel and new terms to a submission's record: for whoever orders it, and again for the gateway. Pure.
+"""Applies hold, release, cancel and new terms to a submission's record: for the asker, and again for the gateway. Pure.
 
-Who does it is told by what is proven of him, never by the request: where somebody changes another's work the record names him, and
-what he has held operators alone release.
+Proof, never the request, tells who makes a change. If that is another user than the submission's own, the record names the user; only
+operators release what an operator has held.
 
-What its user has signed stays when terms change: the record keeps it beside each amendment, and who runs the work compares all of them
+When terms change, the record keeps what its user has signed beside each amendment, and the node that runs the work checks all of them
 (`coord/seal.py`). An operator may change priority and time limit of others' work, and nothing that would make it other work.
 """
 
@@ -22,9 +22,9 @@ MAX_DETAIL = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doer:
-    """Who holds, releases or cancels.
+    """The user who holds, releases or cancels.
 
-    name: "" = its user. is_operator: he may do so with everybody's work. now_us: by his clock, for people.
+    name: "" = the submission's user. is_operator: may change everybody's work. now_us: on the doer's clock, for people.
     """
 
     name: str = ""
@@ -32,26 +32,26 @@ class Doer:
     now_us: int = 0
 
     def of(self, record: Submission, own: Reason, operators: Reason) -> dict[str, str | int]:
-        """Reason, name and time as they are recorded: of his own work by reason alone."""
+        """Returns reason, name and time to record; only the reason if it is the doer's own work."""
         if self.name in {"", record.user}:
             return {"reason": own, "by": "", "by_us": 0}
         return {"reason": operators, "by": self.name, "by_us": self.now_us}
 
 
-#: The user of the work.
+#: Stands for the submission's own user.
 ITS_USER = Doer()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The record as it becomes; gate: True creates it, False deletes it, None leaves it (`ops.set_record`)."""
+    """The changed record. gate: True creates it, False deletes it, None leaves it (`ops.set_record`)."""
 
     record: Submission
     gate: bool | None
 
 
 def cancelled(record: Submission, detail: str, doer: Doer = ITS_USER) -> Change | str:
-    """CANCEL, or why there is nothing to do."""
+    """Returns the change for CANCEL, or why there is nothing to do."""
     if record.phase in {Phase.CLOSED, Phase.CANCELLED}:
         return f"{_over(record.phase)} already"
     why = doer.of(record, Reason.USER_CANCEL, Reason.OPERATOR_CANCEL)
@@ -60,7 +60,7 @@ def cancelled(record: Submission, detail: str, doer: Doer = ITS_USER) -> Change 
 
 
 def held(record: Submission, detail: str, doer: Doer = ITS_USER) -> Change | str:
-    """HOLD, or why there is nothing to do. An operator's takes the place of its user's, and of a wait for others."""
+    """Returns the change for HOLD, or why there is nothing to do. An operator's hold replaces the user's, and a wait for dependencies."""
     why = doer.of(record, Reason.USER_HOLD, Reason.OPERATOR_HOLD)
     takes_over = why["reason"] == Reason.OPERATOR_HOLD and record.reason in {Reason.USER_HOLD, Reason.DEPENDENCY}
     if record.phase is Phase.HELD and not takes_over:
@@ -72,7 +72,7 @@ def held(record: Submission, detail: str, doer: Doer = ITS_USER) -> Change | str
 
 
 def released(record: Submission, doer: Doer = ITS_USER) -> Change | str:
-    """RELEASE, or why there is nothing to do. What waited for others waits for them again: the leader looks, and opens the gate."""
+    """Returns the change for RELEASE, or why there is nothing to do. With dependencies it waits again, until the leader opens the gate."""
     if record.phase is not Phase.HELD:
         return f"it is not held ({record.phase})"
     if record.reason == Reason.REVOKED:
@@ -87,7 +87,7 @@ def released(record: Submission, doer: Doer = ITS_USER) -> Change | str:
 
 
 def told_by(record: Submission) -> str:
-    """`held by root, an operator, since 2026-11-28T22:40:00Z (disk is full)`, `cancelled by ...`; "" where that was its user, or nobody."""
+    """Returns `held by root, an operator, since 2026-11-28T22:40:00Z (disk is full)`, `cancelled by ...`; "" without an operator."""
     if record.reason not in {Reason.OPERATOR_HOLD, Reason.OPERATOR_CANCEL}:
         return ""
     verb, since = ("held", "since ") if record.reason == Reason.OPERATOR_HOLD else ("cancelled", "")
@@ -97,25 +97,25 @@ def told_by(record: Submission) -> str:
 
 
 def cancel_words(record: Submission) -> str:
-    """What its tasks carry that end with it, or by a single cancel: who has cancelled them, and his words."""
+    """Returns the detail for tasks that end with the submission, or by a single cancel: the operator, and the words of the cancel."""
     return words_of(record.by if record.reason == Reason.OPERATOR_CANCEL else "", record.reason_detail)
 
 
 def words_of(by: str, detail: str) -> str:
-    """`by root: disk is full`. by: "" = their user, of whom nothing needs to be said."""
+    """Returns `by root: disk is full`. by: "" = the tasks' own user, who is not named."""
     return (f"by {by}" + f": {detail}" * bool(detail)) if by else detail
 
 
 # -- terms ---------------------------------------------------------------------------------------------------------------------
 
 
-#: What may be changed where nothing waits any more.
+#: Terms that may change even if nothing waits any more.
 OF_RUNNING = frozenset({"time_limit_us"})
-#: What may be changed while nothing of it has left its waiting blocks: these move with it.
+#: Terms that may change as long as all tasks are still in waiting blocks, which move with the change.
 OF_STILL = frozenset({"queue", "cores"})
-#: Of `MOST_CHANGES` so many are left to operators.
+#: Changes of `MOST_CHANGES` that are reserved for operators.
 _FOR_OPERATORS = 4
-#: What people call them.
+#: Names of the terms for people.
 WORDS = {
     "priority": "priority",
     "time_limit_us": "time limit",
@@ -131,7 +131,7 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How much of it waits and runs. waits: some of it, or more may come. is_still: what has not ended waits in blocks, no more comes."""
+    """What of a submission waits and runs. waits: some tasks, or more may come. is_still: all open tasks wait in blocks, no more come."""
 
     waits: bool = True
     runs: bool = False
@@ -139,14 +139,14 @@ class Standing:
 
 
 def amended(record: Submission, terms: Terms, doer: Doer, standing: Standing = Standing()) -> Change | str:
-    """UPDATE, not signed yet, or why there is nothing to do.
+    """Returns the change for UPDATE, not signed yet, or why there is nothing to do.
 
-    standing: as its user was shown it; what must hold at the commit is checked by it (`ops.update`).
+    standing: as its user saw it; the commit itself checks what must hold (`ops.update`).
     """
     if record.phase in {Phase.CLOSED, Phase.CANCELLED}:
         return _over(record.phase)
     if not (standing.waits or standing.runs):
-        return _over(Phase.CLOSED)  # which the leader is about to write
+        return _over(Phase.CLOSED)  # the leader is about to close it
     if record.reason == Reason.REVOKED:
         return f"{record.reason_detail}: submit it again with new ones"
     said = {name: value for name, value in terms.said().items() if value != getattr(terms_of(record), name)}
@@ -178,7 +178,7 @@ def amended(record: Submission, terms: Terms, doer: Doer, standing: Standing = S
 
 
 def signed(record: Submission, signature: str) -> Submission:
-    """The same with the signature of its last amendment."""
+    """Returns the record with the signature of its last amendment."""
     return replace(record, changes=(*record.changes[:-1], replace(record.changes[-1], signature=signature)))
 
 
@@ -214,17 +214,17 @@ def _why_not(record: Submission, said: dict[str, Any], doer: Doer, standing: Sta
 
 
 def is_longer(limit_us: int, other_us: int) -> bool:
-    """A time limit lets work run longer than another does; 0 = for ever."""
+    """Returns whether a time limit lets work run longer than `other_us`; 0 = no limit."""
     return limit_us != other_us and (not limit_us or 0 < other_us < limit_us)
 
 
 def may_cut(new_us: int, old_us: int, record: Submission, *, by: str, is_operators: bool) -> bool:
-    """A new time limit concerns what runs, too: its user may only shorten that, and an operator only lengthen it."""
+    """Returns whether a new time limit applies to running work: its user may only shorten it there, an operator only lengthen it."""
     return is_operators if is_longer(new_us, old_us) else by == record.user
 
 
 def limit_of_running(record: Submission, old_us: int, since: int) -> int:
-    """The time limit of a task that runs with `old_us`, once all changes after number `since` count."""
+    """Returns the time limit of a task running with `old_us`, after all changes later than number `since`."""
     limit_us = old_us
     for change in record.changes[since:]:
         new_us = change.terms.time_limit_us
@@ -234,5 +234,5 @@ def limit_of_running(record: Submission, old_us: int, since: int) -> int:
 
 
 def _over(phase: Phase) -> str:
-    """Why nothing of it can be changed."""
+    """Returns why the submission cannot change."""
     return "it has ended" if phase is Phase.CLOSED else f"it is {phase}"

@@ -1,19 +1,19 @@
 """Decides what to do for a submission: facts in, reconcile actions out. Pure and level-triggered.
 
-Asked again after every change; an action that was carried out changes the facts, so that it is not named again. Nothing
-is remembered between two questions: a new leader that reads the same facts names the same actions.
+It is asked again after every change. An action that was carried out changes the facts, so it is not returned again. Nothing
+is remembered between two calls: a new leader that reads the same facts gets the same actions.
 
-Who does what: the owner (its Submitter) follows its submission while it lives; the leader stands in for a dead one,
-and for a living one that has not acted for `PATIENCE_S`. Names are deterministic, so two doers never do a thing twice.
-Sweeps, caps, dependencies and the end are the leader's alone: what has ended needs no owner, and changes no more.
+Who acts: the owner (its Submitter) looks after its submission while it is alive; the leader stands in for a dead owner,
+and for a live one that has not acted for `PATIENCE_S`. Names are deterministic, so nothing is ever done twice.
+Sweeps, caps, dependencies and the end belong to the leader alone: an ended submission needs no owner and does not change.
 
-A task may be *nowhere*: not final, and covered by no block and no failed range. In the protocol every task is in exactly one of these
-places at any moment, and moves by one multi. So of what was read at one moment, a task that is in none of them has lost its znode:
-somebody deleted it, or ZooKeeper was restored from an older state. That is for good: every multi that could bring the task forward
-(CLAIM, COMPLETE, RETURN, RESUBMIT, ...) needs the znode that is gone, so a late COMPLETE of its old claim conflicts. Its arguments and
-signature went with the block, so nobody can make it again; it ends DATA_LOST. A Starter that still has the block puts its claim back
-before (PUT_BACK), while no task of the submission has been ended this way: NOWHERE raises the version of `/subs/../failed`, which
-PUT_BACK checks, so only one is ever committed.
+A task may be *nowhere*: not final, and in no block and no failed range. In the protocol every task is in exactly one of these
+places at any moment, and moves by one multi. So if facts of one moment show a task in none of them, it has lost its znode:
+the znode was deleted, or ZooKeeper was restored from an older state. That is final: every multi that could advance the task
+(CLAIM, COMPLETE, RETURN, RESUBMIT, ...) needs the lost znode, so a late COMPLETE of its old claim conflicts. Its arguments and
+signature were in the block, so it cannot be made again; it ends DATA_LOST. A Starter that still has the block puts its claim back
+first (PUT_BACK), but only until a task of the submission has been ended this way: NOWHERE raises the version of `/subs/../failed`,
+which PUT_BACK checks, so only one of the two is ever committed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Condition, Dependency, Phase, Submission, Tail, key_now
 
-#: A living owner that has not done its part for so long gets help from the leader.
+#: Time without action after which the leader helps a live owner (s).
 PATIENCE_S = 30.0
-#: An owner whose entry has been missing for so long has gone: its lease was over before, this is for one that connects anew.
+#: Time without an entry after which an owner counts as gone (s): its lease has ended before, the rest is for one that reconnects.
 GONE_S = 10.0
-#: Fragments that leave ZooKeeper in one multi (at most 190 beside the other operations).
+#: Fragments that leave ZooKeeper in one multi (at most 190 fit beside the other operations).
 PAGE_FRAGMENTS = 180
-#: Bytes of fragments in ZooKeeper above which a page is written though they are few: a cancelled million has 50 MB of them.
+#: Bytes of fragments in ZooKeeper from which a page is written even of few fragments: a cancelled million tasks has 50 MB of them.
 PAGE_BYTES = 4 << 20
 
 
@@ -61,45 +61,45 @@ class DropFailed(msgspec.Struct, frozen=True):
 
 
 class SweepPending(msgspec.Struct, frozen=True):
-    """Its waiting blocks are to be looked at: set aside, ended, or brought back."""
+    """Look at its waiting blocks, and set them aside, end them, or bring them back."""
 
 
 class Weigh(msgspec.Struct, frozen=True):
-    """Look whether the submissions that it waits for have ended."""
+    """Check whether the submissions that it waits for have ended."""
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """Its owner went before it was released, and it has no task: it is cancelled."""
+    """Cancel it: its owner left before it was released, and it has no task."""
 
 
 class EndTail(msgspec.Struct, frozen=True):
-    """Nothing will be added any more: its tail is declared complete."""
+    """Declare its tail complete: no more tasks come."""
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Every task is final: the summary goes to the history, the record becomes CLOSED."""
+    """Close it: every task is final. Writes the summary to the history; the record becomes CLOSED."""
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Its oldest fragments go to a page in the store."""
+    """Move its oldest fragments to a page in the store."""
 
     first: int
     count: int
 
 
 class Collect(msgspec.Struct, frozen=True):
-    """Retention is over: its znodes and rows go."""
+    """Remove its znodes and rows: retention is over."""
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """Its user's key was revoked: nothing of it starts any more. cancels: all of it ends. detail: for people."""
+    """Its user's key was revoked: no more of it starts. cancels: all of it ends. detail: for people."""
 
     cancels: bool
     detail: str
 
 
 class BreakOff(msgspec.Struct, frozen=True):
-    """More of its tasks have failed than its user allows: the rest is cancelled."""
+    """Cancel the rest: more tasks have failed than its user allows."""
 
 
 ReconcileAction = Bar | BreakOff | Resubmit | DropFailed | SweepPending | Weigh | Abandon | EndTail | Close | Page | Collect
@@ -109,7 +109,7 @@ ReconcileAction = Bar | BreakOff | Resubmit | DropFailed | SweepPending | Weigh 
 
 
 class FailedSeen(msgspec.Struct, frozen=True):
-    """A failed range as the keeper knows it. backoff_s: None until its record has been read."""
+    """A failed range as the keeper knows it. backoff_s: None until its record was read."""
 
     first: int
     count: int
@@ -120,12 +120,12 @@ class FailedSeen(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that decides what a submission needs. Times named `_s` are the keeper's own monotonic seconds.
+    """The facts that decide what a submission needs. Times named `_s` are the keeper's own monotonic seconds.
 
-    final: tasks with a final state; failures: those that FAILED. applied: the first fragment that is not known yet. base: the first
-    that is in ZooKeeper; fragment_bytes: of all there. active_s: when something of it changed last. ended_s: when it was first seen
-    ended (None: it is not). gone_s: since when its owner's entry is known to be missing (None: it is there).
-    swept: nothing of it stood where it should not when its blocks were last looked at. sweep_s: when to look next.
+    final: tasks with a final state; failures: those that FAILED. applied: the first fragment not known yet. base: the first
+    fragment in ZooKeeper; fragment_bytes: of all there. active_s: last change. ended_s: when it was first seen
+    ended (None: not ended). gone_s: since when its owner's entry is known to be missing (None: it is there).
+    swept: at the last look, no block of it was in a wrong place. sweep_s: when to look next.
     """
 
     submission: Submission
@@ -142,21 +142,21 @@ class Facts:
     swept: bool = True
     sweep_s: float = -math.inf
     gone_s: float | None = None
-    bar: Bar | None = None  #: what is asked of the work of its user, whose key was revoked since
+    bar: Bar | None = None  #: the action for work of a user whose key was revoked
 
 
 class ReconcilePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Actions for now, and when to ask again if nothing changes before (None: a change will tell)."""
+    """Actions for now, and when to ask again if nothing changes before (None: only after a change)."""
 
     actions: tuple[ReconcileAction, ...]
     again_s: float | None = None
 
 
 def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) -> ReconcilePlan:
-    """Reconcile actions for one submission.
+    """Returns the reconcile actions for one submission.
 
     Args:
-        now_s: monotonic, for everything that decides about work. now_us: wall clock, for retention only.
+        now_s: monotonic, for all decisions about work. now_us: wall clock, only for retention.
     Cost: O(failed ranges).
     """
     submission = facts.submission
@@ -210,24 +210,24 @@ def _page(facts: Facts, settings: ClusterSettings) -> Page | None:
     return Page(facts.base, PAGE_FRAGMENTS) if is_much and count > PAGE_FRAGMENTS else None
 
 
-# -- blocks that stand in the wrong place ------------------------------------------------------------------------------------
+# -- blocks in a wrong place -------------------------------------------------------------------------------------------------
 
 
 class SetBlockAside(msgspec.Struct, frozen=True):
-    """A waiting block of a held submission leaves the queue."""
+    """Move a waiting block of a held submission out of the queue."""
 
     key: BlockKey
 
 
 class BringBack(msgspec.Struct, frozen=True):
-    """A block that was set aside waits again; only its first `take` tasks when `take` is not 0."""
+    """Let a block that was set aside wait again; only its first `take` tasks if `take` is not 0."""
 
     key: BlockKey
     take: int = 0
 
 
 class RenameBlock(msgspec.Struct, frozen=True):
-    """A waiting block gets the name, and the queue, that its submission's present terms ask for. queue: where it is, "" = in that."""
+    """Give a waiting block the name and queue of its submission's present terms. queue: where it is, "" = in the right one."""
 
     key: BlockKey
     now: BlockKey
@@ -236,7 +236,7 @@ class RenameBlock(msgspec.Struct, frozen=True):
 
 
 class EndBlock(msgspec.Struct, frozen=True):
-    """A waiting block of a cancelled submission ends here. queue: where it is, "" = in that of its submission."""
+    """End a waiting block of a cancelled submission. queue: where it is, "" = in its submission's queue."""
 
     key: BlockKey
     held: bool
@@ -254,12 +254,12 @@ def moves(
     room: int | None,
     strays: Sequence[tuple[str, BlockKey, bool]] = (),
 ) -> list[Move]:
-    """What to do with the blocks of one submission that wait in its queue, in the order in which it is to happen.
+    """Returns what to do with the waiting blocks of one submission, in the order in which to do it.
 
     Args:
-        pending, held: its blocks in either place.
-        room: how many more of its tasks may be on the way (`room_of`), None without a cap.
-        strays: (queue, block, is held) of what is in a queue that it was in before.
+        pending, held: its blocks in each of the two places.
+        room: how many more of its tasks may be under way (`room_of`), None without a cap.
+        strays: (queue, block, is held) of blocks in queues where it was before.
     """
     in_order = sorted(held, key=BlockKey.sort_key)
     if submission.changes and submission.phase in {Phase.OPEN, Phase.HELD}:
@@ -271,7 +271,7 @@ def moves(
             for queue, key, aside in waiting
             if (now := replace(key_now(key, submission), user=tag)) != key or queue
         ]
-        if others:  # first: where each is to stand is decided by its name
+        if others:  # first, because a block's name decides where it belongs
             return [*others]
     match submission.phase:
         case Phase.HELD:
@@ -296,10 +296,10 @@ def _fill(in_order: Sequence[BlockKey], room: int) -> list[Move]:
 
 
 def room_of(submission: Submission, *, total: int, final: int, held: int, failed: int) -> int | None:
-    """How many more tasks of a capped submission may leave `held`, None without a cap.
+    """Returns how many more tasks of a capped submission may leave `held`, None without a cap.
 
-    What is neither final, nor set aside, nor waiting for its rule is on the way (waiting or claimed). To never exceed the
-    cap, `final` must be older than the list that `held` was counted in, `failed` and `total` newer.
+    Tasks that are neither final, nor set aside, nor waiting for the rule are under way (waiting or claimed). To never exceed the
+    cap, `final` must be older than the list in which `held` was counted, and `failed` and `total` newer.
     """
     if submission.max_running <= 0:
         return None
@@ -310,34 +310,34 @@ def room_of(submission: Submission, *, total: int, final: int, held: int, failed
 
 
 def is_to_be_barred(submission: Submission, bar: Bar) -> bool:
-    """It could still start, or waits although it is to end."""
+    """Returns whether the submission could still start, or is held although it must end."""
     if submission.phase is Phase.HELD:
         return bar.cancels or submission.reason != Reason.REVOKED
     return submission.phase is Phase.OPEN
 
 
 def is_to_be_broken_off(submission: Submission, failures: int) -> bool:
-    """Something of it could still run, and more has failed than its user allows."""
+    """Returns whether a task could still run, and more have failed than the user allows."""
     return 0 <= submission.max_fails < failures and submission.phase in (Phase.OPEN, Phase.HELD)
 
 
 def is_to_be_abandoned(submission: Submission, tail: Tail) -> bool:
-    """It is what a list of jobs waits for, and was never released: once its owner has gone it ends, and they with it.
+    """Returns whether it is the anchor of a list of jobs that was never released: without its owner it ends, and the list with it.
 
-    (An Executor that is held before it has any task is the same: nobody can add to it.)
+    (An Executor held before its first task is the same case: no task can be added to it.)
     """
     return submission.phase is Phase.HELD and submission.ends_with_owner and not tail.next and not tail.complete
 
 
-# -- dependencies: whether what it waits for has happened ----------------------------------------------------------------------
+# -- dependencies: whether their conditions hold -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionEnd:
-    """Known end of a submission.
+    """What is known of the end of a submission.
 
-    state: how it ended, None while it has not. spoiled: something of it has FAILED or was CANCELLED already.
-    began: an attempt of it ran, or was lost. known: False when neither ZooKeeper nor the history has heard of it.
+    state: how it ended, None if it has not. spoiled: some task of it FAILED or was CANCELLED already.
+    began: an attempt of it ran, or was lost. known: False if neither ZooKeeper nor the history has it.
     """
 
     state: State | None = None
@@ -348,19 +348,19 @@ class SubmissionEnd:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """All conditions hold: it may run."""
+    """All conditions hold: the submission may run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unmet:
-    """One condition can never hold any more."""
+    """One condition can no longer hold."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Not decided: these submissions have not ended. `missing`: those of which nothing was told."""
+    """Undecided: these submissions have not ended. `missing`: those without a known end."""
 
     waits_for: tuple[int, ...]
     missing: tuple[int, ...] = ()
@@ -370,10 +370,10 @@ Verdict = Met | Unmet | Open
 
 
 def weigh(after: Sequence[Dependency], endings: Mapping[int, SubmissionEnd]) -> Verdict:
-    """The verdict on a list of dependencies, all of which must hold. Cost: O(dependencies).
+    """Returns the verdict on a list of dependencies, all of which must hold. Cost: O(dependencies).
 
     Args:
-        endings: what is known, by submission; one that is not in it has not been looked up.
+        endings: known ends by submission; a submission not in it has not been looked up.
     """
     waits: list[int] = []
     missing: list[int] = []
@@ -391,7 +391,7 @@ def weigh(after: Sequence[Dependency], endings: Mapping[int, SubmissionEnd]) -> 
 
 
 def is_branch_not_taken(reason: str, detail: str) -> bool:
-    """It was cancelled because what it was to run after the failure of has succeeded: nothing is wrong. (As the leader records it.)"""
+    """Returns whether it was cancelled because work succeeded whose failure it waited for: nothing is wrong. (As the leader records it.)"""
     return reason == Reason.DEPENDENCY_FAILED and detail.startswith(f"{Condition.FAIL}:") and detail.endswith(f" ended {State.COMPLETED}")
 
 
@@ -414,16 +414,16 @@ def _broken(item: Dependency, ending: SubmissionEnd) -> str:
 # -- tasks that are nowhere ----------------------------------------------------------------------------------------------------
 
 
-#: Tasks that are looked at in one round, of all submissions, far more than one multi ends.
+#: Tasks looked at in one round, over all submissions: far more than one multi ends.
 MOST_MISSING = 100_000
 
 
 def missing_tasks(total: int, settled: Codes, ranges: Iterable[tuple[int, int]], most: int = MOST_MISSING) -> list[int]:
-    """Indices below `total` that are nowhere, ascending, the first `most` of them.
+    """Returns the indices below `total` that are nowhere, ascending, the first `most` of them.
 
     Args:
-        settled: a code for each task that is final. ranges: (first, count) of all blocks and failed ranges.
-    Cost: O(tasks that are nowhere or final, ranges); nothing for the size of `total`, which its owner may have made up.
+        settled: a code for each final task. ranges: (first, count) of all blocks and failed ranges.
+    Cost: O(tasks nowhere or final, ranges); independent of `total`, which its owner may have made up.
     """
     found: list[int] = []
     at = 0

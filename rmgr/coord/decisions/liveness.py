@@ -1,12 +1,13 @@
-"""Who lives: which candidate leads, which nodes are lost, and how fast their work may come back. Records in, verdicts out. Pure.
+"""Who is alive: which candidate leads, which nodes are lost, and how fast their work may come back. Records in, verdicts out. Pure.
 
 A node is alive while the Starter that registered it (`guid` of its record) has an entry in /starters. REGISTER writes
-both in one multi, so a record that is read *before* the list of entries is never newer than it: "up, and its guid is
+both in one multi, so a record that is read *before* the list of entries is never newer than the list: "up, and its guid is
 not listed" then means that the Starter is gone, not that it has just come.
 
-A candidate is an ephemeral sequential znode `/watchdogs/n-<guid>-<seq>`: the smallest leads, everyone else watches the one before it. Its
-guid is drawn anew for each session, so an entry is found again after a lost answer, and a create that was sent twice is seen and undone.
-Leading is not a standing but a version: only TAKE-OVER (coord/ops/leader.py) makes a leader, and every write of it checks that version.
+A candidate is an ephemeral sequential znode `/watchdogs/n-<guid>-<seq>`: the smallest leads, each other watches the one before it. Its
+guid is new for each session, so an entry is found again after a lost answer, and a create that was sent twice is noticed and undone.
+A leader is made by a version, not by its place: only TAKE-OVER (coord/ops/leader.py) makes a leader, and each of its writes checks that
+version.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from dataclasses import dataclass
 from rmgr.coord.protocol import paths
 from rmgr.model.cluster.node import NodeRecord, NodeState
 
-#: Fewer losses than this at once are never a mass loss, whatever their share.
+#: Losses at once that are never a mass loss, whatever their share.
 FEW = 2
-#: `NodeRecord.reason` of a node whose Starter left nothing behind.
+#: `NodeRecord.reason` of a node whose Starter stopped in good order, lost its session, or has a revoked key.
 STOPPED = "stopped"
 LOST = "its Starter's session ended"
 REVOKED = "its Starter's key was revoked"
 
 
 def guids(entries: Iterable[str]) -> frozenset[str]:
-    """Names below /starters -> guids of the Starters that are alive."""
+    """Returns the guids of live Starters from the names below /starters."""
     return frozenset(paths.entry_guid(name) for name in entries)
 
 
 def lost(records: Mapping[str, NodeRecord], alive: Collection[str], revoked: Collection[str] = ()) -> list[str]:
-    """Nodes that are up by their record and have no Starter, or one whose key is no longer believed, by name."""
+    """Returns, by name, nodes that are up by their record but whose Starter is gone or has a revoked key."""
     return sorted(
         name
         for name, record in records.items()
@@ -41,9 +42,9 @@ def lost(records: Mapping[str, NodeRecord], alive: Collection[str], revoked: Col
 
 
 def fence_reason(claimed: int, *, revoked: bool = False, leaves: bool = False) -> str:
-    """What FENCE writes down.
+    """Returns the reason that FENCE records.
 
-    leaves: its Starter would have said that it ends in good order (LEAVE). One of an older release does not: it has nothing claimed then.
+    leaves: the Starter's release says LEAVE when it ends in good order. Older releases do not; they then have nothing claimed.
     """
     if revoked:
         return REVOKED
@@ -52,18 +53,18 @@ def fence_reason(claimed: int, *, revoked: bool = False, leaves: bool = False) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MassLoss:
-    """Many Starters vanished together: a switch or ZooKeeper hiccup is likelier than mass death."""
+    """Many Starters vanished together: a fault of the network or of ZooKeeper is likelier than many deaths."""
 
     lost: int
     known: int
 
 
 class LossWindow:
-    """Losses of Starters in the last `window_s`, against how many there were (rule 21).
+    """Losses of Starters in the last `window_s`, compared with their number (rule 21).
 
     Args:
-        share: more of the Starters than this lost in one window (and more than `FEW`) is a mass loss.
-        window_s: length of the window, 2 T.
+        share: a loss of more than this share of the Starters (and more than `FEW`) in one window is a mass loss.
+        window_s: length of the window (s), 2 T.
     """
 
     def __init__(self, share: float, window_s: float) -> None:
@@ -72,16 +73,16 @@ class LossWindow:
         self._losses: deque[tuple[float, str]] = deque()
 
     def note(self, guid: str, now_s: float) -> None:
-        """A Starter is gone; the same one counts once."""
+        """Notes a lost Starter; each counts once."""
         if all(known != guid for _, known in self._losses):
             self._losses.append((now_s, guid))
 
     def returned(self, guid: str) -> None:
-        """It was a loss in error: its entry is there."""
+        """Takes a loss back: the Starter's entry is there."""
         self._losses = deque((at, known) for at, known in self._losses if known != guid)
 
     def verdict(self, alive: int, now_s: float) -> MassLoss | None:
-        """The mass loss under way, None in ordinary times. `alive`: Starters with an entry."""
+        """Returns the present mass loss, None in ordinary times. `alive`: Starters with an entry."""
         while self._losses and self._losses[0][0] <= now_s - self._window_s:
             self._losses.popleft()
         count = len(self._losses)
@@ -90,10 +91,10 @@ class LossWindow:
 
 
 class Meter:
-    """So many a second: a bucket of tokens that holds one second's worth.
+    """Limits a rate: a bucket of tokens that holds one second's worth.
 
     Args:
-        rate: tokens a second (> 0).
+        rate: tokens per second (> 0).
     """
 
     def __init__(self, rate: float, now_s: float) -> None:
@@ -102,10 +103,10 @@ class Meter:
         self._at_s = now_s
 
     def take(self, now_s: float) -> float:
-        """Takes one token: 0.0 when it was there, else how long to wait before asking again (nothing was taken)."""
+        """Takes one token and returns 0.0; without a token, returns how long to wait before the next try (s)."""
         self._tokens = min(max(1.0, self._rate), self._tokens + (now_s - self._at_s) * self._rate)
         self._at_s = now_s
-        if self._tokens >= 1.0 - 1e-9:  # a wait may end a rounding error too early
+        if self._tokens >= 1.0 - 1e-9:  # rounding may end a wait slightly too early
             self._tokens = max(0.0, self._tokens - 1.0)
             return 0.0
         return (1.0 - self._tokens) / self._rate
@@ -116,14 +117,14 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The candidate is the smallest: it takes over."""
+    """The candidate has the smallest entry: it takes over."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Others stand before it: it watches `predecessor` only, so that one departure wakes one candidate."""
+    """Other entries come first; the candidate watches only `predecessor`, so that one departure wakes one candidate."""
 
     name: str
     predecessor: str
@@ -138,7 +139,7 @@ Standing = First | Behind | Absent
 
 
 def standing(children: Iterable[str], guid: str) -> Standing:
-    """Where the candidate `guid` stands among the names below /watchdogs. Cost: O(n log n)."""
+    """Returns the place of candidate `guid` among the names below /watchdogs. Cost: O(n log n)."""
     line = sorted((paths.entry_sequence(name), name) for name in children)
     mine = next((at for at, (_, name) in enumerate(line) if paths.entry_guid(name) == guid), None)
     if mine is None:
@@ -148,7 +149,7 @@ def standing(children: Iterable[str], guid: str) -> Standing:
 
 
 def doubles(children: Iterable[str], guid: str) -> list[str]:
-    """Entries of the candidate beside its smallest: its create was sent again after a lost answer."""
+    """Returns the candidate's entries beside its smallest, made when a create was repeated after a lost answer."""
     mine = sorted((paths.entry_sequence(name), name) for name in children if paths.entry_guid(name) == guid)
     return [name for _, name in mine[1:]]
 

@@ -1,12 +1,12 @@
-"""Folds a submission's fragments, tail, record and claimed blocks into its state: one fold, used by everyone.
+"""Folds a submission's fragments, tail, record and claimed blocks into its state: one fold for all readers.
 
-The leader keeps one `Progress` per open submission; a follower keeps one for what it waits for; a command without a
+The leader keeps one `Progress` per open submission; a follower keeps one for each submission it waits for; a command without a
 leader builds one from znodes. Nothing here reads a clock or does IO: callers feed it what they read, in any order that
 respects fragment numbers.
 
-`EndFold` is the one place where an outcome changes the state of a task, along `TRANSITIONS` alone: leader, follower, commands without a
+Only `EndFold` lets an outcome change the state of a task, along `TRANSITIONS` alone: leader, follower, commands without a
 leader, Starters that look for inputs, and the collection of outputs read fragments through it. An outcome that the table forbids changes
-nothing: the first end of a task stands, whoever asks.
+nothing, so the first end of a task stands for every reader.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rmgr.model.base.states import LOSSES, TRANSITIONS, Reason, State
 from rmgr.model.tasks.block import MOST_TASKS, BlockKey, Fragment, Outcome, PastAttempt
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 
-#: Kinds of failures that are told apart, and characters that are kept of an error.
+#: Kinds of failures that are counted apart, and characters of an error that are kept.
 _MOST_GROUPS, _ERROR_CHARS = 16, 200
-#: Ends of attempts whose node, or what they had of it, was lost.
+#: Reasons of attempts whose node, or results on it, were lost.
 _LOST = LOSSES | {Reason.POISON}
 
 
 class Progress:
-    """Progress of one submission: final tasks, their ends (`ends`), and what their outcomes add.
+    """Progress of one submission: its final tasks, their ends (`ends`), and sums over their outcomes.
 
     `next_fragment`: the first fragment not applied yet.
     """
@@ -55,69 +55,69 @@ class Progress:
         self.ends = EndFold()
         self.exit_code: int | None = None  #: highest exit code of its tasks that were not cancelled
         self.cpu_us = 0
-        self.run_us = 0  #: of all attempts that ended by themselves, or were moved; served time of those that shared their cores
-        self.lost_us = 0  #: of those that were lost; each task of a lost block has the time of the block
+        self.run_us = 0  #: of attempts that ended by themselves or were moved; served time if they shared cores
+        self.lost_us = 0  #: of lost attempts; each task of a lost block has the time of the block
         self.lost = 0  #: attempts that ended by a loss, not by themselves
         self.max_rss_kib = 0
-        self.served_us = self.turns = 0  #: of those that shared their cores in time
+        self.served_us = self.turns = 0  #: of tasks that shared their cores in time
         self.first_started_us: int | None = None
         self.last_ended_us: int | None = None
-        self.again = False  #: some task had an attempt before the one that is told of
-        self.nodes: dict[str, None] = {}  #: where tasks ended, in order of first appearance
+        self.again = False  #: some task had an attempt before the reported one
+        self.nodes: dict[str, None] = {}  #: nodes where tasks ended, in order of first appearance
         self.reason = Reason.NONE  #: of the first task that ended FAILED
-        #: Tasks that FAILED, by reason, exit code and node: how many, and the error of the first. Nodes of the first groups are told apart.
+        #: FAILED tasks by reason, exit code and node: their number, and the first error. Only the first groups are kept apart by node.
         self.failed: dict[tuple[Reason, int | None, str], tuple[int, str]] = {}
 
     @property
     def counts(self) -> dict[State, int]:
-        """Tasks that ended, by how."""
+        """Number of ended tasks by final state."""
         return self.ends.counts
 
     @property
     def total(self) -> int:
-        """Tasks submitted so far."""
+        """Number of tasks submitted so far."""
         return self.tail.next
 
     @property
     def final(self) -> int:
-        """Tasks that are final."""
+        """Number of final tasks."""
         return sum(self.counts.values())
 
     @property
     def failures(self) -> int:
-        """Tasks that FAILED for good."""
+        """Number of tasks that ended FAILED."""
         return self.counts[State.FAILED]
 
     @property
     def began(self) -> bool:
-        """An attempt of it ran, or was lost."""
+        """Whether an attempt of it ran, or was lost."""
         return self.first_started_us is not None or self.again or bool(self.counts[State.COMPLETED] or self.counts[State.FAILED])
 
     @property
     def is_ended(self) -> bool:
-        """The submission is complete and every task is final."""
+        """Whether the submission is complete and every task is final."""
         return self.tail.complete and self.final >= self.tail.next
 
     def state_of(self, index: int) -> State | None:
-        """Final state of a task, None while it has none."""
+        """Returns the final state of a task, None while it has none."""
         return self.ends.state_of(index)
 
     def settled(self) -> Codes | None:
-        """A code for each task that is final, as of now; None where only counts are known (see `skip_to`). Cost: O(tasks) bytes."""
+        """Returns a copy of the codes of final tasks; None if only counts are known (see `skip_to`). Cost: O(tasks) bytes."""
         codes = self.ends.codes.copy()
         return codes if codes.count == self.final else None
 
     def unfinished(self) -> Iterable[int]:
-        """Indices without a final state, ascending."""
+        """Yields the indices without a final state, ascending."""
         return (index for index in range(self.tail.next) if not self.ends.codes[index])
 
     def apply(self, number: int, fragment: Fragment, outcomes: Iterable[Outcome], *, end: int = MOST_TASKS) -> list[Outcome]:
-        """Takes in fragment `number` (each once, in order).
+        """Applies fragment `number` (each once, in order).
 
         Args:
-            outcomes: the fragment's own, or those of its row. end: tasks that were submitted, where that is known: an outcome of another
-                counts nowhere.
-        Returns: the outcomes that made a task final just now.
+            outcomes: the fragment's own, or those of its row. end: number of submitted tasks, if known: an outcome of a later index
+                does not count.
+        Returns: the outcomes that just made a task final.
         Raises: ValueError if `number` is not the next one.
         """
         self._begin(number, fragment)
@@ -126,10 +126,10 @@ class Progress:
         return fresh
 
     def apply_stated(self, number: int, fragment: Fragment, *, most: int = MOST_TASKS, end: int = MOST_TASKS) -> None:
-        """The same of a fragment whose outcomes lie in a row, by what it says itself of the first `most` tasks: their states."""
+        """Applies a fragment whose outcomes are in a row, by the states that the fragment itself lists for the first `most` tasks."""
         self._begin(number, fragment)
         if self.ends.fold_ranges(fragment.ranges, end, most):
-            self.account(fragment, [Outcome(index=0, state=State.COMPLETED)])  # one that tells nothing else stands for all
+            self.account(fragment, [Outcome(index=0, state=State.COMPLETED)])  # an outcome without details stands for all
 
     def _begin(self, number: int, fragment: Fragment) -> None:
         if number != self.next_fragment:
@@ -139,7 +139,7 @@ class Progress:
             self.nodes.setdefault(fragment.node)
 
     def skip_to(self, paged: Paged) -> None:
-        """Starts behind what was paged out: only its counts are known here (the pages hold the rest)."""
+        """Starts after the paged-out fragments: only their counts are known here (the pages have the rest)."""
         if self.next_fragment >= paged.base:
             return
         self.next_fragment = paged.base
@@ -147,7 +147,7 @@ class Progress:
             self.counts[state] = paged.counts.get(state, 0)
 
     def account(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
-        """Adds what outcomes tell beside their states; those of a row when only the fragment's ranges were applied. Each once."""
+        """Adds the details of outcomes beside their states; of a row's outcomes after only the ranges were applied. Each outcome once."""
         if not outcomes:
             return
         self.cpu_us += sum([outcome.cpu_us for outcome in outcomes])
@@ -164,7 +164,7 @@ class Progress:
                 self._account_unusual(outcome, fragment.node)
 
     def copy(self) -> Progress:
-        """The same at this moment, for another thread. Cost: O(tasks) bytes."""
+        """Returns a copy of the present state, for another thread. Cost: O(tasks) bytes."""
         twin = Progress()
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))
@@ -172,7 +172,7 @@ class Progress:
         return twin
 
     def _account_unusual(self, outcome: Outcome, node: str) -> None:
-        """What most outcomes have nothing of."""
+        """Adds the details that most outcomes lack."""
         self.served_us += outcome.served_us
         self.turns += outcome.turns
         had_us = outcome.served_us if outcome.turns else outcome.elapsed_us
@@ -215,14 +215,14 @@ class Progress:
 
 
 def running_count(blocks: Iterable[tuple[BlockKey, int]]) -> int:
-    """Tasks that are claimed and have no outcome: over (key, done mask) of claimed blocks."""
+    """Returns the number of claimed tasks without an outcome, over (key, done mask) of claimed blocks."""
     return sum(key.count - done.bit_count() for key, done in blocks)
 
 
 def claimed_state(*, is_starting: bool = False, is_suspended: bool = False, is_stopping: bool = False) -> State:
-    """What a claimed block does, of what is known of it: each in its turn, as far as `TRANSITIONS` leads there.
+    """Returns the state of a claimed block, applying each known fact in turn as far as `TRANSITIONS` allows.
 
-    One that is asked to give its nodes up is STOPPING, whatever it did before; one that has not begun cannot stand still.
+    A block that is asked to give up its nodes is STOPPING, whatever it did before; one that has not begun cannot be suspended.
     """
     state = State.STARTING if is_starting else State.RUNNING
     for is_seen, new in ((is_suspended, State.SUSPENDED), (is_stopping, State.STOPPING)):
@@ -232,7 +232,7 @@ def claimed_state(*, is_starting: bool = False, is_suspended: bool = False, is_s
 
 
 def state_counts(submission: Submission, progress: Progress, running: int) -> dict[State, int]:
-    """How many tasks are in which state; what is neither final nor running waits (INITIAL or HELD)."""
+    """Returns the number of tasks in each state; tasks neither final nor running wait (INITIAL or HELD)."""
     counts = dict(progress.counts)
     waiting = max(0, progress.total - progress.final - running)
     counts[State.RUNNING] = running
@@ -243,17 +243,17 @@ def state_counts(submission: Submission, progress: Progress, running: int) -> di
 
 
 def was_cancelled(submission: Submission) -> bool:
-    """It was cancelled, whether or not it has been closed since: a closed record keeps the reason that it had."""
+    """Returns whether it was cancelled, even if it was closed since: a closed record keeps its reason."""
     if submission.phase is Phase.CLOSED:
         return submission.reason not in {Reason.NONE, Reason.USER_HOLD, Reason.OPERATOR_HOLD, Reason.DEPENDENCY}
     return submission.phase is Phase.CANCELLED
 
 
 def overall_state(submission: Submission, progress: Progress, running: int) -> State:
-    """One word for a submission: what `rmgr jobs` shows.
+    """Returns one state for a submission, as `rmgr jobs` shows it.
 
     Ended: FAILED if any task failed, else CANCELLED if any was (a cancel that came too late changes nothing), else
-    COMPLETED. Before: RUNNING once anything of it runs or ran, HELD while it may not start, INITIAL otherwise.
+    COMPLETED. Before: RUNNING once any task runs or ran, HELD while none may start, INITIAL otherwise.
     """
     if progress.is_ended:
         if progress.counts[State.FAILED]:
@@ -270,31 +270,31 @@ def overall_state(submission: Submission, progress: Progress, running: int) -> S
 # -- how each task ended -------------------------------------------------------------------------------------------------------
 
 
-#: A task is open (0), whatever it waits for or does, or it has ended so.
+#: Codes of final states; 0: the task is open, whatever it waits for or does.
 CODE_OF_END = {state: code for code, state in enumerate((state for state in State if state.is_final), 1)}
 END_OF_CODE = {code: state for state, code in CODE_OF_END.items()}
 
 
 def _edges(code: int) -> dict[State, int]:
-    """Ends that the table lets a task of this code come to, with their codes."""
+    """Returns the final states, with codes, that the table allows from this code."""
     former = [END_OF_CODE[code]] if code else [state for state in State if not state.is_final]
     return {new: end for new, end in CODE_OF_END.items() if any((old, new) in TRANSITIONS for old in former)}
 
 
-#: By the task's code. Open: each end that can be reached from some state that is not final. Ended: none, as the table is today.
+#: Those by code. From open (0): every end reachable from some state that is not final. From an end: none, by the present table.
 _EDGES = tuple(_edges(code) for code in range(len(CODE_OF_END) + 1))
 _FROM_OPEN = _EDGES[0]
-#: Outcomes of one fragment, far more than a commit can have.
+#: Most outcomes of one fragment, far more than a commit can have.
 MOST_STATED = 100_000
-#: The last place of a page of `Codes`.
+#: The last offset in a page of `Codes`.
 _PAGE_END = 4095
 
 
 class EndFold:
-    """Ends of the tasks of one submission: one byte a task.
+    """Ends of the tasks of one submission: one byte per task.
 
-    `strange`: outcomes of tasks that were never submitted, or that are no ends; `duplicates`: outcomes of tasks that were final already.
-    Neither changes a state. The protocol makes duplicates impossible: anything but 0 is a defect worth an alarm.
+    `strange`: outcomes of tasks that were never submitted, or without a final state; `duplicates`: outcomes of tasks that were final
+    already. Neither changes a state. The protocol makes duplicates impossible: anything but 0 is a defect worth an alarm.
     """
 
     __slots__ = ("codes", "counts", "duplicates", "strange")
@@ -307,19 +307,19 @@ class EndFold:
 
     @property
     def refused(self) -> int:
-        """Outcomes that changed nothing."""
+        """Number of outcomes that changed nothing."""
         return self.duplicates + self.strange
 
     def state_of(self, index: int) -> State | None:
-        """How a task ended, None while it is open."""
+        """Returns how a task ended, None while it is open."""
         return END_OF_CODE.get(self.codes[index])
 
     def fold(self, outcomes: Iterable[Outcome], end: int = MOST_TASKS) -> list[Outcome]:
-        """Those outcomes that ended a task just now, in their order.
+        """Applies outcomes; returns, in order, those that just ended a task.
 
         Args:
-            end: tasks that were submitted, where that is known: an outcome of another changes nothing.
-        Cost: 0.1 us an outcome.
+            end: number of submitted tasks, if known: an outcome of a later index changes nothing.
+        Cost: 0.1 us per outcome.
         """
         codes, counts = self.codes, self.counts
         fresh = []
@@ -341,9 +341,10 @@ class EndFold:
         return fresh
 
     def fold_ranges(self, ranges: Iterable[tuple[State, int, int]], end: int = MOST_TASKS, most: int = MOST_TASKS) -> bool:
-        """As `fold` of what is `stated` by (state, first, count), of the first `most` tasks. Returns: one of them ended just now.
+        """Applies ranges (state, first, count) of the first `most` tasks, like `fold` of the `stated` outcomes. Returns whether one just
+        ended.
 
-        Cost: 50 us for 4,096 tasks in a row that were open, 0.2 us a task where some had ended.
+        Cost: 50 us for 4,096 consecutive open tasks, 0.2 us per task where some had ended.
         """
         ended = sum(self.counts.values())
         for state, first, count in ranges:
@@ -360,7 +361,7 @@ class EndFold:
         return sum(self.counts.values()) > ended
 
     def _fill(self, first: int, stop: int, state: State, code: int) -> None:
-        """Tasks of one page end alike."""
+        """Ends tasks of one page alike."""
         page = self.codes.room(stop - 1)
         low, high = first & _PAGE_END, ((stop - 1) & _PAGE_END) + 1
         if page.count(0, low, high) == high - low:
@@ -375,7 +376,7 @@ class EndFold:
                 self.counts[state] += 1
 
     def copy(self) -> EndFold:
-        """The same at this moment, for another thread. Cost: O(tasks) bytes."""
+        """Returns a copy of the present state, for another thread. Cost: O(tasks) bytes."""
         twin = EndFold()
         twin.codes, twin.counts = self.codes.copy(), dict(self.counts)
         twin.duplicates, twin.strange = self.duplicates, self.strange
@@ -383,9 +384,9 @@ class EndFold:
 
 
 def stated(fragment: Fragment, *, end: int = MOST_TASKS, most: int | None = None, error: str = "") -> Iterator[Outcome]:
-    """What a fragment whose outcomes lie in a row says of them without it: states by index, below `end`, of the first `most` tasks.
+    """Yields the outcomes that a fragment itself states of its row's tasks: states by index, below `end`, of the first `most` tasks.
 
-    Where that is not told, of `end` or `MOST_STATED` tasks: anybody could have written the same range a thousand times.
+    Without `most`: of at most `end` or `MOST_STATED` tasks, because a false fragment could repeat a range a thousand times.
     """
     left = min(end, MOST_STATED) if most is None else most
     for state, first, count in fragment.ranges:
@@ -395,26 +396,26 @@ def stated(fragment: Fragment, *, end: int = MOST_TASKS, most: int | None = None
             yield Outcome(index=index, state=state, error=error)
 
 
-# -- a byte for each task ------------------------------------------------------------------------------------------------------
+# -- one byte per task ---------------------------------------------------------------------------------------------------------
 
 
 #: Tasks of a page, and bytes by which a page grows.
 _BITS = 12
 _TASKS = 1 << _BITS
 _GROWTH = 64
-#: Open pages before some are folded, and runs of a folded one at most.
+#: Open pages before some are folded, and most runs of a folded page.
 _OPEN, _RUNS = 4, 64
-#: One task with each code.
+#: A single byte of each code.
 _ONE = tuple(bytes((code,)) for code in range(256))
 
 
 class Codes:
-    """Codes 1..255 by index; 0 = none. Cost: 0.1 us an index; a page is folded or opened in 5 us."""
+    """Codes 1..255 by index; 0 = none. Cost: 0.1 us per index; 5 us to fold or open a page."""
 
     __slots__ = ("_most_open", "_open", "pages")
 
     def __init__(self) -> None:
-        self.pages: dict[int, bytearray | bytes] = {}  #: open, or folded: (start, code) of each run
+        self.pages: dict[int, bytearray | bytes] = {}  #: open, or folded into (start, code) of each run
         self._open = 0
         self._most_open = _OPEN
 
@@ -443,7 +444,7 @@ class Codes:
         return page
 
     def copy(self) -> Codes:
-        """The same at this moment. Cost: O(bytes)."""
+        """Returns a copy of the present state. Cost: O(bytes)."""
         twin = Codes()
         twin.pages = {number: page[:] for number, page in self.pages.items()}
         twin._open, twin._most_open = self._open, self._most_open
@@ -451,12 +452,12 @@ class Codes:
 
     @property
     def count(self) -> int:
-        """Indices with a code. Cost: O(bytes)."""
+        """Number of indices with a code. Cost: O(bytes)."""
         pages = (_unfolded(page) for page in self.pages.values())
         return sum(len(page) - page.count(0) for page in pages)
 
     def without(self, start: int, stop: int, most: int) -> list[int]:
-        """The first indices from `start` to below `stop` that have no code, at most so many. Cost: O(those, and pages looked through)."""
+        """Returns the first `most` indices in [`start`, `stop`) without a code. Cost: O(those, and pages looked through)."""
         found: list[int] = []
         at = start
         while at < stop and len(found) < most:
@@ -472,7 +473,7 @@ class Codes:
         return found
 
     def _fold(self) -> None:
-        """Open pages that say little; twice as many as then are left may be open before the next time."""
+        """Folds open pages with few runs; sets the limit for the next time to twice the number left open."""
         left = 0
         for number, page in self.pages.items():
             if type(page) is bytearray:
@@ -480,12 +481,12 @@ class Codes:
                 if folded is None:
                     left += 1
                 else:
-                    self.pages[number] = folded  # a value only: the table stays as it is
+                    self.pages[number] = folded  # replaces a value only, so iterating goes on
         self._open, self._most_open = left, max(_OPEN, 2 * left)
 
 
 def _folded(page: bytearray) -> bytes | None:
-    """Its runs, None where there are too many."""
+    """Returns the page's runs, None if there are too many."""
     runs = bytearray()
     left, at = bytes(page), 0
     while left:
@@ -503,7 +504,7 @@ def _folded(page: bytearray) -> bytes | None:
 
 
 def _unfolded(page: bytearray | bytes) -> bytearray | bytes:
-    """As it was before, without what has no code at its end."""
+    """Returns the open form of a page, without the codeless end."""
     if type(page) is bytearray or not page:
         return page
     starts = [int.from_bytes(page[at : at + 2], "big") for at in range(0, len(page), 3)]

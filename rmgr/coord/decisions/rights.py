@@ -1,14 +1,14 @@
 """Who may see and change what: work, and values. Pure.
 
-Work: users theirs, operators everybody's; an open cluster asks nobody. Values: beside each value under a user's name (`name/...`), each
-output of a task (`out/...`, `final/...`) and each share lies a *deed*: its owner, and a signature over cluster, row, encoding, SHA-256 of
+Work: users their own, operators everybody's; an open cluster does not ask. Values: beside each value under a user's name (`name/...`), each
+output of a task (`out/...`, `final/...`) and each share is a *deed*: its owner, and a signature over cluster, row, encoding, SHA-256 of
 the bytes, owner, and time. Ownership is never in the name of a key.
 
-    name/<key>       signed by its owner, by an operator for him, or by somebody whom he lets write there
+    name/<key>       signed by its owner, by an operator for the owner, or by a user whom the owner lets write there
     out/..., final/  signed by the Starter that ran the task; the owner is the task's user. A copy keeps the deed of its original
     share/<owner>/   signed by the owner, or by an operator
 
-A value without a deed, or with one that does not fit, is nobody's. In open clusters there are no deeds.
+A value without a valid deed belongs to nobody. In open clusters there are no deeds.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rmgr.model.wire.stream import json_decoder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
-    """Requester of something, as far as that is proven.
+    """The requester, as far as proven.
 
-    name: "" = somebody who is no user (a gateway that speaks for nobody). role: for the audit. is_open: an open cluster.
+    name: "" = no user (a gateway that speaks for nobody). role: for the audit. is_open: an open cluster.
     """
 
     name: str = ""
@@ -41,20 +41,20 @@ class Person:
 
     @property
     def is_free(self) -> bool:
-        """May do with everybody's work what its owner may."""
+        """Whether the person may do with everybody's work what its owner may."""
         return self.is_open or self.is_operator
 
     def owns(self, owner: str | None) -> bool:
-        """Work of `owner` (None: it is not known whose) is his."""
+        """Returns whether the person is `owner` (None: the owner is not known)."""
         return bool(self.name) and owner == self.name
 
 
-#: Whoever asks in an open cluster.
+#: Every requester in an open cluster.
 ANYBODY = Person(is_open=True)
 
 
 def may(person: Person, owner: str | None) -> bool:
-    """`person` may see and change work of `owner` (None: it is not known whose it is)."""
+    """Returns whether `person` may see and change work of `owner` (None: the owner is not known)."""
     return person.is_free or person.owns(owner)
 
 
@@ -65,13 +65,13 @@ def check(person: Person, submission: int, owner: str | None) -> None:
 
 
 def denied(submission: int, owner: str | None) -> PermissionDenied:
-    """Why somebody may not have to do with a submission."""
+    """Returns the error for a person who has no right to a submission."""
     whose = f"{submission} belongs to {owner}" if owner else f"it is not known whose submission {submission} is"
     return PermissionDenied(whose, hint="its owner or an operator may do that: ask an operator")
 
 
 def check_operator(person: Person, what: str) -> None:
-    """Raises PermissionDenied unless he may do what concerns all."""
+    """Raises PermissionDenied unless the person may do what concerns the whole cluster."""
     if not person.is_free:
         raise PermissionDenied(f"{what} is for operators", hint="ask an operator; rmgr admin add-user NAME --operator makes one")
 
@@ -79,24 +79,24 @@ def check_operator(person: Person, what: str) -> None:
 # -- deeds of values -----------------------------------------------------------------------------------------------------------
 
 
-#: With whom everybody shares at once; no user has that name.
+#: The user of a share with everybody; no real user has this name.
 ALL = "*"
-#: What readers say who trust anybody's, and nobody's, pickles.
+#: Words of readers who trust anybody's, and nobody's, pickles.
 TRUST_ANYBODY, TRUST_NOBODY = "all", "nobody"
-#: Why a value is nobody's that was written by an earlier release.
+#: Why a value that an earlier release wrote belongs to nobody.
 UNSIGNED = "nobody signed it: it was written before values had owners, or by somebody who hides"
 
 _VALUE = "rmgr value 1"
 _pack = msgspec.msgpack.Encoder()
-#: What to type so that a task loads a pickle of somebody else.
+#: What to type so that a task loads another user's pickle.
 HOW_TO_TRUST = 'if you trust {who}: queue.submit(..., trust="{who}")'
 
 
 class Deed(msgspec.Struct, frozen=True, array_like=True):
-    """Record beside a value, in MessagePack. New fields at the end only.
+    """The record beside a value, in MessagePack. New fields only at the end.
 
-    owner: a user. key_id: who signed. made_s: when, seconds since 1970. signature: see `coord/seal.py`.
-    row: of an output of a task: what the Starter has written (copies keep it).
+    owner: a user. key_id: of the signer. made_s: seconds since 1970. signature: see `coord/seal.py`.
+    row: for an output of a task: the row that the Starter wrote (copies keep it).
     """
 
     owner: str
@@ -107,7 +107,7 @@ class Deed(msgspec.Struct, frozen=True, array_like=True):
 
 
 def deed(row: str, owner: str, key_id: str, made_s: int) -> Deed:
-    """What is to be signed of a value in `row`."""
+    """Returns the deed to sign for a value in `row`."""
     return Deed(owner, key_id, made_s, row=row if keys.family(row) in keys.OUTPUTS else "")
 
 
@@ -115,12 +115,12 @@ _deed = msgspec.msgpack.Decoder(Deed)
 
 
 def encode_deed(deed: Deed) -> bytes:
-    """About 130 bytes; 32 more for each level where several share a signature."""
+    """Returns a deed as bytes: about 130, and 32 more per level if several share a signature."""
     return _pack.encode(deed)
 
 
 def decode_deed(note: bytes) -> Deed:
-    """The reverse of `encode_deed`. Raises NotSealed."""
+    """Reads bytes of `encode_deed`. Raises NotSealed."""
     if not note:
         raise NotSealed(UNSIGNED)
     try:
@@ -130,7 +130,7 @@ def decode_deed(note: bytes) -> Deed:
 
 
 def deed_of(about: About) -> Deed | None:
-    """As it stands there, not verified; None: there is none."""
+    """Returns the stored deed, unverified, or None if there is none."""
     try:
         return decode_deed(about.note)
     except NotSealed:
@@ -138,7 +138,7 @@ def deed_of(about: About) -> Deed | None:
 
 
 def deed_statement(deed: Deed, row: str, encoding: Encoding, sha256: bytes, *, cluster_id: str) -> bytes:
-    """What the deed of a value in `row` must be a signature of. Raises NotSealed when it cannot be of that row. Cost: 2 us."""
+    """Returns the bytes that the deed of a value in `row` must sign. Raises NotSealed if it cannot belong to that row. Cost: 2 us."""
     family = keys.family(row)
     if family in keys.OUTPUTS:
         if not _is_origin(deed.row, row):
@@ -149,7 +149,7 @@ def deed_statement(deed: Deed, row: str, encoding: Encoding, sha256: bytes, *, c
 
 
 def _is_origin(origin: str, row: str) -> bool:
-    """`row` is that row, or a copy of it."""
+    """Returns whether `row` is `origin`, or a copy of it."""
     try:
         one = keys.parse_output(origin)
         return origin == row or (keys.family(row) == "final" and keys.is_final_of(row, one.sub, one.index, one.n))
@@ -159,10 +159,10 @@ def _is_origin(origin: str, row: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Owner of a value, as far as that was proven.
+    """The owner of a value, as far as proven.
 
-    owner: "" = nobody's. writer: who vouches for the bytes: the person who signed; of outputs the task's user. why: it is nobody's.
-    foul: why the bytes are not to be believed, although the key is the owner's: he replaces or deletes them. deed: as it was verified.
+    owner: "" = nobody. writer: vouches for the bytes: the person who signed; for outputs the task's user. why: there is no owner.
+    foul: why the bytes are not to be believed although the key has an owner, who may replace or delete them. deed: as verified.
     """
 
     owner: str = ""
@@ -173,22 +173,22 @@ class Holder:
 
     @property
     def told(self) -> str:
-        """For errors: "belongs to ann"."""
+        """Text for errors: "belongs to ann"."""
         return f"belongs to {self.owner}" if self.owner else f"belongs to nobody ({self.why})"
 
 
 # -- shares ------------------------------------------------------------------------------------------------------------------------
 
 
-#: Keys and prefixes that one owner shares with one user; what is behind them does not count.
+#: Most keys and prefixes that one owner can share with one user; further ones do not count.
 MOST_SHARES = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueShare:
-    """Rights that an owner gives others to the owner's values.
+    """Rights to values that their owner gives to others.
 
-    user: who; ALL = every user of the cluster. key: a key, or with is_prefix how keys begin. write: may replace and delete, too.
+    user: the receiver; ALL = every user of the cluster. key: a key, or with is_prefix a prefix of keys. write: may replace and delete, too.
     """
 
     owner: str
@@ -198,18 +198,18 @@ class ValueShare:
     write: bool = False
 
     def covers(self, key: str) -> bool:
-        """It is about that key."""
+        """Returns whether the share applies to `key`."""
         return key.startswith(self.key) if self.is_prefix else key == self.key
 
     @property
     def row(self) -> str:
-        """`share/<owner>/<user>/<hash>`: one for each key or prefix."""
+        """The row `share/<owner>/<user>/<hash>`, one per key or prefix."""
         name = hashlib.sha256(f"{'prefix' if self.is_prefix else 'key'} {self.key}".encode()).hexdigest()[:32]
         return keys.share(self.owner, self.user, name)
 
 
 class _Written(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A share as its row has it (JSON); owner and user are in the row's name."""
+    """A share as in its row (JSON); owner and user are in the row's name."""
 
     key: str
     prefix: bool = False
@@ -217,12 +217,12 @@ class _Written(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_share(share: ValueShare) -> bytes:
-    """Canonical JSON."""
+    """Returns a share as canonical JSON."""
     return msgspec.json.encode(_Written(key=share.key, prefix=share.is_prefix, write=share.write), order="sorted")
 
 
 def decode_share(row: str, data: bytes) -> ValueShare:
-    """The reverse of `encode_share`, of what lies in `row`. Raises NotSealed."""
+    """Reads the share in `row`. Raises NotSealed."""
     try:
         owner, user = keys.parse_share(row)
         told = json_decoder(_Written).decode(data)
@@ -234,14 +234,14 @@ def decode_share(row: str, data: bytes) -> ValueShare:
     return share
 
 
-# -- who may do what ----------------------------------------------------------------------------------------------------------------
+# -- what a person may do with a value ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """Facts that decide what `person` may do with a value. shares: of its owner with that person and with all.
 
-    open_reading: the cluster's setting: who does not own a value may read it all the same.
+    open_reading: the cluster's setting that everybody may read all values.
     """
 
     person: Person
@@ -251,23 +251,23 @@ class Look:
 
 
 def may_read(look: Look, key: str) -> bool:
-    """He may have its bytes."""
+    """Returns whether the person may read the value."""
     return look.person.is_free or look.open_reading or look.person.owns(look.holder.owner) or any(one.covers(key) for one in look.shares)
 
 
 def may_write(look: Look, key: str) -> bool:
-    """He may replace and delete it."""
+    """Returns whether the person may replace and delete the value."""
     return look.person.is_free or look.person.owns(look.holder.owner) or any(one.write and one.covers(key) for one in look.shares)
 
 
 def check_seen(look: Look, key: str) -> None:
-    """Raises PermissionDenied unless `may_read`, naming the owner and what he could type."""
+    """Raises PermissionDenied unless `may_read`, naming the owner and what the person could type."""
     if not may_read(look, key):
         raise PermissionDenied(f"the value {key!r} {look.holder.told}", hint=_ask(look, key, ""))
 
 
 def check_read(look: Look, key: str) -> None:
-    """The same, and raises PermissionDenied where the bytes are not to be believed."""
+    """Raises as `check_seen`, and also PermissionDenied if the bytes are not to be believed."""
     check_seen(look, key)
     if look.holder.foul:
         raise PermissionDenied(f"the value {key!r} cannot be believed: {look.holder.foul}", hint=f"{look.holder.owner} can put it again")
@@ -280,7 +280,7 @@ def check_write(look: Look, key: str) -> None:
 
 
 def check_pickle(person: Person, key: str, holder: Holder, trust: Collection[str], *, how: str) -> None:
-    """Raises PermissionDenied unless the pickle is his own, or he has said that he trusts whoever wrote it: unpickling runs code.
+    """Raises PermissionDenied unless the person wrote the pickle or trusts its writer, because unpickling runs code.
 
     how: what to type, with `{who}`.
     """
@@ -292,7 +292,7 @@ def check_pickle(person: Person, key: str, holder: Holder, trust: Collection[str
 
 
 def trusted(trust: str | Iterable[str]) -> tuple[str, ...]:
-    """Whom a reader trusts, as he said it."""
+    """Returns the users whom a reader trusts, as a tuple."""
     return (trust,) if isinstance(trust, str) else tuple(trust)
 
 

@@ -1,7 +1,7 @@
-"""The multis of the leader, those that an owner and the leader share (RESUBMIT, CLOSE, PAGE, GC), and those by which it is asked.
+"""The multis of the leader, those that owner and leader share (RESUBMIT, CLOSE, PAGE, GC), and requests to the leader.
 
-E = version of `/epoch`, the leader fence: it is checked first in every multi that only the leader may do. The rule at the end says whether
-what FAILED runs again: Starters ask it (at all?), Submitters and the leader (how?), and all get the same answer.
+E = version of `/epoch`, the leader fence, which every multi reserved to the leader checks first. The rule at the end decides whether
+FAILED work runs again: Starters ask it whether, Submitters and the leader ask it how, and all get the same answer.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 
 #: Deletes of one COLLECT, beside its checks.
 DELETES = 180
-#: Outcomes with an error text each that surely fit one znode.
+#: Outcomes, each with an error text, that certainly fit one znode.
 OUTCOMES_PER_FRAGMENT = 64
 
 
 def stand(guid: str, record: EpochRecord) -> Multi:
-    """CANDIDATE: an entry in the line. Its name is the server's choice, so its proof is found by `standing`, not by read-back."""
+    """CANDIDATE: an entry in the line. The server chooses its name, so `standing` finds its proof, not read-back."""
     prefix = paths.watchdog(guid)
     return Multi(name="CANDIDATE", ops=(Create(prefix, encode_record(record), ephemeral=True, sequence=True),), proof=Exists(prefix))
 
 
 def leave_line(name: str) -> Multi:
-    """WITHDRAW: an entry leaves the line (a double; a leader that hands over)."""
+    """WITHDRAW: an entry leaves the line (a double, or that of a leader that hands over)."""
     path = f"{paths.WATCHDOGS}/{name}"
     return Multi(name="WITHDRAW", ops=(Delete(path),), proof=Gone(path))
 
 
 def take_over(candidate: str, record: EpochRecord, version: int | None) -> Multi:
-    """TAKE-OVER: raises the epoch while the candidate's own entry exists; `version` None when there never was a leader."""
+    """TAKE-OVER: raises the epoch while the candidate's own entry exists; `version` is None if there never was a leader."""
     data = encode_record(record)
     entry = Check(f"{paths.WATCHDOGS}/{candidate}")
     write: Op = Create(paths.EPOCH, data) if version is None else Set(paths.EPOCH, data, version)
@@ -50,17 +50,17 @@ def take_over(candidate: str, record: EpochRecord, version: int | None) -> Multi
 
 
 def epoch_check(version: int) -> Check:
-    """The condition of every multi of the leader."""
+    """Returns the condition of every multi of the leader."""
     return Check(paths.EPOCH, version)
 
 
 def epoch_version(multi: Multi, answer: Committed) -> int:
-    """E: the version of /epoch that a committed TAKE-OVER made."""
+    """Returns E: the version of /epoch that a committed TAKE-OVER made."""
     return next(version for op, version in zip(multi.ops, answer.versions, strict=True) if op.path == paths.EPOCH)
 
 
 def fenced(version: int, multi: Multi) -> Multi:
-    """`multi` as a leader may send it: with the leader fence checked first.
+    """Returns `multi` as a leader may send it: with the leader fence checked first.
 
     The multis that owner and leader share (RESUBMIT, sweeps, CLOSE, PAGE) carry no fence of their own; a deposed leader
     that wakes up late must not even do the right thing.
@@ -72,7 +72,7 @@ def fenced(version: int, multi: Multi) -> Multi:
 
 
 def fence(epoch_version: int, record: NodeRecord, node_version: int, reason: str) -> Multi:
-    """FENCE: every later multi of that incarnation fails, whatever session it comes by."""
+    """FENCE: every later multi of that incarnation fails, whatever session sends it."""
     data = encode_record(replace(record, state=NodeState.FENCED, reason=reason))
     return Multi(
         name="FENCE",
@@ -82,9 +82,9 @@ def fence(epoch_version: int, record: NodeRecord, node_version: int, reason: str
 
 
 def tidy_node(epoch_version: int, node: str, node_version: int, *, orders: Iterable[str], idle: bool) -> Multi | None:
-    """TIDY: orders to a fenced node, and its idle marker, go; None when there is nothing (at most 190 orders at a time).
+    """TIDY: removes orders to a fenced node, and its idle marker; None if there is nothing (at most 190 orders at a time).
 
-    The node's version is checked: once it has registered again these things are its own.
+    The node's version is checked: once it has registered again, these belong to the new incarnation.
     """
     gone = [paths.inbox(node, guid) for guid in sorted(orders)[:190]]
     if idle:
@@ -106,10 +106,10 @@ def fail(
     reason: Reason,
     now_us: int,
 ) -> Multi:
-    """FAIL: the tasks of a claimed block that have no outcome are marked FAILED; whoever looks after them decides.
+    """FAIL: marks the tasks of a claimed block without outcome as FAILED; the owner or the leader decides what follows.
 
     Args:
-        guard: `epoch_check(E)` by the leader after FENCE; the new fence of the node by a Starter that has just
+        guard: the leader's `epoch_check(E)` after FENCE; or the new fence of the node, for a Starter that has just
             re-registered and clears what its older incarnation left.
         data, version: of the running znode.
     """
@@ -140,10 +140,10 @@ def fail(
 def resubmit(
     submission: Submission, first: int, count: int, attempt: int, failed: FailedRange, version: int, *, gate: bool, max_losses: int
 ) -> tuple[Multi, Outcome | None]:
-    """RESUBMIT: a failed range waits again with the next attempt, or ends FAILED as the rule says.
+    """RESUBMIT: a failed range waits again with the next attempt, or ends FAILED, as the rule says.
 
-    The names are deterministic: a second doer finds the record gone and stops. `gate`: the submission's gate exists.
-    Returns: the multi, and an example of the final outcome when the rule said no (its outputs are to be deleted).
+    Names are deterministic: whoever acts second finds the record gone and stops. `gate`: the submission's gate exists.
+    Returns: the multi, and an example of the final outcome if the rule said no (its outputs are to be deleted).
     """
     block = decode_block(failed.block)
     path = paths.failed_range(submission.id, first, count, attempt)
@@ -173,7 +173,7 @@ def resubmit(
 
 
 def distrust(submission: Submission, first: int, count: int, attempt: int, version: int, error: str) -> Multi:
-    """DISTRUST: a failed range that nobody may have written ends: nothing of what it says runs."""
+    """DISTRUST: ends a failed range that no authorised process can have written; nothing that it says runs."""
     path = paths.failed_range(submission.id, first, count, attempt)
     fragment = no_outcome(State.FAILED, Reason.UNTRUSTED, range(first, first + count), error[:200])
     ops = (Delete(path, version), Create(paths.fragment_prefix(submission.id), encode_fragment(fragment), sequence=True))
@@ -181,7 +181,7 @@ def distrust(submission: Submission, first: int, count: int, attempt: int, versi
 
 
 def outcome_of(failed: FailedRange, reason: Reason, index: int) -> Outcome:
-    """The final outcome of a failed attempt that may not run again (times relative to its start)."""
+    """Returns the final outcome of a failed attempt that may not run again (times relative to its start)."""
     return Outcome(
         index=index,
         state=State.FAILED,
@@ -199,7 +199,7 @@ def outcome_of(failed: FailedRange, reason: Reason, index: int) -> Outcome:
 def cancel_failed(
     submission: Submission, first: int, count: int, attempt: int, failed: FailedRange, version: int, *, reason: Reason
 ) -> Multi:
-    """A failed range that waits for its rule ends CANCELLED with its submission."""
+    """CANCEL_FAILED: a failed range that waits for the rule ends CANCELLED with its submission."""
     path = paths.failed_range(submission.id, first, count, attempt)
     outcomes = tuple(
         msgspec.structs.replace(outcome_of(failed, reason, index), state=State.CANCELLED) for index in range(first, first + count)
@@ -209,7 +209,7 @@ def cancel_failed(
 
 
 def _fragments(submission: int, failed: FailedRange, attempt: int, outcomes: tuple[Outcome, ...]) -> list[Op]:
-    """Fragments small enough for a znode each."""
+    """Returns creates of fragments that are each small enough for a znode."""
     return [
         Create(
             paths.fragment_prefix(submission),
@@ -223,33 +223,33 @@ def _fragments(submission: int, failed: FailedRange, attempt: int, outcomes: tup
 
 
 def order(node: str, guid: str, what: InboxOrder) -> Multi:
-    """An order to a Starter."""
+    """ORDER: an order to a Starter."""
     path = paths.inbox(node, guid)
     data = encode_record(what)
     return Multi(name="ORDER", ops=(Create(path, data),), proof=Holds(path, data))
 
 
 def end_block(submission: Submission, key: BlockKey, *, held: bool, queue: str = "") -> Multi:
-    """END: all tasks of a waiting block end CANCELLED, for the reason that the record tells.
+    """END: all tasks of a waiting block end CANCELLED, for the reason in the record.
 
-    queue: where it stands, "" = in that of its submission.
+    queue: where the block is, "" = in its submission's queue.
     """
     source = (paths.held_block if held else paths.pending_block)(queue or submission.queue, key)
     fragment = no_outcome(State.CANCELLED, cancel_reason(submission), range(key.first, key.end), attempt=key.attempt)
-    fragment = msgspec.structs.replace(fragment, outcomes=brief_ends(fragment.outcomes))  # of the largest block they fit
+    fragment = msgspec.structs.replace(fragment, outcomes=brief_ends(fragment.outcomes))  # so that those of the largest block fit
     ops = (Delete(source), Create(paths.fragment_prefix(submission.id), encode_fragment(fragment), sequence=True))
     return Multi(name="END", ops=ops, proof=Gone(source))
 
 
 def cancel_reason(submission: Submission) -> Reason:
-    """Why its tasks end CANCELLED."""
+    """Returns why the submission's tasks end CANCELLED."""
     reason = Reason(submission.reason)
     return Reason.USER_CANCEL if reason in {Reason.NONE, Reason.OTHER} else reason
 
 
-#: Fragments of one NOWHERE: together far below the limit of its size.
+#: Fragments of one NOWHERE: together far below its size limit.
 NOWHERE_FRAGMENTS = 12
-#: How a task that was ended by it explains itself.
+#: Error text of a task that NOWHERE has ended.
 NOWHERE_ERROR = (
     "it was nowhere in ZooKeeper: not final, and no block of it waited or ran (its znode was deleted, or ZooKeeper was restored from "
     "an older state)"
@@ -266,11 +266,11 @@ def end_missing(
     failed_version: int,
     stamp: str,
 ) -> Multi:
-    """NOWHERE: the first of `indices` end DATA_LOST (with the rest of a cancelled submission: CANCELLED).
+    """NOWHERE: the first of `indices` end DATA_LOST (or CANCELLED, in a cancelled submission).
 
     Args:
-        version, tail_version, failed_version: of the record, its tail and its `failed`, read at the moment at which they were nowhere.
-        stamp: fresh random text, so that the bytes prove it.
+        version, tail_version, failed_version: of the record, its tail and its `failed`, read at the moment when the tasks were nowhere.
+        stamp: new random text, so that the bytes prove the commit.
     """
     state, reason, error = State.FAILED, Reason.DATA_LOST, NOWHERE_ERROR
     if submission.phase is Phase.CANCELLED:
@@ -289,18 +289,18 @@ def end_missing(
 
 
 def end_tail(submission: int, tail: Tail, version: int) -> Multi:
-    """END_TAIL: nothing will be added any more."""
+    """END_TAIL: no more tasks will be added."""
     path, data = paths.tail(submission), encode_record(tail)
     return Multi(name="END_TAIL", ops=(Set(path, data, version),), proof=Holds(path, data))
 
 
 def discard(path: str, *checks: Check, version: int = -1) -> Multi:
-    """DISCARD: a block of a submission that does not exist (any more) goes."""
+    """DISCARD: removes a block whose submission does not exist (any more)."""
     return Multi(name="DISCARD", ops=(*checks, Delete(path, version)), proof=Gone(path))
 
 
 def tidy_bucket(name: str) -> Multi:
-    """TIDY: a directory of submissions that have all been collected goes."""
+    """TIDY: removes a directory of submissions that have all been collected."""
     path = f"{paths.SUBS}/{name}"
     return Multi(name="TIDY", ops=(Delete(path),), proof=Gone(path))
 
@@ -308,7 +308,7 @@ def tidy_bucket(name: str) -> Multi:
 def removal(
     submission: Submission, token_digest: str, children: Mapping[str, Sequence[str]], *, has_gate: bool, has_token: bool
 ) -> list[Multi]:
-    """The multis that remove a collected submission, children first; the record goes with the last one.
+    """Returns the multis that remove a collected submission, children first; the last one removes the record.
 
     Args:
         children: names below `done` and `failed`, by their parent's path.
@@ -329,12 +329,12 @@ def _collect(checks: list[Op], gone: list[str], *, proof: str = "") -> Multi:
 
 
 def forget_nonces(gone: Sequence[str]) -> Multi:
-    """FORGET_NONCES: nothing can be submitted under these any more."""
+    """FORGET_NONCES: removes nonces under which nothing can be submitted any more."""
     return Multi(name="FORGET_NONCES", ops=tuple(map(Delete, gone)), proof=Gone(gone[-1]))
 
 
 def page(submission: int, paged: Paged, version: int, first: int, count: int) -> Multi:
-    """Fragments `first`..`first + count - 1`, written to a store page before, leave ZooKeeper. At most 190 at a time."""
+    """PAGE: removes fragments `first`..`first + count - 1`, already written to a store page, from ZooKeeper. At most 190 at a time."""
     data = encode_record(paged)
     ops: list[Op] = [Set(paths.done(submission), data, version)]
     ops += [Delete(paths.fragment(submission, number)) for number in range(first, first + count)]
@@ -342,46 +342,46 @@ def page(submission: int, paged: Paged, version: int, first: int, count: int) ->
 
 
 def tell_use(use: CappedUse, version: int | None) -> Multi:
-    """USAGE: `/usage` says `use`. version: of the znode, None when there is none."""
+    """USAGE: sets `/usage` to `use`. version: of the znode, None if it does not exist."""
     data = encode_record(use)
     op: Op = Create(paths.USAGE, data) if version is None else Set(paths.USAGE, data, version)
     return Multi(name="USAGE", ops=(op,), proof=Holds(paths.USAGE, data))
 
 
 def raise_protocol(meta: Meta, version: int, protocol: int) -> Multi:
-    """PROTOCOL: every daemon speaks `protocol` now; what is two releases older may not join any more."""
+    """PROTOCOL: every daemon speaks `protocol` now; daemons two releases older may no longer join."""
     data = encode_record(replace(meta, protocol=protocol, oldest=max(meta.oldest, protocol - SKEW)))
     return Multi(name="PROTOCOL", ops=(Set(paths.META, data, version),), proof=Holds(paths.META, data))
 
 
 def mark_store(meta: Meta, version: int, now_us: int) -> Multi:
-    """BOUND: the cluster has a data store; from now on an empty one is refused."""
+    """BOUND: the cluster has a data store; from now on an empty store is refused."""
     data = encode_record(replace(meta, store_bound_us=now_us))
     return Multi(name="BOUND", ops=(Set(paths.META, data, version),), proof=Holds(paths.META, data))
 
 
 def no_outcome(state: State, reason: Reason, indices: Sequence[int], error: str = "", *, attempt: int = 0) -> Fragment:
-    """A fragment for tasks that end while they wait. attempt: the one they wait for; above 1, one of theirs has run or was lost."""
+    """Returns a fragment for tasks that end while they wait. attempt: the next one; above 1, an earlier one has run or was lost."""
     return Fragment(
         attempt=attempt if attempt > 1 else 0,
         outcomes=tuple(Outcome(index=index, state=state, reason=reason, error=error) for index in indices),
     )
 
 
-# -- the rule after an attempt ended FAILED: run again or not (protocol.md section 1) ------------------------------------------
+# -- the rule after a FAILED attempt: run again or not (protocol.md section 1) -------------------------------------------------
 
 
-#: Attempts of a task that `rmgr show` can tell of.
+#: Attempts of a task that `rmgr show` can list.
 MAX_PAST = 8
-#: Least back-off, doubled each time, of a task whose worker or slot was lost before.
+#: Shortest back-off of a task whose worker or slot was lost before (us), doubled each time.
 _PAUSE_US = 250_000
-#: Ranges up to this many tasks are retried as blocks of one after a loss; larger ones as halves.
+#: Ranges of up to this many tasks are retried as blocks of one task after a loss; larger ones as halves.
 SINGLE_AFTER_LOSS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Run it again: `block` carries the raised counters; not before `backoff_us` from when it is seen."""
+    """Run it again: `block` has the raised counters; not before `backoff_us` after it was seen."""
 
     block: BlockData
     backoff_us: int = 0
@@ -398,11 +398,11 @@ Ruling = Again | GiveUp
 
 
 def rule(reason: Reason, block: BlockData, *, alone: bool, backoff_us: int, max_losses: int) -> Ruling:
-    """Whether tasks of `block`, whose attempt ended FAILED with `reason`, may run again.
+    """Decides whether tasks of `block`, whose attempt ended FAILED with `reason`, may run again.
 
-    A loss (NODE_LOST, DATA_LOST, LEASE_LOST, WORKER_LOST) runs again if `resubmit`; it counts against the task only when it
-    was `alone` in its block, and the `max_losses`-th makes it POISON (lost data stay DATA_LOST: no node was harmed); after
-    WORKER_LOST with back-off. The work's own failure runs again `retries` times, with exponential back-off from `backoff_us`
+    A loss (NODE_LOST, DATA_LOST, LEASE_LOST, WORKER_LOST) runs again if `resubmit`. It counts against the task only if the task
+    was `alone` in its block; the `max_losses`-th loss makes it POISON (lost data stay DATA_LOST: no node was harmed). After
+    WORKER_LOST there is a back-off. The work's own failure runs again `retries` times, with exponential back-off from `backoff_us`
     (doubled each time, at most 64-fold). Anything else is final.
     """
     if reason in LOSSES:
@@ -412,7 +412,7 @@ def rule(reason: Reason, block: BlockData, *, alone: bool, backoff_us: int, max_
         if losses >= max_losses:
             return GiveUp(Reason.DATA_LOST if reason is Reason.DATA_LOST else Reason.POISON)
         pause_us = 0
-        if reason is Reason.WORKER_LOST:  # its own doing, more often than not: the second loss waits, whatever its user asked for
+        if reason is Reason.WORKER_LOST:  # usually the task's own doing: the second loss waits in any case
             pause_us = (backoff_us or (_PAUSE_US if block.losses else 0)) << min(block.losses, 6)
         return Again(msgspec.structs.replace(block, losses=losses), pause_us)
     if reason in OWN_FAILURES:
@@ -424,7 +424,7 @@ def rule(reason: Reason, block: BlockData, *, alone: bool, backoff_us: int, max_
 
 
 def remember(block: BlockData, failed: FailedRange, attempt: int) -> BlockData:
-    """`block` with the failed attempt added to its past."""
+    """Returns `block` with the failed attempt added to its past."""
     past = PastAttempt(
         attempt=attempt,
         node=failed.node,
@@ -440,7 +440,7 @@ def remember(block: BlockData, failed: FailedRange, attempt: int) -> BlockData:
 
 
 def pieces(first: int, count: int, reason: Reason) -> list[tuple[int, int]]:
-    """The blocks in which a failed range waits again: ones after a loss of few, halves of many, else as it was."""
+    """Returns the blocks in which a failed range waits again: single tasks after a loss of few, halves of many, else unchanged."""
     if reason not in LOSSES or count == 1:
         return [(first, count)]
     if count <= SINGLE_AFTER_LOSS:
@@ -449,13 +449,13 @@ def pieces(first: int, count: int, reason: Reason) -> list[tuple[int, int]]:
     return [(first, half), (first + half, count - half)]
 
 
-# -- records that are others by the leader's doing: each returns the record as it is then -----------------------------------
+# -- changes of the record by the leader: each returns the record after the change ---------------------------------------------
 
 
 def close(submission: Submission, version: int, *, now_us: int, gate: bool) -> tuple[Submission, Multi]:
-    """CLOSE: after its summary is in the store; nobody looks after it any more, and nothing that was signed for it runs again.
+    """CLOSE: after its summary is in the store. The submission has no owner any more, and nothing signed for it runs again.
 
-    gate: its gate exists, and goes with it.
+    gate: its gate exists, and is removed.
     """
     closed = replace(submission, phase=Phase.CLOSED, closed_us=now_us, owner="")
     multi = set_record(closed, version=version, gate=False if gate else None, name="CLOSE")
@@ -463,54 +463,54 @@ def close(submission: Submission, version: int, *, now_us: int, gate: bool) -> t
 
 
 def let_go(submission: Submission, version: int) -> tuple[Submission, Multi]:
-    """MET: what it waited for has happened; its blocks may be claimed as soon as they are back in the queue."""
+    """MET: its dependencies are met; its blocks may be claimed as soon as they are back in the queue."""
     met = replace(submission, phase=Phase.OPEN, reason="", reason_detail="")
     return met, set_record(met, version=version, gate=True, name="MET")
 
 
 def barred(submission: Submission, version: int, *, cancels: bool, detail: str) -> tuple[Submission, Multi]:
-    """BAR: from its commit on nothing of it starts; it is held for good, or cancelled."""
+    """BAR: from its commit on nothing of the submission starts; it is held for ever, or cancelled."""
     phase = Phase.CANCELLED if cancels else Phase.HELD
     changed = replace(submission, phase=phase, reason=Reason.REVOKED, reason_detail=detail)
     return changed, set_record(changed, version=version, gate=False if submission.phase is Phase.OPEN else None, name="BAR")
 
 
 def break_off(submission: Submission, version: int, failures: int) -> tuple[Submission, Multi]:
-    """MAX_FAILS: from its commit on nothing of it starts; what waits ends CANCELLED, what runs is killed."""
+    """MAX_FAILS: from its commit on nothing of it starts; waiting tasks end CANCELLED, running ones are killed."""
     told = f"{failures} task{'s' if failures != 1 else ''} failed, --max-fails is {submission.max_fails}"
     ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.MAX_FAILS, reason_detail=told)
     return ended, set_record(ended, version=version, gate=False if submission.phase is Phase.OPEN else None, name="MAX_FAILS")
 
 
 def abandoned(submission: Submission, version: int) -> tuple[Submission, Multi]:
-    """ABANDON: its owner went before it was released; what depends on it is cancelled, and nobody can release it any more."""
+    """ABANDON: its owner left before it was released; its dependents are cancelled, and it can no longer be released."""
     told = "its program ended before all of it was submitted"
     ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.OWNER_GONE, reason_detail=told)
     return ended, set_record(ended, version=version, gate=None, name="ABANDON")
 
 
 def unmet(submission: Submission, version: int, detail: str) -> tuple[Submission, Multi]:
-    """UNMET: what it waited for can never happen any more."""
+    """UNMET: a dependency can no longer be met."""
     ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.DEPENDENCY_FAILED, reason_detail=detail)
     return ended, set_record(ended, version=version, gate=None, name="UNMET")
 
 
-# -- requests: somebody asks the leader, which answers -------------------------------------------------------------------------
+# -- requests to the leader, and its answers -----------------------------------------------------------------------------------
 
 
 def ask_leader(guid: str, request: StopRequest) -> Multi:
-    """ASK: a new request under a name of one's own."""
+    """ASK: a new request, under a name that the asker chooses."""
     path = paths.request(guid)
     return Multi(name="ASK", ops=(Create(path, encode_record(request)),), proof=Exists(path))
 
 
 def answer_request(guid: str, request: StopRequest, version: int) -> Multi:
-    """ANSWER: by the leader, once."""
+    """ANSWER: the leader's answer, once."""
     path, data = paths.request(guid), encode_record(request)
     return Multi(name="ANSWER", ops=(Set(path, data, version),), proof=Holds(path, data))
 
 
 def clear_request(guid: str) -> Multi:
-    """CLEAR: whoever has asked has read the answer, or is gone."""
+    """CLEAR: removes a request whose asker has read the answer, or is gone."""
     path = paths.request(guid)
     return Multi(name="CLEAR", ops=(Delete(path),), proof=Gone(path))

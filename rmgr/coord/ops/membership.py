@@ -1,10 +1,10 @@
-"""The multis by which machines, owners and nodes enter, stand and leave, and by which the settings of all change.
+"""The multis by which machines, owners and nodes enter, exist and leave, and by which the cluster's settings change.
 
-Machines enter a secured cluster by invitation, and leave it when their key is revoked. An owner (a Submitter) says that it lives, takes a
-submission over, gives it back to the leader: a submission grows only through its tail, whose version is the fence of its owner, so that
-after a take-over nothing of the former owner can be committed any more. Which owner submitted an index is written into the tail
-(`reigns`), because pointers to outputs are written before the commit, and one that was never committed must not be believed. Operators
-drain, resume and forget.
+Machines enter a secured cluster by invitation, and leave it when their key is revoked. An owner (a Submitter) shows that it is alive, takes
+a submission over, or gives it back to the leader. A submission grows only through its tail, whose version fences its owner, so that
+after a take-over nothing of the former owner can be committed. The tail also records which owner submitted which index
+(`reigns`): pointers to outputs are written before the commit, and a pointer of an owner that never committed must not count. Operators
+drain, resume and forget nodes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rmgr.model.cluster.node import Drain, NodeRecord, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Submission, Tail
 
-#: What a machine calls itself while it redeems a token: at least 16 random bytes, in hex. Who could guess it would be that machine.
+#: Name of a machine while it redeems a token: at least 16 random bytes, in hex. Another machine that guessed it could redeem the token.
 _NONCE = re.compile(r"[0-9a-f]{32,128}", re.ASCII)
 
 
 def check_nonce(nonce: str) -> None:
-    """Raises PermissionDenied for a nonce that is empty, short or no hex: it would be everybody's."""
+    """Raises PermissionDenied for a nonce that is empty, short or not hex: anybody could guess it."""
     if _NONCE.fullmatch(nonce) is None:
         raise PermissionDenied(
             f"a token is redeemed with a nonce of 16 random bytes or more, in hex (here are {len(nonce)} characters)",
@@ -35,7 +35,7 @@ def check_nonce(nonce: str) -> None:
 
 
 def invite(invitation: Invitation) -> Multi:
-    """INVITE: credentials wait for their machine. Raises PermissionDenied for one that is redeemed from the beginning."""
+    """INVITE: credentials wait for their machine. Raises PermissionDenied for an invitation that is redeemed already."""
     if invitation.redeemed:
         raise PermissionDenied(f"the token of {invitation.name} would be used before it is made", hint="rmgr admin add-node NAME")
     path, data = paths.join(invitation.id), encode_record(invitation)
@@ -43,10 +43,10 @@ def invite(invitation: Invitation) -> Multi:
 
 
 def redeem(invitation: Invitation, version: int, nonce: str, now_us: int) -> Multi | None:
-    """REDEEM: from now on only the holder of `nonce` gets them. None: it is his already.
+    """REDEEM: from now on only the holder of `nonce` gets the credentials. None: that holder has them already.
 
-    now_us: wall clock; an invitation ends at a time that people name, so it is compared with theirs.
-    Raises: PermissionDenied when it was used by somebody else or has expired, or the nonce is no nonce.
+    now_us: wall clock, because people set the end of an invitation.
+    Raises: PermissionDenied if another machine has used it, it has expired, or the nonce is invalid.
     """
     check_nonce(nonce)
     if invitation.redeemed == nonce:
@@ -63,27 +63,27 @@ def redeem(invitation: Invitation, version: int, nonce: str, now_us: int) -> Mul
 
 
 def withdraw(invitation: str, version: int) -> Multi:
-    """WITHDRAW: an invitation that is used or over goes."""
+    """WITHDRAW: removes an invitation that is used or over."""
     path = paths.join(invitation)
     return Multi(name="WITHDRAW", ops=(Delete(path, version),), proof=Gone(path))
 
 
 def revoke(revocation: Revocation) -> Multi:
-    """REVOKE: the key is worth nothing from now on. A Conflict NODE_EXISTS says that it was so before."""
+    """REVOKE: the key is invalid from now on. A Conflict NODE_EXISTS means that it was revoked before."""
     path, data = paths.revoked(revocation.key_id), encode_record(revocation)
     return Multi(name="REVOKE", ops=(Create(path, data),), proof=Exists(path))
 
 
 def change_revoked(revocation: Revocation, version: int) -> Multi:
-    """REVOKED: something else becomes of the work of somebody whose key was revoked before."""
+    """REVOKED: changes what becomes of the work of a user whose key was revoked before."""
     path, data = paths.revoked(revocation.key_id), encode_record(revocation)
     return Multi(name="REVOKED", ops=(Set(path, data, version),), proof=Holds(path, data))
 
 
 def publish_acl(record: AclRecord, version: int | None, secrets: dict[str, SealedSecret], known: dict[str, int]) -> Multi:
-    """ROTATE: credentials that stand for roles, and the new secrets for those who may fetch them, as one.
+    """ROTATE: sets the credentials that stand for roles, together with the new secrets for the daemons that may fetch them.
 
-    version: of `/acl`, None when there is none yet. known: versions of the `/secrets/<role>` that exist.
+    version: of `/acl`, None if it does not exist. known: versions of the existing `/secrets/<role>`.
     """
     data = encode_record(record)
     ops: list[Op] = [Create(paths.ACL, data) if version is None else Set(paths.ACL, data, version)]
@@ -94,7 +94,7 @@ def publish_acl(record: AclRecord, version: int | None, secrets: dict[str, Seale
 
 
 def identify(key_id: str, pem: bytes) -> Multi:
-    """IDENTIFY: a certificate where all read it. It vouches for itself, so whoever writes it does not matter."""
+    """IDENTIFY: publishes a certificate. It proves itself, so its writer does not matter."""
     path = paths.identity(key_id)
     return Multi(name="IDENTIFY", ops=(Create(path, pem),), proof=Exists(path, pem))
 
@@ -103,7 +103,7 @@ def identify(key_id: str, pem: bytes) -> Multi:
 
 
 def reign_of(tail: Tail, index: int) -> str:
-    """Guid of the Submitter that submitted task `index`; "" when it was not recorded. Cost: O(take-overs)."""
+    """Returns the guid of the Submitter that submitted task `index`; "" if not recorded. Cost: O(take-overs)."""
     guid = ""
     for first, owner in tail.reigns:
         if first > index:
@@ -113,12 +113,12 @@ def reign_of(tail: Tail, index: int) -> str:
 
 
 def is_owner(entry: SubmitterEntry, submission: Submission) -> bool:
-    """Whether who made `entry` looks after `submission`: it is named there, and the entry names no other user."""
+    """Returns whether the maker of `entry` owns `submission`: the record names its guid, and the entry names no other user."""
     return bool(entry.guid) and entry.guid == submission.owner and entry.user in {"", submission.user}
 
 
 def taken_over(tail: Tail, owner: str, stamp: str) -> Tail:
-    """The tail when `owner` goes on from here."""
+    """Returns the tail of a submission that `owner` continues."""
     kept = tuple(reign for reign in tail.reigns if reign[0] < tail.next)
     return replace(tail, reigns=(*kept, (tail.next, owner)), enqueued=stamp)
 
@@ -134,7 +134,7 @@ def take_ownership(submission: Submission, version: int, tail: Tail, tail_versio
 
 
 def enter(entry: SubmitterEntry) -> Multi:
-    """ENTER: a Submitter lives. The sequential name is not known beforehand: an unknown outcome is simply tried again."""
+    """ENTER: a Submitter is alive. Its sequential name is not known beforehand, so after an unknown outcome it is simply repeated."""
     path = paths.submitter(entry.guid)
     return Multi(name="ENTER", ops=(Create(path, encode_record(entry), ephemeral=True, sequence=True),), proof=Exists(path))
 
@@ -148,29 +148,29 @@ def leave(path: str) -> Multi:
 
 
 def drain(record: Drain, version: int | None) -> Multi:
-    """The node takes nothing new. version: of the drain that it replaces, None when there is none."""
+    """DRAIN: the node takes no new work. version: of the drain that it replaces, None if there is none."""
     return Multi(name="DRAIN", ops=_made_anew(record, version), proof=Holds(paths.drain(record.node), encode_record(record)))
 
 
 def resume(record: Drain, version: int) -> Multi:
-    """The node takes work again; who has resumed it stays to be told. version: of the drain that ends."""
+    """RESUME: the node takes work again; the record keeps who resumed it. version: of the drain that ends."""
     over = replace(record, is_over=True)
     return Multi(name="RESUME", ops=_made_anew(over, version), proof=Holds(paths.drain(over.node), encode_record(over)))
 
 
 def _made_anew(record: Drain, version: int | None) -> tuple[Op, ...]:
-    """Not set: the leader watches which drains there are."""
+    """Returns ops that create the drain anew instead of setting it, because the leader watches the list of drains."""
     made = Create(paths.drain(record.node), encode_record(record))
     return (made,) if version is None else (Delete(made.path, version), made)
 
 
 def forget(record: NodeRecord, version: int) -> Multi:
-    """FORGET: nothing shows the node any more. Its znode stays, and its version: a Starter that registers it anew goes on from there."""
+    """FORGET: nothing shows the node any more. Its znode and version stay, so a Starter that registers it again continues from there."""
     path, data = paths.node(record.node), encode_record(replace(record, forgotten=True))
     return Multi(name="FORGET", ops=(Set(path, data, version),), proof=Holds(path, data))
 
 
 def set_settings(settings: ClusterSettings, version: int) -> Multi:
-    """Queues, limits and times of the whole cluster, replaced as one; their directories exist already."""
+    """SETTINGS: replaces all queues, limits and times of the cluster; their directories exist already."""
     data = encode_record(settings)
     return Multi(name="SETTINGS", ops=(Set(paths.CONFIG, data, version),), proof=Holds(paths.CONFIG, data))

@@ -1,14 +1,14 @@
-"""The multis of placed jobs: ASSIGN gives a waiting block of one task to a node, UNHOLD ends what it held elsewhere, STOP gives it up.
+"""The multis of placed jobs: PLACE gives a waiting block of one task to a node, UNHOLD ends its holds elsewhere, STOP gives it up.
 
-RESERVE promises cores of running jobs to a waiting one: in the commit of the pass that decided it, and gone with the ASSIGN of that job.
-Nothing is committed when a run ends whose cores were promised: the COMPLETE that deletes its block is what makes them the waiting job's.
+RESERVE promises cores of running jobs to a waiting one, in the commit of the pass that decided it; the job's own start removes the
+promise. Nothing is committed when a run ends whose cores were promised: the COMPLETE that deletes its block makes them the waiting job's.
 
-Everything after ASSIGN is as for pulled work: the head's Starter commits COMPLETE or RETURN, the leader FAIL after FENCE. Ownership is
-the block under `/running/<head>`; holds on other nodes follow it: one whose block is gone is deleted by the leader.
+Everything after PLACE is as for pulled work: the head's Starter commits COMPLETE or RETURN, the leader FAIL after FENCE. The block
+under `/running/<head>` is the ownership; holds on other nodes follow it: the leader deletes a hold whose block is gone.
 
-What RETURN is for tasks that have not started STOP is for a job that ran: its Starter gives the attempt up without fault of anybody, to
-go on elsewhere from a checkpoint (MIGRATED), or to make room (PREEMPTED), and it waits again as the next attempt. No back-off and no
-count; what there is to be restored lies in the store before this is committed.
+STOP is for a started job what RETURN is for tasks that have not started: its Starter gives the attempt up, through no fault of the job, to
+go on elsewhere from a checkpoint (MIGRATED) or to make room (PREEMPTED). The job waits again as the next attempt, without back-off and
+without count; whatever must be restored is in the store before this commit.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import Allocation, BlockData, BlockKey, Fragment, NodeHold, PastAttempt, Reserved
 
-#: What a block may still become longer by while it runs, and in the record of its failure.
+#: Bytes by which a block may still grow while it runs, and in the record of its failure.
 _GROWS_BYTES = 1024
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots: what follows from its fields is made once
+@dataclass(frozen=True, kw_only=True)  # without slots: derived values are cached
 class Assigned:
     """One job on its way to its nodes. fences: (node, version of its record), the head first."""
 
@@ -61,7 +61,7 @@ class Assigned:
     incarnation: int
     guid: str
     stamp: str
-    reserved: tuple[str, ...] = ()  #: nodes on which cores were kept for it: what says so goes with its ASSIGN
+    reserved: tuple[str, ...] = ()  #: nodes with cores reserved for it; its start removes these promises
 
     @cached_property
     def running(self) -> BlockKey:
@@ -70,17 +70,17 @@ class Assigned:
 
     @cached_property
     def name(self) -> str:
-        """What its block is called there."""
+        """The name of its block there."""
         return paths.block_name(self.running)
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
-        """What its ASSIGN consists of."""
+        """The operations of its start."""
         return tuple(assign_ops(self))
 
     @cached_property
     def size(self) -> int:
-        """Upper estimate of `ops` on the wire (bytes)."""
+        """Upper estimate of the size of `ops` on the wire (bytes)."""
         return sum(map(size_of, self.ops))
 
     @cached_property
@@ -90,14 +90,14 @@ class Assigned:
 
 
 def running_key(key: BlockKey, allocation: Allocation) -> BlockKey:
-    """The key of a waiting block once it is placed: with the cores and the memory that its processes asked for on its head."""
+    """Returns the key of a waiting block once placed: with the cores and memory of its processes on the head."""
     processes = allocation.shares[0][1]
     cores, memory_mib = processes * allocation.threads, processes * allocation.memory_mib
     return key if (cores, memory_mib) == (key.cores, key.memory_mib) else replace(key, cores=cores, memory_mib=memory_mib)
 
 
 def assign_ops(job: Assigned) -> list[Op]:
-    """What one ASSIGN consists of: fences of all its nodes, its gate, the move of its block, the order, holds on the other nodes."""
+    """Returns the operations of one start: fences of all nodes, the gate, the move of the block, the order, holds on the other nodes."""
     key, allocation = job.running, job.allocation
     data = msgspec.structs.replace(
         job.data,
@@ -135,7 +135,7 @@ def assign_ops(job: Assigned) -> list[Op]:
 
 
 def too_large(job: Assigned, most: int) -> str:
-    """Why no commit can put it there, "" when one can. most: bytes."""
+    """Returns why no commit can place the job, "" if one can. most: bytes."""
     if not paths.has_digits(job.running):
         return "it asks for more than the name of a block can tell"
     block = next(op for op in job.ops if op.path == job.target)
@@ -149,7 +149,7 @@ def too_large(job: Assigned, most: int) -> str:
 
 
 def ask_ops(node: str, version: int, key: BlockKey, guid: str, order: InboxOrder) -> list[Op]:
-    """An order to the head of a job that runs there, while it does. version: of the node's record."""
+    """Returns an order to the head of a job that runs there, valid while it runs. version: of the node's record."""
     path = paths.inbox(node, guid)
     return [Check(paths.node(node), version), Check(paths.running_block(node, key)), Create(path, encode_record(order))]
 
@@ -157,9 +157,9 @@ def ask_ops(node: str, version: int, key: BlockKey, guid: str, order: InboxOrder
 def reserve_ops(
     submission: int, index: int, before: Mapping[str, bytes], after: Mapping[str, bytes], runs: Sequence[tuple[str, BlockKey]] = ()
 ) -> list[Op]:
-    """What a waiting job is promised, node by node (encoded `Reserved`), in place of what it was promised before.
+    """Returns the operations that replace the promises of a waiting job, node by node (encoded `Reserved`).
 
-    runs: (head, block) whose cores it gets: a promise of what has ended meanwhile is refused, and decided anew.
+    runs: (head, block) of the running jobs whose cores it gets: a promise of cores whose job has ended is refused, and decided anew.
     """
     ops: list[Op] = [Check(paths.running_block(node, key)) for node, key in runs] if before != after else []
     for node in sorted({*before, *after}):
@@ -174,17 +174,17 @@ def reserve_ops(
 
 
 def reserve(ops: Sequence[Op]) -> Multi:
-    """RESERVE by itself: promises that nobody has any more go, those that a leader before did not come to write down are written."""
+    """RESERVE by itself: removes promises whose job is gone, and writes those that a former leader had decided but not written."""
     return Multi(name="RESERVE", ops=tuple(ops), proof=_proof(ops), most_ops=MAX_OPS_OF_ONE_JOB)
 
 
 def reserved(shares: Sequence[tuple[str, int]], memory_mib: int, resources: Needs = ()) -> bytes:
-    """The record of a promise on one node."""
+    """Returns the record of a promise on one node."""
     return encode_record(Reserved(shares=tuple(sorted(shares)), memory_mib=memory_mib, resources=resources))
 
 
 def _proof(ops: Sequence[Op]) -> Exists | Gone:
-    """By its last operation, which makes or deletes a znode."""
+    """Returns the proof by the last operation, which creates or deletes a znode."""
     last = ops[-1]
     return Gone(last.path) if type(last) is Delete else Exists(last.path, last.data if type(last) is Create else None)
 
@@ -195,13 +195,13 @@ def place(
     orders: Sequence[Op] = (),
     gangs: Sequence[tuple[str, bytes, int | None]] = (),
 ) -> Multi:
-    """PLACE: everything that one pass decided, or a part of it that stands by itself.
+    """PLACE: everything that one pass decided, or an independent part of it.
 
     Args:
-        records: (partition, what the scheduler remembers, version of its znode or None when there is none). gangs: the same of the
-        records of gangs.
-        orders: `ask_ops` of jobs that run; what is remembered of them changes with it. Also `reserve_ops`.
-    Raises: ValueError for nothing.
+        records: (partition, the scheduler's memory, version of its znode or None if there is none). gangs: the same for records of
+            gangs.
+        orders: `ask_ops` of running jobs, in one commit with what the scheduler remembers of them. Also `reserve_ops`.
+    Raises: ValueError if there is nothing to commit.
     """
     ops: list[Op] = [*orders]
     written = [(paths.gangs(partition), data, version) for partition, data, version in gangs]
@@ -213,7 +213,7 @@ def place(
         for op in job.ops:
             if type(op) is Check:
                 if op in checked:
-                    continue  # nodes and submissions have many jobs
+                    continue  # jobs share nodes and submissions
                 checked.add(op)
             ops.append(op)
     most = MAX_OPS_OF_ONE_JOB if len(jobs) < 2 else MAX_OPS
@@ -228,7 +228,7 @@ def place(
 
 
 def unhold(node: str, submission: int, index: int, attempt: int) -> Multi:
-    """UNHOLD: the block that this hold belongs to is gone."""
+    """UNHOLD: removes a hold whose block is gone."""
     path = paths.hold_of(node, submission, index, attempt)
     return Multi(name="UNHOLD", ops=(Delete(path),), proof=Gone(path))
 
@@ -242,10 +242,10 @@ def complete(
     orders: Sequence[str] = (),
     go_idle: bool = False,
 ) -> Multi:
-    """COMPLETE of several jobs of one submission and attempt, each a whole block, in one fragment (alone: as `ops.complete`).
+    """COMPLETE of several jobs of one submission and attempt, each a whole block, in one fragment (of one job: as `ops.complete`).
 
     Args:
-        blocks: (key, version of its running znode). orders: inbox guids obeyed by this. go_idle: create the idle marker as well.
+        blocks: (key, version of its running znode). orders: inbox guids that this obeys. go_idle: also create the idle marker.
     """
     fence = fence_check(node, node_version)
     gone = [Delete(paths.running_block(node, key), version) for key, version in blocks]
@@ -256,7 +256,7 @@ def complete(
     return Multi(name="COMPLETE", ops=tuple(ops), proof=Gone(gone[0].path), guard=fence)
 
 
-# -- a Starter's: an attempt is given up ---------------------------------------------------------------------------------------
+# -- multis of a Starter: giving an attempt up ---------------------------------------------------------------------------------
 
 
 def stop(
@@ -273,14 +273,14 @@ def stop(
     moved: bool = False,
     orders: Sequence[str] = (),
 ) -> tuple[Multi, BlockKey]:
-    """STOP: the claimed block goes, and waits again in its place with the next attempt, `past` behind it.
+    """STOP: the claimed block waits again in its old place with the next attempt, and with `past` added.
 
     Args:
-        node_version: the fence of the Starter. data, version: of the running znode; no task of it may be done.
-        past: the attempt that ends here; its reason says why. held: the submission has no gate: set aside instead.
-        moved: by a policy, which is counted. orders: inbox guids obeyed by this.
-    Returns: the multi, and the key under which it waits.
-    Raises: ValueError when a task of it is done.
+        node_version: the fence of the Starter. data, version: of the running znode; none of its tasks may be done.
+        past: the attempt that ends here; its reason says why. held: the submission has no gate: set the block aside instead.
+        moved: moved by a policy, which is counted. orders: inbox guids that this obeys.
+    Returns: the multi, and the key under which the block waits.
+    Raises: ValueError if a task of it is done.
     """
     if data.done:
         raise ValueError(f"{paths.block_name(key)} cannot be given up: tasks of it are done")
@@ -306,9 +306,9 @@ def stop(
 
 
 def note(node: str, node_version: int, key: BlockKey, data: BlockData, version: int, *, orders: Sequence[str] = ()) -> Multi:
-    """NOTE: the claimed block stays, and says what became of its checkpoints; with it orders are crossed off that are done, or refused.
+    """NOTE: the claimed block stays, and records the fate of its checkpoints; removes orders that are done or refused.
 
-    data: as it is from now on, stamped.
+    data: as it is from now on, with a new stamp.
     """
     path = paths.running_block(node, key)
     fence = fence_check(node, node_version)

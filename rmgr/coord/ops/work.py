@@ -1,6 +1,6 @@
 """The multis of submitters and Starters (protocol.md section 3): what is committed together, as pure functions.
 
-N = version of `/nodes/<n>` (the Starter fence), v = version of the znode that is changed. `stamp` arguments are fresh
+N = version of `/nodes/<n>` (the Starter fence), v = version of the znode that is changed. `stamp` arguments are new
 random strings: they make the bytes of a change unique, so that its proof cannot be mistaken. The leader's multis are
 in `coord/ops/leader.py`.
 """
@@ -23,7 +23,7 @@ from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange, Fra
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 
 Block = tuple[BlockKey, BlockData]
-#: Place in the queue of a block that was handed over: it never stood in it, because nothing else did.
+#: Sequence number of a block that was handed over: it was never in the queue, which was empty.
 HANDED_SEQ = 0
 
 
@@ -31,7 +31,7 @@ HANDED_SEQ = 0
 
 
 def token_digest(user: str, token: str) -> str:
-    """What the token's record is named by."""
+    """Returns the name of the token's record."""
     return hashlib.sha256(f"{user}\0{token}".encode()).hexdigest()
 
 
@@ -47,11 +47,11 @@ def submit(
     """SUBMIT: the record, its directories and its first blocks appear together; the nonce proves it.
 
     Args:
-        submission: its `id` is the number that `/ids` held at `ids_version`; its nonce was drawn for it, its token may stand for it later.
-        tail: already counting `blocks`.
+        submission: its `id` is the number that `/ids` held at `ids_version`; its nonce was drawn for it, its token may name it later.
+        tail: already counts `blocks`.
         blocks: `seq` is ignored; phase OPEN puts them into `pending` (S), else they are set aside without a place.
         make_bucket: the thousand's directory does not exist yet.
-        held: blocks are set aside although the submission is open (a cap on those that run).
+        held: sets blocks aside although the submission is open (a cap on running tasks).
     """
     number = submission.id
     nonce = Create(nonces.place_of(submission), encode_record(number))
@@ -74,7 +74,7 @@ def submit(
 
 
 def enter(queue: str, key: BlockKey, data: BlockData, *, held: bool) -> Create:
-    """A new block: at the end of `pending` (S), or set aside without a place."""
+    """Returns the create of a new block: at the end of `pending` (S), or set aside without a place."""
     return _entered(queue, key, encode_block(data), held=held)
 
 
@@ -94,9 +94,9 @@ def enqueue(
     held: bool,
     ended: Sequence[Fragment] = (),
 ) -> Multi:
-    """ENQUEUE: the submission grows. One of a submission is in flight at a time: the tail's bytes prove it.
+    """ENQUEUE: the submission grows. Only one per submission is in flight, so the tail's bytes prove it.
 
-    ended: outcomes of its tasks that end here, before they ever waited.
+    ended: outcomes of tasks that end here, before they were queued.
     """
     data = encode_record(tail)
     ops: list[Op] = [Set(paths.tail(submission), data, tail_version)]
@@ -106,16 +106,16 @@ def enqueue(
 
 
 def hand(submission: int, *, tail: Tail, tail_version: int, key: BlockKey, data: BlockData, node: str, node_version: int) -> Multi:
-    """HAND: the submission grows by one block, which goes straight to a node that shows its idle marker (protocol.md 5).
+    """HAND: the submission grows by one block, which goes straight to a node with an idle marker (protocol.md 5).
 
-    The mark goes with it, so that one node is handed one block; the Starter notices that, and finds the block. A conflict
-    anywhere but at the tail means: ENQUEUE it instead; so does an amendment, of which its Submitter need not know. What is given
-    back or fails later stands at the front of its priority.
+    The marker is deleted with it, so that a node gets only one such block; the Starter notices that, and finds the block. After a conflict
+    anywhere but at the tail, ENQUEUE the block instead; an amendment is one such conflict, which the Submitter need not know of. If the
+    block is given back or fails later, it stands at the front of its priority.
 
     Args:
-        key: `seq` is ignored: it never had a place in the queue.
-        data: signed, and nothing else; the Starter that meets it stamps it with its first change.
-        node_version: of the node's record, as read from an incarnation that takes such blocks.
+        key: `seq` is ignored: the block never had a place in the queue.
+        data: only signed; the Starter that gets it adds a stamp with its first change.
+        node_version: of the node's record, read from an incarnation that takes such blocks.
     """
     encoded = encode_record(tail)
     ops: tuple[Op, ...] = (
@@ -140,17 +140,17 @@ def set_record(submission: Submission, *, version: int, gate: bool | None, name:
 
 
 def _gate_of(submission: Submission) -> list[Op]:
-    """A gate whose version is the number of amendments: who starts something by an older record meets another version."""
+    """Returns ops that create a gate whose version is the number of amendments: a start by an older record meets another version."""
     path = paths.gate(submission.id)
     return [Create(path), *(Set(path, b"", version) for version in range(len(submission.changes)))]
 
 
 def update(submission: Submission, *, version: int, gate: bool | None, waiting: Sequence[str] = ()) -> Multi:
-    """UPDATE: an amendment of a submission's terms. What it finds started has the old ones, what starts later the new.
+    """UPDATE: an amendment of a submission's terms. Started work keeps the old terms, work that starts later has the new ones.
 
     Args:
-        gate: as in `set_record`; None of one that is open: the gate is made anew, at the next version.
-        waiting: paths of blocks that must still wait: of this and the start of one of them at most one is committed.
+        gate: as in `set_record`; None for an open submission: the gate is created anew, at the next version.
+        waiting: paths of blocks that must still wait: of this and the start of any of them, at most one is committed.
     """
     path = paths.sub(submission.id)
     data = encode_record(submission)
@@ -164,9 +164,9 @@ def update(submission: Submission, *, version: int, gate: bool | None, waiting: 
 
 
 def rename(submission: Submission, queue: str, old: BlockKey, new: BlockKey, data: bytes, version: int, *, held: bool) -> Multi:
-    """RENAME: a waiting block bears the priority, cores and memory that its submission has now, and keeps its place.
+    """RENAME: a waiting block gets the present priority, cores and memory of its submission, and keeps its place.
 
-    queue: where it stands; if its submission is in another one now, it goes to the end of that.
+    queue: where the block is; if its submission is now in another queue, the block goes to the end of that one.
     """
     where = paths.held_block if held else paths.pending_block
     source = where(queue, old)
@@ -178,13 +178,13 @@ def rename(submission: Submission, queue: str, old: BlockKey, new: BlockKey, dat
 
 
 def set_aside(queue: str, key: BlockKey, data: bytes, version: int) -> Multi:
-    """A waiting block of a submission without a gate leaves `pending`, keeping its place."""
+    """SET_ASIDE: a waiting block of a submission without a gate leaves `pending`, keeping its place."""
     source = paths.pending_block(queue, key)
     return Multi(name="SET_ASIDE", ops=(Delete(source, version), Create(paths.held_block(queue, key), data)), proof=Gone(source))
 
 
 def bring_back(queue: str, key: BlockKey, data: BlockData, version: int, *, take: int = 0) -> Multi:
-    """A block that was set aside waits again: in its old place, or at the end when it never had one.
+    """BRING_BACK: a block that was set aside waits again: in its old place, or at the end if it never had one.
 
     take: only its first `take` tasks (> 0); the rest stays aside.
     """
@@ -205,7 +205,7 @@ def bring_back(queue: str, key: BlockKey, data: BlockData, version: int, *, take
 def take_out(
     queue: str, key: BlockKey, data: BlockData, version: int, *, indices: Sequence[int], fragment: Fragment, held: bool = False
 ) -> Multi:
-    """Some tasks of a waiting block end here (cancelled): the block is replaced by its remainders and a fragment."""
+    """TAKE_OUT: cancels some tasks of a waiting block, which its remainders and a fragment replace."""
     source = paths.held_block(queue, key) if held else paths.pending_block(queue, key)
     ops: list[Op] = [Delete(source, version)]
     gone = frozenset(indices)
@@ -218,7 +218,7 @@ def take_out(
 
 
 def cut(data: BlockData, old_first: int, first: int, count: int) -> BlockData:
-    """The part of a block that covers `count` tasks from `first`: its payloads sliced, its mask shifted, its seal narrowed."""
+    """Returns the part of a block that covers `count` tasks from `first`: payloads sliced, mask shifted, seal narrowed."""
     payloads = data.payloads[first - data.base : first - data.base + count] if data.payloads else ()
     mask = (data.done >> (first - old_first)) & ((1 << count) - 1)
     started = min(max(data.started - (first - old_first), 0), count)
@@ -237,8 +237,8 @@ def register(records: Sequence[tuple[NodeRecord, int | None]], entry: StarterEnt
     """REGISTER: new incarnations of all nodes of a Starter, and its entry.
 
     Args:
-        records: (record with incarnation raised, version of the old record or None when there is none).
-    Committed: the fence N of each node is the version in the answer (old version + 1, or 0).
+        records: (record with raised incarnation, version of the old record or None if there is none).
+    Once committed, the fence N of each node is the version in the answer (old version + 1, or 0).
     """
     ops: list[Op] = []
     for record, version in records:
@@ -253,7 +253,7 @@ def register(records: Sequence[tuple[NodeRecord, int | None]], entry: StarterEnt
 
 
 def fence_check(node: str, version: int) -> Check:
-    """The condition of every multi of a Starter: nobody has fenced or re-registered the node since."""
+    """Returns the condition of every multi of a Starter: the node was neither fenced nor registered again."""
     return Check(paths.node(node), version)
 
 
@@ -270,14 +270,14 @@ def claim(
     gate: int = 0,
     named: BlockKey | None = None,
 ) -> tuple[Multi, BlockKey]:
-    """CLAIM the first `take` tasks of a waiting block; the rest stays in the queue in its place.
+    """CLAIM: takes the first `take` tasks of a waiting block; the rest stays in the queue in its place.
 
     Args:
         data: as read from the block, with `incarnation`, `claimed_us` and `stamp` set for the claim.
         take: 1..key.count.
-        was_idle: `/idle/<node>` exists and is to go.
-        gate: how many amendments the record had by which it is claimed: none has come since.
-        named: the key with the priority and the memory that its submission has now, where the block's name tells others.
+        was_idle: `/idle/<node>` exists and must go.
+        gate: number of amendments in the record used for the claim: no further one may have come.
+        named: the key with its submission's present priority and memory, if the block's name has others.
     Returns: the multi, and the key under which the claimed part runs.
     """
     if not 0 < take <= key.count:
@@ -313,15 +313,15 @@ def complete(
     orders: Sequence[str] = (),
     go_idle: bool = False,
 ) -> Multi:
-    """COMPLETE a part of a claimed block, or all that was left of it.
+    """COMPLETE: ends a part of a claimed block, or all that was left of it.
 
     Args:
-        data: with `done` covering everything committed so far and this part; with all bits set the block goes away.
+        data: `done` covers everything committed so far and this part; with all bits set the block goes away.
         version: of the running znode. One COMPLETE (or SPLIT) of a block is in flight at a time.
-        fragment: outcomes that are final; None when every task of this part may run again.
+        fragment: final outcomes; None if every task of this part may run again.
         failed: (first, count, record) of attempts that may run again.
-        orders: inbox guids obeyed by this.
-        go_idle: create the idle marker as well.
+        orders: inbox guids that this obeys.
+        go_idle: also create the idle marker.
     """
     path = paths.running_block(node, key)
     fence = fence_check(node, node_version)
@@ -350,14 +350,14 @@ def give_back(
     name: str = "SPLIT",
     held: bool = False,
 ) -> tuple[Multi, BlockKey]:
-    """SPLIT (for the hungry) or RETURN (drain, hold, lease lost): tasks from `first` on go back to the queue, unstarted.
+    """SPLIT (for hungry nodes) or RETURN (drain, hold, lease lost): tasks from `first` on go back to the queue, unstarted.
 
     Args:
-        data: of the shortened block (stamped), its mask still over the old count; nothing in first..end may be done.
-        end: one past the last to go back (default: the block's end); what lies behind it was given back before.
-        held: the submission has no gate: set aside instead.
-    Returns: the multi, and the key under which the tail waits. The running znode keeps its name; the bits of the tail
-        are set in its `done`: they are not its own any more.
+        data: of the shortened block (stamped), its mask still over the old count; no task in first..end may be done.
+        end: one past the last task to go back (default: the block's end); tasks behind it were given back before.
+        held: the submission has no gate: set the tasks aside instead.
+    Returns: the multi, and the key under which the returned tasks wait. The running znode keeps its name; the bits of the returned tasks
+        are set in its `done`, because it does not own them any more.
     """
     stop = key.end if end is None else end
     if not key.first <= first < stop <= key.end:
@@ -379,25 +379,25 @@ def give_back(
 
 
 def discard(node: str, node_version: int, key: BlockKey) -> Multi:
-    """DISCARD: a claimed block goes whose submission has no place for its outcomes: nobody waits for them."""
+    """DISCARD: removes a claimed block whose submission has no place for outcomes: nothing waits for them."""
     path = paths.running_block(node, key)
     fence = fence_check(node, node_version)
     return Multi(name="DISCARD", ops=(fence, Delete(path)), proof=Gone(path), guard=fence)
 
 
-#: How the sentence begins that a claim which was put back leaves in the story of its block.
+#: Beginning of the sentence that a claim which was put back adds to its block's story.
 CLAIM_WAS_GONE = "its claim was nowhere in ZooKeeper"
 
 
 def put_back(node: str, node_version: int, key: BlockKey, data: BlockData) -> Multi:
-    """PUT_BACK: the claim of a Starter that still has the block stands again. `data`: with a fresh stamp."""
+    """PUT_BACK: restores the claim of a Starter that still has the block. `data`: with a new stamp."""
     path, encoded, fence = paths.running_block(node, key), encode_block(data), fence_check(node, node_version)
     ops = (fence, Check(paths.failed(key.submission), 0), Create(path, encoded))
     return Multi(name="PUT_BACK", ops=ops, proof=Exists(path, encoded), guard=fence)
 
 
 def adopt(node: str, node_version: int, key: BlockKey, data: BlockData, version: int) -> Multi:
-    """ADOPT: a Starter that re-registered goes on with work it still has; `data.incarnation` is the new one, stamped."""
+    """ADOPT: a Starter that re-registered continues work that it still has; `data.incarnation` is the new one, stamped."""
     path = paths.running_block(node, key)
     fence = fence_check(node, node_version)
     encoded = encode_block(data)
@@ -405,7 +405,7 @@ def adopt(node: str, node_version: int, key: BlockKey, data: BlockData, version:
 
 
 def mark_idle(node: str, node_version: int, *, idle: bool) -> Multi:
-    """The idle marker by itself, when no CLAIM or COMPLETE is under way to carry it."""
+    """IDLE: sets or removes the idle marker alone, when no CLAIM or COMPLETE can carry it."""
     path = paths.idle(node)
     fence = fence_check(node, node_version)
     op: Op = Create(path) if idle else Delete(path)
@@ -413,7 +413,7 @@ def mark_idle(node: str, node_version: int, *, idle: bool) -> Multi:
 
 
 def trouble(node: str, node_version: int, record: Trouble | None, *, stands: bool) -> Multi:
-    """TROUBLE: says why the node takes no work, or (None) that it does again. stands: there is a record, which goes."""
+    """TROUBLE: records why the node takes no work, or (None) that it does again. stands: an old record exists and is removed."""
     path = paths.trouble(node)
     fence = fence_check(node, node_version)
     data = encode_record(record) if record is not None else b""
@@ -423,9 +423,9 @@ def trouble(node: str, node_version: int, record: Trouble | None, *, stands: boo
 
 
 def leave(records: Sequence[tuple[NodeRecord, int]], reason: str) -> Multi:
-    """LEAVE: a Starter that ends in good order fences its own nodes, so that nobody takes them for dead.
+    """LEAVE: a Starter that ends in good order fences its own nodes, so that they do not count as lost.
 
-    Args: records: (record, version) of nodes on which nothing is claimed. reason: `liveness.STOPPED`.
+    Args: records: (record, version) of nodes without claimed work. reason: `liveness.STOPPED`.
     """
     ended = [
         (paths.node(record.node), encode_record(replace(record, state=NodeState.FENCED, reason=reason)), version)
@@ -436,7 +436,7 @@ def leave(records: Sequence[tuple[NodeRecord, int]], reason: str) -> Multi:
 
 
 def obey(node: str, node_version: int, *guids: str) -> Multi:
-    """Inbox orders that need no COMPLETE (nothing of them runs here any more, or they were only to start it) are crossed off."""
+    """OBEY: removes inbox orders that need no COMPLETE (none of their work runs here any more, or they only started it)."""
     gone = [paths.inbox(node, guid) for guid in guids]
     fence = fence_check(node, node_version)
     return Multi(name="OBEY", ops=(fence, *map(Delete, gone)), proof=Gone(gone[0]), guard=fence)

@@ -1,4 +1,4 @@
-"""The words of the protocol: paths, keys, codecs of records, multis with their outcomes, read-back, rights of znodes, the two ports.
+"""The vocabulary of the protocol: paths, keys, codecs of records, multis with outcomes, read-back, rights to znodes, the two ports.
 
-Everything in `coord` rests on this room. It knows nouns of `rmgr.model`, and nothing of what a multi is for.
+All of `coord` builds on this room. It knows nouns of `rmgr.model`, but not what a multi is for.
 """

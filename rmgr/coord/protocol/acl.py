@@ -1,23 +1,24 @@
-"""Rights to each znode, a role's by place, and how much of ZooKeeper's memory users may fill: two tables, and who reads them. Pure.
+"""Rights to each znode by role and place, and how much of ZooKeeper's memory users may fill: two tables, and their readers. Pure.
 
-Rights are derived from the multis of protocol.md (rule 39 of reliability.md): a role has what its operations need and READ elsewhere;
-nobody outside the cluster has anything. Remember of ZooKeeper that CREATE and DELETE are rights on the *parent*, that an
-access list is not inherited, and that a right holds for every child: a Starter's credential is that of all Starters, so a
-stolen one can spoil any claimed block (signatures stop forged work and results, `coord/seal.py`).
+Rights follow from the multis of protocol.md (rule 39 of reliability.md): a role has what its operations need, and READ elsewhere;
+outsiders have nothing. In ZooKeeper, CREATE and DELETE are rights on the *parent*, an access list is not inherited, and a right
+on a parent holds for every child. All Starters share one credential, so a stolen one can spoil any claimed block (signatures stop
+forged work and results, `coord/seal.py`).
 
-Who is who: ADMIN sets up, rotates and revokes. WATCHDOG leads: everything but the admin's places. STARTER claims and
-completes. SUBMITTER is a gateway, which acts for its users and operators and checks whose work it is, or who was trusted
-with its secret (`rmgr admin add-user --direct`). Users and operators have no rights here.
+The roles: ADMIN sets up, rotates and revokes. WATCHDOG leads: everything but the admin's places. STARTER claims and
+completes. SUBMITTER is a gateway, which acts for its users and operators and checks whose work it is, or a user who was trusted
+with its secret (`rmgr admin add-user --direct`). Other users and operators have no rights here.
 
-Quotas: ZooKeeper holds every znode in its heap, and ends when that is full, with everybody's work. Below each root where users have
-gateways create, its own quotas end that before: what is too much is refused (`errors.QuotaReached`). Subtrees that only daemons write
-have none. A quota counts whatever is there, a Starter's outcomes below `/subs` too: it is the last wall, behind the bounds of gateways.
+Quotas: ZooKeeper holds every znode in its heap, and stops when that is full, with everybody's work. Each root below which users
+create through gateways has a quota that ends growth earlier: the excess is refused (`errors.QuotaReached`). Subtrees that only
+daemons write have none. A quota counts everything there, also a Starter's outcomes below `/subs`: it is the last wall, behind the
+bounds of gateways.
 
 Sizes: two million waiting tasks take 113 B of heap each, in blocks of 256 below `/queues`, 44 % of the 512 MiB of `rmgr dev`. A znode
-takes some 400 B beside its data. All subtrees full together take seven eighths of the heap, and leave 80 MiB of it at least (five
-eighths of a heap of less than 128 MiB): a server keeps the last 500 requests, which takes 2.8 times their bytes, and some 6 MiB for
-itself (measured: with requests of 64 KiB one of 128 MiB ends when 33 MiB are written, with such of 16 KiB at 100). So what is left
-bears requests of 40 KiB, from a heap of 128 MiB on, and a block of 256 tasks is one of 30.
+takes some 400 B beside its data. All subtrees full together take seven eighths of the heap, and leave at least 80 MiB of it (five
+eighths of a heap of less than 128 MiB). A server keeps the last 500 requests, which take 2.8 times their bytes, and needs some 6 MiB for
+itself (measured: one with 128 MiB fails after 33 MiB of requests of 64 KiB, or 100 MiB of requests of 16 KiB). So the rest
+bears requests of 40 KiB, from a heap of 128 MiB on; a block of 256 tasks is one of 30 KiB.
 """
 
 from __future__ import annotations
@@ -47,20 +48,20 @@ Rights = Mapping[Role, Right]
 R, W, C, D = Right.READ, Right.WRITE, Right.CREATE, Right.DELETE
 ALL = R | W | C | D | Right.ADMIN
 
-#: Roles that ZooKeeper tells apart, in the order of every access list.
+#: Roles that ZooKeeper distinguishes, in the order of every access list.
 ROLES = (Role.ADMIN, Role.WATCHDOG, Role.STARTER, Role.SUBMITTER)
 
 
 def _line(*, starter: Right = R, submitter: Right = R, watchdog: Right = ALL) -> dict[Role, Right]:
-    """One line of the table."""
+    """Returns one line of the table."""
     return {Role.ADMIN: ALL, Role.WATCHDOG: watchdog, Role.STARTER: starter, Role.SUBMITTER: submitter}
 
 
 _READ = _line()
-#: Only who sets the cluster up changes these; the WatchDogs obey them, too.
+#: Only the admin, who sets the cluster up, changes these; WatchDogs obey them, too.
 _ADMINS = _line(watchdog=R)
 
-#: Place (`*` = any name) -> rights there. Places that are not in it: everybody reads, WatchDogs write.
+#: Place (`*` = any name) -> rights there. At places not in it, every role may read, and WatchDogs write.
 TABLE: Mapping[str, Rights] = {
     "/": _READ,
     paths.META: _READ,
@@ -68,8 +69,8 @@ TABLE: Mapping[str, Rights] = {
     paths.IDS: _line(submitter=R | W),  # SUBMIT
     paths.EPOCH: _READ,
     paths.WATCHDOGS: _READ,
-    paths.STARTERS: _line(starter=R | C | D),  # REGISTER, and the removal of an entry of one's own former life
-    paths.SUBMITTERS: _line(submitter=R | C | D),  # ENTER; EXIT: clients of a gateway go, its session stays
+    paths.STARTERS: _line(starter=R | C | D),  # REGISTER, and removing the entry of a Starter's own former life
+    paths.SUBMITTERS: _line(submitter=R | C | D),  # ENTER; EXIT: a gateway's client leaves, the session stays
     paths.NODES: _line(starter=R | C),  # REGISTER
     f"{paths.NODES}/*": _line(starter=R | W),
     paths.DRAINS: _line(submitter=R | C | D),  # DRAIN, RESUME
@@ -82,11 +83,11 @@ TABLE: Mapping[str, Rights] = {
     f"{paths.SUBS}/*/*": _line(submitter=R | W | C | D),  # GATE, UPDATE, TAKE_OWNERSHIP: the record; the gate below it comes and goes
     f"{paths.SUBS}/*/*/gate": _line(submitter=R | W),  # UPDATE
     f"{paths.SUBS}/*/*/tail": _line(submitter=R | W),  # ENQUEUE
-    f"{paths.SUBS}/*/*/done": _line(starter=R | C, submitter=R | C),  # COMPLETE; outcomes of what never ran
+    f"{paths.SUBS}/*/*/done": _line(starter=R | C, submitter=R | C),  # COMPLETE; outcomes of tasks that never ran
     f"{paths.SUBS}/*/*/done/*": _READ,
     f"{paths.SUBS}/*/*/failed": _line(starter=R | C, submitter=R | D),  # COMPLETE; RESUBMIT, GIVE_UP, CANCEL_FAILED
     f"{paths.SUBS}/*/*/failed/*": _READ,
-    paths.NONCES: _line(submitter=R | C),  # SUBMIT; what was signed under it must stay refused: nobody else writes or deletes here
+    paths.NONCES: _line(submitter=R | C),  # SUBMIT; signed work that has ended must stay refused, so no other writes or deletes here
     f"{paths.NONCES}/*": _READ,
     paths.TOKENS: _line(submitter=R | C),  # SUBMIT
     f"{paths.TOKENS}/*": _READ,
@@ -109,24 +110,24 @@ TABLE: Mapping[str, Rights] = {
     paths.GANGS: _READ,
     paths.REQUESTS: _line(submitter=R | C),  # ASK
     f"{paths.REQUESTS}/*": _READ,
-    paths.IDENTITIES: _line(starter=R | C, submitter=R | C),  # a certificate is believed for its authority's signature
+    paths.IDENTITIES: _line(starter=R | C, submitter=R | C),  # a certificate is accepted for its authority's signature
     f"{paths.IDENTITIES}/*": _READ,
     paths.REVOKED: _ADMINS,
     f"{paths.REVOKED}/*": _ADMINS,
     paths.ACL: _ADMINS,
-    # What waits for a machine is encrypted; even so only those see it who hand it out.
+    # Credentials that wait for a machine are encrypted; even so, only the roles that hand them out may read them.
     paths.JOINS: _line(watchdog=R | D, starter=Right.NONE, submitter=R | D),
     f"{paths.JOINS}/*": _line(watchdog=R | W, starter=Right.NONE, submitter=R | W),
     paths.SECRETS: _line(watchdog=R, starter=Right.NONE, submitter=Right.NONE),
     f"{paths.SECRETS}/*": _line(watchdog=R, starter=Right.NONE, submitter=Right.NONE),
 }
 
-#: Roots whose children differ by name and not only by depth: root -> depth at which the name counts.
+#: Roots whose children differ by name, not only by depth: root -> depth of that name.
 _NAMED = {paths.SUBS: 4, paths.QUEUES: 3}
 
 
 def place_of(path: str) -> str:
-    """The line of `TABLE` that a path (relative to the chroot) belongs to; its place whether or not it is in the table.
+    """Returns the line of `TABLE` for a path (relative to the chroot), even if the table does not have it.
 
     Cost: about 1 us.
     """
@@ -142,31 +143,31 @@ def place_of(path: str) -> str:
 
 
 def rights(path: str) -> Rights:
-    """What each role may do with the znode at `path`."""
+    """Returns each role's rights to the znode at `path`."""
     return TABLE.get(place_of(path), _READ)
 
 
 def may(role: Role, right: Right, path: str) -> bool:
-    """Whether `role` has all of `right` on the znode at `path` (CREATE and DELETE: of its children)."""
+    """Returns whether `role` has all of `right` on the znode at `path` (CREATE and DELETE: of its children)."""
     return rights(path).get(role, Right.NONE) & right == right
 
 
 # -- quotas --------------------------------------------------------------------------------------------------------------------
 
 
-#: Heap of a server where nobody says how large it is (MiB): that of ZooKeeper's own scripts.
+#: Heap of a server if not configured (MiB): that of ZooKeeper's own scripts.
 HEAP_MIB = 1000
 _SMALLEST_MIB = 64
-#: Znodes of a subtree, whatever the heap: what one user may leave there must not be all of it.
+#: Fewest znodes of a subtree, whatever the heap: one user's share must not be all of it.
 _FEWEST = 1280
-#: What all subtrees leave free, if that is more than an eighth of the heap, and less than five eighths of it.
+#: Heap that all subtrees leave free (MiB), if that is more than an eighth of it and less than five eighths.
 _FREE_MIB = 80
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaShare:
-    """Share of a subtree: percent of the heap for its data, znodes for each MiB of heap."""
+    """Share of a subtree: percent of the heap for its data, znodes per MiB of heap."""
 
     percent: int
     znodes: int
@@ -174,13 +175,13 @@ class QuotaShare:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Most znodes of a subtree (itself included), and bytes of data in them."""
+    """Most znodes of a subtree (itself included), and most bytes of data in them."""
 
     znodes: int
     data_bytes: int
 
 
-#: Root -> its share. Every root of `coord/protocol/acl.py` below which gateways create is here.
+#: Root -> its share. Every root of `TABLE` below which gateways create is here.
 SHARES: Mapping[str, QuotaShare] = {
     paths.QUEUES: QuotaShare(45, 120),
     paths.SUBS: QuotaShare(11, 160),
@@ -196,7 +197,7 @@ SHARES: Mapping[str, QuotaShare] = {
 
 
 def limits(heap_mib: int) -> dict[str, Quota]:
-    """Root -> quota, for servers with a heap of so many MiB."""
+    """Returns root -> quota, for servers with a heap of `heap_mib`."""
     heap = max(heap_mib, _SMALLEST_MIB)
     counted = min(heap, (heap - min(_FREE_MIB, heap * 5 // 8)) * 8 // 7)  # a heap of which an eighth is free
     return {root: Quota(max(share.znodes * counted, _FEWEST), share.percent * counted * _MIB // 100) for root, share in SHARES.items()}
@@ -206,11 +207,11 @@ _NUMBER = re.compile(rb"(count|bytes|countHardLimit|byteHardLimit)=(-?\d+)")
 
 
 def decode(data: bytes) -> Quota:
-    """What `zookeeper_limits` allows, or what `zookeeper_stats` counts; -1 = nothing is said."""
+    """Reads the quota in `zookeeper_limits`, or the counts in `zookeeper_stats`; -1 = not given."""
     said = {name.decode(): int(number) for name, number in _NUMBER.findall(data)}
     return Quota(said.get("countHardLimit", said.get("count", -1)), said.get("byteHardLimit", said.get("bytes", -1)))
 
 
 def encode(quota: Quota) -> bytes:
-    """As the znode `zookeeper_limits` holds it: hard limits only (ZooKeeper 3.7 and later, with enforceQuota=true)."""
+    """Returns the data of `zookeeper_limits`: hard limits only (ZooKeeper 3.7 and later, with enforceQuota=true)."""
     return f"count=-1,bytes=-1=;byteHardLimit={quota.data_bytes};countHardLimit={quota.znodes}".encode()

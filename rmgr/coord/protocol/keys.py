@@ -1,33 +1,33 @@
-"""The table of keys in the data store: one family for each kind of row, with its builder and, where needed, its parser.
+"""The table of keys in the data store: one family per kind of row, with its builder and, where needed, its parser.
 
 | family | row | made by |
 |---|---|---|
 | `fn/<sha256>` | a function, pickled | submitter |
-| `mod/<sha256>` | a module that travels with it | submitter |
+| `mod/<sha256>` | a module shipped with functions | submitter |
 | `file/<sha256>` | an uploaded file or directory | submitter |
 | `args/<sub>/<first>/<guid>` | the arguments of one block | submitter |
-| `frag/<sub>/<guid>` | results of a fragment that did not fit into it | Starter |
+| `frag/<sub>/<guid>` | outcomes of a fragment that did not fit its znode | Starter |
 | `out/<sub>/<index>/<attempt>/<n>` | the n-th result of one attempt | Starter |
 | `log/<sub>/<index>/<attempt>/<stream>/<part>` | a piece of captured output | Starter |
-| `ckpt/<sub>/<index>/<attempt>.<n>` | what the n-th checkpoint of an attempt holds | Starter |
+| `ckpt/<sub>/<index>/<attempt>.<n>` | the n-th checkpoint of an attempt | Starter |
 | `ckpt/<sub>/<index>/<attempt>/<sha256>` | a piece of the files of its checkpoints | Starter |
 | `page/<sub>/<n>` | a page of old fragments | owner, else leader |
 | `name/<user key>` | a user's own value, or a pointer to an output | submitter, user |
-| `final/<sub>/<index>/<n>/<by>` | what a pointer stands for, written before its submission is collected | owner, else leader |
-| `share/<owner>/<user or *>/<hash>` | whom a user lets read or write values of his (`coord/decisions/rights.py`) | user |
+| `final/<sub>/<index>/<n>/<by>` | the value behind a pointer, written before its submission is collected | owner, else leader |
+| `share/<owner>/<user or *>/<hash>` | which users may read or write a user's values (`coord/decisions/rights.py`) | user |
 | `hist/<inverted sub>` | summary of a finished submission | owner, else leader |
 | `histu/<user>/<inverted sub>` | the same, by user | owner, else leader |
 | `metric/<node>/<inverted minute>` | measurements of a node | Starter |
-| `use/<gateway>` | what users have written through it within a day | gateway |
+| `use/<gateway>` | how much users have written through it within a day | gateway |
 | `events/<epoch>/<log>/<piece>` | lines of the scheduler's event log | leader |
-| `picks/<epoch>/<log>/<piece>` | the same of calls: facts of servers, and picks | leader |
-| `meta/<name>` | the store's own facts: `meta/cluster_id` | `rmgr admin init-store`, `rmgr dev` |
+| `picks/<epoch>/<log>/<piece>` | the same for calls: facts of servers, and picks | leader |
+| `meta/<name>` | facts about the store itself: `meta/cluster_id` | `rmgr admin init-store`, `rmgr dev` |
 
-What is named by its content is kept by who needs it (`coord/contents.py`); other families go by the submission, or by age.
+Clients that need rows named by their content keep them (`coord/contents.py`); other families go with their submission, or by age.
 
 All but `name/`, `share/`, `use/` and `meta/` are immutable and may be written again with the same bytes. Numbers are padded, so
-that keys sort as their numbers do; inverted ones (10^10 - 1 - n) sort newest first. A user's key stands whole behind
-`name/`, so it never meets an internal one.
+that keys sort as their numbers do; inverted ones (10^10 - 1 - n) sort newest first. A user's key follows `name/` as a
+whole, so it never equals an internal one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.errors import DataLost, UsageError
 from rmgr.model.wire.stream import json_decoder
 
-#: Largest key of a user (bytes of UTF-8): with its family it stays below the store's 1,024.
+#: Most bytes of a user's key (UTF-8): with its family it stays below the store's limit of 1,024.
 MAX_USER_KEY_BYTES = 1000
 _DIGITS = 10
 _TOP = 9_999_999_999  # ten digits
@@ -60,7 +60,7 @@ STREAMS = ("stdout", "stderr")
 
 # -- content by hash ----------------------------------------------------------------------------------------------------
 
-#: Families whose rows are named by the SHA-256 of what they hold.
+#: Families whose rows are named by the SHA-256 of their content.
 FUNCTIONS = "fn"
 BY_CONTENT = frozenset({FUNCTIONS, "mod", "file"})
 
@@ -70,12 +70,12 @@ OUTPUTS = frozenset({"out", "final"})
 
 
 def family(key: str) -> str:
-    """The first part of a key."""
+    """Returns the first part of a key."""
     return key.partition("/")[0]
 
 
 def is_by_content(key: str) -> bool:
-    """Its name is the hash of what it holds."""
+    """Returns whether the key names the hash of its row's content."""
     return key.partition("/")[0] in BY_CONTENT
 
 
@@ -128,12 +128,12 @@ def output(sub: int, index: int, attempt: int, n: int = 0) -> str:
 
 
 def outputs_of(sub: int, index: int | None = None, attempt: int | None = None) -> str:
-    """Prefix of the outputs of a submission, of one task, or of one attempt."""
+    """Returns the prefix of the outputs of a submission, a task, or an attempt."""
     return f"out/{_number(sub)}/" + _below(index, attempt)
 
 
 def parse_output(key: str) -> OutputKey:
-    """The reverse of `output`. Raises: `UsageError`."""
+    """Reads a key made by `output`. Raises: `UsageError`."""
     sub, index, attempt, n = _numbers(key, "out", 4)
     _is_made(key, output(sub, index, attempt, n))
     return OutputKey(sub=sub, index=index, attempt=attempt, n=n)
@@ -145,7 +145,7 @@ def log(sub: int, index: int, attempt: int, stream: str, part: int) -> str:
 
 
 def logs_of(sub: int, index: int | None = None, attempt: int | None = None, stream: str | None = None) -> str:
-    """Prefix of the log parts of a submission, a task, an attempt, or one stream of it."""
+    """Returns the prefix of the log parts of a submission, a task, an attempt, or one stream of it."""
     prefix = f"log/{_number(sub)}/" + _below(index, attempt)
     if stream is None:
         return prefix
@@ -156,7 +156,7 @@ def logs_of(sub: int, index: int | None = None, attempt: int | None = None, stre
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The n-th checkpoint of one attempt; the later attempt, then the higher number, is newer. They count from 1."""
+    """The n-th checkpoint of one attempt; a later attempt, then a higher number, is newer. Numbers start at 1."""
 
     sub: int
     index: int
@@ -170,7 +170,7 @@ class Checkpoint:
 
     @property
     def order(self) -> tuple[int, int]:
-        """What the newest one has most of."""
+        """Sort key; the newest checkpoint has the greatest."""
         return self.attempt, self.n
 
     def __str__(self) -> str:
@@ -178,7 +178,7 @@ class Checkpoint:
 
 
 def checkpoints_of(sub: int, index: int | None = None, attempt: int | None = None) -> str:
-    """Prefix of the checkpoints of a submission, or of one task; with `attempt` of the pieces of its files."""
+    """Returns the prefix of the checkpoints of a submission, or of one task; with `attempt`, of the pieces of its files."""
     return f"ckpt/{_number(sub)}/" + _below(index, attempt)
 
 
@@ -188,7 +188,7 @@ def checkpoint_piece(sub: int, index: int, attempt: int, sha256: str) -> str:
 
 
 def parse_checkpoint(key: str) -> Checkpoint | None:
-    """The reverse of `Checkpoint.key`; None for the key of a piece. Raises: `UsageError`."""
+    """Reads a key made by `Checkpoint.key`; returns None for the key of a piece. Raises: `UsageError`."""
     match key.split("/"):
         case ["ckpt", sub, index, name]:
             attempt, _, n = name.partition(".")
@@ -202,7 +202,7 @@ def parse_checkpoint(key: str) -> Checkpoint | None:
 
 
 def prefixes_of(sub: int) -> tuple[str, ...]:
-    """Prefixes of everything that goes when a submission is collected (not its history, not the values of users)."""
+    """Returns the prefixes of all rows that go when a submission is collected (not its history, not values of users)."""
     number = _number(sub)
     return tuple(f"{family}/{number}/" for family in ("args", "ckpt", "frag", "log", "out", "page"))
 
@@ -211,17 +211,17 @@ def prefixes_of(sub: int) -> tuple[str, ...]:
 
 
 def named(user_key: str) -> str:
-    """`name/<user key>`: a value under the name that a user gave it, or a `Pointer` (encoding POINTER)."""
+    """Returns `name/<user key>`: a value under a user's name for it, or a `Pointer` (encoding POINTER)."""
     return _NAME + check_user_key(user_key)
 
 
 def named_prefix(user_prefix: str = "") -> str:
-    """Prefix of the keys of users that begin with `user_prefix` (may be empty)."""
+    """Returns the prefix of user keys that begin with `user_prefix` (may be empty)."""
     return _NAME + user_prefix
 
 
 def user_key(key: str) -> str:
-    """The reverse of `named`. Raises: `UsageError`."""
+    """Returns the user's key in a key made by `named`. Raises: `UsageError`."""
     if key.startswith(_NAME) and len(key) > len(_NAME):
         return key[len(_NAME) :]
     raise UsageError(f"{key!r} is not the key of a user's value")
@@ -245,7 +245,7 @@ def check_user_key(user_key: str) -> str:
 
 
 def check_new_key(user_key: str) -> str:
-    """As `check_user_key`, for a key that is written: no part of it is . or .., which mean something else wherever keys become files."""
+    """Checks as `check_user_key` a key to be written: no part of it may be . or .., which mean something else where keys become files."""
     if not {".", ".."}.isdisjoint(check_user_key(user_key).split("/")):
         raise UsageError(f"the key {user_key[:80]!r} has . or .. between its slashes", hint="keys are names, not paths: write it out")
     return user_key
@@ -256,8 +256,8 @@ class Pointer:
     """Reference to the value of an output key: the `n`-th result of the committed attempt of a task.
 
     Stored as JSON under `name/<user key>` with encoding POINTER when the task is submitted, and never changed.
-    by: guid of the Submitter that wrote it: it counts only if that one submitted the task (`reign_of` in `coord/ops/membership.py`),
-    because it is written before the task is committed.
+    by: guid of the Submitter that wrote it. The pointer counts only if that Submitter submitted the task (`reign_of` in
+    `coord/ops/membership.py`), because it is written before the task is committed.
     """
 
     sub: int
@@ -267,21 +267,21 @@ class Pointer:
 
 
 def final(pointer: Pointer) -> str:
-    """`final/<sub>/<index>/<n>/<by>`: the value of a pointer whose submission is gone.
+    """Returns `final/<sub>/<index>/<n>/<by>`: the value of a pointer whose submission is gone.
 
-    Named by all that the pointer says and not by the user's key: a later pointer under the same key never finds it, nor
-    does one whose author did not submit the task.
+    Named after the whole pointer and not after the user's key, so a later pointer under the same key never finds it, nor
+    does a pointer whose author did not submit the task.
     """
     return f"{_FINAL}{_number(pointer.sub)}/{_number(pointer.index)}/{_short(pointer.n)}/{_part(pointer.by or '-')}"
 
 
 def is_final_of(row: str, sub: int, index: int, n: int) -> bool:
-    """`row` is where that output is kept, whoever its pointer is by."""
+    """Returns whether `row` keeps that output, for a pointer of any author."""
     return row.startswith(f"{_FINAL}{_number(sub)}/{_number(index)}/{_short(n)}/")
 
 
 def is_output_of(row: str, pointer: Pointer) -> bool:
-    """`row` is the output of an attempt of the task that the pointer names."""
+    """Returns whether `row` is the output of an attempt of the pointer's task."""
     try:
         found = parse_output(row)
     except UsageError:
@@ -290,17 +290,17 @@ def is_output_of(row: str, pointer: Pointer) -> bool:
 
 
 def led(user_key: str) -> str:
-    """`led/<user key>`: no row, but how a gateway is asked for what the pointer of somebody else leads to."""
+    """Returns `led/<user key>`: not a row, but the request to a gateway for the value behind another user's pointer."""
     return _LED + check_user_key(user_key)
 
 
 def parse_led(key: str) -> str | None:
-    """The reverse of `led`; None for other keys."""
+    """Returns the user's key in a key made by `led`; None for other keys."""
     return key[len(_LED) :] if key.startswith(_LED) else None
 
 
 def use(daemon: str) -> str:
-    """`use/<daemon>`: of the gateway that listens there, or of the Starter of that name."""
+    """Returns `use/<daemon>`: of the gateway that listens there, or the Starter of that name."""
     return f"use/{_part(daemon)}"
 
 
@@ -310,29 +310,29 @@ def share(owner: str, user: str, name: str) -> str:
 
 
 def shares_of(owner: str, user: str | None = None) -> str:
-    """Prefix of what a user shares, with one other where he is named (`*`: with all)."""
+    """Returns the prefix of a user's shares; with `user`, of those with that user (`*`: with everybody)."""
     return f"share/{_part(owner)}/" + ("" if user is None else f"{_part(user)}/")
 
 
 def parse_share(key: str) -> tuple[str, str]:
-    """(owner, user) of a row of the family share/. Raises: `UsageError`."""
+    """Returns (owner, user) of a row of the family share/. Raises: `UsageError`."""
     match key.split("/"):
         case ["share", owner, user, name] if owner and user and name:
             return owner, user
     raise UsageError(f"{key!r} is not the key of a share")
 
 
-#: No encoded pointer is larger (bytes). What stands under the key of a user may be of any size.
+#: Most bytes of an encoded pointer. Values under users' keys may have any size.
 POINTER_BYTES = 4096
 
 
 def encode_pointer(pointer: Pointer) -> bytes:
-    """Canonical JSON, e.g. `{"by":"","index":7,"n":0,"sub":42}`."""
+    """Returns canonical JSON, e.g. `{"by":"","index":7,"n":0,"sub":42}`."""
     return msgspec.json.encode(pointer, order="sorted")
 
 
 def decode_pointer(data: bytes) -> Pointer:
-    """The reverse of `encode_pointer`. Raises: `DataLost`."""
+    """Reads bytes made by `encode_pointer`. Raises: `DataLost`."""
     try:
         return json_decoder(Pointer).decode(data)
     except UNREADABLE as error:
@@ -340,7 +340,7 @@ def decode_pointer(data: bytes) -> Pointer:
 
 
 def output_missing(key: str, pointer: Pointer, row: str) -> DataLost:
-    """The error of an output that its task has committed, and of which the store has no row."""
+    """Returns the error for an output that its task has committed but the store lacks."""
     told = f"the output {key!r} of task {pointer.sub}_{pointer.index} is missing from the store (row {row})"
     return DataLost(told, hint=f"rmgr rerun {pointer.sub} --lost")
 
@@ -359,12 +359,12 @@ def history_of_user(user: str, sub: int) -> str:
 
 
 def history_prefix(user: str | None = None) -> str:
-    """Prefix of all history rows, or of one user's; lists newest first."""
+    """Returns the prefix of all history rows, or of one user's; it lists newest first."""
     return _HISTORY if user is None else f"{_HISTORY_OF_USER}{_part(user)}/"
 
 
 def parse_history(key: str) -> int:
-    """The submission of a history row. Raises: `UsageError`."""
+    """Returns the submission of a history row. Raises: `UsageError`."""
     family, _, rest = key.partition("/")
     inverted = rest.rpartition("/")[2]
     if f"{family}/" not in (_HISTORY, _HISTORY_OF_USER) or not _is_number(inverted) or len(inverted) != _DIGITS:
@@ -378,7 +378,7 @@ def metric(node: str, minute: int) -> str:
 
 
 def metrics_of(node: str) -> str:
-    """Prefix of the measurements of a node; lists newest first."""
+    """Returns the prefix of a node's measurements; it lists newest first."""
     return f"{_METRIC}{_part(node)}/"
 
 
@@ -390,19 +390,19 @@ EVENTS, PICKS = "events", "picks"
 
 
 def events(epoch: int, log: int, piece: int, *, family: str = EVENTS) -> str:
-    """`events/<epoch>/<log>/<piece>`: one log for each state that this leader has built."""
+    """Returns `events/<epoch>/<log>/<piece>`: one log for each state that this leader has built."""
     return f"{events_of(epoch, log, family=family)}{_number(piece)}"
 
 
 def events_of(epoch: int | None = None, log: int | None = None, *, family: str = EVENTS) -> str:
-    """Prefix of all pieces, of those of a leadership, or of one log."""
+    """Returns the prefix of all pieces, of those of a leadership, or of one log."""
     if epoch is None:
         return f"{family}/"
     return f"{family}/{_number(epoch)}/" + ("" if log is None else f"{_number(log)}/")
 
 
 def parse_events(key: str, *, family: str = EVENTS) -> tuple[int, int, int]:
-    """The reverse of `events`. Raises: `UsageError`."""
+    """Reads a key made by `events`. Raises: `UsageError`."""
     epoch, log, piece = _numbers(key, family, 3)
     _is_made(key, events(epoch, log, piece, family=family))
     return epoch, log, piece
@@ -412,15 +412,15 @@ def parse_events(key: str, *, family: str = EVENTS) -> tuple[int, int, int]:
 
 
 def prefix_end(prefix: str) -> str | None:
-    """The smallest text above every text that begins with `prefix`; None when there is none.
+    """Returns the smallest text above every text that begins with `prefix`; None if there is none.
 
-    `prefix <= key < prefix_end(prefix)` is "key begins with prefix", in code point order (the order of UTF-8 bytes).
+    `prefix <= key < prefix_end(prefix)` means "key begins with prefix", in code point order (the order of UTF-8 bytes).
     """
     stem = prefix.rstrip("\U0010ffff")
     if not stem:
         return None
     following = ord(stem[-1]) + 1
-    if following == 0xD800:  # surrogates are no characters: UTF-8 has none
+    if following == 0xD800:  # UTF-8 has no surrogates
         following = 0xE000
     return stem[:-1] + chr(following)
 

@@ -11,23 +11,23 @@ from enum import StrEnum
 
 from rmgr.coord.protocol import paths
 
-#: Caps checked before anything is sent: an oversized request looks like a lost connection, not like an error.
+#: Caps checked before anything is sent, because ZooKeeper answers an oversized request by closing the connection.
 MAX_OPS = 200
-#: A job on hundreds of nodes is put there by one multi: a check and a hold each. An UPDATE sees that hundreds of blocks wait still.
+#: A job on hundreds of nodes is placed by one multi, with a check and a hold each. An UPDATE checks that hundreds of blocks still wait.
 MAX_OPS_OF_ONE_JOB = 1600
 MAX_MULTI_BYTES = 256 * 1024
 MAX_ZNODE_BYTES = 16 * 1024
-#: What the scheduler remembers of a partition grows with its jobs: one znode a partition, read once a leadership.
+#: The scheduler's memory of a partition grows with its jobs: one znode per partition, read once per leadership.
 MAX_PLACING_BYTES = 128 * 1024
-#: Who shares nodes in time: all jobs of a partition in one record, from which each of its nodes computes every slot.
+#: All jobs of a partition that share nodes in time, in one record from which each node computes every slot.
 MAX_GANGS_BYTES = 64 * 1024
-#: What users have of their caps: read by every Starter each second at most. Those who are nearest to theirs have room in it.
+#: Users' use of their caps, which every Starter reads at most once a second. It has room for the users nearest to their caps.
 MAX_USAGE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Fails unless `path` exists, and is at data version `version` (-1: mere existence)."""
+    """Fails unless `path` exists and is at data version `version` (-1: only exists)."""
 
     path: str
     version: int = -1
@@ -64,7 +64,7 @@ Op = Check | Create | Set | Delete
 
 
 def most_bytes(path: str) -> int:
-    """How much a znode may hold."""
+    """Returns how many bytes a znode may hold."""
     if path.startswith(f"{paths.JOBS}/"):
         return MAX_PLACING_BYTES
     if path == paths.USAGE:
@@ -73,11 +73,11 @@ def most_bytes(path: str) -> int:
 
 
 def size_of(op: Op) -> int:
-    """Upper estimate of an operation on the wire (bytes), its access list aside."""
+    """Returns an upper estimate of an operation's size on the wire (bytes), without its access list."""
     return 64 + len(op.path) + len(getattr(op, "data", b""))
 
 
-# -- proofs: what must be read to know that a multi was committed ---------------------------------------------------
+# -- proofs: what must be read to know that a multi was committed ----------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Multi:
         name: the operation's name in protocol.md (SUBMIT, CLAIM, ...): for logs, metrics and failpoints.
         ops: at most `most_ops`.
         proof: how to read back an unknown outcome.
-        guard: what must still hold for the proof to be believed, read *after* it: the fence of a Starter whose znodes
+        guard: what must still hold for the proof to count, read *after* it: the fence of a Starter whose znodes
             the leader may change once it has fenced it. A guard that no longer holds is answered as its Conflict.
     """
 
@@ -133,7 +133,7 @@ class Multi:
     most_ops: int = MAX_OPS
 
     def size_bytes(self) -> int:
-        """Upper estimate of the request on the wire. Cost: O(ops)."""
+        """Returns an upper estimate of the size of the request on the wire. Cost: O(ops)."""
         return sum(map(size_of, self.ops))
 
 
@@ -164,7 +164,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Nothing happened: operation `index` (on `path`) found the tree otherwise than expected."""
+    """Nothing happened: operation `index` (on `path`) did not find the tree as expected."""
 
     index: int
     path: str
@@ -185,8 +185,8 @@ Outcome = Committed | Conflict | Unknown
 class Stat:
     """The part of a znode's stat that the protocol uses. `creates` counts the children ever created (sequence counter).
 
-    mzxid, czxid: transactions of its last change and of its creation, which was at ctime_ms by the clock of ZooKeeper's leader; through a
-    gateway czxid and ctime_ms are 0, not known.
+    mzxid, czxid: transactions of its last change and of its creation, which was at ctime_ms by the clock of ZooKeeper's leader.
+    czxid and ctime_ms are 0 (unknown) through a gateway.
     """
 
     version: int

@@ -13,7 +13,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /drains/<node>                    operator's drain
     /troubles/<node>                  why its Starter takes no work there at present
     /holds/<node>/<sub>.<index>.<attempt>  cores of a placed job whose head is elsewhere
-    /holds/<node>/r-<sub>.<index>     cores that a waiting job gets here, from named running jobs
+    /holds/<node>/r-<sub>.<index>     cores promised to a waiting job here, from named running jobs
     /subs/<id//1000>/<id>             a submission's record
         /gate                         exists = its blocks may be claimed              version = amendments of the record
         /tail                         next index, complete?                       version = SUBMIT CAS
@@ -26,13 +26,13 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /running/<node>/<key>-<seq>       claimed blocks
     /inbox/<node>/<guid>              orders to a Starter
     /idle/<node>                      has free slots and found nothing to claim
-    /usage                            cores and open jobs of users who have a cap   written by leaders only
+    /usage                            cores and open jobs of users with a cap     written by leaders only
     /jobs/<partition>                 reservations, notes and holds of the scheduler there
-    /gangs/<partition>                who shares nodes in time there, slot by slot  version = generation
-    /requests/<guid>                  what a user asks of the leader; its answer is written into it
-    /locks/schema                E    who changes the schema of the data store
-    /identities/<key_id>              certificate of a signing key                believed for its authority's signature
-    /revoked/<key_id>                 no longer believed                          written by the admin only
+    /gangs/<partition>                jobs that share nodes in time there, slot by slot  version = generation
+    /requests/<guid>                  a user's request to the leader; its answer is written into it
+    /locks/schema                E    held while changing the schema of the data store
+    /identities/<key_id>              certificate of a signing key                accepted for its authority's signature
+    /revoked/<key_id>                 no longer accepted                          written by the admin only
     /joins/<id>                       credentials that wait for their machine, encrypted
     /acl                              which credentials stand for a role          changed by a rotation
     /secrets/<role>                   newest secret of a role, encrypted for the WatchDogs
@@ -83,25 +83,25 @@ SECRETS = "/secrets"
 LOCKS = "/locks"
 SCHEMA_LOCK = "/locks/schema"
 
-#: Made once when a cluster is set up.
+#: Created once when a cluster is set up.
 SKELETON = (
     *(WATCHDOGS, STARTERS, SUBMITTERS, NODES, DRAINS, HOLDS, SUBS, TOKENS, QUEUES, RUNNING, INBOX, IDLE, JOBS, GANGS),
     *(REQUESTS, IDENTITIES, REVOKED, JOINS, SECRETS, TROUBLES, NONCES),
 )
 
-#: A number as `str` makes it: no zero in front, no sign, no digits but these, few enough for every codec.
+#: A number as `str` makes it: no leading zero, no sign, only ASCII digits, few enough for every codec.
 _NUMBER = r"(?:0|[1-9][0-9]{0,17})"
 _DECIMAL = re.compile(_NUMBER)
 _THREE_NUMBERS = re.compile(rf"({_NUMBER})\.({_NUMBER})\.({_NUMBER})")
-#: What `block_name` makes of keys that a block can have: one task at least and 256 at most, cores, attempts that keys have digits for.
+#: Names that `block_name` makes of valid keys: 1 to 256 tasks, at least one core, attempts within the key's digits.
 _KEY = re.compile(
     r"([01][0-9]{6}|2000000)\.((?!0{10})[0-9]{10})\.([0-9]{10})\.((?!000)(?:[01][0-9]{2}|2[0-4][0-9]|25[0-6]))"
     r"\.(0(?!00000)[0-9]{5})\.((?!00000)[0-9]{5})\.([0-9]{9})(?:\.([a-z2-7]{6}))?-([0-9]{10})"
 )
-#: Characters of a block's name without and with its user's tag; where the tag stands.
+#: Lengths of a block's name without and with its user's tag; position of the tag.
 BLOCK_NAMES = frozenset({67, 74})
 _TAG = slice(57, 63)
-#: Stands where the user's tag does while an operator's raise holds: such blocks go before all users' turns. No user has this tag.
+#: Replaces the user's tag while an operator's raise holds: such blocks go before all users' turns. No user has this tag.
 RAISED = "raised"
 _NONCE = re.compile(rf"({_NUMBER})\.[0-9a-f]{{64}}")
 _RESERVED = re.compile(rf"r-({_NUMBER})\.({_NUMBER})")
@@ -112,27 +112,27 @@ _SEQUENCE = re.compile(r"-([0-9]{10})\Z")
 
 
 def watchdog(guid: str) -> str:
-    """Prefix of a candidate's entry (ES)."""
+    """Returns the prefix of a candidate's entry (ES)."""
     return f"{WATCHDOGS}/n-{guid}-"
 
 
 def starter(guid: str) -> str:
-    """Prefix of a Starter's entry (ES)."""
+    """Returns the prefix of a Starter's entry (ES)."""
     return f"{STARTERS}/s-{guid}-"
 
 
 def submitter(guid: str) -> str:
-    """Prefix of a Submitter's entry (ES)."""
+    """Returns the prefix of a Submitter's entry (ES)."""
     return f"{SUBMITTERS}/s-{guid}-"
 
 
 def entry_guid(name: str) -> str:
-    """`s-<guid>-<seq>` or `n-<guid>-<seq>` -> guid."""
+    """Returns the guid in `s-<guid>-<seq>` or `n-<guid>-<seq>`."""
     return name[2:].rpartition("-")[0]
 
 
 def entry_sequence(name: str) -> int:
-    """The number that the server appended."""
+    """Returns the number that the server appended."""
     match = _SEQUENCE.search(name)
     if match is None:
         raise ValueError(f"{name!r} carries no sequence number")
@@ -150,22 +150,22 @@ def drain(name: str) -> str:
 
 
 def trouble(name: str) -> str:
-    """Why a node takes no work at present, as its Starter says."""
+    """The node's trouble: why it takes no work at present, as its Starter says."""
     return f"{TROUBLES}/{name}"
 
 
 def hold(name: str) -> str:
-    """Parent of what placed jobs with another head hold on a node."""
+    """Parent of the holds on a node, of placed jobs whose head is elsewhere."""
     return f"{HOLDS}/{name}"
 
 
 def hold_of(name: str, submission: int, index: int, attempt: int) -> str:
-    """The part of a job that runs elsewhere on this node."""
+    """The hold of a job on this node, whose head is elsewhere."""
     return f"{HOLDS}/{name}/{submission}.{index}.{attempt}"
 
 
 def parse_hold(name: str) -> tuple[int, int, int]:
-    """`<submission>.<index>.<attempt>` -> its three numbers. Raises ValueError for what no hold can have."""
+    """Returns the three numbers of `<submission>.<index>.<attempt>`. Raises ValueError for numbers that no hold can have."""
     submission, index, attempt = _three_numbers(name)
     if submission > MAX_NUMBER or index >= MOST_TASKS or attempt > MOST_ATTEMPTS:
         raise ValueError(f"{name[:80]!r} is not the name of a hold")
@@ -173,23 +173,23 @@ def parse_hold(name: str) -> tuple[int, int, int]:
 
 
 def reserved_of(name: str, submission: int, index: int) -> str:
-    """What a waiting job was promised of this node."""
+    """The promise of cores of this node to a waiting job."""
     return f"{HOLDS}/{name}/r-{submission}.{index}"
 
 
 def reserved_in(names: Iterable[str] | None) -> list[tuple[str, tuple[int, int]]]:
-    """(name, submission and index) of the promises in a list of holds; other names are passed over."""
+    """Returns (name, (submission, index)) of the promises in a list of holds; skips other names."""
     found = ((name, int(match[1]), int(match[2])) for name in names or () if (match := _RESERVED.fullmatch(name)) is not None)
     return [(name, (submission, index)) for name, submission, index in found if submission <= MAX_NUMBER and index < MOST_TASKS]
 
 
 def placing(partition: str) -> str:
-    """What the scheduler remembers of a partition: reservations, notes, holds."""
+    """The scheduler's memory of a partition: reservations, notes, holds."""
     return f"{JOBS}/{partition}"
 
 
 def gangs(partition: str) -> str:
-    """Whose slots are when on the nodes of a partition (`GangRecord` in `model/cluster/node.py`)."""
+    """Which jobs have which slots on the nodes of a partition (`GangRecord` in `model/cluster/node.py`)."""
     return f"{GANGS}/{partition}"
 
 
@@ -199,7 +199,7 @@ def running_node(name: str) -> str:
 
 
 def running_of(path: str) -> str:
-    """Reverse of `running_node`, "" for the path of something else."""
+    """Returns the node of a path made by `running_node`, "" for other paths."""
     return path[len(RUNNING) + 1 :] if path.startswith(f"{RUNNING}/") else ""
 
 
@@ -209,17 +209,17 @@ def inbox_node(name: str) -> str:
 
 
 def inbox(name: str, guid: str) -> str:
-    """One order."""
+    """One order to a node."""
     return f"{INBOX}/{name}/{guid}"
 
 
 def start_order(guid: str, block: BlockKey | str) -> str:
-    """Name of an order to start a block (its key, or its name): it says which, so that nobody has to read it."""
+    """Returns the name of an order to start a block (its key, or its name); the name says which, so the order need not be read."""
     return f"{guid}+{block if isinstance(block, str) else block_name(block)}"
 
 
 def parse_start_order(name: str) -> BlockKey | None:
-    """The block that an order of this name starts; None: it has to be read."""
+    """Returns the block that an order of this name starts; None: it must be read."""
     guid, plus, block = name.partition("+")
     return _block(block) if guid and plus else None
 
@@ -238,7 +238,7 @@ def identity(key_id: str) -> str:
 
 
 def revoked(key_id: str) -> str:
-    """Exists = the key is no longer believed."""
+    """Exists if the key is revoked."""
     return f"{REVOKED}/{key_id}"
 
 
@@ -253,7 +253,7 @@ def secret(role: str) -> str:
 
 
 def request(guid: str) -> str:
-    """What a user asks of the leader."""
+    """A user's request to the leader."""
     return f"{REQUESTS}/{guid}"
 
 
@@ -276,17 +276,17 @@ def gate(submission: int) -> str:
 
 
 def tail(submission: int) -> str:
-    """How far it has grown."""
+    """The submission's tail: how far it has grown."""
     return f"{sub(submission)}/tail"
 
 
 def done(submission: int) -> str:
-    """Parent of its outcome fragments; data: what was paged out."""
+    """Parent of its outcome fragments; its data says what was paged out."""
     return f"{sub(submission)}/done"
 
 
 def fragment_prefix(submission: int) -> str:
-    """What COMPLETE creates (S)."""
+    """Returns the prefix of the fragments that COMPLETE creates (S)."""
     return f"{sub(submission)}/done/r-"
 
 
@@ -306,7 +306,7 @@ def failed_range(submission: int, first: int, count: int, attempt: int) -> str:
 
 
 def parse_failed_range(name: str) -> tuple[int, int, int]:
-    """`<first>.<count>.<attempt>` -> its three numbers. Raises ValueError for what no range of attempts can have."""
+    """Returns the three numbers of `<first>.<count>.<attempt>`. Raises ValueError for numbers that no range of attempts can have."""
     first, count, attempt = _three_numbers(name)
     if not (1 <= count <= MAX_TASKS and first + count <= MOST_TASKS and 1 <= attempt <= MOST_ATTEMPTS):
         raise ValueError(f"{name[:80]!r} is not the name of failed attempts")
@@ -314,12 +314,12 @@ def parse_failed_range(name: str) -> tuple[int, int, int]:
 
 
 def holds_in(names: Iterable[str] | None) -> list[tuple[str, tuple[int, int, int]]]:
-    """(name, its numbers) of the holds of a list; other names are passed over."""
+    """Returns (name, its numbers) of the holds in a list; skips other names."""
     return _parsed(names, parse_hold)
 
 
 def failed_in(names: Iterable[str] | None) -> list[tuple[str, tuple[int, int, int]]]:
-    """(name, its numbers) of the failed ranges of a list; other names are passed over: submitters may create there, too."""
+    """Returns (name, its numbers) of the failed ranges in a list; skips other names, because submitters may create there, too."""
     return _parsed(names, parse_failed_range)
 
 
@@ -342,19 +342,19 @@ def _three_numbers(name: str) -> tuple[int, int, int]:
 
 
 def parse_number(name: str) -> int | None:
-    """Reverse of `str`: a submission's number, or that of its bucket. None for a name that is no such number."""
+    """Reads a submission's number, or its bucket's, as `str` makes it. Returns None for other names."""
     number = int(name) if _DECIMAL.fullmatch(name) else None
     return number if number is not None and number <= MAX_NUMBER else None
 
 
 def nonce(user: str, nonce: str, signed_s: int) -> str:
-    """The znode of a nonce that a user has drawn at `signed_s`."""
+    """The znode of a nonce that a user drew at `signed_s`."""
     digest = hashlib.sha256(f"{user}\0{nonce}".encode()).hexdigest()
     return f"{NONCES}/{signed_s}.{digest}"
 
 
 def signed_at(name: str) -> int | None:
-    """When the nonce of this name was drawn; None for what is no such name."""
+    """Returns when the nonce of this name was drawn; None for other names."""
     match = _NONCE.fullmatch(name)
     return int(match[1]) if match is not None else None
 
@@ -383,7 +383,7 @@ def held(name: str) -> str:
 
 
 def block_prefix(key: BlockKey) -> str:
-    """Name of a block without its sequence number, ending in `-` (what a sequential create takes)."""
+    """Returns the name of a block without its sequence number, ending in `-`, for a sequential create."""
     inverted = PRIORITY_RANGE - key.priority
     tag = f".{key.user}" if key.user else ""
     return (
@@ -392,22 +392,22 @@ def block_prefix(key: BlockKey) -> str:
 
 
 def block_name(key: BlockKey) -> str:
-    """Whole name of a block's znode."""
+    """Returns the whole name of a block's znode."""
     return f"{block_prefix(key)}{key.seq:010d}"
 
 
 def has_digits(key: BlockKey) -> bool:
-    """The name of a block can tell its cores and its memory (all else of it is what the block had when it waited)."""
+    """Returns whether cores and memory fit into the name of a block (its other parts are as in its waiting name)."""
     return key.cores < 10**5 and key.memory_mib < 10**9
 
 
 def blocks_in(names: Iterable[str] | None) -> list[tuple[str, BlockKey]]:
-    """(name, key) of the blocks of a list; what is not the name of one is passed over: submitters may create there, too."""
+    """Returns (name, key) of the blocks in a list; skips other names, because submitters may create there, too."""
     return [(name, key) for name in names or () if (key := _block(name)) is not None]
 
 
 def parse_block(name: str) -> BlockKey:
-    """Name of a block's znode -> its key. Raises ValueError for a name that `block_name` never makes. Cost: 2 us."""
+    """Returns the key in the name of a block's znode. Raises ValueError for a name that `block_name` never makes. Cost: 2 us."""
     key = _block(name)
     if key is None:
         raise ValueError(f"{name[:100]!r} is not the name of a block")
@@ -437,29 +437,29 @@ def _block(name: str) -> BlockKey | None:
 
 @lru_cache(4096)
 def user_tag(user: str) -> str:
-    """Six characters that stand for a user in the names of blocks. Two of 1,000 users have the same with a chance of 1 in 2,000."""
+    """Returns six characters that stand for a user in names of blocks. Among 1,000 users, two share a tag with a chance of 1 in 2,000."""
     tag = base64.b32encode(hashlib.sha256(user.encode("utf-8", "surrogatepass")).digest()[:5]).decode().lower()[:6]
     return tag if tag != RAISED else "raisee"
 
 
 def tag_of(record: Submission) -> str:
-    """The tag of its blocks: that of its user, or of what an operator raised."""
+    """Returns the tag of a submission's blocks: of its user, or RAISED."""
     return RAISED if record.is_raised else user_tag(record.user)
 
 
 def tag_in(name: str) -> str:
-    """The user's tag in the name of a block, "" = it has none; without parsing it."""
+    """Returns the user's tag in the name of a block, "" if there is none; without parsing it."""
     return name[_TAG] if len(name) == 74 else ""
 
 
 def submission_in(name: str) -> int:
-    """The submission in the name of a block, -1 = it is none; without parsing it."""
+    """Returns the submission in the name of a block, -1 if it is no such name; without parsing it."""
     digits = name[8:18]
     return int(digits) if digits.isascii() and digits.isdigit() else -1
 
 
 def claim_order(name: str) -> str:
-    """What block names are sorted by: (priority, seq, first), without parsing them all."""
+    """Returns the sort key of a block's name: (priority, seq, first); without parsing all of it."""
     return name[:7] + name[-10:] + name[19:29]
 
 
@@ -479,5 +479,5 @@ def running_block(node_name: str, key: BlockKey) -> str:
 
 
 def has_place(key: BlockKey) -> bool:
-    """The block has stood in `pending`: it keeps its place when it returns there."""
+    """Returns whether the block has been in `pending`: it keeps its place when it returns there."""
     return key.seq != NO_SEQ

@@ -1,7 +1,7 @@
-"""Read-back: what a lost answer meant, and in which order operations go out again. Pure: events in, orders out.
+"""Read-back: what a lost answer meant, and in which order operations are sent again. Pure: events in, orders out.
 
-An adapter owns one `Pipeline`. It reports facts (an operation is given, answered, the link fell, came back, the session
-is gone, a proof was read) and carries out the orders that it gets in return. The rule of every multi:
+An adapter owns one `Pipeline`. It reports facts (an operation was given, or answered; the link fell, or came back; the session
+is gone; a proof was read) and carries out the orders that it gets in return. The rule of every multi:
 
     sent -> answered                                        Committed or Conflict, as the server says
     sent -> link down -> link up -> sync, read the proof ->
@@ -11,8 +11,8 @@ is gone, a proof was read) and carries out the orders that it gets in return. Th
         not proven, the session was lost meanwhile          Unknown: nothing is repeated on behalf of a dead session
     sent again -> Conflict -> read the proof once more      proven: Committed(resolved=True), else that Conflict
 
-Why a read after `sync` is final: reliability.md section 5.2, "Why read-back is final". What whoever gives a multi owes:
-a proof by absence (`Gone`, `GoneOrHolds`) is only for a znode that he *knows* to exist, from an answer, not from hope.
+Why a read after `sync` is final: reliability.md section 5.2, "Why read-back is final". The duty of a multi's giver:
+use a proof by absence (`Gone`, `GoneOrHolds`) only for a znode that is *known* to exist, from an answer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from rmgr.coord.protocol.multi import (
 
 
 class Verdict(Enum):
-    """Verdict of the znodes read back about one multi."""
+    """Verdict about one multi, from the znodes that were read back."""
 
     PROVEN = "proven"
     NOT_PROVEN = "not proven"
@@ -53,12 +53,12 @@ class Verdict(Enum):
 
 
 def proof_paths(multi: Multi) -> tuple[str, ...]:
-    """What to read, in this order: the proof, then the guard (unmoved *after* the proof was read, it was unmoved before)."""
+    """Returns the paths to read, in this order: proof, then guard (if unmoved *after* the proof was read, it was unmoved before)."""
     return (multi.proof.path,) if multi.guard is None else (multi.proof.path, multi.guard.path)
 
 
 def judge(multi: Multi, seen: Sequence[Stamped | None]) -> Verdict:
-    """The verdict on `multi` from what was read at `proof_paths(multi)`. Cost: O(operations)."""
+    """Returns the verdict on `multi`, given what was read at `proof_paths(multi)`. Cost: O(operations)."""
     if not _is_proven(multi, seen[0]):
         return Verdict.NOT_PROVEN
     guard = multi.guard
@@ -76,7 +76,7 @@ def _is_proven(multi: Multi, found: Stamped | None) -> bool:
         return found is None
     if found is None:
         return not isinstance(proof, Holds)
-    # The same bytes may have stood there before: the version tells, where the multi expected one.
+    # The znode may have held the same bytes before: the version tells, if the multi expected one.
     return found.data == proof.data and found.version > _set_version(multi, proof.path)
 
 
@@ -85,9 +85,9 @@ def _set_version(multi: Multi, path: str) -> int:
 
 
 def implies(later: Op, earlier: Multi) -> bool:
-    """Whether the success of `later`, sent after `earlier` in the same session, shows that `earlier` was committed.
+    """Returns whether the success of `later`, sent after `earlier` in the same session, shows that `earlier` was committed.
 
-    Two changes of one znode in a row overwrite the first one's proof; servers take one client's requests in order.
+    Two successive changes of one znode overwrite the first one's proof; servers handle one client's requests in order.
     """
     proof = earlier.proof
     if later.path != proof.path or isinstance(later, Create) or isinstance(proof, Gone):
@@ -99,7 +99,7 @@ def implies(later: Op, earlier: Multi) -> bool:
 
 
 def destroys(op: Op, proof: Proof) -> bool:
-    """Whether `op` takes away what `proof` needs: sent before the answer of that multi, it would make it unprovable."""
+    """Returns whether `op` destroys what `proof` needs: if sent before that multi's answer, it would make it unprovable."""
     if op.path != proof.path:
         return False
     if isinstance(op, Delete):
@@ -108,7 +108,7 @@ def destroys(op: Op, proof: Proof) -> bool:
 
 
 def resolved(multi: Multi) -> Committed:
-    """The answer to a multi that was found committed. Cost: O(operations)."""
+    """Returns the answer to a multi that was found committed. Cost: O(operations)."""
     return Committed(paths=tuple(op.path for op in multi.ops), versions=tuple(_version_after(op) for op in multi.ops), resolved=True)
 
 
@@ -137,9 +137,9 @@ def _version_after(op: Op) -> int:
 class Pending:
     """One operation under way. Adapters derive from it and add what they need (a future, the encoded request).
 
-    Attributes: `multi` (None: a read, or something else that may be repeated without harm); `suspect`: was sent once
-    without an answer; `orphan`: its session is gone; `conflict`: answered so after it was sent again, not yet checked;
-    `done`: answered or given up, nothing more will be ordered for it.
+    Attributes: `multi` (None: a read, or another operation that may be repeated without harm); `suspect`: was sent once
+    without an answer; `orphan`: its session is gone; `conflict`: the answer after a second sending, not yet checked;
+    `done`: answered or given up; no more orders about it.
     """
 
     __slots__ = ("conflict", "done", "multi", "orphan", "suspect", "verdict")
@@ -162,7 +162,7 @@ class SendOperation:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Send a sync now; nobody waits for its answer, later reads of this client do."""
+    """Send a sync now; do not wait for its answer: later reads of this client wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Prove:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tell the caller: an `Outcome` for a multi, whatever the adapter reported for another operation."""
+    """Give the caller the answer: an `Outcome` for a multi, or what the adapter reported for another operation."""
 
     op: Pending
     value: object
@@ -196,23 +196,23 @@ class Pipeline:
     """All operations of one client in the order given, across lost connections. Not thread-safe.
 
     Args:
-        window: most operations that are on the way to the server at once; the rest waits here.
+        window: most operations under way to the server at once; the rest waits here.
     """
 
     def __init__(self, window: int = 256) -> None:
         self._window = window
         self._up = False
         self._proving = 0  # proofs ordered and not yet read; nothing else is sent meanwhile
-        self._flight: deque[Pending] = deque()  # on the way; answers come in this order
-        self._waiting: deque[Pending] = deque()  # not on the way, in the order given
-        self._limbo: list[Pending] = []  # sent, and the link fell before the answer; in the order sent
-        self._rechecks: list[Pending] = []  # answered Conflict after a second sending, the proof is being read
-        self._proofs: dict[str, Proof] = {}  # of the multis in flight and in recheck, by path
+        self._flight: deque[Pending] = deque()  # under way; answers come in this order
+        self._waiting: deque[Pending] = deque()  # not under way, in the order given
+        self._limbo: list[Pending] = []  # sent, then the link fell before the answer; in the order sent
+        self._rechecks: list[Pending] = []  # answered Conflict after a second sending; the proof is being read
+        self._proofs: dict[str, Proof] = {}  # by path, of the multis in flight and in recheck
 
     # -- from the caller
 
     def give(self, op: Pending) -> bool:
-        """Accepts an operation. True: send it now; False: it is kept until an order sends it. Cost: O(1)."""
+        """Accepts an operation. True: send it now; False: an order will send it later. Cost: O(1)."""
         self._waiting.append(op)
         if len(self._waiting) > 1 or not self._may_send(op):
             return False
@@ -220,11 +220,11 @@ class Pipeline:
         return True
 
     def give_up(self, op: Pending) -> None:
-        """The caller no longer waits (deadline): it is not sent again; an answer that still comes is ignored."""
+        """Gives up an operation whose caller no longer waits (deadline): it is not sent again, and a late answer is ignored."""
         op.done = True
 
     def unresolved(self) -> Iterator[Pending]:
-        """All operations that somebody waits for."""
+        """Yields all operations with a waiting caller."""
         for group in (self._flight, self._limbo, self._rechecks, self._waiting):
             for op in group:
                 if not op.done:
@@ -233,7 +233,7 @@ class Pipeline:
     # -- from the server
 
     def answered(self, op: Pending, value: object) -> list[Order]:
-        """The server answered `op`. Answers of a link that has fallen are ignored. Cost: O(1)."""
+        """Takes the server's answer to `op`. Ignores answers of a link that has fallen. Cost: O(1)."""
         if not self._flight or self._flight[0] is not op:
             return []
         self._flight.popleft()
@@ -254,20 +254,20 @@ class Pipeline:
         return orders
 
     def again(self, op: Pending) -> bool:
-        """`op` was answered, and its next request takes its place at the end (a read in two steps). As `give`."""
+        """Gives an answered `op` again, at the end: its second request (a read in two steps). Returns as `give`."""
         if not self._flight or self._flight[0] is not op:
             return False
         self._flight.popleft()
         return False if op.done else self.give(op)
 
     def proved(self, op: Pending, seen: Sequence[Stamped | None]) -> list[Order]:
-        """What stands at the paths of a `Prove` order."""
+        """Takes what was read at the paths of a `Prove` order."""
         assert op.multi is not None
         op.verdict = judge(op.multi, seen)
         return self._read(op)
 
     def unprovable(self, op: Pending, cause: str) -> list[Order]:
-        """The proof cannot be read (no permission): the outcome stays unknown."""
+        """Notes that the proof cannot be read (no permission): the outcome stays unknown."""
         orders: list[Order] = []
         if not op.done:
             op.done = True
@@ -291,10 +291,10 @@ class Pipeline:
     # -- from the link
 
     def down(self) -> None:
-        """The connection is gone; whatever was on the way is in doubt."""
+        """Notes that the connection is gone: everything under way is in doubt."""
         self._up = False
         self._proving = 0
-        # Multis that nobody waits for any more stay: what became of them may prove those before them.
+        # Multis without a waiting caller stay: their fate may prove earlier multis.
         lost = [op for op in (*self._limbo, *self._rechecks, *self._flight) if not op.done or op.multi is not None]
         for op in lost:
             op.suspect = True
@@ -305,7 +305,7 @@ class Pipeline:
         self._proofs.clear()
 
     def session_lost(self) -> list[Order]:
-        """The session is gone: what was sent is only read back, what was not sent or was a read is refused at once."""
+        """Notes that the session is gone: what was sent is only read back; unsent operations and reads are refused at once."""
         self.down()
         orders: list[Order] = []
         for op in (*self._limbo, *self._waiting):
@@ -319,7 +319,7 @@ class Pipeline:
         return orders
 
     def up(self) -> list[Order]:
-        """Connected (again, or for the first time): doubts first, then what waits."""
+        """Notes a connection (again, or the first): resolves doubts first, then sends what waits."""
         self._up = True
         doubts = [op for op in self._limbo if op.multi is not None]
         if all(op.done for op in doubts):
@@ -328,7 +328,7 @@ class Pipeline:
         return [Sync(), *(Prove(op, proof_paths(op.multi)) for op in doubts if op.multi is not None)]
 
     def close(self, cause: str) -> list[Order]:
-        """The end: refuses everything that is unresolved."""
+        """Refuses everything unresolved, at the end."""
         self._up = False
         orders: list[Order] = [Refuse(op, cause) for op in self.unresolved()]
         for op in self.unresolved():
@@ -336,7 +336,7 @@ class Pipeline:
         return orders
 
     def _settle(self) -> list[Order]:
-        """All proofs are read: answer what is proven, line up the rest in the old order, and go on."""
+        """Answers what is proven once all proofs are read, lines up the rest in the old order, and goes on."""
         presupposed: dict[str, list[Op]] = {}
         for op in reversed(self._limbo):
             if op.multi is None:
@@ -394,7 +394,7 @@ class Pipeline:
             for part in op.multi.ops:
                 proof = self._proofs.get(part.path)
                 if proof is not None and destroys(part, proof):
-                    return False  # its own answer first
+                    return False  # wait for that multi's answer first
         return True
 
     def _launch(self) -> None:
@@ -404,5 +404,5 @@ class Pipeline:
             self._proofs[op.multi.proof.path] = op.multi.proof
 
     def _forget_proof(self, multi: Multi) -> None:
-        if self._proofs.get(multi.proof.path) is multi.proof:  # else a later one of the same znode stands there
+        if self._proofs.get(multi.proof.path) is multi.proof:  # else it is the proof of a later multi of the same znode
             del self._proofs[multi.proof.path]

@@ -1,11 +1,11 @@
-"""Codecs of everything that lies in a znode: canonical JSON for records, MessagePack for blocks and fragments.
+"""Codecs of everything in znodes: canonical JSON for records, MessagePack for blocks and fragments.
 
-What a newer release wrote is kept when an older one rewrites it: fields of JSON records, trailing elements of blocks.
+When an older release rewrites what a newer one wrote, it keeps unknown fields of JSON records and trailing elements of blocks.
 
     {"next":17,"newer_field":1}  --decode-->  Tail(next=17, newer={"newer_field":1})  --encode-->  the same bytes
 
 A record of the same release costs one comparison more; only bytes that this release would have written otherwise are
-looked at closely. Which records are rewritten by others than their writer: `/subs/..` and its tail and done (owner, its
+examined closely. Records that others than their writer rewrite: `/subs/..` and its tail and done (owner, its
 successor, the leader, users), `/nodes/..` (FENCE), `/config`, `/meta`, and blocks (every claim, split and return).
 """
 
@@ -26,10 +26,10 @@ from rmgr.model.wire.stream import json_decoder
 
 T = TypeVar("T")
 
-#: Newest record format that this release reads; a newer one is refused with a clear error, never guessed.
+#: Newest record format that this release reads; a newer one is refused with a clear error.
 FORMAT = 1
 
-#: What decoders raise, of records as of frames; also of numbers that no release can write again.
+#: Errors of decoders, for records and frames, including numbers that no release can write again.
 UNREADABLE = stream.UNREADABLE
 
 _WIDE = 1 << 63
@@ -42,34 +42,34 @@ _failed = msgspec.msgpack.Decoder(FailedRange)
 _outcomes = msgspec.msgpack.Decoder(tuple[Outcome, ...])
 _page = msgspec.msgpack.Decoder(tuple[Fragment, ...])
 _raw_page = msgspec.msgpack.Decoder(list[msgspec.Raw])
-#: A page has at most 180 fragments of 12 KiB, and each of their bytes may be a value.
+#: Most values of a page: it has at most 180 fragments of 12 KiB, and each of their bytes may be a value.
 _MOST_PAGE_VALUES = 3_000_000
-#: A fragment that tells nothing.
+#: An empty fragment.
 NOTHING = Fragment(attempt=0)
-#: Fields of an outcome before those that are seldom used, and the values of these.
+#: Index of the first seldom used field of an outcome, and the usual values from there on.
 _PLAIN = Outcome.__struct_fields__.index("max_rss_kib")
 _USUAL = astuple(Outcome(index=0))[_PLAIN:]
-#: The same of one that never ran.
+#: The same index for an outcome of a task that never ran.
 _ENDED = Outcome.__struct_fields__.index("exit_code")
 _payloads = msgspec.msgpack.Decoder(tuple[bytes, ...])
 _keyed = msgspec.msgpack.Decoder(KeyedPayload)
 
 
 def cut(error: Exception) -> str:
-    """What a decoder says, without all of what it did not like: that may have a megabyte."""
+    """Returns a decoder's message, shortened: the data that it quotes may have a megabyte."""
     told = str(error)
     return told if len(told) <= 300 else f"{told[:150]}...{told[-100:]}"
 
 
 def encode_record(record: object) -> bytes:
-    """Canonical JSON (sorted keys, no spaces) of a frozen dataclass, with what a newer release had written into it."""
+    """Returns canonical JSON (sorted keys, no spaces) of a frozen dataclass, with the fields of a newer release in it."""
     return restore(_json.encode(record))
 
 
 def decode_record(data: bytes, kind: type[T], path: str = "") -> T:
-    """Bytes of a znode -> record of `kind`; what it does not know stays in its `newer`, what is missing has its default.
+    """Decodes a znode's bytes into a record of `kind`; unknown fields stay in its `newer`, missing ones get their defaults.
 
-    Raises: WrongCluster naming `path` when they are something else.
+    Raises: WrongCluster naming `path` if the bytes are something else.
     """
     try:
         record = json_decoder(kind).decode(data)
@@ -85,7 +85,7 @@ def decode_record(data: bytes, kind: type[T], path: str = "") -> T:
 
 
 class _WideBlock(BlockData, frozen=True, array_like=True, kw_only=True):
-    """A block whose mask has more bits than MessagePack's integers: the mask travels as little-endian bytes."""
+    """A block whose mask has more bits than MessagePack's integers: the mask is written as little-endian bytes."""
 
     done: bytes  # type: ignore[assignment]
 
@@ -94,7 +94,7 @@ _wide_block = msgspec.msgpack.Decoder(_WideBlock)
 
 
 class _NewerBlock(BlockData, frozen=True, array_like=True, kw_only=True):
-    """A block with elements at its end that a newer release wrote: cut and replaced like any other, and written with them."""
+    """A block with elements of a newer release at its end: cut and replaced like any other, and written with them."""
 
     newer: tuple[Any, ...] = ()
 
@@ -104,7 +104,7 @@ _any = msgspec.msgpack.Decoder()
 
 
 def encode_block(data: BlockData) -> bytes:
-    """Data of a block's znode."""
+    """Returns the data of a block's znode."""
     if type(data) is _NewerBlock:
         known = {name: getattr(data, name) for name in BlockData.__struct_fields__}
         return _pack.encode([*_any.decode(encode_block(BlockData(**known))), *data.newer])
@@ -116,9 +116,9 @@ def encode_block(data: BlockData) -> bytes:
 
 
 def unpack(decode: Callable[[bytes], T], data: bytes, most: int = stream.MAX_VALUES) -> T:
-    """What `decode` makes of MessagePack. Raises msgspec.DecodeError alone, whatever stands there: who reads expects nothing else.
+    """Decodes MessagePack with `decode`. Raises only msgspec.DecodeError, whatever the bytes are: callers expect nothing else.
 
-    Cost: of more than 1 MiB 0.3 us a value beside the decoder, which then builds no more than a million.
+    Cost: above 1 MiB, 0.3 us per value beside the decoder, which then builds at most a million.
     """
     if len(data) > stream.FEW_BYTES and stream.is_crowded(data, most):
         raise msgspec.DecodeError(f"it has more than {most:,} values")
@@ -126,12 +126,12 @@ def unpack(decode: Callable[[bytes], T], data: bytes, most: int = stream.MAX_VAL
         return decode(data)
     except msgspec.DecodeError:
         raise
-    except UNREADABLE as error:  # text that is no UTF-8, say, or what is nested too deep
+    except UNREADABLE as error:  # not UTF-8, or nested too deep
         raise msgspec.DecodeError(f"{type(error).__name__}: {cut(error)}") from None
 
 
 def decode_block(data: bytes) -> BlockData:
-    """Data of a block's znode. Raises msgspec.DecodeError."""
+    """Reads the data of a block's znode. Raises msgspec.DecodeError."""
     return unpack(_block_of, data)
 
 
@@ -152,17 +152,17 @@ def _block_of(data: bytes) -> BlockData:
 
 
 def encode_fragment(fragment: Fragment) -> bytes:
-    """Data of a fragment's znode."""
+    """Returns the data of a fragment's znode."""
     return _pack.encode(fragment)
 
 
 def decode_fragment(data: bytes) -> Fragment:
-    """Data of a fragment's znode. Raises msgspec.DecodeError."""
+    """Reads the data of a fragment's znode. Raises msgspec.DecodeError."""
     return unpack(_fragment.decode, data)
 
 
 def read_fragment(data: bytes) -> Fragment:
-    """As `decode_fragment`, or NOTHING: whoever may create outcomes could write anything there."""
+    """Reads a fragment as `decode_fragment` does, or returns NOTHING: writers of outcomes could write anything there."""
     try:
         return _fragment.decode(data)
     except UNREADABLE:
@@ -170,7 +170,7 @@ def read_fragment(data: bytes) -> Fragment:
 
 
 class _GlancedFragment(Fragment, frozen=True, array_like=True, kw_only=True):
-    """A fragment whose outcomes are counted, and passed on as they are."""
+    """A fragment whose outcomes are counted but not decoded."""
 
     outcomes: tuple[msgspec.Raw, ...] = ()  # type: ignore[assignment]
 
@@ -179,7 +179,7 @@ _glanced = msgspec.msgpack.Decoder(_GlancedFragment)
 
 
 def glance_fragment(data: bytes) -> Fragment:
-    """As `read_fragment`, for who counts outcomes and looks at none. Cost: a fifth of it."""
+    """Reads a fragment as `read_fragment` does, for callers that only count outcomes. Cost: a fifth of it."""
     try:
         return _glanced.decode(data)
     except UNREADABLE:
@@ -187,17 +187,17 @@ def glance_fragment(data: bytes) -> Fragment:
 
 
 def encode_failed(record: FailedRange) -> bytes:
-    """Data of a failed range's znode."""
+    """Returns the data of a failed range's znode."""
     return _pack.encode(record)
 
 
 def decode_failed(data: bytes) -> FailedRange:
-    """Data of a failed range's znode. Raises msgspec.DecodeError."""
+    """Reads the data of a failed range's znode. Raises msgspec.DecodeError."""
     return unpack(_failed.decode, data)
 
 
 def brief(outcomes: Iterable[Outcome]) -> tuple[Any, ...]:
-    """Outcomes for writing: of one with nothing unusual only what differs, which is read back as the whole.
+    """Shortens outcomes for writing: one with only usual trailing values loses these, and is read back whole.
 
     MessagePack structs write their trailing defaults, too: 24 of the 59 bytes of a no-op's outcome. Cost: 0.4 us each.
     """
@@ -205,70 +205,70 @@ def brief(outcomes: Iterable[Outcome]) -> tuple[Any, ...]:
 
 
 def brief_ends(outcomes: Iterable[Outcome]) -> tuple[Any, ...]:
-    """The same for outcomes of tasks that never ran: of one without more to tell nothing behind its reason."""
+    """Shortens outcomes of tasks that never ran in the same way: one without further details ends after its reason."""
     usual = _USUAL[_ENDED - _PLAIN :]
     return tuple([fields[:_ENDED] if (fields := astuple(outcome))[_ENDED:] == usual else outcome for outcome in outcomes])
 
 
 def encode_outcomes(outcomes: tuple[Any, ...]) -> bytes:
-    """The store row of a fragment that does not fit its znode; `brief` or whole ones."""
+    """Returns the store row for outcomes that do not fit their fragment's znode; `brief` or whole ones."""
     return _pack.encode(outcomes)
 
 
 def decode_outcomes(data: bytes) -> tuple[Outcome, ...]:
-    """Reverse of `encode_outcomes`. Raises msgspec.DecodeError."""
+    """Reads bytes made by `encode_outcomes`. Raises msgspec.DecodeError."""
     return unpack(_outcomes.decode, data)
 
 
 def join_page(fragments: list[bytes]) -> bytes:
-    """The store row of fragments that left ZooKeeper, oldest first (their own rows stay): byte for byte, whatever release wrote them."""
+    """Returns the store row of fragments that left ZooKeeper, oldest first (their own rows stay): byte for byte, of any release."""
     return array_of(fragments)
 
 
 def decode_page(data: bytes) -> tuple[Fragment, ...]:
-    """Reverse of `join_page`. Raises msgspec.DecodeError."""
+    """Reads bytes made by `join_page`. Raises msgspec.DecodeError."""
     return unpack(_page.decode, data, _MOST_PAGE_VALUES)
 
 
 def split_page(data: bytes) -> list[bytes]:
-    """Reverse of `join_page`: what a newer release wrote, or signed, is still there. Raises msgspec.DecodeError."""
+    """Splits bytes made by `join_page`, keeping what a newer release wrote or signed. Raises msgspec.DecodeError."""
     return [bytes(raw) for raw in unpack(_raw_page.decode, data, _MOST_PAGE_VALUES)]
 
 
 def encode_payloads(payloads: tuple[bytes, ...]) -> bytes:
-    """The store row of a block's arguments that do not fit its znode."""
+    """Returns the store row for arguments that do not fit their block's znode."""
     return _pack.encode(payloads)
 
 
 def decode_payloads(data: bytes) -> tuple[bytes, ...]:
-    """Reverse of `encode_payloads`. Raises msgspec.DecodeError."""
+    """Reads bytes made by `encode_payloads`. Raises msgspec.DecodeError."""
     if (count := array_length(data)) > MAX_TASKS:
         raise msgspec.DecodeError(f"it has arguments of {count:,} tasks, a block has {MAX_TASKS}")
     return unpack(_payloads.decode, data)
 
 
 def encode_keyed(payload: KeyedPayload) -> bytes:
-    """Arguments of a task in the keyed form."""
+    """Returns the arguments of a task in the keyed form as bytes."""
     return _pack.encode(payload)
 
 
 def decode_keyed(data: bytes) -> KeyedPayload:
-    """Reverse of `encode_keyed`. Raises msgspec.DecodeError."""
+    """Reads bytes made by `encode_keyed`. Raises msgspec.DecodeError."""
     return unpack(_keyed.decode, data)
 
 
-# -- what a newer release wrote ------------------------------------------------------------------------------------------------
+# -- fields of a newer release -------------------------------------------------------------------------------------------------
 
 
 _plain = msgspec.json.Decoder()
 _MARK = b'"newer":{'
 _FIELD = "newer"
-#: Levels of what a newer release may have written. Encoding takes as much of the stack as decoding did, and who encodes may have less left.
+#: Most levels of a newer release's fields. Encoding takes as much stack as decoding did, and the encoder may have less left.
 _MOST_LEVELS = 32
 
 
 def keep(record: object, data: bytes) -> None:
-    """Puts what `data` has and `record`, decoded from it, does not know into the `newer` fields. In place: nobody has it yet."""
+    """Puts what `data` has and `record`, decoded from it, lacks into `newer` fields. Changes the record, which is not shared yet."""
     if dataclasses.is_dataclass(record) and _json.encode(record) != data:
         _keep(record, _plain.decode(data))
 
@@ -289,7 +289,7 @@ def _keep(value: object, raw: object) -> None:
 
 
 def is_deep(value: object) -> bool:
-    """It has more levels than a newer release may write. Cost: O(size)."""
+    """Returns whether it has more levels than a newer release may write. Cost: O(size)."""
     level = [value]
     for _ in range(_MOST_LEVELS):
         level = [item for one in level for item in _items(one)]
@@ -305,7 +305,7 @@ def _items(value: object) -> Iterable[object]:
 
 
 def restore(data: bytes) -> bytes:
-    """Encoded record, with what its `newer` fields hold where it was found. (A user's text never matches: its quotes are escaped.)"""
+    """Returns an encoded record with the contents of `newer` fields back in place. (Users' texts never match: their quotes are escaped.)"""
     return _json.encode(_lift(_plain.decode(data))) if _MARK in data else data
 
 
@@ -326,7 +326,7 @@ def _names(kind: type) -> frozenset[str]:
 
 
 def array_length(data: bytes) -> int:
-    """Elements of a MessagePack array, 0 for anything else. Cost: O(1)."""
+    """Returns the number of elements of a MessagePack array, 0 for anything else. Cost: O(1)."""
     if not data:
         return 0
     head = data[0]
@@ -337,7 +337,7 @@ def array_length(data: bytes) -> int:
 
 
 def array_of(encoded: list[bytes]) -> bytes:
-    """A MessagePack array of elements that are encoded already, byte for byte as they are."""
+    """Returns a MessagePack array of elements that are encoded already, byte for byte."""
     count = len(encoded)
     if count < 16:
         head = bytes([0x90 | count])

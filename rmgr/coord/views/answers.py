@@ -1,6 +1,6 @@
-"""Snapshot -> what people are shown: pure functions behind `jobs`, `nodes`, `queues`, `status` and `explain`.
+"""Turns a snapshot into what people see: pure functions behind `jobs`, `nodes`, `queues`, `status` and `explain`.
 
-The leader calls them on what it keeps in memory, a command without a leader on what it has read itself: same answers.
+The leader calls them on its memory, a command without a leader on what it has read itself: both get the same answers.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from rmgr.model.views import (
     WhyView,
 )
 
-#: States counted by `rmgr status` and `rmgr show`, in their order.
+#: States counted by `rmgr status` and `rmgr show`, in the order shown.
 COUNTED = (State.INITIAL, State.RUNNING, State.COMPLETED, State.FAILED, State.CANCELLED, State.HELD, State.SUSPENDED)
-_MOST = 8  #: nodes that refuse a user's work and are named
-#: A submission whose tasks have failed while it was held bears such a reason still.
+_MOST = 8  #: named nodes that refuse a user's work
+#: Reasons of a hold, which a submission keeps even if its tasks failed while it was held.
 _HELD_FOR = frozenset({Reason.USER_HOLD, Reason.OPERATOR_HOLD, Reason.DEPENDENCY})
-#: Of placed jobs: `PlacedView.state` beside "waiting".
+#: Values of `PlacedView.state` for placed jobs, beside "waiting".
 STOPPING, SUSPENDED, RUNNING = "stopping", "suspended", "running"
-#: Jobs of one submission whose waits are told one by one.
+#: Jobs of one submission whose waits are described singly.
 _MOST_TOLD = 5
 _GAVE_BACK = "gave a job back that it had not begun (rmgr nodes shows why); it is tried again"
-#: What a policy calls the thing that a job waits for -> the reason that `jobs` shows.
+#: What a policy says that a job waits for -> the reason that `jobs` shows.
 REASONS = {"begin": Reason.BEGIN_TIME, "policy": Reason.NO_POLICY, "limits": Reason.LIMIT, "after": Reason.DEPENDENCY}
 V = TypeVar("V", JobView, ExplainView)
 
@@ -70,11 +70,11 @@ def job_view(
     *,
     is_ownerless: bool = False,
 ) -> JobView:
-    """One submission.
+    """Returns the view of one submission.
 
     Args:
-        claimed: its blocks. waits: its first placed job that waits, as the leader knows it; waiting: those of its jobs that wait and
-            were moved before. is_ownerless: it may grow, and nobody lives who would add to it.
+        claimed: its blocks. waits: its first waiting placed job, as the leader knows it; waiting: its waiting jobs that were moved
+            before. is_ownerless: it may grow, but no live owner would add to it.
     Cost: O(blocks).
     """
     running = running_count((block.key, block.done) for block in claimed)
@@ -94,7 +94,7 @@ def job_view(
         if waits is not None:
             reason, detail = REASONS.get(waits.what, reason), waits.reason
     elif state is State.FAILED and (not reason or reason in _HELD_FOR):
-        reason, detail = progress.reason, ""  # what it waited for says nothing of how it failed
+        reason, detail = progress.reason, ""  # why it waited does not explain why it failed
     elif state is State.STOPPING:
         detail = claimed[0].stopping
     elif state is State.STARTING:
@@ -131,7 +131,7 @@ def job_view(
         expected_start_us=waits.expected_start_us if waits is not None and state is State.INITIAL else 0,
         resources=dict(needs_of(submission.request.resources)),
         account=submission.account,
-        # Of pulled work it is not known how long a task of a lost block ran.
+        # For pulled work it is not known how long a task of a lost block ran.
         run_us=progress.run_us + (progress.lost_us if submission.rigid is not None else 0),
         lost=progress.lost,
         route=submission.rigid.queue_class if submission.rigid is not None else "",
@@ -146,7 +146,7 @@ def job_view(
 
 
 def _with_reason(view: JobView, snapshot: ClusterSnapshot, submission: Submission, used: Mapping[str, int]) -> JobView:
-    """What has failed waits until it is tried again, and pulled work for its user's cap, not for room. used: cores by user."""
+    """Corrects the reason of waiting work: tasks that failed wait for their retry, pulled work for its user's cap. used: cores by user."""
     if view.state is not State.INITIAL or view.reason != Reason.RESOURCES:
         return view
     if snapshot.waiting.get(view.id, 0) >= view.counts[State.INITIAL]:
@@ -159,7 +159,7 @@ def _with_reason(view: JobView, snapshot: ClusterSnapshot, submission: Submissio
 
 
 def command_text(submission: Submission) -> str:
-    """What it runs, in one line."""
+    """Returns what it runs, in one line."""
     if submission.work is Work.PYTHON or submission.command is None:
         return submission.name
     command = submission.command
@@ -167,7 +167,7 @@ def command_text(submission: Submission) -> str:
 
 
 def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
-    """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
+    """Returns submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
     blocks, waits, routes = _claimed_by_submission(snapshot), first_waits(snapshot), first_routes(snapshot)
     moved = moved_waits(snapshot)
     used = cores_of_users(snapshot) if snapshot.settings.limits.has_caps else {}
@@ -192,7 +192,7 @@ def _shown_nodes(snapshot: ClusterSnapshot) -> list[tuple[str, NodeRecord]]:
 
 
 def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
-    """All nodes, by name; load and memory in use are added by whoever can ask the Starters."""
+    """Returns all nodes, by name; a caller that can ask the Starters adds load and memory in use."""
     used: dict[str, list[BlockOnNode]] = defaultdict(list)
     others: dict[str, Counter[str]] = defaultdict(Counter)
     helped: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -210,7 +210,7 @@ def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
 
 
 def _count_others(snapshot: ClusterSnapshot, block: BlockOnNode, others: dict[str, Counter[str]]) -> None:
-    """Adds what a claimed block uses of other resources than cores and memory, on each of its nodes."""
+    """Adds a claimed block's use of other resources than cores and memory, on each of its nodes."""
     known = snapshot.submissions.get(block.key.submission)
     needs = needs_of(known[0].request.resources) if known is not None else ()
     left = block.key.count - block.done.bit_count()
@@ -227,7 +227,7 @@ def _count_others(snapshot: ClusterSnapshot, block: BlockOnNode, others: dict[st
 
 
 def _cores(block: BlockOnNode) -> int:
-    """That one of its tasks has on the node that claimed it."""
+    """Returns the cores of one of its tasks on the claiming node."""
     return block.key.cores if block.allocation is None else block.allocation.cores[0]
 
 
@@ -276,14 +276,14 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Bloc
 
 
 def _doer(record: NodeRecord, drain: Drain | None, resumed: Drain | None, state: NodeState) -> str:
-    """Who has drained it, or resumed it since it came; "" = nobody."""
+    """Returns who has drained the node, or resumed it since it registered; "" = nobody."""
     if drain is not None:
         return drain.user
     return resumed.user if resumed is not None and state is NodeState.UP and resumed.since_us > record.registered_us else ""
 
 
 def _since_us(record: NodeRecord, drain: Drain | None, trouble: Trouble | None, resumed: Drain | None, *, alive: bool) -> int:
-    """Since when it is as it is; 0 = nobody knows."""
+    """Returns since when the node is in its state; 0 = unknown."""
     if drain is not None:
         return drain.since_us
     if trouble is not None:
@@ -294,7 +294,7 @@ def _since_us(record: NodeRecord, drain: Drain | None, trouble: Trouble | None, 
 
 
 def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
-    """All queues, by name; then the queue classes, in the order of their file."""
+    """Returns all queues, by name; then the queue classes, in the order of their file."""
     blocks, failed = _claimed_by_submission(snapshot), failed_policies(snapshot)
     totals: dict[str, Counter[State]] = defaultdict(Counter)
     for number, (submission, progress) in snapshot.submissions.items():
@@ -333,7 +333,7 @@ def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
 
 
 def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: dict[str, object], now_us: int) -> StatusView:
-    """Health (`coord/views/health.py`) and counts. `zookeeper` and `store` carry "ok" and what is wrong ("problem")."""
+    """Returns health (`coord/views/health.py`) and counts. `zookeeper` and `store` have "ok" and what is wrong ("problem")."""
     counts: Counter[str] = Counter({str(state): 0 for state in COUNTED})
     known = jobs(snapshot, ended=True)
     for job in known:
@@ -389,7 +389,7 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
 
 
 def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> ExplainView:
-    """Why a submission, or one task of it, is in its state: what blocks it, or how it ended. Raises NotFound."""
+    """Explains why a submission, or one task of it, is in its state: what blocks it, or how it ended. Raises NotFound."""
     if number not in snapshot.submissions:
         raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
     return with_shares(_explained(snapshot, number, position), snapshot, snapshot.submissions[number][0])
@@ -432,7 +432,7 @@ def _all_ended(job: JobView) -> str:
 
 
 def _held_words(submission: Submission) -> str:
-    """By whom, and who may release it."""
+    """Returns by whom it is held, and who may release it."""
     if told := told_by(submission):
         return f"{told}; operators alone release it: ask {submission.by}, or another operator"
     words = f" ({submission.reason_detail})" if submission.reason_detail else ""
@@ -444,7 +444,7 @@ def _verb(block: BlockOnNode) -> str:
 
 
 def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, position: int | None) -> tuple[list[WhyView], int]:
-    """What it waits for, and when it is expected to start, 0 = unknown."""
+    """Returns what it waits for, and when it is expected to start, 0 = unknown."""
     if job.state.is_final:
         ended = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
         return [WhyView(what="ended", id=str(job.id), detail=f"{_all_ended(job)}: {ended}. {job.detail}".strip())], 0
@@ -467,7 +467,7 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         why.append(WhyView(what="cancel", id=str(job.id), detail=f"{told_by(submission) or 'cancelled'}; what still runs is being stopped"))
     if waiting := snapshot.waiting.get(job.id, 0):
         why.append(WhyView(what="backoff", id=str(job.id), detail=f"{counted(waiting, 'task')} to run again after a failed attempt"))
-    if running := job.counts[State.RUNNING]:  # those that have not begun have words of their own
+    if running := job.counts[State.RUNNING]:  # tasks that have not begun are described separately
         told = ("run on", "runs on")[running == 1] if submission.rigid is not None else ("are claimed by", "is claimed by")[running == 1]
         some = f"{running} of {counted(job.tasks, 'task')}"
         why.append(WhyView(what="running", id=str(job.id), detail=f"{some} {told} {', '.join(job.nodes)}"))
@@ -549,7 +549,7 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
 
 
 def _ahead(queue: QueueSpec, job: JobView, waiting: list[JobView], raised: set[int]) -> str:
-    """How much stands before it: in a fair queue of what an operator raised, which goes before all turns, and of its user's."""
+    """Returns what stands before it; in a fair queue, work that an operator raised, which precedes all turns, and its user's own."""
 
     def tasks(others: list[JobView]) -> int:
         return sum(other.counts[State.INITIAL] for other in others)
@@ -569,7 +569,7 @@ def _ahead(queue: QueueSpec, job: JobView, waiting: list[JobView], raised: set[i
 
 
 def cores_of_users(snapshot: ClusterSnapshot) -> dict[str, int]:
-    """Cores in use by user. Cost: O(claimed blocks)."""
+    """Returns cores in use by user. Cost: O(claimed blocks)."""
 
     def user_of(block: BlockOnNode) -> str | None:
         known = snapshot.submissions.get(block.key.submission)
@@ -579,7 +579,7 @@ def cores_of_users(snapshot: ClusterSnapshot) -> dict[str, int]:
 
 
 def _turn_whys(queue: QueueSpec, job: JobView, users: set[str], used: dict[str, int]) -> list[WhyView]:
-    """Who is before the user of a waiting job, as far as that is known: each Starter counts what it gave to whom, and tells nobody."""
+    """Says which users are before the user of a waiting job, as far as known: each Starter counts turns itself, and tells nobody."""
     if not queue.is_fair or not users - {job.user}:
         return []
     order = sorted(users | {job.user}, key=lambda user: (used.get(user, 0), user != job.user, user))
@@ -594,14 +594,14 @@ def _turn_whys(queue: QueueSpec, job: JobView, users: set[str], used: dict[str, 
 
 
 def _cap(submission: Submission, job: JobView) -> list[WhyView]:
-    """Said while as many of its tasks run as it allows itself (`--array 1-9%2`)."""
+    """Explains the wait while as many tasks run as the submission allows itself (`--array 1-9%2`)."""
     if not submission.max_running or job.counts[State.RUNNING] + job.counts.get(State.STARTING, 0) < submission.max_running:
         return []
     return [WhyView(what="limit", id=str(job.id), detail=f"at most {submission.max_running} of its tasks run at once")]
 
 
 def _resource_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueSpec) -> list[WhyView]:
-    """What is said of a placed job that waits for another resource than cores and memory."""
+    """Explains a placed job's wait for a resource other than cores and memory."""
     needs = needs_of(submission.request.resources)
     if not needs:
         return []
@@ -612,7 +612,7 @@ def _resource_whys(snapshot: ClusterSnapshot, submission: Submission, queue: Que
 
 
 def _lacking(views: list[NodeView], needs: Needs, processes: int = 1) -> str:
-    """The resource that keeps so many processes from all of these nodes, "" where none does."""
+    """Returns which resource of all these nodes is too little for that many processes, "" if none."""
     for name, count in needs:
         left = {view.id: view.resources.get(name, 0) - view.resources_used.get(name, 0) for view in views}
         if sum(free // count for free in left.values()) >= processes:
@@ -642,7 +642,7 @@ def _claimed_by_submission(snapshot: ClusterSnapshot) -> dict[int, list[BlockOnN
 
 
 def on_the_move(claimed: tuple[BlockOnNode, ...], snapshot: ClusterSnapshot) -> tuple[BlockOnNode, ...]:
-    """The same blocks, with what the placing leader knows of jobs that it has asked to stop, or to stand still."""
+    """Returns the blocks with what the placing leader knows of jobs that it has asked to stop or to be suspended."""
     moving = {job: view for job, view in snapshot.placing.jobs.items() if view.state in {STOPPING, SUSPENDED}}
     if not moving:
         return claimed
@@ -659,7 +659,7 @@ def on_the_move(claimed: tuple[BlockOnNode, ...], snapshot: ClusterSnapshot) -> 
 
 
 def moving_state(state: State, claimed: Sequence[BlockOnNode]) -> State:
-    """`state` of a submission, or what all of it that runs is doing just now: about to begin, giving its nodes up, or standing still."""
+    """Returns the common state of all running blocks (starting, stopping or suspended), else `state` of the submission."""
     if state is not State.RUNNING or not claimed:
         return state
     doing = {block.state for block in claimed}
@@ -667,7 +667,7 @@ def moving_state(state: State, claimed: Sequence[BlockOnNode]) -> State:
 
 
 def awaited(block: BlockOnNode, snapshot: ClusterSnapshot | None = None) -> str:
-    """What a job that has not begun waits for, and since when. snapshot: tells which Starters are gone."""
+    """Returns what a job that has not begun waits for, and since when. snapshot: shows which Starters are gone."""
     since = f" since {utc(block.claimed_us)}" if block.claimed_us else ""
     if snapshot is not None and (gone := [node for node in block.nodes if not _is_alive(snapshot, node)]):
         return f"waits for {', '.join(gone)}{since}: no Starter answers there"
@@ -686,7 +686,7 @@ def _is_alive(snapshot: ClusterSnapshot, node: str) -> bool:
 
 
 def stop_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot | None = None) -> list[WhyView]:
-    """What is said of jobs that have not begun, are giving their nodes up, or stand still."""
+    """Explains jobs that have not begun, are giving up their nodes, or are suspended."""
     whys = []
     starting = [block for block in blocks if block.is_starting and not block.stopping]
     for block in starting[:_MOST_TOLD]:
@@ -707,7 +707,7 @@ def stop_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot | None = 
 
 
 def saving_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot) -> list[WhyView]:
-    """What is said of the requests to save their state that jobs have now, and why no policy moves those that run."""
+    """Explains present requests to save state, and why no policy moves running jobs."""
     whys = []
     for block in [block for block in blocks if block.allocation is not None and not block.is_starting][:_MOST_TOLD]:
         shown = job_label(block.key.submission, block.key.first)
@@ -720,7 +720,7 @@ def saving_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot) -> lis
 
 
 def moving_view(rigid: Rigid, claimed: Sequence[BlockOnNode], waiting: Sequence[PlacedView]) -> MovingView:
-    """Of a submission. waiting: those of its jobs that wait and were moved before."""
+    """Returns the moves of a submission. waiting: its waiting jobs that were moved before."""
     moves = sum(block.moves for block in claimed) + sum(view.moves for view in waiting)
     answered = bool(claimed) and all(block.answered for block in claimed)
     saves = rigid.saves(answered) or (not claimed and any(view.saves for view in waiting))
@@ -728,7 +728,7 @@ def moving_view(rigid: Rigid, claimed: Sequence[BlockOnNode], waiting: Sequence[
 
 
 def moved_waits(snapshot: ClusterSnapshot) -> dict[int, list[PlacedView]]:
-    """Submission -> those of its jobs that wait and of which more is known than their record says. Cost: O(placed jobs)."""
+    """Returns submission -> its waiting jobs of which more is known than their record says. Cost: O(placed jobs)."""
     found: dict[int, list[PlacedView]] = {}
     for (submission, _), view in snapshot.placing.jobs.items():
         if view.state == "waiting" and (view.moves or view.saves):
@@ -736,12 +736,12 @@ def moved_waits(snapshot: ClusterSnapshot) -> dict[int, list[PlacedView]]:
     return found
 
 
-#: Put to the name of a policy that does not place because it has failed.
+#: Added to the name of a policy that does not place because it has failed.
 FAILED = " (failed)"
 
 
 def first_waits(snapshot: ClusterSnapshot) -> dict[int, PlacedView]:
-    """Submission -> the first of its jobs that waits to be placed. Cost: O(placed jobs)."""
+    """Returns submission -> its first job that waits to be placed. Cost: O(placed jobs)."""
     found: dict[int, tuple[int, PlacedView]] = {}
     for (submission, index), view in snapshot.placing.jobs.items():
         if view.state == "waiting" and (submission not in found or index < found[submission][0]):
@@ -750,7 +750,7 @@ def first_waits(snapshot: ClusterSnapshot) -> dict[int, PlacedView]:
 
 
 def first_routes(snapshot: ClusterSnapshot) -> dict[int, str]:
-    """Submission -> the queue class of the first of its jobs that has one. Cost: O(placed jobs)."""
+    """Returns submission -> the queue class of its first job that has one. Cost: O(placed jobs)."""
     found: dict[int, tuple[int, str]] = {}
     for (submission, index), view in snapshot.placing.jobs.items():
         if view.route and (submission not in found or index < found[submission][0]):
@@ -759,7 +759,7 @@ def first_routes(snapshot: ClusterSnapshot) -> dict[int, str]:
 
 
 def policy_views(snapshot: ClusterSnapshot) -> tuple[PolicyView, ...]:
-    """Who places in each partition with place queues, and how it does."""
+    """Returns the policy of each partition with place queues, and how it does."""
     found = []
     for partition, queues in sorted(snapshot.settings.placed().items()):
         view = snapshot.placing.partitions.get(partition)
@@ -784,7 +784,7 @@ def policy_views(snapshot: ClusterSnapshot) -> tuple[PolicyView, ...]:
 
 
 def with_turns(view: JobView, claimed: Sequence[BlockOnNode], snapshot: ClusterSnapshot) -> JobView:
-    """With its part of the slots, and for how long it was served, where it shares its cores in time."""
+    """Returns the view with its share of slots and its served time, if it shares its cores in time."""
     placed = [
         found
         for block in claimed
@@ -800,12 +800,12 @@ def with_turns(view: JobView, claimed: Sequence[BlockOnNode], snapshot: ClusterS
         view,
         slots=placed[0].slots,
         served_us=view.served_us + sum(one.served_us for one in placed),
-        memory_bytes=view.memory_bytes or memory,  # who asked for none has a part of his nodes'
+        memory_bytes=view.memory_bytes or memory,  # jobs that asked for none have a share of their nodes' memory
     )
 
 
 def with_shares(view: V, snapshot: ClusterSnapshot, submission: Submission) -> V:
-    """With its priority and account; and what that and its user have used against their shares, where its policy orders by it now."""
+    """Adds priority and account; and what account and user have used against their shares, if the present policy orders by that."""
     view = msgspec.structs.replace(view, priority=submission.priority, account=submission.account)
     queue = snapshot.settings.queue(submission.queue) if snapshot.placing.shares and not view.state.is_final else None
     found = None if queue is None else snapshot.placing.shares.get((queue.partition, submission.account, submission.user))
@@ -813,12 +813,12 @@ def with_shares(view: V, snapshot: ClusterSnapshot, submission: Submission) -> V
 
 
 def failed_policies(snapshot: ClusterSnapshot) -> dict[str, str]:
-    """Partition -> why its own policy does not place just now, and who does."""
+    """Returns partition -> why its own policy does not place at present, and what does."""
     return {partition: view.instead for partition, view in sorted(snapshot.placing.partitions.items()) if view.instead}
 
 
 def route_whys(snapshot: ClusterSnapshot, submission: Submission, position: int | None) -> list[WhyView]:
-    """The queue classes of its jobs, and the rule that chose each: a policy's, or its user."""
+    """Names the queue classes of its jobs, and what chose each: a policy's rule, or the user."""
     queue, rigid = snapshot.settings.queue(submission.queue), submission.rigid
     named = rigid.queue_class if rigid is not None else ""
     routes = dict.fromkeys(
@@ -838,7 +838,7 @@ def route_whys(snapshot: ClusterSnapshot, submission: Submission, position: int 
 
 
 def placed_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueSpec, position: int | None) -> tuple[list[WhyView], int]:
-    """What waiting jobs of the submission (one of them) wait for, and the earliest expected start, 0 = unknown."""
+    """Explains what waiting jobs of the submission (or one) wait for; returns also the earliest expected start, 0 = unknown."""
     number = submission.id
     if not snapshot.leader_alive:
         return [WhyView(what="leader", id=queue.partition, detail="no WatchDog leads, so nobody places jobs just now: rmgr status")], 0

@@ -1,4 +1,4 @@
-"""Names for people what a submission asks for beside cores, memory, processes and resources, and what was changed of it. Pure."""
+"""Describes what a submission asks for beside cores, memory, processes and resources, and how it was changed. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rmgr.model.base.units import format_duration, format_size
 from rmgr.model.tasks.submission import FROM_CHECKPOINT, Command, OnDisconnect, Rigid, Submission, history_of, terms_of
 
-#: What is usual, by the names of `show --json`; in this order. Durations in seconds, times in us since the epoch.
+#: Usual values, by the names of `show --json`, in the order shown. Durations in seconds, times in us since the epoch.
 USUAL: dict[str, Any] = {
     "time_limit": None,
     "features": [],
@@ -40,7 +40,7 @@ USUAL: dict[str, Any] = {
 
 
 def asked(submission: Submission) -> dict[str, Any]:
-    """What is not usual of a submission. Of variables only the names: a value may be a secret of its user's. Cost: 3 us."""
+    """Returns a submission's unusual values. Of variables only the names, because values may be secrets of the user. Cost: 3 us."""
     request, rigid, command = submission.request, submission.rigid or _NONE, submission.command or _NO_COMMAND
     told = {
         "time_limit": request.time_limit_us / 1e6 or None,
@@ -74,7 +74,7 @@ def asked(submission: Submission) -> dict[str, Any]:
 
 
 def in_words(told: Mapping[str, Any], clock: Callable[[int], str]) -> str:
-    """The same for people, "" where all is usual. clock: says a time."""
+    """Returns the same as words, "" if all is usual. clock: formats a time."""
     say: dict[str, Callable[[Any], str]] = {
         "time_limit": lambda value: f"at most {format_duration(value)}",
         "features": lambda value: f"nodes with {', '.join(value)}",
@@ -112,7 +112,7 @@ _NO_COMMAND = Command()
 # -- changes -------------------------------------------------------------------------------------------------------------------
 
 
-#: Terms by the names of `show --json`, and what they are called in a sentence.
+#: Terms: their names in `show --json`, and in a sentence.
 _NAMES = {
     "priority": ("priority", "priority"),
     "time_limit_us": ("time_limit", "time limit"),
@@ -127,7 +127,7 @@ _NAMES = {
 
 
 def changes_of(record: Submission) -> list[dict[str, Any]]:
-    """Its amendments, oldest first: {by, at, operator, changed}. at: us since the epoch. Cost: 10 us each."""
+    """Returns the amendments, oldest first: {by, at, operator, changed}. at: us since the epoch. Cost: 10 us each."""
     return [
         {"by": one.by, "at": one.by_us, "operator": one.is_operators, "changed": differences(before, after)}
         for one, before, after in history_of(record)
@@ -135,7 +135,7 @@ def changes_of(record: Submission) -> list[dict[str, Any]]:
 
 
 def differences(before: Submission, after: Submission) -> dict[str, dict[str, Any]]:
-    """Term -> {old, new}, of those that differ. Durations in seconds, times in us since the epoch, None = no limit, at once."""
+    """Returns term -> {old, new} of terms that differ. Durations in seconds, times in us since the epoch, None = no limit, or at once."""
     old, new = terms_of(before), terms_of(after)
     return {
         name: {"old": _plain(term, getattr(old, term)), "new": _plain(term, getattr(new, term))}
@@ -158,7 +158,7 @@ def _plain(term: str, value: Any) -> Any:
 
 
 def changes_in_words(changed: Mapping[str, Mapping[str, Any]], clock: Callable[[int], str]) -> str:
-    """`priority 0 -> 5, time limit 1h -> 2h`. clock: says a time."""
+    """Returns `priority 0 -> 5, time limit 1h -> 2h`. clock: formats a time."""
     say: dict[str, Callable[[Any], str]] = {
         "time_limit": lambda value: format_duration(value) if value else "none",
         "mem_bytes": lambda value: format_size(value) if value else "none",

@@ -1,12 +1,12 @@
 """Whether work that may run will run: the one rule behind `status`, `nodes`, `explain` and `doctor`. Pure.
 
-A *problem* makes the cluster unhealthy: no leader, ZooKeeper or store away; a node that should take work and does not (fenced, lost,
-quarantined, a full disk); waiting work that no node can run; a partition where nobody places. A *warning* is somebody's will, or costs
-nothing yet: a drained node (a fenced one, too, once it is drained), a stopped queue, a partition without nodes and without work, a single
-WatchDog, a policy that failed where FCFS places instead, no Starter where servers serve calls, a Starter that others do not reach. Busy
-nodes are neither, nor is one whose Starter was stopped in good order.
+A *problem* makes the cluster unhealthy: no leader; ZooKeeper or store away; a node that should take work and does not (fenced, lost,
+quarantined, a full disk); waiting work that no node can run; a partition where nothing is placed. A *warning* is intended, or has no
+cost yet: a drained node (even if fenced), a stopped queue, a partition without nodes and without work, a single
+WatchDog, a failed policy that FCFS replaces, no Starter where servers serve calls, a Starter that others do not reach. Busy
+nodes are neither, nor is a node whose Starter was stopped in good order.
 
-Certificates: daemons work as long as theirs do. Then no connection to them comes about, and nothing that they sign is believed.
+Certificates: daemons work as long as theirs are valid. After that, no connection to them succeeds, and nothing that they sign is accepted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rmgr.model.cluster.queue import Dispatch, QueueSpec
 from rmgr.model.tasks.submission import Phase, Rigid, Submission
 from rmgr.model.views import JobView, Level, NodeView, PartView, StatusView, WhyView
 
-#: Nodes (of one state) and certificates that get a sentence each; of more, how many. Requests that differ and are compared with all nodes.
+#: Nodes (of one state) and certificates that get a sentence each (more are counted); and different requests compared with all nodes.
 _SHOWN, _MOST_REQUESTS = 8, 1000
 _STORE_FIX = "start it, or let the daemons reach it: rmgr doctor; running work goes on, its outputs wait on their nodes"
 NO_LEADER = "no WatchDog leads: pulled work goes on, jobs are not placed, losses are not noticed"
@@ -36,7 +36,7 @@ NO_LEADER = "no WatchDog leads: pulled work goes on, jobs are not placed, losses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCondition:
-    """Condition of a node, its reason, and what to type to have it take work."""
+    """Condition of a node, its reason, and what to type so that it takes work."""
 
     state: NodeState
     reason: str = ""
@@ -45,14 +45,14 @@ class NodeCondition:
 
 
 def trouble_of(snapshot: ClusterSnapshot, record: NodeRecord) -> Trouble | None:
-    """What the living Starter of the node says keeps it from work; the word of an older incarnation counts for nothing."""
+    """Returns what the node's live Starter says keeps it from work; ignores what an older incarnation said."""
     trouble = snapshot.troubles.get(record.node)
     is_its_own = trouble is not None and trouble.incarnation == record.incarnation
     return trouble if is_its_own and record.state is NodeState.UP and record.guid in snapshot.alive else None
 
 
 def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, trouble: Trouble | None, is_empty: bool) -> NodeCondition:
-    """The rule for one node. is_alive: its Starter has an entry. is_empty: nothing runs there."""
+    """Returns the condition of one node. is_alive: its Starter has an entry. is_empty: nothing runs there."""
     name = record.node
     if record.state is NodeState.FENCED and record.reason == liveness.STOPPED:
         return NodeCondition(state=NodeState.DOWN, reason="stopped", fix=f"start its Starter{_on(record)}")
@@ -97,7 +97,7 @@ def parts(
     zookeeper: Mapping[str, object],
     store: Mapping[str, object],
 ) -> tuple[PartView, ...]:
-    """Everything that is not well, the worst for all first.
+    """Returns everything that is not well, the worst for everybody first.
 
     Args: views: all nodes. live: submissions that have not ended. zookeeper, store: "ok", and what is wrong ("problem").
     Cost: O(submissions + different requests x nodes).
@@ -141,7 +141,7 @@ def parts(
 
 
 def _waiting(snapshot: ClusterSnapshot, views: Sequence[NodeView], live: Iterable[JobView]) -> list[PartView]:
-    """Queues and partitions whose waiting work nothing here will run, and partitions that nothing could be run in."""
+    """Returns queues and partitions with waiting work that no node will run, and partitions where nothing could run."""
     here: dict[str, list[NodeView]] = defaultdict(list)
     for view in views:
         here[view.partition].append(view)
@@ -190,7 +190,7 @@ def _tasks(count: int) -> str:
 
 
 def _cannot(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission, queue: QueueSpec) -> str:
-    """Why no node that takes work could run it, even when all else has ended; "" if one could. views: of its partition."""
+    """Returns why no node that takes work could run it, even empty; "" if one could. views: of its partition."""
     takes = [view for view in views if view.state == NodeState.UP]
     if not takes:
         return nobody_up(views, queue.partition)
@@ -202,7 +202,7 @@ def _cannot(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Su
 
 
 def _no_room(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission, queue: QueueSpec) -> str:
-    """What these nodes lack, "" if those of them that take work have it."""
+    """Returns what these nodes lack, "" if those that take work have it."""
     if queue.dispatch is Dispatch.PLACE:
         return "; ".join(why.detail for why in room_whys(views, submission.request, submission.rigid, queue.partition))
     is_able = any(view.state == NodeState.UP and can_run(snapshot, view, submission) for view in views)
@@ -210,13 +210,13 @@ def _no_room(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: S
 
 
 def can_run(snapshot: ClusterSnapshot, view: NodeView, submission: Submission) -> bool:
-    """The node, empty, has room for one of its tasks and what it asks for."""
+    """Returns whether the empty node has room for one of its tasks, and the features that it asks for."""
     request = submission.request
     return snapshot.nodes[view.id].capacity.fits(request) and set(request.features) <= set(view.features)
 
 
 def unfit(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission) -> str:
-    """That no node which takes work fits pulled work, and which of the others would. views: of its partition, some of them up."""
+    """Says that no node that takes work fits pulled work, and which others would. views: of its partition, some of them up."""
     request, needs = submission.request, needs_of(submission.request.resources)
     up = [view for view in views if view.state == NodeState.UP]
     detail = f"none of {counted(len(up), 'node')} up fits {counted(request.cores, 'core')}, {request.memory_bytes // (1024 * 1024)} MiB"
@@ -229,7 +229,7 @@ def unfit(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Subm
 
 
 def refused_whys(snapshot: ClusterSnapshot, views: Sequence[NodeView], user: str) -> dict[str, WhyView]:
-    """Of these nodes those whose Starters cannot run work of the user, by name: why, and what to type there."""
+    """Returns, by name, those nodes whose Starters cannot run work of the user: why, and what to type there."""
     found = {}
     for view in views:
         trouble = trouble_of(snapshot, snapshot.nodes[view.id])
@@ -239,14 +239,14 @@ def refused_whys(snapshot: ClusterSnapshot, views: Sequence[NodeView], user: str
 
 
 def store_whys(snapshot: ClusterSnapshot) -> list[WhyView]:
-    """That the store is away, which keeps waiting whatever has values there."""
+    """Says that the store is away, so work with values there waits."""
     if not snapshot.store_problem:
         return []
     return [WhyView(what="store", id="", detail=f"store: {snapshot.store_problem}; what needs it waits: {_STORE_FIX}")]
 
 
 def sentences(found: Sequence[PartView], level: Level) -> tuple[str, ...]:
-    """What people are told of the parts of one level. Of many nodes in the same state some are named, the others counted."""
+    """Returns sentences about the parts of one level. Of many nodes in one state, some are named and the others counted."""
     told = []
     seen: Counter[str] = Counter()
     for part in found:
@@ -262,7 +262,7 @@ def sentences(found: Sequence[PartView], level: Level) -> tuple[str, ...]:
 
 
 def with_part(view: StatusView, part: PartView) -> StatusView:
-    """A status to which its teller adds what only he knows."""
+    """Returns a status with a part that only the caller knows."""
     told = part.told or part.reason
     problems = (*view.problems, told) if part.level == Level.PROBLEM else view.problems
     warnings = (*view.warnings, told) if part.level == Level.WARNING else view.warnings
@@ -273,7 +273,7 @@ def with_part(view: StatusView, part: PartView) -> StatusView:
 
 
 def unreached(endpoints: Mapping[str, str]) -> tuple[PartView, ...]:
-    """A warning for nodes whose Starters work, and are not reached where they say that they listen. endpoints: by node."""
+    """Returns a warning for nodes whose Starters work but cannot be reached at their endpoints. endpoints: by node."""
     if not endpoints:
         return ()
     named = [f"{node} at {endpoint}" for node, endpoint in sorted(endpoints.items())]
@@ -285,9 +285,9 @@ def unreached(endpoints: Mapping[str, str]) -> tuple[PartView, ...]:
 
 
 def of_servers(view: StatusView) -> StatusView:
-    """The status of a cluster whose servers of calls serve: without a Starter it does what it is there for.
+    """Returns the status of a cluster that serves calls: without a Starter it still does its job.
 
-    Only where none was ever started, or all were stopped in good order; waiting work is a problem of its own (`_waiting`).
+    Only if no Starter was ever started, or all were stopped in good order; waiting work is a problem of its own (`_waiting`).
     """
     if any(count for state, count in view.nodes.items() if state != NodeState.DOWN):
         return view
@@ -304,24 +304,24 @@ def _on(record: NodeRecord) -> str:
     return f" on {record.host}" if record.host else ""
 
 
-# -- which nodes are missing that a job waits for, and why ---------------------------------------------------------------------
+# -- nodes that a job waits for and that are missing, and why ------------------------------------------------------------------
 
 
 _DRAINED = frozenset({NodeState.DRAINING, NodeState.DRAINED})
 
 
 def state_words(view: NodeView) -> str:
-    """State of a node in words: `up`, `quarantined until 2026-11-22T16:04:12Z`."""
+    """Returns the state of a node in words: `up`, `quarantined until 2026-11-22T16:04:12Z`."""
     return f"{view.state} until {utc(view.until_us)}" if view.state == NodeState.QUARANTINED and view.until_us else str(view.state)
 
 
 def _resumable(views: Sequence[NodeView]) -> list[str]:
-    """Nodes that an operator has drained."""
+    """Returns the nodes that an operator has drained."""
     return [view.id for view in views if view.state in _DRAINED and not view.trouble]
 
 
 def nobody_up(views: Sequence[NodeView], partition: str) -> str:
-    """Why no node of the partition takes work, and what to type. views: its nodes, none of them up."""
+    """Says why no node of the partition takes work, and what to type. views: its nodes, none of them up."""
     drained, out = _resumable(views), [view for view in views if view.trouble]
     if not views:
         return f"no node of partition {partition} is up: it has none yet; rmgr starter on a machine adds one"
@@ -335,7 +335,7 @@ def nobody_up(views: Sequence[NodeView], partition: str) -> str:
 
 
 def nobody_up_anywhere(views: Sequence[NodeView]) -> str:
-    """The same, of a whole cluster."""
+    """Says the same of a whole cluster."""
     drained = _resumable(views)
     if any(view.trouble for view in views):
         return f"no node takes work: {_told(views)} (they come back by themselves once that is over; rmgr nodes)"
@@ -345,7 +345,7 @@ def nobody_up_anywhere(views: Sequence[NodeView]) -> str:
 
 
 def allowed_whys(views: Sequence[NodeView], rigid: Rigid | None) -> list[WhyView]:
-    """The nodes of `--nodelist`, as they are now: a job that waits for them is not told by what the others have."""
+    """Describes the present nodes of `--nodelist`: what other nodes have does not matter to a job that waits for these."""
     if rigid is None or not rigid.nodelist:
         return []
     known = {view.id: view for view in views}
@@ -361,7 +361,7 @@ def allowed_whys(views: Sequence[NodeView], rigid: Rigid | None) -> list[WhyView
 
 
 def room_whys(views: Sequence[NodeView], request: Request, rigid: Rigid | None, partition: str) -> list[WhyView]:
-    """That it cannot start even when everything else has ended, and which nodes are missing. views: of its partition, some of them up."""
+    """Says that it cannot start even on empty nodes, and which nodes are missing. views: of its partition, some of them up."""
     rigid, wanted = rigid or Rigid(), set(request.features)
     able = [
         (view, room)
@@ -384,14 +384,14 @@ def room_whys(views: Sequence[NodeView], request: Request, rigid: Rigid | None, 
 
 
 def kept_for_calls(views: Sequence[NodeView]) -> str:
-    """`; n1 keeps 2 of its 8 cores for calls`: of those that are up, for who is told that they are too small."""
+    """Returns `; n1 keeps 2 of its 8 cores for calls` for nodes that are up, where nodes turn out too small."""
     kept = [view for view in views if view.call_cores and view.state == NodeState.UP]
     told = (f"{view.id} keeps {view.call_cores} of its {view.cores + view.call_cores} cores for calls" for view in kept[:_SHOWN])
     return "".join(f"; {words}" for words in told) + _more(len(kept))
 
 
 def _room(view: NodeView, request: Request) -> int:
-    """How many of its processes the empty node takes."""
+    """Returns how many of its processes the empty node takes."""
     room = view.cores // max(1, request.cores)
     if request.memory_bytes and view.memory_bytes:
         room = min(room, view.memory_bytes // request.memory_bytes)
@@ -399,7 +399,7 @@ def _room(view: NodeView, request: Request) -> int:
 
 
 def _fits(rooms: Sequence[int], rigid: Rigid) -> bool:
-    """rooms: of each node, descending."""
+    """Returns whether the job fits. rooms: of each node, descending."""
     if not rigid.nodes:
         return sum(rooms) >= rigid.processes
     return len(rooms) >= rigid.nodes and rooms[rigid.nodes - 1] >= -(-rigid.processes // rigid.nodes)
@@ -417,17 +417,17 @@ def _more(count: int) -> str:
     return f", and {count - _SHOWN} more" if count > _SHOWN else ""
 
 
-# -- certificates that end soon: whose, when, and what to type before ----------------------------------------------------------
+# -- certificates that end soon: owners, dates, and what to type before ---------------------------------------------------------
 
 
-#: Certificates that end within so many days are a warning.
+#: Days before its end from which a certificate is a warning.
 SOON_DAYS = 14
 _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class CertificateHolder:
-    """Owner of a certificate. role: as the certificate names it. is_person: a user or an operator, who restarts nothing."""
+    """Owner of a certificate. role: as in the certificate. is_person: a user or an operator, who has nothing to restart."""
 
     role: str
     name: str
@@ -435,9 +435,9 @@ class CertificateHolder:
 
 
 def ending(ends_s: Mapping[CertificateHolder, float], now_s: float) -> tuple[PartView, ...]:
-    """A warning for each that ends within `SOON_DAYS`, a problem for each that has ended, the first to end first.
+    """Returns a warning for each that ends within `SOON_DAYS`, and a problem for each that has ended; the first to end first.
 
-    Args: ends_s: when the first certificate of each ends, seconds since 1970.
+    Args: ends_s: when the first certificate of each owner ends, seconds since 1970.
     """
     soon = sorted((at_s, holder) for holder, at_s in ends_s.items() if at_s - now_s < SOON_DAYS * _DAY_S)
     found = [_part(holder, at_s, now_s) for at_s, holder in soon[:_SHOWN]]

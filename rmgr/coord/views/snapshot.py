@@ -1,4 +1,4 @@
-"""All that is known of a cluster at one moment: what the leader keeps in memory, and what a command reads without one."""
+"""Everything known of a cluster at one moment: what the leader keeps in memory, or what a command reads without a leader."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rmgr.model.views import PlacingView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOnNode:
-    """A block under `/running/<node>`. done: bit i = task first + i is not running there (any more). allocation: of a placed job.
+    """A block under `/running/<node>`. done: bit i = task first + i does not run there (any more). allocation: of a placed job.
 
-    stopping: why that is giving its nodes up, "" = it is not. is_suspended: it stands still. is_starting: it has not begun; awaits: what it
-    waits for, as its Starter has written it down. saving, answered, moves, serial: as in its block.
+    stopping: why the job gives up its nodes, "" if it does not. is_suspended: it is stopped for now. is_starting: it has not begun; awaits:
+    what it waits for, as its Starter recorded. saving, answered, moves, serial: as in its block.
     """
 
     node: str
@@ -39,25 +39,25 @@ class BlockOnNode:
 
     @property
     def state(self) -> State:
-        """What it does just now."""
+        """Its present state."""
         return claimed_state(is_starting=self.is_starting, is_suspended=self.is_suspended, is_stopping=bool(self.stopping))
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Where it runs, the head first."""
+        """The nodes where it runs, the head first."""
         return tuple(name for name, _ in self.allocation.shares) if self.allocation is not None else (self.node,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
-    """Facts, read together as far as ZooKeeper allows (each is true, not all of the same instant).
+    """Facts, read together as far as ZooKeeper allows (each is true, but not all are of the same instant).
 
     alive: guids of Starters with an entry. leader_alive: the recorded leader's candidate entry exists.
-    waiting: failed ranges that wait for the resubmit rule, as tasks by submission. nowhere: tasks that the leader has found to have lost
-    their znode, by submission. placing: what only the leader knows.
-    aside: what made the leader's handlers raise, and is not tried again until it changes: path -> error.
-    ownerless: submissions that may still grow, whose owner has gone.
-    store_problem: why the data store does not serve, "" while it does, or where nobody has asked.
+    waiting: failed ranges that wait for the resubmit rule, as numbers of tasks by submission. nowhere: tasks that the leader has found
+    without a znode, by submission. placing: what only the leader knows.
+    aside: what made the leader's handlers fail, and is not tried again until it changes: path -> error.
+    ownerless: submissions that may still grow, whose owner is gone.
+    store_problem: why the data store does not work, "" if it does, or was not asked.
     """
 
     cluster_id: str = ""
@@ -70,7 +70,7 @@ class ClusterSnapshot:
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()
     drains: Mapping[str, Drain] = field(default_factory=dict)
-    resumed: Mapping[str, Drain] = field(default_factory=dict)  #: nodes that were drained, and by whom and when they were resumed
+    resumed: Mapping[str, Drain] = field(default_factory=dict)  #: nodes that were drained, with who resumed them and when
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     waiting: Mapping[int, int] = field(default_factory=dict)
     nowhere: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -80,15 +80,15 @@ class ClusterSnapshot:
     store_problem: str = ""
 
 
-# -- cores that users have in use, from claimed blocks: for the leader, who tells it, and for `explain` ------------------------
+# -- cores that users have in use, from claimed blocks: for the leader, which publishes it, and for `explain` -------------------
 
 
 def by_node(
     claimed: Iterable[BlockOnNode], user_of: Callable[[BlockOnNode], str | None], cores: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    """Cores in use: node -> user -> cores. Of what is claimed ahead counts what the node could run at once.
+    """Returns cores in use: node -> user -> cores. Blocks claimed ahead count up to what the node could run at once.
 
-    Args: user_of: None = nobody knows it, and it does not count. cores: that each node has.
+    Args: user_of: the block's user, None = unknown: the block does not count. cores: number of cores of each node.
     Cost: O(blocks), about 2 us each.
     """
     pulled: dict[str, Counter[str]] = {}
@@ -111,7 +111,7 @@ def by_node(
 
 
 def in_all(used: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """The same of all nodes, by user; without those who have none."""
+    """Returns cores in use over all nodes, by user, without users who have none."""
     total: Counter[str] = Counter()
     for each in used.values():
         total.update(each)

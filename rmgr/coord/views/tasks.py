@@ -1,4 +1,4 @@
-"""Outcome fragments, claimed blocks and failed ranges of one submission -> its tasks, one view each (pure)."""
+"""Makes a view of each task of one submission from outcome fragments, claimed blocks and failed ranges. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def task_views(
     first: int = 0,
     limit: int = 0,
 ) -> list[TaskView]:
-    """Tasks `first`.. (dense positions; at most `limit`, 0 = all) in order of position.
+    """Returns tasks from `first` on (dense positions; at most `limit`, 0 = all) in order of position.
 
     starting: (node, block) of claimed blocks that have not begun.
     The final outcome of a task is the first one committed for it. Cost: O(tasks + outcomes).
@@ -198,6 +198,6 @@ def _again(submission: Submission, key: BlockKey, data: BlockData, position: int
 
 
 def _moving(submission: Submission, data: BlockData) -> MovingView | None:
-    """Of a placed job."""
+    """Returns the moves of a placed job, None for other work."""
     rigid = submission.rigid
     return None if rigid is None else MovingView(saves=rigid.saves(data.answered), moves=data.moves, most=rigid.max_moves)
