@@ -1,10 +1,10 @@
-"""A claimed block on its node: which tasks wait, run, ended, are committed; and what its next commit carries. Pure.
+"""A claimed block on its node: which tasks wait, run, have ended and are committed, and what its next commit carries. Pure.
 
     ready --hand_out--> live --outcome / failed_attempt--> arrived --take_part--> in a COMPLETE --committed--> done
       ^------put_back------'                                   ^------------refused-------'
-    ready (a tail) --give_back--> in a SPLIT or RETURN --committed--> not its own any more
+ready (a tail) --give_back--> in a SPLIT or RETURN --committed--> no longer this node's
 
-One multi of a block is in flight at a time; what ends meanwhile goes with the next one.
+One multi of a block is in flight at a time; tasks that end meanwhile go with the next one.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import MAX_INLINE_OUTCOMES, BlockData, BlockKey, FailedRange, Fragment, Outcome, Seal, has_begun, runs
 from rmgr.model.wire.line import ClaimStage
 
-#: Failed attempts of one COMPLETE, and bytes of their records: with the rest below the caps of a multi.
+#: Most failed attempts of one COMPLETE, and bytes of their records: with the rest they stay below the caps of a multi.
 MAX_FAILED = 100
 MAX_FAILED_BYTES = 160 * 1024
-#: Outcomes of up to this many fragments go inline, one COMPLETE after another; more become a store row.
+#: Outcomes of up to this many fragments go inline, one COMPLETE after another; more go to a store row.
 INLINE_FRAGMENTS = 3
-#: How long outcomes wait for the rest of a block that ends anyway within that time.
+#: How long outcomes wait for the rest of a block if it is going to end within that time.
 GATHER_S = 0.03
-#: Outcomes of tasks shorter than `SHORT_S` wait this long for others of a block that goes on.
+#: How long outcomes of tasks shorter than `SHORT_S` wait for others if the block goes on.
 FEW_S, SHORT_S = 0.05, 0.01
-#: After its way back was barred a block tries again so much later.
+#: Pause before a block whose return was barred tries again.
 _BARRED_S = 1.0
-#: What never changes while a block runs, whatever its znode says when it is read again.
+#: Fields that do not change while a block runs, whatever its znode says when it is read again.
 _KEPT = ("function", "resubmit", "retries", "row", "keyed", "serial", "stopping", "story", "awaits")
 
 
 class BlockVerdict(StrEnum):
-    """Whether a block may run on this node, and what becomes of its tasks that have not begun if it may not."""
+    """Whether a block may run on this node, and otherwise what becomes of its tasks that have not begun."""
 
     MAY_RUN = "may-run"
-    BARRED = "barred"  #: the key that signed it was revoked: it goes back to its queue, where its fate is the leader's to say
-    TURNED_AWAY = "turned-away"  #: its queue or this node does not take it: it goes back, and if it cannot, it is refused
-    REVOKED = "revoked"  #: its start has come to nothing, or its user cannot be served here: it goes back
-    REFUSED = "refused"  #: whatever anybody signed: it ends
+    BARRED = "barred"  #: its signing key was revoked: it goes back to its queue, where the leader decides its fate
+    TURNED_AWAY = "turned-away"  #: its queue or this node does not take it: it goes back; if it cannot, it is refused
+    REVOKED = "revoked"  #: its start has failed, or its user cannot be served here: it goes back
+    REFUSED = "refused"  #: it must not run, whoever signed it: it ends
 
 
-#: Verdict -> what it may become. What is not here changes nothing: something was decided before.
+#: Verdict -> possible next verdicts. Any other change is ignored, since an earlier decision stands.
 VERDICT_CHANGES: dict[BlockVerdict, frozenset[BlockVerdict]] = {
     BlockVerdict.MAY_RUN: frozenset(BlockVerdict) - {BlockVerdict.MAY_RUN},
     BlockVerdict.BARRED: frozenset({BlockVerdict.TURNED_AWAY}),
@@ -73,7 +73,7 @@ class CompletePart:
     outcomes: tuple[Outcome, ...]
     failed: tuple[tuple[int, FailedRange], ...]
     data: BlockData  #: of the running znode afterwards
-    written: Any = ()  #: `outcomes` as they are written
+    written: Any = ()  #: `outcomes` in encoded form
     row: str = ""  #: store key of the outcomes
     row_bytes: bytes = b""
     orders: tuple[str, ...] = ()
@@ -81,13 +81,13 @@ class CompletePart:
 
     @property
     def indices(self) -> list[int]:
-        """Tasks that it settles."""
+        """Tasks that this COMPLETE settles."""
         return [outcome.index for outcome in self.outcomes] + [index for index, _ in self.failed]
 
 
 @dataclass(slots=True, kw_only=True)
 class Return:
-    """A tail on its way back to the queue."""
+    """A tail of a block on its way back to the queue."""
 
     first: int
     end: int
@@ -96,17 +96,17 @@ class Return:
 
 @dataclass(slots=True, kw_only=True)
 class PendingNote:
-    """A NOTE or a STOP on its way: nothing else may be committed of the block meanwhile."""
+    """A NOTE or a STOP in flight: meanwhile nothing else of the block may be committed."""
 
     data: BlockData
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClaimedBlock:
-    """One block that a node has claimed. `data` and `version` are those of its running znode as last committed.
+    """A block that a node has claimed. `data` and `version` are those of its running znode as last committed.
 
-    live: tasks handed to slots. writing: ended, their values are on the way to the store. payloads: arguments of all
-    its tasks from `base` on, None while they are fetched from the store. base_us: what times in its outcomes count from.
+    live: tasks handed to slots. writing: ended tasks whose values are on the way to the store. payloads: arguments of all its tasks
+    from `base` on, None while they are fetched from the store. base_us: start of the clock for times in its outcomes.
     """
 
     node: str
@@ -122,36 +122,36 @@ class ClaimedBlock:
     writing: int = 0
     arrived: list[Outcome] = field(default_factory=list)
     failed: list[tuple[int, FailedRange]] = field(default_factory=list)
-    arrived_s: float = -math.inf  #: when the oldest of them came
+    arrived_s: float = -math.inf  #: when the oldest of them arrived
     sending: CompletePart | Return | PendingNote | None = None
-    info: Any = None  #: what its daemon knows of its submission
+    info: Any = None  #: what the Starter knows of its submission
     seal: Seal | None = None  #: of `payloads`, as claimed
     verdict: BlockVerdict = BlockVerdict.MAY_RUN  #: changed by `judge` alone
-    why: str = ""  #: it was turned away, or refused
-    is_verified: bool = False  #: it is what its user signed (secured clusters)
-    return_after_s: float = -math.inf  #: not earlier (monotonic): its way back was barred a moment ago
-    is_dropped: bool = False  #: over, or not the node's own any more; late ends of its tasks mean nothing
-    cancel_all: str | None = None  #: the user's words: every task of it that has not ended is cancelled
+    why: str = ""  #: why it was turned away or refused
+    is_verified: bool = False  #: its user's signature was verified (secured clusters)
+    return_after_s: float = -math.inf  #: no return before this time (monotonic): its way back was barred a moment ago
+    is_dropped: bool = False  #: over, or no longer the node's; late ends of its tasks are ignored
+    cancel_all: str | None = None  #: the user's words: every unfinished task is cancelled
     cancelled: dict[int, str] = field(default_factory=dict)  #: the same for single tasks
-    cancel_reasons: dict[int | None, Reason] = field(default_factory=dict)  #: whose cancel that is; None: of every task
+    cancel_reasons: dict[int | None, Reason] = field(default_factory=dict)  #: the reason of each cancel; None: of all tasks
     over_limit: dict[int, str] = field(default_factory=dict)  #: why tasks of it are ended with DISK_LIMIT
     seat: Any = None  #: the lane that a job of several nodes holds until all of them are ready
-    line: Any = None  #: of the client that announced it, who is told early what is committed of it
-    claims: ClaimStage = ClaimStage.HERE  #: of output keys that its Submitter has left to this node
-    in_vain: int = 0  #: workers and slots that have died in a row with tasks of it, of which none had begun
-    limit_us: int = -1  #: of a job whose terms were changed while it ran (0 = none); -1: its time limit is that of its record
+    line: Any = None  #: of the client that announced it and is told early what is committed
+    claims: ClaimStage = ClaimStage.HERE  #: of output keys whose claims its Submitter has left to this node
+    in_vain: int = 0  #: workers and slots lost in a row with tasks of it before any began
+    limit_us: int = -1  #: of a job whose terms changed while it ran (0 = none); -1: the limit of its record holds
 
     def cancel_words(self, index: int) -> str | None:
-        """The user's words if the task is to be cancelled, else None."""
+        """Returns the user's words if the task is to be cancelled, else None."""
         return self.cancelled.get(index, self.cancel_all)
 
     def cancel_reason(self, index: int) -> Reason:
-        """Of a task that is to be cancelled."""
+        """Returns the reason for which a task is to be cancelled."""
         return self.cancel_reasons.get(index, self.cancel_reasons.get(None, Reason.USER_CANCEL))
 
     @classmethod
     def claimed(cls, node: str, queue: str, key: BlockKey, data: BlockData, version: int = 0) -> ClaimedBlock:
-        """From what a CLAIM created, or from what was read back (tasks with a set bit are not its own)."""
+        """Builds a block from what a CLAIM created, or from what was read back (tasks with a set bit are not its own)."""
         ready = deque(index for index in range(key.first, key.end) if not data.done >> (index - key.first) & 1)
         return cls(
             node=node,
@@ -170,19 +170,19 @@ class ClaimedBlock:
 
     @property
     def kind(self) -> str | int:
-        """What its tasks have in common with others that take similar times: the function, else the command."""
+        """What its tasks share with others of similar run time: the function, else the command."""
         return self.data.function or (self.info.kind if self.info is not None else self.key.submission)
 
     @property
     def size(self) -> tuple[int, int, Needs]:
-        """Cores, MiB and other resources of one task; of a placed one: of its processes on this node."""
+        """Cores, MiB and other resources of one task; of a placed one, of its processes on this node."""
         needs: Needs = self.info.needs if self.info is not None else ()
         if needs and self.data.allocation is not None:
             needs = tuple((name, count * self.data.allocation.shares[0][1]) for name, count in needs)
         return self.key.cores, self.key.memory_mib, needs
 
     def judge(self, verdict: BlockVerdict, why: str = "") -> bool:
-        """It is so from now on, unless something was decided before (`VERDICT_CHANGES`): False."""
+        """Changes the verdict; False if an earlier decision stands (`VERDICT_CHANGES`)."""
         if verdict not in VERDICT_CHANGES[self.verdict]:
             return False
         self.verdict, self.why = verdict, why
@@ -190,17 +190,17 @@ class ClaimedBlock:
 
     @property
     def goes_back(self) -> bool:
-        """What of it has not begun goes back to its queue."""
+        """Whether tasks that have not begun go back to the queue."""
         return self.verdict in _GO_BACK
 
     @property
     def waits(self) -> bool:
-        """Tasks of it wait, and nothing is held for them."""
+        """Whether tasks of it wait, and no lane is held for them."""
         return bool(self.ready) and self.seat is None
 
     @property
     def is_placed(self) -> bool:
-        """The leader has put it here."""
+        """Whether the leader has placed it here."""
         return self.data.allocation is not None
 
     @property
@@ -210,22 +210,22 @@ class ClaimedBlock:
 
     @property
     def is_over(self) -> bool:
-        """Every task is committed or given back."""
+        """Whether every task is committed or given back."""
         return self.data.done == (1 << self.key.count) - 1
 
     def payload(self, index: int) -> bytes | ArgumentsPiece:
-        """Arguments of a task; only when they are here."""
+        """Returns the arguments of a task, which must be here."""
         assert self.payloads is not None
         return self.payloads[index - self.base] if self.payloads else b""
 
     def hand_out(self, count: int) -> list[int]:
-        """The next `count` tasks that wait; they count as live."""
+        """Takes the next `count` waiting tasks, which count as live."""
         taken = [self.ready.popleft() for _ in range(min(count, len(self.ready)))]
         self.live += len(taken)
         return taken
 
     def put_back(self, indices: Iterable[int]) -> None:
-        """Live tasks that did not start after all: they wait again, in their order."""
+        """Puts back live tasks that did not start after all: they wait again, in their order."""
         back = sorted(indices, reverse=True)
         self.live -= len(back)
         if back and self.ready and back[0] > self.ready[0]:
@@ -234,14 +234,14 @@ class ClaimedBlock:
             self.ready.extendleft(back)
 
     def take_ready(self, indices: Iterable[int] | None = None) -> list[int]:
-        """Removes tasks that wait (None: all), e.g. because they are cancelled; returns which."""
+        """Removes waiting tasks (None: all), e.g. cancelled ones; returns which."""
         wanted = list(self.ready) if indices is None else [index for index in indices if index in self.ready]
         gone = frozenset(wanted)
         self.ready = deque(index for index in self.ready if index not in gone)
         return wanted
 
     def settle(self, outcomes: Iterable[Outcome], now_s: float) -> None:
-        """Final outcomes of tasks (no longer counted in ready, live or writing)."""
+        """Adds final outcomes of tasks (no longer counted in ready, live or writing)."""
         if not self.arrived and not self.failed:
             self.arrived_s = now_s
         allocation = self.data.allocation
@@ -253,7 +253,7 @@ class ClaimedBlock:
         self.arrived.extend(outcomes)
 
     def settle_failed(self, index: int, record: FailedRange, now_s: float) -> None:
-        """An attempt that FAILED and may run again."""
+        """Adds an attempt that FAILED and may run again."""
         if not self.arrived and not self.failed:
             self.arrived_s = now_s
         self.failed.append((index, record))
@@ -261,10 +261,10 @@ class ClaimedBlock:
     # -- commits ----------------------------------------------------------------------------------------------------------
 
     def due_s(self, *, task_s: float | None, slots: int) -> float | None:
-        """When its next COMPLETE is due (monotonic; -inf = now), None when there is nothing to commit or one is in flight.
+        """Returns when its next COMPLETE is due (monotonic; -inf = now), None if there is nothing to commit or one is in flight.
 
-        At once, unless the rest of the block ends within `GATHER_S` anyway: then one commit carries it all; and unless its
-        tasks are short: a commit for each few of them costs ZooKeeper and all who follow more than the tasks.
+        It is due at once, with two exceptions: if the rest of the block ends within `GATHER_S` anyway, one commit carries all; and if
+        its tasks are short, a commit for every few of them would cost ZooKeeper and all followers more than the tasks.
         """
         if self.sending is not None or not (self.arrived or self.failed):
             return None
@@ -276,7 +276,7 @@ class ClaimedBlock:
         return self.arrived_s + GATHER_S
 
     def take_part(self) -> CompletePart:
-        """What the next COMPLETE carries; outcomes that do not fit it go to a store row named by their content."""
+        """Returns what the next COMPLETE carries; outcomes that do not fit go to a store row named by their content."""
         outcomes, rest = tuple(self.arrived), []
         written = brief(outcomes)
         encoded = encode_outcomes(written)
@@ -295,7 +295,7 @@ class ClaimedBlock:
         part = CompletePart(
             outcomes=outcomes,
             failed=tuple(failed),
-            written=msgspec.Raw(encoded),  # once for its size, its signature and its commit
+            written=msgspec.Raw(encoded),  # encoded once for its size, its signature and its commit
             data=self._marked([outcome.index for outcome in outcomes] + [index for index, _ in failed]),
             row=keys.fragment(self.key.submission, hashlib.sha256(encoded).hexdigest()) if needs_row else "",
             row_bytes=encoded if needs_row else b"",
@@ -304,7 +304,7 @@ class ClaimedBlock:
         return part
 
     def take_whole(self) -> CompletePart:
-        """What a commit of the whole block carries, when all its tasks have arrived and little is to be told: its znode goes."""
+        """Returns what a commit of the whole block carries, once all its tasks have arrived and the outcomes are few: its znode goes."""
         outcomes, self.arrived = tuple(self.arrived), []
         part = self.sending = CompletePart(
             outcomes=outcomes, failed=(), data=msgspec.structs.replace(self.data, done=(1 << self.key.count) - 1)
@@ -314,7 +314,8 @@ class ClaimedBlock:
     def complete(
         self, part: CompletePart, node_version: int, stamp: str, *, sign: Callable[[int, Fragment], Fragment] | None = None
     ) -> Multi:
-        """The multi of `part`. `stamp`: fresh random text, so that the bytes prove it. `sign`: seals a fragment of a submission."""
+        """Builds the multi of `part`. stamp: fresh random text, so that the bytes prove the commit. sign: seals a fragment of a
+        submission."""
         part.data = msgspec.structs.replace(part.data, stamp=stamp)
         fragment = None
         if part.outcomes:
@@ -349,7 +350,7 @@ class ClaimedBlock:
         )
 
     def tail(self, most: int) -> int:
-        """How many tasks could be given back at once: the last run of waiting ones, at most `most`."""
+        """Returns how many tasks could be given back at once: the last run of waiting ones, at most `most`."""
         count, expected = 0, None
         for index in reversed(self.ready):
             if count == most or (expected is not None and index != expected):
@@ -358,7 +359,7 @@ class ClaimedBlock:
         return count
 
     def give_back(self, count: int, node_version: int, stamp: str, *, name: str = "SPLIT", held: bool = False) -> Multi:
-        """SPLIT or RETURN of the last `count` waiting tasks (see `tail`)."""
+        """Builds the SPLIT or RETURN of the last `count` waiting tasks (see `tail`)."""
         end = self.ready[-1] + 1
         first = end - count
         for _ in range(count):
@@ -372,7 +373,7 @@ class ClaimedBlock:
         return multi
 
     def committed(self) -> CompletePart | Return | PendingNote:
-        """The multi in flight was committed."""
+        """Notes that the multi in flight was committed, and returns what it carried."""
         sent = self.sending
         assert sent is not None
         self.sending = None
@@ -382,7 +383,7 @@ class ClaimedBlock:
         return sent
 
     def refused(self, now_s: float) -> None:
-        """The multi in flight was not committed: what it carried waits for the next one."""
+        """Notes that the multi in flight was not committed: what it carried waits for the next one."""
         sent, self.sending = self.sending, None
         if isinstance(sent, CompletePart):
             if not self.arrived and not self.failed:
@@ -393,7 +394,7 @@ class ClaimedBlock:
             self.ready = deque(sorted([*self.ready, *range(sent.first, sent.end)]))
 
     def mend(self, why: str, now_s: float) -> bool:
-        """After a commit of its ends could not even be built: what cannot be written ends FAILED with `why`. False: all of it can be."""
+        """Ends with FAILED what cannot be encoded, after a COMPLETE could not be built. Returns: whether there was such an end."""
         self.refused(now_s)
         bad = {outcome.index for outcome in self.arrived if not _can(encode_outcomes, brief((outcome,)))}
         bad |= {index for index, record in self.failed if not _can(encode_failed, record)}
@@ -403,18 +404,18 @@ class ClaimedBlock:
         return bool(bad)
 
     def may_return(self, now_s: float) -> bool:
-        """Something of it waits, and could go back now."""
+        """Whether waiting tasks could go back now."""
         return bool(self.ready) and self.sending is None and now_s >= self.return_after_s
 
     def way_back_barred(self, now_s: float) -> None:
-        """A multi met something that should not be there. What must not run here, and cannot go back either, ends."""
+        """Notes that a multi met an unexpected znode. A block that must not run here and cannot go back either ends."""
         if isinstance(self.sending, Return):
             self.return_after_s = now_s + _BARRED_S
             if self.verdict is BlockVerdict.TURNED_AWAY:
                 self.judge(BlockVerdict.REFUSED, self.why)
 
     def reread(self, data: BlockData, version: int, now_s: float) -> None:
-        """What the running znode really holds, after a commit of unknown fate or a new registration.
+        """Takes what the running znode really holds, after a commit of unknown fate or a new registration.
 
         Only this node changes it, so a mask that covers the multi in flight means that it was committed.
         """
@@ -427,12 +428,12 @@ class ClaimedBlock:
         self.data, self.version = msgspec.structs.replace(data, **kept), version
 
     def _marked(self, indices: Iterable[int]) -> BlockData:
-        """Data of the running znode once `indices` are done: arguments that nobody needs any more are left out."""
+        """Returns the data of the running znode once `indices` are done, without arguments that are no longer needed."""
         first = self.key.first
         done = self.data.done
         for index in indices:
             done |= 1 << (index - first)
-        lead = (~done & (done + 1)).bit_length() - 1  # trailing ones: the tasks done from the front on
+        lead = (~done & (done + 1)).bit_length() - 1  # trailing ones: tasks done from the front on
         data, start = self.data, first + lead
         payloads, base, seal = data.payloads, data.base, data.seal
         if payloads and start > base:
@@ -451,12 +452,12 @@ def _can(encode: Callable[[Any], bytes], what: object) -> bool:
 
 
 def split_share(ready: int, hungry: int) -> int:
-    """How many of `ready` waiting tasks to give to one of `hungry` nodes: half, never all, never below one."""
+    """Returns how many of `ready` waiting tasks to give to one of `hungry` nodes: half, never all, never below one."""
     return 0 if ready < 1 or hungry < 1 else max(1, ready // 2)
 
 
 def failed_record(block: ClaimedBlock, index: int, **end: object) -> FailedRange:
-    """The record of a FAILED attempt that may run again. `end`: reason, node, exit_code, error, times, log, ..."""
+    """Builds the record of a FAILED attempt that may run again. end: reason, node, exit_code, error, times, log, ..."""
     data = block.data
     if not data.row:
         data = msgspec.structs.replace(data, payloads=tuple(block.payloads or ()), base=block.base, seal=block.seal)

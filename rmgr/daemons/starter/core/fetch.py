@@ -1,6 +1,6 @@
 """Fetches what work needs from the data store before it starts, once: functions, modules, scripts, arguments of blocks.
 
-Level-triggered: `get` answers what is here, or None and sees to it that it comes (the owner is woken then and asks again).
+Level-triggered: `get` returns what is here, or None and starts a fetch (the owner is woken when it ends, and asks again).
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runtime import machine
 
 V = TypeVar("V")
-#: How long an absent row is believed absent.
+#: How long a failed fetch is not tried again.
 _FAILURE_S = 1.0
 #: Values above this are kept as files.
 _IN_MEMORY = 1024 * 1024
-#: What clients put there has so many bytes at most, by the family of its key; what is larger is not fetched.
+#: Most bytes of a value that clients store, by the family of its key; larger ones are not fetched.
 _MOST_BYTES = {"fn": MAX_FUNCTION_BYTES, "mod": MAX_MODULE_BYTES}
 #: Bytes of one kind kept on a node for work that may come (functions, modules, a user's copies of them).
 _KEEP_BYTES = 1024 * 1024 * 1024
-#: What was asked for within this time stays, whatever its size: work that needs several large ones must find them together.
+#: A value used within this time stays, whatever its size: work that needs several large ones must find them together.
 _RECENT_S = 60.0
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
-#: What the names of files cause, which users choose: no node is to blame for them.
+#: Errors caused by names of files, which users choose: the node is not to blame.
 _OF_NAMES = frozenset({errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EILSEQ, errno.ENOTEMPTY})
 #: A row above this is never in memory.
 IN_MEMORY_BYTES = 256 * 1024 * 1024
-#: What one call has is in no message above this: what a frame has beside it fits the rest.
+#: Most bytes of one call in a message: the rest of the frame fits beside it.
 _MOST_IN_MESSAGE = MAX_FRAME - 4 * 2**20
-#: What a Starter reads of one task itself: the names of its keys, or its line of `--each-line`.
+#: Most bytes that the Starter itself reads for one task: the names of its keys, or its line of `--each-line`.
 MOST_READ_BYTES = 16 * 1024 * 1024
-#: From this many bytes a task, on average, a row is kept as a file.
+#: A row with at least this many bytes a task, on average, is kept as a file.
 FILE_BYTES = 256 * 1024
-#: A block has no more in arguments that are smaller on average, with room for what stands around them.
+#: Most bytes of a block whose arguments are smaller on average, with room for the encoding.
 _MOST_SMALL_BYTES = FILE_BYTES * MAX_TASKS + 64 * 1024
 _views = msgspec.msgpack.Decoder(tuple[memoryview, ...])
-#: MessagePack: first byte of a value to the number of bytes that its length has.
+#: MessagePack: first byte of a value -> number of bytes of its length.
 _ARRAYS = {0xDC: 2, 0xDD: 4}
 _BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC1: 8}  # the last is our own, from 4 GiB: `client.content.parts_of`
 
@@ -67,8 +67,8 @@ _BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC1: 8}  # the last is our own, from 4 GiB
 class FetchFailure:
     """A failed fetch, and what it means for the work that needs the row.
 
-    blames_node: it may be this node's fault. is_final: no other attempt, here or elsewhere, would find it.
-    is_refusal: the node refuses to run it, which is audited.
+    blames_node: this node may be at fault. is_final: no other attempt, here or elsewhere, would find the row.
+    is_refusal: the node refuses to run the work, which is audited.
     """
 
     reason: Reason
@@ -79,7 +79,7 @@ class FetchFailure:
 
     @classmethod
     def of(cls, error: Exception, words: str) -> FetchFailure:
-        """What `error` means for the work; `words` are shown to its user."""
+        """Returns what `error` means for the work; `words` are shown to its user."""
         theirs = isinstance(error, PermissionDenied | DataLost | KeyExists | NotFound | ValueTooLarge | UsageError | ValueError)
         theirs = theirs or (isinstance(error, OSError) and error.errno in _OF_NAMES)
         gone, refused = isinstance(error, RowGone), isinstance(error, PermissionDenied)
@@ -87,7 +87,7 @@ class FetchFailure:
 
 
 def reason_of(error: Exception) -> Reason:
-    """What a failure to get something ready says: it was exchanged, it is gone, this node is in trouble, the work cannot start."""
+    """Returns the reason for a failed preparation: content was exchanged, is gone, this node is in trouble, or the work cannot start."""
     if isinstance(error, PermissionDenied):
         return Reason.UNTRUSTED
     if isinstance(error, DataLost):
@@ -100,14 +100,14 @@ def reason_of(error: Exception) -> Reason:
 
 
 class KeptFile(str):
-    """The path of a file of this node; the file is removed when nobody holds this object any more. size: in bytes."""
+    """The path of a file of this node; the file is removed once no reference to this object is left. size: in bytes."""
 
     __slots__ = ("__weakref__", "size")
     size: int
 
     @classmethod
     def of(cls, path: Path, size: int) -> KeptFile:
-        """A file that nobody else removes, and whose name is used only once."""
+        """Wraps a file that only this object removes, and whose name is used only once."""
         made = cls(path)
         made.size = size
         weakref.finalize(made, _remove, str(path)).atexit = False
@@ -116,7 +116,7 @@ class KeptFile(str):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Bytes by content hash. data: when small; path: a file of this node when not, or when a file was asked for."""
+    """Bytes by content hash. data: if small; path: a file of this node if large, or if a file was asked for."""
 
     data: bytes
     path: str
@@ -124,10 +124,10 @@ class Blob:
 
 
 class Fetched(Generic[V]):
-    """A cache of what `load(store, key)` returns; the least recently used are forgotten.
+    """A cache of what `load(store, key)` returns; the least recently used values are forgotten.
 
-    load: raises DataLost or RowGone (with a sentence) when it cannot be had. keep: how many. By their attribute `size` they
-    have _KEEP_BYTES together at most, and what was asked for lately.
+    load: raises DataLost or RowGone (with a sentence) if there is no value. keep: most values. Their attributes `size` add up to
+    _KEEP_BYTES at most, except for recently used values.
     """
 
     def __init__(self, io: StoreIO, load: Callable[[Store, str], V], *, keep: int) -> None:
@@ -141,7 +141,7 @@ class Fetched(Generic[V]):
         self._failed_s: dict[str, float] = {}
 
     def get(self, key: str, user: str = "") -> V | FetchFailure | None:
-        """The value, why there is none, or None: it is on its way, in the turns of `user`. Owner's thread only. Cost: O(1)."""
+        """Returns the value, a failure, or None while it is fetched in the turns of `user`. Owner's thread only. Cost: O(1)."""
         found = self._here.get(key)
         if found is None or (type(found) is FetchFailure and machine.monotonic() - self._failed_s.get(key, -math.inf) > _FAILURE_S):
             if key not in self._coming:
@@ -153,7 +153,7 @@ class Fetched(Generic[V]):
         return found
 
     def forget_lost(self, path_of: Callable[[V], str]) -> None:
-        """What was kept in a file that is gone is fetched again at the next use. Owner's thread only. Cost: an lstat each."""
+        """Forgets values whose file is gone, so that the next use fetches them. Owner's thread only. Cost: an lstat each."""
         for key, found in list(self._here.items()):
             path = "" if isinstance(found, FetchFailure) else path_of(found)
             if isinstance(found, FetchFailure) or (path and not os.path.lexists(path)):
@@ -176,23 +176,23 @@ class Fetched(Generic[V]):
         return machine.monotonic() - self._asked_s.get(key, -math.inf) > _RECENT_S
 
     def forget(self, key: str) -> None:
-        """It is not kept for anybody else. Owner's thread only."""
+        """Drops a value from the cache. Owner's thread only."""
         self._bytes -= getattr(self._here.pop(key, None), "size", 0)
         self._failed_s.pop(key, None)
         self._asked_s.pop(key, None)
 
 
 class Fetcher:
-    """All that is fetched for work on this node.
+    """Everything that is fetched for work on this node.
 
     Args:
-        directory: where files are kept. room: for uploads, and what is staged.
+    directory: for the files. room: for uploads and staged files.
     """
 
     def __init__(self, io: StoreIO, directory: Path, room: StagingRoom | None = None) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        #: store key -> bytes, in a file when they are large
+        #: store key -> bytes, in a file if large
         self.blobs: Fetched[Blob] = Fetched(io, self._blob, keep=512)
         #: store key -> file (archives, large standard input)
         self.files: Fetched[KeptFile] = Fetched(io, self._file, keep=512)
@@ -201,17 +201,17 @@ class Fetcher:
         self.uploads = Uploads(directory / "uploads", room=room)
 
     def content(self, key: str, most: int, user: str = "") -> bytes | FetchFailure | None:
-        """Bytes of something that goes into messages, of at most `most` of them. Raises: OSError."""
+        """Returns the bytes of a value that goes into messages, a failure if there are more than `most`. Raises: OSError."""
         blob = self.blobs.get(key, user)
         if blob is None or isinstance(blob, FetchFailure):
             return blob
         if blob.size > most:
             error = _too_large(key, blob.size, most)
             return FetchFailure.of(error, error.message)
-        return Path(blob.path).read_bytes() if blob.path and not blob.data else blob.data  # nothing at all has no file
+        return Path(blob.path).read_bytes() if blob.path and not blob.data else blob.data  # an empty value has no file
 
     def forget_lost(self) -> None:
-        """After directories were removed. Owner's thread only."""
+        """Forgets lost files after directories were removed. Owner's thread only."""
         self.blobs.forget_lost(lambda blob: blob.path)
         self.files.forget_lost(str)
         self.rows.forget_lost(lambda arguments: arguments.path)
@@ -235,7 +235,7 @@ class Fetcher:
         return self._streamed(store, key, 0 if head is None else head[0])
 
     def _streamed(self, store: Store, key: str, size: int) -> KeptFile:
-        """A file of a row that is never in memory whole. size: of the row, as it was a moment ago."""
+        """Writes a row to a file without holding it in memory whole. size: of the row, as read a moment ago."""
         most = _most_bytes(key)
         if size > most:
             raise _too_large(key, size, most)
@@ -245,7 +245,7 @@ class Fetcher:
         return self._write(key, chunks)
 
     def _write(self, key: str, chunks: Iterable[bytes]) -> KeptFile:
-        """A file of its own for `key`, whole or not there."""
+        """Makes a new file for `key`, complete or not at all."""
         path = self._directory / machine.guid()
         digest, size, most = hashlib.sha256(), 0, _most_bytes(key)
         try:
@@ -254,7 +254,7 @@ class Fetcher:
                     file.write(chunk)
                     digest.update(chunk)
                     size += len(chunk)
-                    if size > most:  # another row since its size was told
+                    if size > most:  # another row than the one whose size was read
                         raise _too_large(key, size, most)
             check_content(key, digest.hexdigest())
             path.chmod(0o644)
@@ -278,7 +278,7 @@ def _remove(path: str) -> None:
 
 
 def check_content(key: str, sha256: str) -> None:
-    """A row that is named by its content holds it: nothing else is believed, least of all what the store says of itself.
+    """Checks a row that is named by its content hash: only its bytes count, not what the store says about them.
 
     Raises: PermissionDenied.
     """
@@ -288,8 +288,8 @@ def check_content(key: str, sha256: str) -> None:
 
 
 # -- arguments in rows -----------------------------------------------------------------------------------------------------
-# Arguments of blocks that lie in store rows: small ones in memory, large ones in a file that workers read their part of. So the bytes of a
-# large argument pass through this process once at most, on a thread of its own, and through no socket.
+# Arguments of blocks that lie in store rows: small ones in memory, large ones in a file of which each worker reads its part. So the
+# bytes of a large argument pass through this process at most once, on an IO thread, and through no socket.
 
 
 class ArgumentsPiece:
@@ -306,23 +306,23 @@ class ArgumentsPiece:
         return self.size
 
     def read(self) -> bytes:
-        """The bytes. Raises: OSError."""
+        """Returns the bytes. Raises: OSError."""
         with open(self.path, "rb") as file:
             file.seek(self.start)
             return file.read(self.size)
 
 
 class OwnPiece(ArgumentsPiece):
-    """A part of a file that belongs to the user of the work, whose workers read it; the Starter, which cannot trust it, never does."""
+    """A part of a file that belongs to the user of the work: the user's workers read it, the Starter cannot trust it and never does."""
 
     __slots__ = ()
 
 
 class Arguments(Sequence[bytes | ArgumentsPiece]):
-    """Arguments of consecutive tasks. Their file goes when nobody holds them any more. size: bytes of it."""
+    """Arguments of consecutive tasks. Their file is removed once no reference to them is left. size: bytes of the file."""
 
     def __init__(self, values: tuple[bytes, ...] | tuple[ArgumentsPiece, ...], path: str = "", *, held: object = None) -> None:
-        """held: removes the file when nobody holds it, None = this does."""
+        """held: its finalizer removes the file; None means that this object's does."""
         self._values = values
         self._held = held
         self.path = path
@@ -332,12 +332,12 @@ class Arguments(Sequence[bytes | ArgumentsPiece]):
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest that lies in their file, 0 = all are in memory."""
+        """Bytes of the largest argument in the file, 0 if all are in memory."""
         return max(map(len, self._values), default=0) if self.path else 0
 
     def moved(self, path: str) -> Arguments:
-        """The same in a copy of their file that belongs to their user, and is removed with the object `path`."""
-        plain = str(path)  # messages bear no other kind
+        """Returns the same arguments in a copy of their file that belongs to their user, and is removed with the object `path`."""
+        plain = str(path)  # messages take only plain strings
         pieces = tuple([OwnPiece(plain, piece.start, piece.size) for piece in self._values if isinstance(piece, ArgumentsPiece)])
         return Arguments(pieces, plain, held=path)
 
@@ -353,26 +353,26 @@ class Arguments(Sequence[bytes | ArgumentsPiece]):
 
 
 def where(payload: str | ArgumentsPiece) -> dict[str, Any]:
-    """Where a worker finds the arguments of a task that are not in its message: in a file, in a part of one."""
+    """Returns where a worker finds arguments that are not in its message: a file, or a part of one."""
     return {"path": payload} if isinstance(payload, str) else {"path": payload.path, "start": payload.start, "size": payload.size}
 
 
 def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str, str], None]) -> Arguments:
-    """The arguments in row `key`. Files are made in `directory` (of this process's user, closed to others).
+    """Reads the arguments in row `key`. Makes files in `directory` (of this process's user, closed to others).
 
-    A large row becomes one file, without being in memory whole; the file of the store itself gets a second name where it has one here.
+    A large row becomes a file without being in memory whole; if the store has its own file on this machine, that gets a second name.
 
     Args:
-        check: gets the key and the SHA-256 of the row as text; raises when it is not what it should be.
-    Raises: DataLost, StoreUnavailable, what `check` raises.
+    check: gets the key and the SHA-256 of the row as text; raises if the hash is wrong.
+    Raises: DataLost, StoreUnavailable, whatever `check` raises.
     """
     path = str(directory / f"arguments-{machine.guid()}")
     try:
         found = store.fetch(key, path, largest=MAX_VALUE_BYTES)
-    except OSError:  # a full disk, say: they are in memory
+    except OSError:  # e.g. a full disk: keep them in memory
         whole = store.get_noted_many([key], largest=IN_MEMORY_BYTES).get(key)
         if whole is not None and whole[0] is None:
-            raise  # nor there: others work on this machine
+            raise  # too large for memory, which other work shares
         found = None if whole is None else (whole[0], whole[1].sha256)
     if found is None:
         raise RowGone(f"the arguments {key} are not in the data store")
@@ -393,15 +393,15 @@ def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str
 
 
 def decode(key: str, data: bytes, directory: Path) -> Arguments:
-    """The arguments in row `key`. Files are made in `directory` (of this process's user, mode 0600).
+    """Decodes the arguments in row `key`. Makes files in `directory` (of this process's user, mode 0600).
 
-    Raises: DataLost; OSError where no file can be made and no message bears them.
+    Raises: DataLost; OSError if no file can be made and the arguments fit no message.
     """
     try:
         if len(data) < FILE_BYTES:
             return Arguments(decode_payloads(data))
         if array_length(data) > MAX_TASKS:
-            decode_payloads(data)  # says why not
+            decode_payloads(data)  # raises the error that says why
         views = _views.decode(data)
         if len(data) < FILE_BYTES * len(views):
             return Arguments(decode_payloads(data))
@@ -410,7 +410,7 @@ def decode(key: str, data: bytes, directory: Path) -> Arguments:
     path = str(directory / f"arguments-{machine.guid()}")
     try:
         pieces = _spill(views, path)
-    except OSError:  # a full disk, say: they are in memory
+    except OSError:  # e.g. a full disk: keep them in memory
         _remove(path)
         if max(map(len, views)) > _MOST_IN_MESSAGE:
             raise
@@ -419,13 +419,13 @@ def decode(key: str, data: bytes, directory: Path) -> Arguments:
 
 
 def too_large(key: str, row: Arguments) -> str:
-    """Says so, for people, of a row with something above `MOST_READ_BYTES`."""
+    """Returns, for people, that an argument in a row is larger than `MOST_READ_BYTES`."""
     told = f"the arguments {key} have {row.largest:,} bytes for a task that takes names of keys, or a line of text"
     return f"{told}; the limit is {MOST_READ_BYTES:,}"
 
 
 def _small(key: str, path: str) -> bytes:
-    """A file with many small arguments. Raises: DataLost for one that no block has, which would be as large in memory."""
+    """Reads a file with many small arguments. Raises: DataLost if it is larger than any block's, as it would take as much memory."""
     size = os.stat(path).st_size
     if size > _MOST_SMALL_BYTES:
         raise DataLost(f"the arguments {key} have {size:,} bytes; in parts that small a block has {_MOST_SMALL_BYTES:,} at most")
@@ -433,7 +433,7 @@ def _small(key: str, path: str) -> bytes:
 
 
 def _pieces_of(key: str, path: str) -> tuple[ArgumentsPiece, ...] | None:
-    """The arguments in a file with a row, None when they are many small ones. Raises: DataLost."""
+    """Returns the arguments in the file of a row, None if they are many small ones. Raises: DataLost."""
     with open(path, "rb") as file:
         left = os.fstat(file.fileno()).st_size
         count, at = _length(file.read(5), _ARRAYS)
@@ -452,7 +452,7 @@ def _pieces_of(key: str, path: str) -> tuple[ArgumentsPiece, ...] | None:
 
 
 def _length(head: bytes, kinds: dict[int, int]) -> tuple[int, int]:
-    """(length, bytes of the header) of the MessagePack value that begins with `head`. kinds: bytes of the length by first byte."""
+    """Returns (length, bytes of the header) of the MessagePack value that begins with `head`. kinds: first byte -> bytes of the length."""
     first = head[:1]
     if kinds is _ARRAYS and first and 0x90 <= first[0] <= 0x9F:
         return first[0] & 0x0F, 1

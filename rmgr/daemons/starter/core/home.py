@@ -1,8 +1,9 @@
-"""The directories of a Starter: made at the start, made again when something has removed them (a cleaner of temporary files); their disk.
+"""The directories of a Starter and the disk they are on. Directories are made at the start, and again when something has removed them
+(a cleaner of temporary files).
 
-They may lie where users can write (/tmp): what stands in the place of one that is gone is never followed. A directory is one of
-ours if it is no link and belongs to whom it belonged to at the start; anything else is put aside before a new one is made.
-Looked at every two seconds and wherever a file was not found; never for each task.
+They may lie where users can write (/tmp), so whatever stands in place of a removed directory is never followed. A directory is trusted
+if it is no link and still has the owner it had at the start; anything else is put aside before a new one is made.
+The directories are checked every two seconds and whenever a file was not found, never for each task.
 """
 
 from __future__ import annotations
@@ -20,41 +21,41 @@ from rmgr.model.base.units import format_size
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Log
 
-#: Between two looks for the sake of lost tasks.
+#: Pause between two checks made because a task was lost.
 _PACE_S = 0.05
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: On the way to it: directories that may be passed and not read.
+#: For the directories on the way: they may be passed and not read.
 _PASS = _DIRECTORY | getattr(os, "O_PATH", 0)
 _EVERY_S = 2.0
-#: Less free than this, or than this share of the file system, and the node takes no work; twice as much and it does again.
+#: With less free space than this, or than this share of the file system, the node takes no work until twice as much is free.
 _LOW_BYTES, _LOW_SHARE = 64 * 1024 * 1024, 0.05
 
 
 class Home:
-    """All directories of one Starter, the outer ones first. From any thread.
+    """All directories of one Starter, the outer ones first. Any thread may call it.
 
     Args:
-        root: the work directory; it exists. on_mended: called (on any thread) after directories were made again.
+    root: the work directory, which exists. on_mended: called (on any thread) after directories were made again.
     """
 
     def __init__(self, root: Path, *, on_mended: Callable[[], None], log: Log) -> None:
         self.root = root.resolve()
-        self.generation = 0  #: how often directories had to be made again
+        self.generation = 0  #: caches: each forgets files that are gone, returns whether any was; any thread
         self.forget: list[Callable[[], bool]] = []  #: caches of files, for any thread: whether something was gone, and is forgotten
         self._on_mended = on_mended
         self._log = log
         self._lock = threading.Lock()
         self._kept: dict[Path, tuple[int, int]] = {}  #: mode and owner
-        self._owners = {place: os.lstat(place).st_uid for place in self.root.parents}  #: of the directories above, trusted as at the start
+        self._owners = {place: os.lstat(place).st_uid for place in self.root.parents}  #: of the directories above: trusted if unchanged
 
     def keep(self, *places: Path) -> None:
-        """Directories that exist now, below the root or the root itself, outer ones first: they are to stay, with their present mode."""
+        """Adds existing directories, the root or below it, outer ones first, to those that must stay with their present mode."""
         for place in places:
             found = os.stat(place)
             self._kept[place.resolve()] = stat.S_IMODE(found.st_mode), found.st_uid
 
     def mend(self) -> bool:
-        """Makes again what is gone. Returns: something was gone. Raises: OSError when it cannot be made. Cost: an lstat each."""
+        """Makes missing directories again. Returns: whether any was missing. Raises: OSError if one cannot be made. Cost: an lstat each."""
         with self._lock:
             made = [str(place) for place in self._kept if self._make(place)]  # in turn: what is below a link may look like ours
             if not made:
@@ -65,15 +66,16 @@ class Home:
         return True
 
     def check(self) -> None:
-        """Before files are made in them. Raises: OSError when what was removed cannot be made again. Cost: an lstat.
+        """Checks the root before files are made below it. Raises: OSError if it was removed and cannot be made again. Cost: an lstat.
 
-        Only the root can be exchanged by users: what is below it stands in directories in which they cannot write.
+        Users can exchange only the root: everything below it is in directories in which they cannot write.
         """
         if not self._stands(self.root):
             self.mend()
 
     def look(self) -> bool:
-        """After a file was not found. Returns: directories or kept files were gone, and are mended or forgotten."""
+        """Checks everything after a file was not found. Returns: whether directories or kept files were missing; those are mended or
+        forgotten."""
         try:
             was_gone = self.mend()
         except OSError as error:
@@ -83,11 +85,11 @@ class Home:
         return was_gone or any(found)
 
     def retry(self, error: BaseException, before: int) -> bool:
-        """Whether what failed with `error` is worth another try: something was gone, and was mended since `before` (a generation)."""
+        """Returns whether to retry what failed with `error`: something was missing, and was mended since generation `before`."""
         return isinstance(error, (FileNotFoundError, NotADirectoryError)) and (self.look() or self.generation != before)
 
     def _make(self, place: Path) -> bool:
-        """One of them; False: it stands. Raises: OSError."""
+        """Makes one directory again; False if it still stands. Raises: OSError."""
         if self._stands(place):
             return False
         mode, _ = self._kept[place]
@@ -108,7 +110,7 @@ class Home:
         return True
 
     def _stands(self, place: Path) -> bool:
-        """It is a directory, of whom it was of at the start."""
+        """Returns whether `place` is a directory with the owner it had at the start."""
         try:
             found = os.lstat(place)
         except OSError:
@@ -116,7 +118,7 @@ class Home:
         return stat.S_ISDIR(found.st_mode) and place in self._kept and found.st_uid == self._kept[place][1]
 
     def _open_parent(self, place: Path) -> int:
-        """Descriptor of the directory in which `place` is to stand, made if absent; no link is followed. Raises: OSError."""
+        """Returns a descriptor of the parent of `place`, made if absent; follows no link. Raises: OSError."""
         fd = os.open("/", _PASS)
         at = Path("/")
         try:
@@ -143,7 +145,7 @@ class Home:
 
 
 def _put_aside(name: str, fd: int) -> None:
-    """Nothing stands there any more. A link or file is removed, a directory gets another name. Raises: OSError."""
+    """Clears `name`: removes a link or file, gives a directory another name. Raises: OSError."""
     try:
         found = os.stat(name, dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -155,11 +157,11 @@ def _put_aside(name: str, fd: int) -> None:
 
 
 # -- room on the disk ------------------------------------------------------------------------------------------------------
-# Whether the work directory can take what work writes: free space and a write that reaches it.
+# Whether the work directory has room for what work writes: enough free space, and a test write that succeeds.
 
 
 class DiskWatch:
-    """Looks at one directory now and then. mend: makes again what was removed; may raise OSError."""
+    """Checks one directory now and then. mend: makes again what was removed; may raise OSError."""
 
     def __init__(self, directory: Path, mend: Callable[[], object] = lambda: None) -> None:
         self._directory = directory
@@ -169,7 +171,7 @@ class DiskWatch:
 
     @property
     def free_bytes(self) -> int:
-        """Free for ordinary users, 0 when it cannot be told."""
+        """Bytes free for ordinary users, 0 if unknown."""
         try:
             found = os.statvfs(self._directory)
         except OSError:
@@ -177,7 +179,7 @@ class DiskWatch:
         return found.f_bavail * found.f_frsize
 
     def look(self, now_s: float) -> str:
-        """Why no work should be taken, "" when all is well. Cost: a small write every two seconds."""
+        """Returns why no work should be taken, "" when all is well. Cost: a small write every two seconds."""
         if now_s < self._next_s:
             return self._why
         self._next_s = now_s + _EVERY_S

@@ -1,11 +1,11 @@
-"""Work with the data store and with files on a few threads; what came of it arrives as a message of the mailbox, much of it together.
+"""Runs work with the data store and with files on a few threads; results arrive as messages of the mailbox, many of them together.
 
-Jobs are taken in turns of their users, and one whose user has nothing under way does not wait for others' long ones: a helper comes.
-A job may never end (it reads from a file server that hangs): one user holds some of the threads, never all.
+Users take turns with their jobs, and a user with no running job does not wait for long jobs of others: a helper thread comes.
+A job may never end (it reads from a file server that hangs), so one user may hold some of the threads, never all.
 
-While the store is away every job is tried once (so that it can move what it holds to disk) and then waits; one of them is
-tried now and then, and when that succeeds all go on. Nothing is dropped, `pending_bytes` tells how much waits. Whatever
-else goes wrong (missing rows, a full disk) is handed to the caller as the exception it is.
+While the store is away, every job is tried once (so that it can move what it holds to disk) and then waits. Now and then one of them is
+tried again, and when that succeeds all go on. Nothing is dropped; `pending_bytes` tells how much waits. Any other failure
+(missing rows, a full disk) is handed to the caller as an exception.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rmgr.runtime.user_turns import UserTurns
 T = TypeVar("T")
 #: Pause between two attempts while the store is away, doubled up to the second value.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-#: Threads that come when large outputs wait for one, or a user whom others keep waiting, and go when there was nothing for them for so
-#: long (s): a disk syncs sixteen files together in little more than the time of one, and each of these jobs does nothing but wait for that.
+#: Helper threads: they start when large outputs wait for a thread, or a user waits for others, and end after so long (s) without work.
+#: A disk syncs sixteen files together in little more than the time of one, and each of these jobs only waits for that.
 _HELPERS, _HELPER_REST_S = 12, 5.0
-#: Threads that one user may hold, and helpers that come besides those for who holds none: a file server that hangs gives no thread back.
+#: Most threads that one user may hold, and additional helpers for users who hold none: a hanging file server gives no thread back.
 _MOST_OF_ONE, _NEWCOMERS = 12, 48
-#: How long the answer to what was begun without a thread is waited for: then a thread writes it, and sees what is wrong.
+#: How long to wait for the answer to a write begun without a thread; then a thread writes it, and sees what is wrong.
 _ANSWER_S = 5.0
-#: Jobs at once.
+#: Jobs of one convoy at once.
 _ABREAST = 2
 
 
@@ -54,7 +54,7 @@ class _Job:
 
 @dataclass(slots=True, eq=False)
 class _Begun:
-    """A write that none of these threads waits for. until_s: when it is given up (monotonic)."""
+    """A write that no thread here waits for. until_s: when it is given up (monotonic)."""
 
     done: Callable[[RmgrError | None], None]
     size: int
@@ -72,24 +72,24 @@ class StoreIO:
         self.store = store
         self.home: Home | None = None  #: where jobs make and read files
         self.down_since_s: float | None = None  #: monotonic time since which the store does not answer, None = it does
-        self.starved_since_s: float | None = None  #: since when something that is to be read waits for it, None = nothing does
+        self.starved_since_s: float | None = None  #: since when a job that reads waits for the store, None = none does
         self._post = post
         self._jobs: UserTurns[_Job] = UserTurns(_MOST_OF_ONE)
-        self._long: UserTurns[_Job] = UserTurns(_MOST_OF_ONE)  #: that may take seconds each: one thread is left for all others
+        self._long: UserTurns[_Job] = UserTurns(_MOST_OF_ONE)  #: of jobs that may take seconds each: one thread is left for all others
         self._under_way: Counter[str] = Counter()  #: jobs that run, by user
-        self._helped: set[str] = set()  #: users for whom a helper is on its way
+        self._helped: set[str] = set()  #: users for whom a helper is about to come
         self._long_busy = 0
-        self._parked: deque[_Job] = deque()  #: met a store that was away
+        self._parked: deque[_Job] = deque()  #: jobs that met a store that was away
         self._retry_s = -math.inf
         self._pause_s = _FIRST_PAUSE_S
-        self._is_trying = False  #: one that was parked is on its way
+        self._is_trying = False  #: a parked job is being tried again
         lock = threading.RLock()
         self._arrived = threading.Condition(lock)
-        self._helping = threading.Condition(lock)  #: what helpers wait for
+        self._helping = threading.Condition(lock)  #: what resting helpers wait for
         self._closing = threading.Event()
         self._pending_bytes = 0
         self._busy = 0
-        self._waiting = self._resting = 0  #: threads, and helpers, that have nothing to do
+        self._waiting = self._resting = 0  #: idle threads, and idle helpers
         self._helpers: set[threading.Thread] = set()
         self._begun: _Begun | None = None
         self._most_long = max(1, threads - 1)
@@ -99,12 +99,12 @@ class StoreIO:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of values that are not in the store yet."""
+        """Bytes of values that are not yet in the store."""
         return self._pending_bytes
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits and nothing runs."""
+        """Whether no job waits or runs."""
         return not self._jobs and not self._long and not self._parked and not self._busy and self._begun is None
 
     def run(
@@ -119,12 +119,14 @@ class StoreIO:
         is_synced: bool = False,
         tells: bool = False,
     ) -> None:
-        """Runs `job` soon. From any thread. A user's jobs start in order and end in any; one long one at a time, more when no other waits.
+        """Runs `job` soon. Any thread may call it. A user's jobs start in order and end in any; one long job at a time, more if no other
+        waits.
 
-        Args: user: whose it is, "" = the Starter's own, small. size: bytes that wait with it. is_read: work cannot start before it.
-            is_long: it may take seconds: one thread is left for results. is_synced: it waits for the disk most of its time: helpers
-            may come.
-            tells: `done` returns whether the nodes have to settle; they do after all others.
+        Args:
+            user: the owner of the job, "" for the Starter's own small ones. size: bytes that wait with it.
+            is_read: work cannot start before it. is_long: it may take seconds, so one thread is left for results.
+            is_synced: it mostly waits for the disk, so helpers may come.
+            tells: `done` returns whether the nodes have to settle; after other jobs they always do.
         """
         with self._arrived:
             self._pending_bytes += size
@@ -137,7 +139,7 @@ class StoreIO:
                 self._help_newcomers()
 
     def answer(self, job: Callable[[Store], T], *, size: int = 0) -> Future[T]:
-        """The same for a story: what the job returns, or raises."""
+        """Runs `job` for a story; the future gets what the job returns or raises."""
         answer: Future[T] = Future()
         done = lambda result: answer.set_exception(result) if isinstance(result, Exception) else answer.set_result(result)  # noqa: E731
         self.run(job, done, size=size)
@@ -150,9 +152,9 @@ class StoreIO:
         *,
         size: int,
     ) -> bool:
-        """Begins a write without a job, where nothing else is to be done: two changes of threads less. Owner's thread, as `done`.
+        """Begins a write without a thread if nothing else is under way; saves two thread switches. Owner's thread, also for `done`.
 
-        put: begins it, see `Store.put_soon`. done: gets None, or why it is not stored: then `run` is to do it.
+        put: begins the write, see `Store.put_soon`. done: gets None, or why nothing was stored; then `run` must store it.
         """
         if self._begun is not None or self._jobs or self._busy or self._parked:
             return False
@@ -163,7 +165,7 @@ class StoreIO:
                 self._post(lambda: self._answered(begun, error))
 
         is_begun = False
-        with suppress(Exception):  # a thread that does it instead meets it again
+        with suppress(Exception):  # a thread will do it instead, and meet the error again
             is_begun = self.store.puts_soon and put(self.store, over)
         if is_begun:
             self.count(size)
@@ -172,7 +174,7 @@ class StoreIO:
         return is_begun
 
     def settle(self, now_s: float) -> None:
-        """Gives up what was begun and is not answered. Owner's thread."""
+        """Gives up the begun write if its answer is overdue. Owner's thread."""
         if self._begun is not None and now_s >= self._begun.until_s:
             self._answered(self._begun, StoreUnavailable(f"the data store has not answered for {format_duration(_ANSWER_S)}"))
 
@@ -183,12 +185,12 @@ class StoreIO:
             begun.done(error)
 
     def count(self, size: int) -> None:
-        """So many bytes more (or less) wait for the store without a job of their own. From any thread."""
+        """Adds `size` (may be negative) to the bytes that wait for the store without a job of their own. Any thread may call it."""
         with self._arrived:
             self._pending_bytes += size
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Ends the threads; jobs that wait are dropped (nothing was promised for them)."""
+        """Ends the threads; drops waiting jobs, for which nothing was promised."""
         self._closing.set()
         with self._arrived:
             self._jobs.clear()
@@ -202,13 +204,13 @@ class StoreIO:
             thread.join(max(0.0, deadline_s - machine.monotonic()))
 
     def _help(self, most: int = _HELPERS) -> None:
-        """One more thread takes a job: one that rests, else a new one if there may be another. Under the lock."""
+        """Lets one more thread take a job: a resting helper, else a new one if the limit allows. Under the lock."""
         self._helping.notify()
         if len(self._jobs) + len(self._long) > self._waiting + self._resting and len(self._helpers) < most:
             helper = machine.Thread(target=self._work, args=(_HELPER_REST_S,), name="store-helper", daemon=True)
             try:
                 helper.start()
-            except RuntimeError:  # the machine has no more: those that there are do it
+            except RuntimeError:  # the machine has no more threads: the existing ones do it
                 return
             self._helpers.add(helper)
 
@@ -218,7 +220,7 @@ class StoreIO:
             del taken
 
     def step(self) -> bool:
-        """Does the next job, in the caller's thread, if there is one that need not wait. For simulations, which start no threads."""
+        """Does the next job in the caller's thread, if one is ready. For simulations, which start no threads."""
         taken = self._take(waits=False)
         if taken is not None:
             self._do(*taken)
@@ -235,12 +237,12 @@ class StoreIO:
             self._over(job, result, was_parked=was_parked)
 
     def _call(self, job: _Job) -> Any:
-        """Once more where directories of this Starter had been removed."""
+        """Calls the job, and once more if directories of this Starter had been removed."""
         if self.home is None:
             return job.call(self.store)
         before = self.home.generation
         if job.is_read:
-            self.home.check()  # no file is made in what stands there instead
+            self.home.check()  # make no file in whatever stands in place of the root
         try:
             return job.call(self.store)
         except OSError as error:
@@ -249,7 +251,7 @@ class StoreIO:
         return job.call(self.store)
 
     def _take(self, *, waits: bool = True) -> tuple[_Job, bool] | None:
-        """The next job, and whether it was parked; None at the end, or where there is none and nobody waits."""
+        """Returns the next job, and whether it was parked; None at the end, or if none is ready and `waits` is False."""
         with self._arrived:
             while not self._closing.is_set():
                 user, long_user = self._jobs.next(self._under_way), self._long.next(self._under_way)
@@ -268,7 +270,7 @@ class StoreIO:
         return None
 
     def _take_to_help(self, rest_s: float) -> tuple[_Job, bool] | None:
-        """The next job for a helper, a short one or a newcomer's; None, which ends it: there was none for so long."""
+        """Returns the next job for a helper, a newcomer's or a short one; None ends the helper, after `rest_s` without a job."""
         with self._arrived:
             end_s = machine.monotonic() + rest_s
             while not self._closing.is_set():
@@ -288,7 +290,7 @@ class StoreIO:
         return None
 
     def _retries_in_s(self) -> float | None:
-        """When one that met a store that was away is tried again; None: none waits for it, or one is on its way."""
+        """Returns the seconds until a parked job is tried again; None if none is parked, or one is being tried."""
         return self._retry_s - machine.monotonic() if self._parked and not self._is_trying else None
 
     def _retried(self) -> _Job:
@@ -296,7 +298,7 @@ class StoreIO:
         return self._begun_now(self._parked.popleft())
 
     def _helps(self) -> tuple[UserTurns[_Job], str] | None:
-        """What a helper takes: a newcomer's job, else a short one."""
+        """Returns the job that a helper should take: a newcomer's, else a short one."""
         for waiting in (self._jobs, self._long):
             if (user := waiting.newcomer(self._under_way)) is not None:
                 return waiting, user
@@ -312,7 +314,7 @@ class StoreIO:
         return job
 
     def _help_newcomers(self) -> None:
-        """A helper comes for a user who has nothing under way, and would wait until something of others is over."""
+        """Brings a helper for a user with no running job, who would otherwise wait for another user's job."""
         if self.down_since_s is not None or not self._threads:
             return
         user = self._long.newcomer(self._under_way, self._helped) if self._long_busy else None
@@ -350,7 +352,7 @@ class StoreIO:
             self._pending_bytes -= job.size
             if job.is_long:
                 self._arrived.notify()
-            if was_parked:  # it met an absent store before, so this time the store has answered; others may not have asked it
+            if was_parked:  # this job was parked, so the store has answered this time; other jobs may not have asked it
                 self._is_trying = False
                 for parked in reversed(self._parked):
                     (self._long if parked.is_long else self._jobs).appendleft(parked)
@@ -362,13 +364,13 @@ class StoreIO:
             self._post(Quietly(lambda: self._told(job, result) or was_parked))
 
     def _told(self, job: _Job, result: Any) -> bool:
-        """Tells the owner, on its thread. True: the nodes have to settle."""
+        """Tells the owner, on its thread. Returns: whether the nodes have to settle."""
         settles = job.done(result)
         return bool(settles) or not job.tells
 
 
 def on_thread(job: Callable[[], T], name: str) -> Future[T]:
-    """Runs `job` on a thread of its own: for what may wait as long as it likes, and needs no turn."""
+    """Runs `job` on a thread of its own, for jobs that may wait indefinitely and need no turn."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -388,28 +390,28 @@ def on_thread(job: Callable[[], T], name: str) -> Future[T]:
 
 
 class Quietly:
-    """A message that changes nothing for which the nodes would settle, unless `do` returns True."""
+    """A message after which no node has to settle, unless `do` returns True."""
 
     __slots__ = ("_do", "is_quiet")
 
     def __init__(self, do: Callable[[], bool | None]) -> None:
         self._do = do
-        self.is_quiet = True  #: once it was handled
+        self.is_quiet = True  #: valid once the message was handled
 
     def __call__(self) -> None:
-        self.is_quiet = False  # where it raises
+        self.is_quiet = False  # stays so if `_do` raises
         self.is_quiet = not self._do()
 
 
 def was_quiet(message: Callable[[], object]) -> bool:
-    """No node has to settle after this message, which was handled."""
+    """Returns whether no node has to settle after `message`, which was handled."""
     return isinstance(message, Quietly) and message.is_quiet
 
 
 # -- small things together -------------------------------------------------------------------------------------------------
-# Small things that go to the data store together: a job on an IO thread takes along what has gathered by the time it begins. So one alone
-# goes at once, and the busier the store is, the more of them share a round trip. A job that meets a store that is away keeps what it has,
-# for when it is tried again, and gives its place to the next one.
+# Small items that go to the data store together: a job on an IO thread carries all items that have gathered by the time it begins. So a
+# single item goes at once, and the busier the store is, the more items share a round trip. A job that meets a store that is away keeps its
+# items for its next try, and lets the next job go ahead.
 
 
 class _Load(Generic[T]):
@@ -427,9 +429,9 @@ class Convoy(Generic[T]):
     """Items on their way to the store or from it. `add` from any thread.
 
     Args:
-        carry: does it for some items, on an IO thread; tried again with the same ones while it raises StoreUnavailable.
-        arrived: gets these items and what `carry` has returned or raised, on the owner's thread. False: no node has to settle.
-        weight: of an item. most: weight that one job takes, if not a single item has more.
+    carry: stores or reads some items, on an IO thread; repeated with the same items while it raises StoreUnavailable.
+        arrived: gets these items and the result or exception of `carry`, on the owner's thread. Returns False if no node has to settle.
+        weight: of an item. most: most weight of one job, unless a single item is heavier.
         is_read: work cannot start before it.
     """
 
@@ -454,7 +456,7 @@ class Convoy(Generic[T]):
         self._under_way = 0
 
     def add(self, item: T, *, size: int = 0) -> None:
-        """It goes with the next job. size: bytes that wait for the store with it."""
+        """Sends `item` with the next job. size: bytes that wait for the store with it."""
         if size:
             self._io.count(size)
         with self._lock:
@@ -475,7 +477,7 @@ class Convoy(Generic[T]):
             return self._carry(store, load.items) if load.items else None
         except StoreUnavailable:
             if self._gave_up_place(load):
-                self._send()  # each is tried once, so that it can move what it holds to disk
+                self._send()  # each item is tried once, so that it can move what it holds to disk
             raise
 
     def _take(self, load: _Load[T]) -> None:
@@ -490,7 +492,7 @@ class Convoy(Generic[T]):
                 load.size += size
 
     def _gave_up_place(self, load: _Load[T]) -> bool:
-        """Its place is given up, or passed on. True: to another job, which is to be sent now."""
+        """Gives up the load's place among `_ABREAST` jobs. Returns: whether the place goes to another job, which must be sent now."""
         with self._lock:
             if not load.has_place:
                 return False

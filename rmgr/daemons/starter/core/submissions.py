@@ -1,4 +1,4 @@
-"""Submissions as a Starter needs them: records, turned into shapes and worker specs; nonces, which end them; whether a block may run."""
+"""Submissions as a Starter needs them: records turned into shapes and worker specs, nonces that end them, the check of a block."""
 
 from __future__ import annotations
 
@@ -43,37 +43,37 @@ if TYPE_CHECKING:
     from rmgr.model.tasks.block import Seal
     from rmgr.model.tasks.submission import Amendment
 
-#: Records kept, and nonces.
+#: Most records kept, and most nonces.
 _KEEP = 4096
 #: How long a record that cannot be read is left alone: at first, and at most.
 _PAUSE_S, _MOST_PAUSE_S = 5.0, 600.0
-#: Why one that does not exist is left alone: never longer than at first, for its number may be given away at any moment.
+#: Why an absent record is left alone: never longer than at first, since its number may be assigned at any moment.
 _ABSENT = "there is none, or none any more"
-#: Signatures that were verified already: the parts of one block share theirs, and blocks that left together.
+#: Most verified signatures kept: the parts of one block share a signature, and so do blocks that left together.
 _KEEP_VERIFIED = 1024
 
 
 @dataclass(slots=True, eq=False)
 class Info:
-    """One submission. Its phase and its priority may be others by now; its terms are those by which something of it is claimed."""
+    """One submission. Its phase and priority may have changed since; its terms are those under which its blocks are claimed."""
 
     record: Submission
     queue: QueueSpec
     array: Array | None
     shapes: dict[tuple[int, int], BatchShape] = field(default_factory=dict)
     specs: dict[tuple[int, int], WorkerSpec] = field(default_factory=dict)
-    own_specs: dict[tuple[int, int], WorkerSpec] = field(default_factory=dict)  #: of workers that only its user has
-    account: Account | None = None  #: who its work runs as; None = as the Starter, or not known yet
+    own_specs: dict[tuple[int, int], WorkerSpec] = field(default_factory=dict)  #: of workers that serve only this user
+    account: Account | None = None  #: whose rights its work has; None = the Starter's, or not known yet
     origin: Submission | None = None  #: the record as it lies in ZooKeeper, which is what its user signed
-    spec: bytes = b""  #: digest of what is signed of it, once it was needed
+    spec: bytes = b""  #: digest of its signed part, once needed
     is_closed: bool = False
     read_s: float = -math.inf  #: monotonic time at which `is_closed` was seen
-    session: int = 0  #: in which: a later one may know less for a moment
+    session: int = 0  #: the session of that reading: a later session may know less for a moment
     czxid: int = 0  #: transaction that made the record
-    nonce: str = ""  #: where the nonce of its record stands
-    refusal: str = ""  #: why nothing of it may run: its record holds what none may hold
+    nonce: str = ""  #: path of the nonce of its record
+    refusal: str = ""  #: why nothing of it may run: its record is invalid
     needs: Needs = field(init=False)  #: other resources of one process
-    kind: str | int = field(init=False)  #: what its commands share with others that take similar times: script and arguments
+    kind: str | int = field(init=False)  #: what its commands share with others of similar run time: script and arguments
 
     def __post_init__(self) -> None:
         self.needs = needs_of(self.record.request.resources)
@@ -85,12 +85,12 @@ class Info:
 
     @property
     def is_exclusive(self) -> bool:
-        """Its work dies with the lease."""
+        """Whether its work dies with the lease."""
         return self.record.on_disconnect is OnDisconnect.EXCLUSIVE
 
     @property
     def is_python(self) -> bool:
-        """Function calls, not commands."""
+        """Whether it runs function calls, not commands."""
         return self.record.work is Work.PYTHON
 
     @property
@@ -104,16 +104,16 @@ class Info:
         return self.limited(self.record.request.time_limit_us)
 
     def limited(self, limit_us: int) -> int:
-        """A time limit within what the queue allows; 0 = none."""
+        """Returns a time limit within what the queue allows; 0 = none."""
         limit_us = limit_us or self.queue.default_time_us
         return min(limit_us or self.queue.max_time_us, self.queue.max_time_us or limit_us)
 
     def label(self, index: int) -> int:
-        """Number that people and RMGR_ARRAY_INDEX see for the task at `index`."""
+        """Returns the number that people and RMGR_ARRAY_INDEX see for the task at `index`."""
         return self.array.index_at(index) if self.array is not None and index < len(self.array) else index
 
     def shape(self, cores: int, memory_mib: int, *, environ: dict[str, str], output_cap: int) -> BatchShape:
-        """What its batches share; built once a size."""
+        """Returns what its batches share; built once for each size."""
         shape = self.shapes.get((cores, memory_mib))
         if shape is None:
             record = self.record
@@ -131,7 +131,7 @@ class Info:
         return shape
 
     def worker_spec(self, cores: int, memory_mib: int, fetcher: Fetcher) -> WorkerSpec | FetchFailure | None:
-        """The worker that its functions need; None while archives or initializer are on their way."""
+        """Returns the worker that its functions need; None while archives or initializer are fetched."""
         spec = self.specs.get((cores, memory_mib))
         if spec is not None:
             return spec
@@ -167,18 +167,18 @@ class Info:
 
 
 class RecordState(Enum):
-    """What is known of a submission that was read once."""
+    """What is known of a submission whose record was read once."""
 
     OPEN = auto()
     CLOSED = auto()
-    ASKED = auto()  #: it is being looked at: ask again
+    ASKED = auto()  #: its record is being read: call again
 
 
 class RecordCache:
     """Level-triggered cache of `Info`.
 
     Args:
-        settings: the cluster's present settings.
+    settings: returns the cluster's present settings.
         nonces: of a secured cluster: what has ended for ever, whatever a record says.
     """
 
@@ -191,20 +191,20 @@ class RecordCache:
         self._settings = settings
         self._log = log
         self._here: OrderedDict[int, Info] = OrderedDict()
-        self._read: dict[int, tuple[Submission, int, float, int]] = {}  # record, who made it (czxid), when read, in which session
+        self._read: dict[int, tuple[Submission, int, float, int]] = {}  # record, its czxid, when read, in which session
         self._refused_s: dict[int, float] = {}
         self._pauses_s: dict[int, float] = {}
-        self._refused_whys: dict[int, str] = {}  # each is told once
+        self._refused_whys: dict[int, str] = {}  # each is logged once
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Users whom the settings make operators."""
+        """Users who are operators by the settings."""
         return self._settings().operators
 
     def get(self, submission: int, *, is_announced: bool = False) -> Info | None:
-        """The record, None while it is on its way or cannot be read (`is_refused`). Owner's thread only.
+        """Returns the record, None while it is read or if it cannot be read (`is_refused`). Owner's thread only.
 
-        is_announced: only a client says that there is one. Where there is none it may come yet, and is not left alone for that.
+        is_announced: so far only a client says that the record exists. If absent it may still come, and is asked for again without a pause.
         """
         info = self._here.get(submission)
         if info is not None:
@@ -218,15 +218,16 @@ class RecordCache:
         return None
 
     def is_refused(self, submission: int) -> bool:
-        """It cannot be read at present (gone, a newer format, bad): leave its blocks alone for some seconds."""
+        """Returns whether the record cannot be read at present (gone, a newer format, bad), so that its blocks are left alone for a
+        while."""
         return machine.monotonic() < self._refused_s.get(submission, -math.inf)
 
     def is_absent(self, submission: int) -> bool:
-        """Where its record should be there was none. Blocks that name it may be those of somebody who guesses numbers."""
+        """Returns whether the record was found absent. Blocks that name it may come from a client that guesses numbers."""
         return self._refused_whys.get(submission) == _ABSENT
 
     def state(self, submission: int, age_s: float) -> RecordState:
-        """Of a submission, as it was `age_s` seconds ago or later, in this session."""
+        """Returns the state of a submission as read in this session, at most `age_s` seconds ago."""
         info = self._here.get(submission)
         if info is not None and machine.monotonic() - info.read_s <= age_s and info.session == self._coordinator.session_id:
             return RecordState.CLOSED if info.is_closed else RecordState.OPEN
@@ -241,24 +242,24 @@ class RecordCache:
         except CoordinationUnavailable:
             return  # asked again at the next use
         except RmgrError:
-            pass  # what stands there is no record
+            pass  # that znode holds no valid record
         if (info := self._here.get(submission)) is not None:
             info.is_closed, info.read_s, info.session = is_closed, machine.monotonic(), session
 
     def forget_lost(self) -> None:
-        """Files that workers need may have been removed: their specifications are made anew."""
+        """Drops worker specs whose files were removed; they are built anew."""
         for info in self._here.values():
             for specs in (info.specs, info.own_specs):
                 for size in [size for size, spec in specs.items() if not all(map(os.path.lexists, spec.archives))]:
                     del specs[size]
 
     def forget(self, submission: int) -> None:
-        """Read it again at the next use."""
+        """Forgets a record, so that the next use reads it."""
         self._here.pop(submission, None)
         self._read.pop(submission, None)
 
     def renewed(self, submission: int) -> Story[Info | None]:
-        """The record of what runs, read again; None: none stands there, or none that may be read. Raises: CoordinationUnavailable."""
+        """Reads the record of running work again; None if it is absent or invalid. Raises: CoordinationUnavailable."""
         session = self._coordinator.session_id
         try:
             found: Stamped | None = yield self._coordinator.get(paths.sub(submission))
@@ -295,7 +296,7 @@ class RecordCache:
             return
         self._read[submission] = record, found.stat.czxid, machine.monotonic(), session
         if self.nonces is not None:
-            self.nonces.ask(place_of(record))  # known by the time something of it is verified
+            self.nonces.ask(place_of(record))  # so it is known when a block is verified
 
     def _complete(self, record: Submission, czxid: int, read_s: float, session: int) -> Info:
         del self._read[record.id]
@@ -311,7 +312,7 @@ class RecordCache:
         return info
 
     def _distrust(self, submission: int, why: str) -> Info:
-        """Its record is none that may be believed: what waits of it ends, and the record is not looked at again."""
+        """Keeps a placeholder for a record that must not be believed: its waiting tasks end, and the record is not read again."""
         self._log.warning("submission_invalid", submission=submission, why=why)
         nobodys = Submission(id=submission, name="", user="", queue="", work=Work.COMMAND)
         info = self._here[submission] = Info(nobodys, QueueSpec(name=""), None, refusal=why)
@@ -332,20 +333,21 @@ class RecordCache:
         self._refused_whys[submission] = why
 
     def _told_often(self, more: int) -> None:
-        """Of so many more nothing was written: a name of a block may have any number."""
+        """Logs that `more` further records could not be read: names of blocks may contain any number."""
         self._log.warning("submissions_not_readable", count=more)
 
 
 # -- nonces ----------------------------------------------------------------------------------------------------------------
-# Nonces of submissions, as a Starter needs them: whether what was signed is for that number, and goes on (`coord/nonces.py`). The
-# znode of a nonce is read once, as soon as the record is known that names it, and watched. As long as the watch has not fired it is as new
-# as anything that has been read since on the same connection: ZooKeeper tells of a change before it answers with what came after it. So a
-# submission costs one reading and one watch, which its end fires.
+# Nonces of submissions, as a Starter needs them: whether the signed submission has this number, and has not ended (`coord/nonces.py`).
+# The znode of a nonce is read once, as soon as the record that names it is known, and watched. Until the watch fires, the znode is as new
+# as
+# anything read since on the same connection: ZooKeeper sends the event of a change before any answer that contains later changes. So a
+# submission costs one read and one watch, which fires when the submission ends.
 
 
 @dataclass(slots=True, eq=False)
 class Nonce:
-    """What stands for one. is_known: the watch stands; the thread of the connection takes it away when the watch fires."""
+    """What is known of one nonce. is_known: it was read, and a watch was set. has_fired: set by the thread of the connection."""
 
     path: str
     found: Stamped | None = None
@@ -354,14 +356,14 @@ class Nonce:
 
     @property
     def has_ended(self) -> bool:
-        """Its submission was seen to have ended: that never changes."""
+        """Whether its submission was seen to have ended, which never changes."""
         return self.found is not None and self.found.version > 0
 
 
 class Nonces:
-    """Nonces of one Starter; the owner's thread, but for the watches.
+    """Nonces of one Starter; used by the owner's thread, except for the watches.
 
-    Attributes: generation: counts the changes of what is known.
+    Attributes: generation: counts changes of what is known.
     """
 
     def __init__(self, coordinator: Coordinator, loop: StoryLoop) -> None:
@@ -372,21 +374,21 @@ class Nonces:
         self._nonces: OrderedDict[str, Nonce] = OrderedDict()
 
     def look(self, path: str) -> Nonce | None:
-        """What stands there, no older than anything that was read before; None: `ask`. Cost: 1 us."""
+        """Returns the nonce at `path`, no older than anything read before; None: call `ask`. Cost: 1 us."""
         nonce = self._nonces.get(path)
         if nonce is None or not (nonce.has_ended or (nonce.is_known and not nonce.has_fired)):
             return None
         return nonce
 
     def has_ended(self, path: str) -> bool:
-        """It is known that the submission has ended; where that may have changed, it is looked at again."""
+        """Returns whether the submission is known to have ended; reads the nonce again if its watch has fired."""
         nonce = self._nonces.get(path)
         if nonce is not None and nonce.has_fired:
             self.ask(path)
         return nonce is not None and nonce.has_ended
 
     def ask(self, path: str) -> None:
-        """Reads it, unless it is known or on its way. After the record was read that names it."""
+        """Reads the nonce unless it is known or being read. Call it after reading the record that names the nonce."""
         if self.look(path) is None:
             nonce = self._nonces.setdefault(path, Nonce(path))
             self._nonces.move_to_end(path)
@@ -401,7 +403,7 @@ class Nonces:
         try:
             found: Stamped | None = yield self._coordinator.get(nonce.path, watch=lambda: self._fired(nonce))
         except PermissionDenied:
-            found = None  # who has made it keeps it from nodes: it lets nothing run
+            found = None  # its maker has closed it to nodes: nothing may run by it
         except (RmgrError, TimeoutError):
             return  # asked again at the next use
         before, nonce.found, nonce.is_known = nonce.found, found, True
@@ -409,29 +411,30 @@ class Nonces:
             self.generation += 1
 
     def _fired(self, nonce: Nonce) -> None:
-        """On the thread of the connection: from here on nothing is believed of it but that it has ended. Most often that is what it has."""
+        """On the thread of the connection: from now on the nonce is only trusted to have ended, which is the usual reason of the event."""
         nonce.has_fired = True
         self._post(self._changed)
 
     def _changed(self) -> None:
-        """Who still has something of it asks (`has_ended`): most often nobody has, and nothing is read."""
+        """Lets users of the nonce ask (`has_ended`): usually there are none, and nothing is read."""
         self.generation += 1
 
 
 # -- the gate --------------------------------------------------------------------------------------------------------------
-# The gate before all work of a secured cluster: a block is what its user signed, or nothing of it is fetched or started. It also signs
-# what this Starter commits. In an open cluster there is no gate.
+# The gate before all work of a secured cluster: a block must be what its user signed, or nothing of it is fetched or started. The gate
+# also signs what this Starter commits. Open clusters have no gate.
 
 
 class Admission(Enum):
-    """Whether something may run that is not refused."""
+    """Whether work that is not refused may run."""
 
     GRANTED = "granted"
-    AWAITED = "awaited"  #: what decides it is on its way
+    AWAITED = "awaited"  #: what decides it is being read
 
 
 def admission_of(block: ClaimedBlock, gate: Gate | None) -> FetchFailure | Admission:
-    """As `Gate.admission`, for open clusters (no gate), too: what no block or record may hold runs nowhere."""
+    """Returns `Gate.admission`, or for open clusters (no gate) the same verdict without signatures: an invalid block or record never
+    runs."""
     if block.verdict is BlockVerdict.REFUSED or block.info.refusal:
         return FetchFailure(Reason.UNTRUSTED, f"refused: {block.why or block.info.refusal}", blames_node=False, is_refusal=True)
     if block.goes_back:
@@ -449,31 +452,32 @@ class Gate:
         assert records.nonces is not None
         self._nonces = records.nonces
         self._cluster_id = cluster_id
-        self._verified: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  #: (key, its signature) -> of what
+        self._verified: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  #: (key, its signature) -> the signed statement
         self._revocations = 0
         trust.listen(self._heard)
 
     @property
     def generation(self) -> int:
-        """Another one when work that was verified may not be run any more. From any thread."""
+        """Changes when verified work may have lost its permission to run. Any thread may read it."""
         return self._revocations + self._nonces.generation
 
     def is_barred(self, seal: Seal | None, info: Info) -> bool:
-        """The key was its user's when he submitted, and was revoked since: not claimed nor refused, it waits for what is decided.
+        """Returns whether the key was its user's at submission and was revoked since: the block is neither claimed nor refused until that
+        is decided.
 
         Cost: 1 us.
         """
         was = self._trust.was_key_of(seal.key_id, info.czxid) if seal is not None else ""
-        return was != "" and was == info.record.user  # "" = the key was not revoked; and the user of a record that is nobody's
+        return was != "" and was == info.record.user  # "" = the key was not revoked; a placeholder record has the user "", too
 
     def has_ended(self, block: ClaimedBlock) -> bool:
-        """Its submission has ended since it was verified."""
+        """Returns whether its submission has ended since it was verified."""
         return self._nonces.has_ended(block.info.nonce)
 
     def admission(self, block: ClaimedBlock) -> FetchFailure | Admission:
-        """Whether the block may be fetched and run, else why not; AWAITED, too, while it is barred.
+        """Returns whether the block may be fetched and run, else why not; AWAITED also while it is barred.
 
-        Cost: 0.2 ms once a signature, 0.05 ms a block.
+        Cost: 0.2 ms for each signature, 0.05 ms for each block.
         """
         if block.is_verified:
             return Admission.GRANTED
@@ -489,9 +493,9 @@ class Gate:
         return admission
 
     def belief(self, record: Submission) -> Admission:
-        """GRANTED: the amendments of a record are those of the people who may make them. Raises: NotSealed. Cost: 0.2 ms each.
+        """Returns GRANTED if all amendments of a record come from people who may make them. Raises: NotSealed. Cost: 0.2 ms each.
 
-        An operator whose key was revoked since has changed what he has: nobody else's work ends for that.
+        An amendment by an operator whose key was revoked later stays valid: other users' work does not end for that.
         """
         for change in record.changes:
             key_id, _, text = change.signature.partition(":")
@@ -504,7 +508,7 @@ class Gate:
         return Admission.GRANTED
 
     def _fault(self, signer: Certified, record: Submission, change: Amendment) -> str:
-        """Why who has signed an amendment may not make it, "" = it is as it should be."""
+        """Returns why the signer of an amendment may not make it, "" if the amendment is valid."""
         key = change.signature
 
         def verify(signature: bytes, statement: bytes) -> bool:
@@ -517,18 +521,18 @@ class Gate:
         return amendment_fault(record.id, change, self._cluster_id, signer.identity, verify, operators=self._records.operators)
 
     def sign(self, submission: int, fragment: Fragment) -> Fragment:
-        """The fragment with this Starter's seal."""
+        """Returns the fragment with this Starter's seal."""
         mine = self._credentials
         return seal_fragment(
             fragment, cluster_id=self._cluster_id, submission=submission, key_id=mine.identity.key_id, sign=mine.sign
         )
 
     def _heard(self) -> None:
-        """On any thread: keys may have been revoked."""
+        """Notes, on any thread, that keys may have been revoked."""
         self._revocations = self._trust.revocations
 
     def _verify(self, block: ClaimedBlock, info: Info) -> Admission:
-        """GRANTED: it is what its user signed. Raises NotSealed."""
+        """Returns GRANTED if the block is what its user signed. Raises: NotSealed."""
         seal, record, now_s = block.seal, info.origin, machine.wall_s()
         if seal is None or record is None:
             raise NotSealed("nobody signed it")
@@ -539,7 +543,7 @@ class Gate:
         check_shape(block.key, record, block.data.allocation)
         if record.changes and self.belief(record) is Admission.AWAITED:
             return Admission.AWAITED
-        # As claimed, while the arguments are the block's own: pieces of files come from its row.
+        # Payloads as claimed, as long as they are the block's own; for a block with a row they are pieces of files.
         payloads = () if block.data.row else cast("Sequence[bytes]", block.payloads or ())
         statement = block_statement(
             block.key,
@@ -572,14 +576,14 @@ class Gate:
         return Admission.GRANTED
 
     def _nonce_admission(self, record: Submission, info: Info) -> NotSealed | Admission:
-        """Whether its nonce lets it run, else why not. Cost: 10 us."""
+        """Returns whether the nonce lets the record run, else why not. Cost: 10 us."""
         nonce = self._nonces.look(info.nonce)
         if nonce is None:
             self._nonces.ask(info.nonce)
             return Admission.AWAITED
         found = nonce.found
         if found is None and self._records.state(record.id, math.inf) is RecordState.ASKED:
-            return Admission.AWAITED  # the record was read on another connection, which may have known more: it is read on this one first
+            return Admission.AWAITED  # the record came from another connection, which may have known more: read it on this one first
         why = nonces.fault(record, info.czxid, found)
         if not why and found is not None:
             why = nonces.untimely(record, found.stat.ctime_ms / 1000, "ZooKeeper's clock")

@@ -1,7 +1,7 @@
-"""How a Starter changes and reads ZooKeeper: commits, fenced, pipelined and never guessed; znodes that it keeps an eye on.
+"""How a Starter changes and reads ZooKeeper: fenced, pipelined commits whose outcome is never guessed, and watched znodes.
 
-An unknown outcome is read back until it is known. Everything belongs to one registration. After the session or a fence is lost, answers of
-the old registration reach nobody: what it left is read from the tree when the Starter registers again.
+An unknown outcome is read back until it is known. Everything belongs to one registration. Once the session or a fence is lost, answers for
+the old registration are dropped: the Starter reads what it left from the tree when it registers again.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from rmgr.runtime.aside import Aside
 from rmgr.runtime.machine import Log
 from rmgr.runtime.story import Bell, Pause, Stories, Story, StoryLoop
 
-#: How long a commit may wait for the coordination service before it is looked after from here.
+#: How long a commit may wait for the coordination service before it counts as unknown.
 _TIMEOUT_S = 30.0
 #: Pause between two attempts to read back.
 _PAUSE_S = 0.5
-#: Pause before what ZooKeeper's quota has refused is sent again: what ended is not forgotten because somebody has filled the tree.
+#: Pause before sending again what ZooKeeper's quota has refused: a full tree must not make the Starter forget what ended.
 _FULL_PAUSE_S = 2.0
 V = TypeVar("V")
 #: Read again this often without a hint (jittered).
 _RESYNC_S = 20.0
-#: The same for what each node of a job, or of a gang, watches: a watch that is lost costs nobody anything there but time.
+#: The same for znodes that each node of a job or a gang watches: there a lost watch costs only time.
 SELDOM_S = 60.0
 _FAILED_PAUSE_S = 0.5
 
 
 class IdleStage(StrEnum):
-    """Whether `/idle/<node>` stands, as far as it is known."""
+    """Whether `/idle/<node>` stands, as far as known."""
 
     ABSENT = "absent"
     SETTING = "setting"  #: a multi that creates it is in flight
@@ -49,7 +49,7 @@ class IdleStage(StrEnum):
     CLEARING = "clearing"  #: a multi that deletes it is in flight
 
 
-#: Stage -> what may follow. SET -> ABSENT: somebody has handed the node something.
+#: Stage -> possible next stages. SET -> ABSENT: another process has handed the node work.
 IDLE_CHANGES: dict[IdleStage, frozenset[IdleStage]] = {
     IdleStage.ABSENT: frozenset({IdleStage.SETTING}),
     IdleStage.SETTING: frozenset({IdleStage.SET, IdleStage.ABSENT}),
@@ -66,35 +66,35 @@ class IdleMark:
 
     @property
     def is_set(self) -> bool:
-        """It stands, and no multi of this node's is about to delete it."""
+        """Whether the mark stands, and this node is not deleting it."""
         return self.stage is IdleStage.SET
 
     @property
     def stood(self) -> bool:
-        """It stood when the last multi that changes it was answered."""
+        """Whether the mark stood when the last multi that changes it was answered."""
         return self.stage in (IdleStage.SET, IdleStage.CLEARING)
 
     def goes(self, stage: IdleStage) -> bool:
-        """False: that cannot follow (`IDLE_CHANGES`), and nothing changes."""
+        """Changes the stage; False, without a change, if `IDLE_CHANGES` does not allow it."""
         is_next = stage in IDLE_CHANGES[self.stage]
         if is_next:
             self.stage = stage
         return is_next
 
     def answered(self, *, stands: bool) -> None:
-        """The multi that was to change it is answered, and so it stands, or does not."""
+        """Notes the answer to the multi that was to change the mark: whether it stands now."""
         self.goes(IdleStage.SET if stands else IdleStage.ABSENT)
 
 
 def settle_again() -> None:
-    """A message after which the nodes settle, as they do after each."""
+    """A message that only makes the nodes settle, as they do after each message."""
 
 
 class Committer:
     """Commits on behalf of the nodes of one Starter.
 
     Args:
-        on_fenced: tells the node whose fence has moved; nothing of the commit is answered then.
+    on_fenced: called with the node whose fence has moved; its commit gets no other answer.
         count: counts an event by name (fenced_writes, ambiguous_commits).
     """
 
@@ -119,31 +119,31 @@ class Committer:
 
     @property
     def is_registered(self) -> bool:
-        """A registration stands."""
+        """Whether there is a registration."""
         return bool(self._fences)
 
     def fence(self, node: str) -> int:
-        """Version of the node's record under which everything is committed. Raises KeyError when not registered."""
+        """Returns the version of the node's record that guards every commit. Raises: KeyError if not registered."""
         return self._fences[node]
 
     def start(self, fences: Mapping[str, int]) -> None:
-        """A new registration."""
+        """Begins a new registration."""
         self._registration += 1
         self._stories.stop()
         self._fences = dict(fences)
         self.in_flight = 0
 
     def stop(self) -> None:
-        """The registration is over; nothing of it is answered any more."""
+        """Ends the registration; commits in flight get no answer."""
         self._registration += 1
         self._stories.stop()
         self._fences = {}
         self.in_flight = 0
 
     def commit(self, multi: Multi, done: Callable[[Outcome], None], *, early: Callable[[Committed], None] | None = None) -> None:
-        """Commits; `done` gets Committed, or a Conflict that is not the fence's, in the mailbox of the owner.
+        """Commits; calls `done` in the owner's mailbox with Committed, or with a Conflict that is not the fence's.
 
-        early: is told first when the first sending was committed, on the thread that brings the answer.
+        early: called first, on the thread that brings the answer, if the first attempt was committed.
         """
         future = self._coordinator.commit(multi, timeout_s=_TIMEOUT_S)
         self.in_flight += 1
@@ -153,7 +153,7 @@ class Committer:
         future.add_done_callback(lambda answer: self._post(partial(self._answered, registration, multi, done, answer)))
 
     def outcome_of(self, multi: Multi) -> Future[Outcome]:
-        """The same for a story; of a registration that is over there is no answer."""
+        """Commits for a story; there is no answer once the registration is over."""
         answer: Future[Outcome] = Future()
         self.commit(multi, answer.set_result)
         return answer
@@ -173,7 +173,7 @@ class Committer:
             self._finish(multi, done, outcome)
 
     def _insist(self, multi: Multi, done: Callable[[Outcome], None], outcome: Unknown | QuotaReached) -> Story[None]:
-        """Sends again what the quota has refused, and reads back what nobody knows, until it is known what became of it."""
+        """Sends again what the quota has refused, and reads back unknown outcomes, until the outcome is known."""
         while True:
             if isinstance(outcome, QuotaReached):
                 self._log.warning("commit_over_quota", op=multi.name, detail=outcome.message)
@@ -200,7 +200,7 @@ class Committer:
             outcome = again
 
     def _read_back(self, multi: Multi) -> Story[Verdict]:
-        """The same connection answers in order: after `sync`, what is read is what became of the multi."""
+        """Reads what became of the multi; one connection answers in order, so reads after `sync` show it."""
         while True:
             synced = self._coordinator.sync()
             reads = [self._coordinator.get(path) for path in proof_paths(multi)]
@@ -234,28 +234,27 @@ def _tell_early(early: Callable[[Committed], None], answer: Future[Outcome]) -> 
 
 
 def node_of(guard: Check) -> str:
-    """The node whose fence a check is."""
+    """Returns the node whose fence `guard` checks."""
     return guard.path.removeprefix(paths.node(""))
 
 
 def record_of(coordinator: Coordinator, node: str) -> Story[NodeRecord | None]:
-    """The record of a node. Raises: RmgrError."""
+    """Returns the record of a node, None if absent. Raises: RmgrError."""
     found: Stamped | None = yield coordinator.get(paths.node(node))
     return decode_record(found.data, NodeRecord, node) if found is not None else None
 
 
 # -- znodes that are watched -----------------------------------------------------------------------------------------------
-# Znodes that a Starter keeps an eye on: read, watched, read again; a watch is only a hint, so everything is also read now and then.
+# Watched znodes: read, watched, and read again. A watch is only a hint, so everything is also read now and then.
 
 
 class WatchedZnode(Generic[V]):
-    """One thing to watch.
+    """One znode to watch.
 
     Args:
-        ask: reads `path`: `coordinator.get`, or another read that takes a watch.
-        tell: gets `about`, then what was read, also when nothing has changed. What it raises is counted, and keeps nothing from being read
-            again.
-        resync_s: how often it is read without a hint; inf: never, its owner calls `look` when a change was missed.
+    ask: reads `path`: `coordinator.get`, or another read that takes a watch.
+        tell: gets `about`, then the value read, even if unchanged. An exception from it is counted, and does not stop later reads.
+        resync_s: how often to read without a hint; inf means never, and the owner calls `look` after a missed change.
     """
 
     def __init__(
@@ -276,11 +275,11 @@ class WatchedZnode(Generic[V]):
         self._aside = aside
         self._resync_s = resync_s
         self._stories = Stories(loop)
-        self._bell: Bell | None = None  #: of the watching that is under way: watches of a lost session ring one that nobody hears
+        self._bell: Bell | None = None  #: of the present watching: watches of a lost session ring an old one, unheard
 
     @property
     def is_on(self) -> bool:
-        """It is being watched."""
+        """Whether the znode is being watched."""
         return self._bell is not None
 
     def start(self) -> None:
@@ -290,12 +289,12 @@ class WatchedZnode(Generic[V]):
         self._stories.begin(self._follow(self._bell))
 
     def look(self) -> None:
-        """Reads it soon: something may have changed."""
+        """Reads the znode soon, since it may have changed."""
         if self._bell is not None:
             self._bell.ring()
 
     def stop(self) -> None:
-        """Looks no more."""
+        """Stops watching."""
         self._bell = None
         self._stories.stop()
 
@@ -315,25 +314,25 @@ class WatchedZnode(Generic[V]):
 
 
 class CountedChildren:
-    """Children that are made and deleted, never changed: whether their list has missed one, by what their parent has counted.
+    """Children that are made and deleted, never changed; tells from the counts of their parent whether their list has missed a change.
 
-    A name that went and came between two lists is missed, too. Cost: O(children) a list.
+    It also notices a name that went and came between two lists. Cost: O(children) a list.
     """
 
     def __init__(self) -> None:
-        self._made = 0  #: how many there ever were, up to the list
-        self._names: frozenset[str] | None = None  #: None: they are being listed
+        self._made = 0  #: children ever made, up to the list
+        self._names: frozenset[str] | None = None  #: None while they are being listed
 
     def list_from(self, parent: Stat) -> None:
-        """They are about to be listed, after the parent was read so."""
+        """Prepares for a list that begins now, just after `parent` was read."""
         self._made, self._names = parent.creates, None
 
     def listed(self, names: Collection[str]) -> None:
-        """Their list."""
+        """Takes the list."""
         standing = frozenset(names)
         self._made += len(standing - self._names) if self._names is not None else 0
         self._names = standing
 
     def has_missed(self, parent: Stat) -> bool:
-        """By the parent as it was read now, something is not as it was listed; of one under way nothing is said."""
+        """Returns whether `parent`, read now, shows a change since the list; False while a list is under way."""
         return self._names is not None and (self._made, len(self._names)) != (parent.creates, parent.children)

@@ -1,6 +1,6 @@
 """Uploads on a node: fetched once, kept by their hash, copied or unpacked into every work directory; and the room for staged files.
 
-A cache of files below one directory of the Starter, bounded in bytes; what tasks are being made from is never thrown out.
+A cache of files below one directory of the Starter, bounded in bytes; an upload in use is never thrown out.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS
 
 #: Bytes of uploads kept on a node.
 CAP_BYTES = 2 * 1024 * 1024 * 1024
-#: Files of one uploaded directory together: twice what may be uploaded, for an archive of 0.1.0 may name a file twice.
+#: Files of one uploaded directory together: twice what may be uploaded, since an archive of 0.1.0 may name a file twice.
 _MAX_UNPACKED = 2 * MAX_UPLOAD_BYTES
 _MODE = 0o755
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: What a directory or a link takes on disk, at most as a rule.
+#: Space of a directory or a link on disk, normally the most.
 _ENTRY_BYTES = 4096
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Steps of a path, bytes of one step and of all: every step is opened for every member.
+#: Most steps of a path, bytes of one step, bytes of the path: each step is opened for each member.
 _MAX_STEPS, _MAX_STEP_BYTES, _MAX_PATH_BYTES = 100, 255, 4095
-#: Bytes of a header that names a member or says more of it: it is read whole.
+#: Most bytes of a header that names or describes a member: it is read whole.
 _MAX_HEADER_BYTES = 64 * 1024
 _HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-#: Limit where nobody sets one ([starter] staging_cap_bytes).
+#: Limit if [starter] staging_cap_bytes is not set.
 STAGING_BYTES = 16 * 1024 * 1024 * 1024
 _PAGE = 4096
-#: Taken in steps of this where an estimate was too low.
+#: Step in which more is taken where an estimate was too low.
 _STEP_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
 class Kept:
-    """An upload on this node. size: of its bytes, -1 = not here. disk_bytes: taken for it. unpacked_bytes: of a copy so far."""
+    """An upload on this node. size: bytes, -1 if not here. disk_bytes: taken for it. unpacked_bytes: most that a copy has taken so far."""
 
     path: Path
     fetching: threading.Lock = field(default_factory=threading.Lock)
@@ -58,20 +58,20 @@ class Kept:
 
     @property
     def copy_bytes(self) -> int:
-        """What a copy in a work directory will take, an estimate for a directory that was never unpacked here."""
+        """Bytes that a copy in a work directory will take; an estimate for a directory that was never unpacked here."""
         return max(self.unpacked_bytes, on_disk(self.size))
 
 
 def _go_on(_disk_bytes: int) -> None:
-    """It is wanted, and there is room."""
+    """The default check: the copy is wanted, and there is room."""
 
 
 class Uploads:
-    """Called on IO threads.
+    """The uploads of a node. Called on IO threads.
 
     Args:
-        directory: made when needed; its own. cap_bytes: kept at most (what is in use may be more).
-        room: what is kept is taken from it, and thrown out for others who need it.
+    directory: for uploads alone, made when needed. cap_bytes: most bytes kept (uploads in use may exceed it).
+        room: kept uploads take their room there, and are thrown out when others need it.
     """
 
     def __init__(self, directory: Path, *, cap_bytes: int = CAP_BYTES, room: StagingRoom | None = None) -> None:
@@ -81,12 +81,12 @@ class Uploads:
         self._entries: OrderedDict[str, Kept] = OrderedDict()
         self.room = room or StagingRoom()
         self.room.throw_out = self._throw_out
-        self.fetched = 0  #: from the store, so far
+        self.fetched = 0  #: uploads from the store, so far
 
     def copy(self, upload: Kept, target: Path, *, name: str, is_dir: bool, check: Callable[[int], None] = _go_on) -> None:
-        """A copy of what is kept; its room is the caller's business.
+        """Copies or unpacks a kept upload to `target`; the caller has taken the room.
 
-        Args: check: called before each file with what that takes on disk; raises when it is not to be made.
+        Args: check: called before each file with the bytes it takes on disk; raises if it must not be made.
         Raises: PermissionDenied when an archive reaches out; DataLost, OSError.
         """
         if not is_dir:
@@ -109,10 +109,10 @@ class Uploads:
 
     @contextlib.contextmanager
     def kept(self, store: Store, sha256: str, *, name: str, held_bytes: int = 0) -> Iterator[Kept]:
-        """An upload that stays here until the end of the block; fetched first if it is not here.
+        """Yields an upload that stays here until the end of the `with` block; fetches it first if it is not here.
 
-        Args: held_bytes: of room, which the same task has already.
-        Raises: RowGone; PermissionDenied when the bytes are not those of the hash; NoRoom, ValueTooLarge (see `StagingRoom.take`);
+        Args: held_bytes: room that the same task has already.
+        Raises: RowGone; PermissionDenied if the content does not match the hash; NoRoom, ValueTooLarge (see `StagingRoom.take`);
             DataLost, OSError, StoreUnavailable.
         """
         key = keys.upload(sha256)
@@ -132,7 +132,8 @@ class Uploads:
             self.room.freed()
 
     def forget_lost(self) -> bool:
-        """Those whose files were removed are fetched again at the next use. Returns: there were some. Cost: an lstat each."""
+        """Marks uploads whose files were removed, so that the next use fetches them. Returns: whether there were any. Cost: an lstat
+        each."""
         with self._lock:
             lost = [entry for entry in self._entries.values() if entry.size >= 0 and not os.path.lexists(entry.path)]
             for entry in lost:
@@ -177,7 +178,7 @@ class Uploads:
         return size
 
     def _make_room(self) -> None:
-        """The least recently used go until the rest fits."""
+        """Drops the least recently used uploads until the rest fits."""
         total = sum(max(0, entry.size) for entry in self._entries.values())
         for key, entry in list(self._entries.items()):
             if entry.users or (entry.size >= 0 and total <= self._cap_bytes):
@@ -186,7 +187,7 @@ class Uploads:
             self._drop(key, entry)
 
     def _throw_out(self, short_bytes: int) -> None:
-        """Others need that much: the least recently used go, as far as nobody uses them."""
+        """Drops the least recently used uploads that are not in use, until `short_bytes` are free."""
         with self._lock:
             for key, entry in list(self._entries.items()):
                 if short_bytes <= 0:
@@ -202,14 +203,15 @@ class Uploads:
 
 
 # -- unpacking -------------------------------------------------------------------------------------------------------------
-# Uploaded directories on the node: an archive is unpacked into a work directory, and nothing of it can land anywhere else. The archive is a
-# user's, and the Starter may be root. So no path is ever followed: each directory on the way is opened by itself without following links,
-# files are made anew, and symbolic links are made last, when nothing is written any more. (Python's own filters come with 3.11.4, and a
-# chain of links has led out of them more than once.)
+# Uploaded directories on the node: an archive is unpacked into a work directory, and nothing of it can land anywhere else. The archive
+# is a user's, and the Starter may be root. So no path is ever followed: each directory on the way is opened by itself without following
+# links,
+# files are made anew, and symbolic links are made last, after all writing. (Python's own filters come with 3.11.4, and chains of links have
+# led out of them more than once.)
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose headers have a bound."""
+    """A member whose headers have a limited size."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.size < 0 or (self.type in _HEADERS and self.size > _MAX_HEADER_BYTES):
@@ -218,7 +220,7 @@ class _Member(tarfile.TarInfo):
 
 
 class _Limits:
-    """What an upload may still make: contents in bytes (second names too), and things of any kind (directories on the way too)."""
+    """What an upload may still make: bytes of content (second names too), and entries of any kind (directories on the way too)."""
 
     def __init__(self, name: str, max_bytes: int, check: Callable[[int], None]) -> None:
         self.name = name
@@ -227,30 +229,30 @@ class _Limits:
         self._check = check
 
     def read(self) -> None:
-        """A member of the archive, whatever becomes of it."""
+        """Counts a member of the archive, whether it is made or not."""
         self._things -= 1
 
     def make(self, path: str, size: int, disk_bytes: int) -> None:
-        """A thing is about to be made. Raises: PermissionDenied; whatever the caller's check raises."""
+        """Counts an entry that is about to be made. Raises: PermissionDenied; whatever the caller's check raises."""
         self._bytes -= size
         if size < 0 or self._bytes < 0 or self._things < 0:
             raise PermissionDenied(f"the upload {self.name} is larger unpacked than it may be ({path[:_MAX_PATH_BYTES]})")
         self._check(disk_bytes)
 
     def directory(self, path: str) -> None:
-        """One on the way to a member."""
+        """Counts a directory on the way to a member."""
         self._things -= 1
         self.make(path, 0, _ENTRY_BYTES)
 
 
 def unpack(archive: str | Path, target: Path, *, name: str, max_bytes: int, check: Callable[[int], None] = lambda _: None) -> None:
-    """Unpacks a tar archive below `target`, an existing directory that nobody else can reach yet.
+    """Unpacks a tar archive below `target`, an existing directory that no other process can reach yet.
 
     Args:
-        name: of the upload, for messages. max_bytes: of all files that are made, second names included (each is a file of its own).
-        check: called before each file, directory or link is made with what it takes on disk; raises when it is not to be.
+    name: of the upload, for messages. max_bytes: of all files that are made, second names included (each is a file of its own).
+        check: called before each file, directory or link is made, with its bytes on disk; raises if it must not be made.
     Raises: PermissionDenied naming a member that leads out, is no file, directory or link, or is too much (`MAX_UPLOAD_MEMBERS`
-        files, directories and links, those on the way included); DataLost for bytes that are no archive; OSError.
+        files, directories and links, those on the way included); DataLost if the bytes are no archive; OSError.
     """
     links: list[tuple[tuple[str, ...], str]] = []
     limits = _Limits(name, max_bytes, check)
@@ -289,7 +291,7 @@ def unpack(archive: str | Path, target: Path, *, name: str, max_bytes: int, chec
 def _file(tar: tarfile.TarFile, member: tarfile.TarInfo, root: int, parts: tuple[str, ...], limits: _Limits) -> None:
     """Makes a file."""
     name = limits.name
-    if member.islnk():  # another name of a file that stands before it in the archive: becomes a file of its own
+    if member.islnk():  # another name of an earlier file of the archive: becomes a file of its own
         source = _parts(member.linkname, name)
         with _inside(root, source[:-1], limits) as parent, os.fdopen(_open_old(parent, source, name), "rb") as content:
             stat = os.fstat(content.fileno())
@@ -320,7 +322,7 @@ def _open_old(parent: int, source: tuple[str, ...], name: str) -> int:
 
 @contextlib.contextmanager
 def _inside(root: int, parts: tuple[str, ...], limits: _Limits) -> Iterator[int]:
-    """The directory `parts` below `root`, made if absent; no step of the way is a link."""
+    """Yields a descriptor of the directory `parts` below `root`, made if absent; no step of the way is a link."""
     here = os.dup(root)
     try:
         for part in parts:
@@ -347,7 +349,7 @@ def _step(here: int, part: str, limits: _Limits) -> int:
 
 
 def _parts(path: str, name: str) -> tuple[str, ...]:
-    """The steps of a relative path. Raises: PermissionDenied for an absolute one, and one with `..`."""
+    """Returns the steps of a relative path. Raises: PermissionDenied for an absolute path, or one with `..`."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or "\0" in path:
         raise PermissionDenied(f"the upload {name} has a member {path!r}, which leads out of the work directory")
@@ -358,7 +360,7 @@ def _parts(path: str, name: str) -> tuple[str, ...]:
 
 
 def _link(member: tarfile.TarInfo, parts: tuple[str, ...], name: str) -> str:
-    """Where a symbolic link leads. Raises: PermissionDenied if that is, as it is written, outside of the upload."""
+    """Returns the target of a symbolic link. Raises: PermissionDenied if that target, as written, is outside of the upload."""
     to = member.linkname
     where = os.path.normpath(os.path.join(*parts[:-1], to))
     if len(os.fsencode(to)) > _MAX_PATH_BYTES or os.path.isabs(to) or "\0" in to or where.split(os.sep)[0] == "..":
@@ -367,13 +369,13 @@ def _link(member: tarfile.TarInfo, parts: tuple[str, ...], name: str) -> str:
 
 
 # -- room on the disk ------------------------------------------------------------------------------------------------------
-# Room for staged files on a Starter's disk: a limit in bytes, what is taken of it, and who gives way when it is full. What is about to be
-# written is taken first, by an estimate; what it turns out to use is put right afterwards. Nobody waits here: who gets no room is told so,
-# and asks again once something was given back.
+# Room for staged files on a Starter's disk: a limit in bytes, how much of it is taken, and what is thrown out when it is full. Room is
+# taken by an estimate before a write, and corrected to the real size afterwards. Nothing waits here: a caller who gets no room is told,
+# and asks again once room was given back.
 
 
 class NoRoom(Exception):
-    """The limit is reached now: it is worth asking again once `StagingRoom.given` has changed. user: it is that user's own limit."""
+    """The limit is reached now; ask again once `StagingRoom.given` has changed. user: set if it is that user's own limit."""
 
     def __init__(self, user: str = "") -> None:
         super().__init__(user)
@@ -381,15 +383,15 @@ class NoRoom(Exception):
 
 
 class GivenUpError(Exception):
-    """Nobody waits for it any more."""
+    """The file is not wanted any more."""
 
 
 class StagingRoom:
     """Bytes on disk that a Starter's staged files may take. Thread-safe.
 
     Attributes:
-        cap_user_bytes: of it, for each user. used_bytes: taken now. given: grows whenever something is given back, or could be thrown out.
-        throw_out: asked to give back at least so many bytes that nobody uses.
+    cap_user_bytes: of it, for each user. used_bytes: taken now. given: grows whenever room is given back, or something could be thrown out.
+        throw_out: called to give back at least so many bytes that are not in use.
     """
 
     def __init__(self, cap_bytes: int = STAGING_BYTES, cap_user_bytes: int = 0) -> None:
@@ -405,9 +407,9 @@ class StagingRoom:
         """Takes `need_bytes`, or nothing at all.
 
         Args:
-            what: needs them, for messages. held_bytes: taken already by the task that asks, which keeps them meanwhile.
-            user: whose they are, "" = of what all share.
-        Raises: ValueTooLarge when they will never fit; NoRoom when they do not fit now.
+        what: the purpose, for messages. held_bytes: already taken by the asking task, which keeps them meanwhile.
+            user: whose bytes they are, "" for what all share.
+        Raises: ValueTooLarge if they will never fit; NoRoom if they do not fit now.
         """
         whole, cap, setting = held_bytes + need_bytes, self.cap_bytes, "staging_cap_bytes"
         if user and self.cap_user_bytes < cap:
@@ -424,13 +426,13 @@ class StagingRoom:
             raise NoRoom
 
     def settle(self, taken_bytes: int, really_bytes: int, *, user: str = "") -> None:
-        """What was taken by an estimate uses `really_bytes`: 0 gives it back."""
+        """Corrects an estimate `taken_bytes` to the real size; 0 gives the room back."""
         with self._lock:
             self._add(really_bytes - taken_bytes, user)
             self.given += really_bytes < taken_bytes
 
     def freed(self) -> None:
-        """Nobody uses something any more that could be thrown out."""
+        """Notes that something that could be thrown out is not in use any more."""
         with self._lock:
             self.given += 1
 
@@ -453,43 +455,43 @@ class StagingRoom:
 
 @dataclass(slots=True, eq=False)
 class Wish:
-    """A task that is being staged. is_wanted: its block is still on this node, and it was not given away."""
+    """A task that is being staged. is_wanted: its block is still on this node, and the task was not given away."""
 
     is_wanted: bool = True
 
 
 class StagingShare:
-    """Room that one task takes while it is staged. what: for messages. user: whose it is."""
+    """Room that one task takes while it is staged. what: for messages. user: whose room it is."""
 
     def __init__(self, room: StagingRoom, wish: Wish, what: str, user: str = "") -> None:
         self._user = user
         self._room = room
         self._wish = wish
         self._what = what
-        self.held_bytes = 0  #: by uploads that it uses
+        self.held_bytes = 0  #: by uploads that the task uses
         self._taken = self._made = 0
 
     def take(self, need_bytes: int) -> None:
-        """So much is going to be written. Raises: ValueTooLarge, NoRoom (see `StagingRoom.take`); GivenUpError."""
+        """Takes room for bytes to be written. Raises: ValueTooLarge, NoRoom (see `StagingRoom.take`); GivenUpError."""
         if not self._wish.is_wanted:
             raise GivenUpError
         self._room.take(need_bytes, self._what, held_bytes=self.held_bytes + self._taken, user=self._user)
         self._taken += need_bytes
 
     def making(self, more_bytes: int) -> None:
-        """So much more is written now, taken before or not. Raises: as `take`."""
+        """Counts bytes that are written now, and takes room if too little was taken before. Raises: as `take`."""
         self._made += more_bytes
         if self._made > self._taken or not self._wish.is_wanted:
             self.take(max(self._made - self._taken, _STEP_BYTES))
 
     def settle(self, really_bytes: int) -> None:
-        """The end of staging: so much is kept."""
+        """Ends staging: corrects the room taken to the bytes that are kept."""
         self._room.settle(self._taken, really_bytes, user=self._user)
         self._taken = 0
 
 
 def disk_bytes(path: Path) -> int:
-    """What a file, or a directory with all that is in it, uses on disk: each inode once, no link followed. Cost: an lstat a name."""
+    """Returns what a file, or a directory with its content, uses on disk: each inode once, no link followed. Cost: an lstat a name."""
     seen: set[tuple[int, int]] = set()
     used = 0
     names = [str(path)]
@@ -508,5 +510,5 @@ def disk_bytes(path: Path) -> int:
 
 
 def on_disk(size_bytes: int) -> int:
-    """An estimate for a file of that size: whole pages."""
+    """Estimates the disk space of a file of that size: whole pages."""
     return -(-size_bytes // _PAGE) * _PAGE

@@ -1,8 +1,8 @@
-"""What a node commits of its blocks: COMPLETE when tasks have ended, SPLIT and RETURN of what it gives back, NOTE and STOP of placed jobs.
+"""What a node commits for its blocks: COMPLETE for ended tasks, SPLIT and RETURN of what it gives back, NOTE and STOP of placed jobs.
 
-Ends of placed jobs go together (`Joint`); those of other blocks each with its own commit, long ones through a row of the store. A block
-whose commit has met something else than expected is read again (`Completing.reread`). What somebody else has deleted of a node's claims is
-put back (`DeletedClaims`).
+Ends of placed jobs go together (`Joint`); each other block has its own commit, with long outcomes in a row of the store. A block whose
+commit has met something unexpected is read again (`Completing.reread`). Claims of the node that were deleted from outside are put back
+(`DeletedClaims`).
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.submissions import Gate
     from rmgr.daemons.starter.node.node import NodeAgent
 
-#: Jobs of one commit, and bytes of their outcomes.
+#: Most jobs of one commit, and bytes of their outcomes.
 MOST, MOST_BYTES = 40, MAX_INLINE_OUTCOMES * 2 // 3
-#: Jobs that take less than `SHORT_S` let their ends gather for so long while others run.
+#: Ends of jobs shorter than `SHORT_S` gather for this long while others run.
 SHORT_S, GATHER_S = 0.02, 0.01
-#: What the fields of an outcome take beside its bytes.
+#: Size of an outcome's fields besides its bytes.
 _FIELDS_BYTES = 100
-#: Pause before a block is read again that could not be read, and before a commit is built again that could not be.
+#: Pause before a block is read again after a failed read, and before a commit that could not be built is built again.
 _REREAD_S = 0.5
-#: Between two looks for deleted claims: the leader ends what is nowhere after 8 s at the soonest (`leader/submissions/census.py`).
+#: Pause between two looks for deleted claims: the leader ends tasks that are nowhere after 8 s or more (`leader/submissions/census.py`).
 _LOOK_S = 3.0
-#: Work that is left must last this long for a tail of it to be worth giving to a hungry node.
+#: A tail is given to a hungry node only if the waiting work would last longer than this.
 _SPLIT_WORTH_S = 0.03
-#: Nodes with work to give wait up to this long, each its own time, so that not all answer one hungry node.
+#: Nodes with work to give wait up to this long, each a different time, so that not all answer one hungry node.
 _STAGGER_S = 0.02
-#: Pause before a NOTE or STOP that could not be made now is tried again.
+#: Pause before a NOTE or STOP that could not be committed is tried again.
 _NOTE_PAUSE_S = 0.1
 
 
 class Completing:
-    """The commits of one node's ends."""
+    """Commits the ends of one node."""
 
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
@@ -65,7 +65,7 @@ class Completing:
         self._joint = Joint(node)
 
     def settle(self, now_s: float) -> float:
-        """Commits what is due. Returns when it is needed again without a new fact (monotonic), inf = never. Cost: O(blocks)."""
+        """Commits what is due. Returns when it must be called without a new fact (monotonic), inf = never. Cost: O(blocks)."""
         raised: Exception | None = None
         try:
             rest = self._joint.flush(now_s)
@@ -85,7 +85,8 @@ class Completing:
         return next_s
 
     def mend(self, block: ClaimedBlock, error: Exception, now_s: float) -> bool:
-        """A COMPLETE of it could not be built: what can never be written ends FAILED. False: all of it can be, and is tried again."""
+        """Handles a COMPLETE that could not be built: ends that cannot be encoded become FAILED. False: there is none; the commit is
+        repeated."""
         part = block.sending
         if isinstance(part, CompletePart):
             self._node.orders.released(part.orders)
@@ -121,7 +122,7 @@ class Completing:
                 return
             except Exception as found:  # noqa: BLE001 - the boundary of one block
                 error = found
-            yield Pause(_REREAD_S)  # else its row would be written again and again
+            yield Pause(_REREAD_S)  # otherwise its row would be written again and again
             if self._node.blocks.get(block.key) is block and block.sending is part:
                 now_s = machine.monotonic()
                 if not self.mend(block, error, now_s):
@@ -159,7 +160,7 @@ class Completing:
         self.refused(block, outcome, part.orders)
 
     def refused(self, block: ClaimedBlock, conflict: Conflict, orders: Sequence[str] = ()) -> None:
-        """A COMPLETE or SPLIT met something: the mark, an order that is gone, or a block that is not what it should be."""
+        """Handles the conflict of a COMPLETE or SPLIT: the mark, an order that is gone, or an unexpected block."""
         now_s = machine.monotonic()
         self._node.orders.released(orders)
         if conflict.path == paths.idle(self._node.name):
@@ -174,7 +175,7 @@ class Completing:
             self.reread(block, conflict)
 
     def reread(self, block: ClaimedBlock, conflict: Conflict) -> None:
-        """It is not what it should be: takes it from what its znode says; gone means: decided without us."""
+        """Reads an unexpected block again from its znode; if that is gone, another process has decided its fate."""
         self._node.log.warning("block_reread", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
         self._node.stories.begin(self._reread(block), key=("reread", block))
 
@@ -193,7 +194,7 @@ class Completing:
             return
         try:
             data = validity.decode(found.data, BlockData, name) if found is not None else None
-        except RmgrError as error:  # as at a registration: nobody would believe what is committed of it
+        except RmgrError as error:  # as at a registration: no commit of it would be believed
             self._node.log.error("block_unreadable", block=name, error=error.message)
             data = None
         if found is None or data is None:
@@ -208,13 +209,13 @@ class Completing:
 
 
 # -- ends of placed jobs ---------------------------------------------------------------------------------------------------
-# Ends of placed jobs committed together: what ends of one submission while a COMPLETE of it is in flight goes with the next. A placed job
-# is a block of its own, so each would have its own commit, fragment and signature, and everybody who follows the submission its own read. A
-# job alone waits for nobody; where others of its submission run, and such jobs are over in a moment, their ends gather.
+# Ends of placed jobs are committed together: while a COMPLETE of a submission is in flight, its new ends wait for the next one. A placed
+# job is a block of its own, so each would need its own commit, fragment and signature, and its own read by every follower of the
+# submission. A single job waits for nothing; if other short jobs of its submission run, their ends gather.
 
 
 class Joint:
-    """The joint commits of one node. due_s: when `flush` is needed again without a new fact (monotonic), inf = never."""
+    """Joint commits of one node. due_s: when `flush` must be called without a new fact (monotonic), inf = never."""
 
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
@@ -222,7 +223,7 @@ class Joint:
         self.due_s = math.inf
 
     def flush(self, now_s: float) -> list[ClaimedBlock]:
-        """Commits the ends of jobs; returns the blocks whose ends are committed each by itself. Cost: O(blocks)."""
+        """Commits the ends of jobs; returns the blocks that need a commit of their own. Cost: O(blocks)."""
         rest: list[ClaimedBlock] = []
         ready: dict[tuple[int, int], list[ClaimedBlock]] = {}
         flying: set[tuple[int, int]] = set()
@@ -232,7 +233,7 @@ class Joint:
             if sending is None and not (block.arrived or block.failed):
                 if block.live and block.is_placed:
                     running.add((block.key.submission, block.key.attempt))
-                continue  # it has nothing to tell
+                continue  # nothing to commit
             if not block.is_placed:
                 rest.append(block)
             elif isinstance(sending, CompletePart):
@@ -254,7 +255,7 @@ class Joint:
         return rest
 
     def _due_s(self, blocks: Sequence[ClaimedBlock]) -> float:
-        """When they go at the latest."""
+        """Returns when the ends go at the latest."""
         task_s = self._shared.times.of(blocks[0].kind)
         return min(block.arrived_s for block in blocks) + GATHER_S if task_s is not None and task_s < SHORT_S else -math.inf
 
@@ -311,7 +312,8 @@ class Joint:
             self._node.over(block)
 
     def _refused(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], conflict: Conflict) -> None:
-        """The mark, an order that is gone, or a block that is not what it should be: the others go with the next commit."""
+        """Handles the conflict of a joint commit: the mark, an order that is gone, or an unexpected block. The other jobs go with the next
+        commit."""
         node = self._node
         gone = {paths.inbox(node.name, guid): guid for _, part in some for guid in part.orders}.get(conflict.path)
         odd = [block for block, _ in some if paths.running_block(node.name, block.key) == conflict.path]
@@ -333,12 +335,12 @@ class Joint:
 
 
 def stands_after(node: NodeAgent, outcome: Outcome) -> bool:
-    """The idle mark stands, after a multi that was to set it: it was made, or met the mark."""
+    """Returns whether the idle mark stands after a multi that was to set it: the multi made it, or met it."""
     return isinstance(outcome, Committed) or (isinstance(outcome, Conflict) and outcome.path == paths.idle(node.name))
 
 
 def discard(node: NodeAgent, block: ClaimedBlock, conflict: Conflict) -> None:
-    """Its submission has no place for what became of it (it was collected, or no SUBMIT made it): it goes, and nobody is told."""
+    """Drops a block whose submission cannot record its ends (it was collected, or no SUBMIT made it)."""
     node.log.warning("block_discarded", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
     commits = node.shared.committer
     commits.commit(ops.discard(node.name, commits.fence(node.name), block.key), lambda _: None)
@@ -346,7 +348,7 @@ def discard(node: NodeAgent, block: ClaimedBlock, conflict: Conflict) -> None:
 
 
 def _is_plain(block: ClaimedBlock) -> bool:
-    """A job that has ended, with little to tell."""
+    """Returns whether the block is a job that has ended, with a small outcome."""
     one = block.sending is None and len(block.arrived) == block.key.count == 1
     return one and not (block.failed or block.unfinished or block.arrived[0].past) and _size(block.arrived[0]) <= MOST_BYTES
 
@@ -357,21 +359,21 @@ def _size(ended: Ended) -> int:
 
 
 def _since(base_us: int, block: ClaimedBlock, ended: Ended) -> Ended:
-    """With its start counted from `base_us`."""
+    """Returns the outcome with its start counted from `base_us`."""
     if block.base_us == base_us:
         return ended
     return msgspec.structs.replace(ended, started_us=ended.started_us + block.base_us - base_us)
 
 
 # -- what is given back ----------------------------------------------------------------------------------------------------
-# What has not begun goes back to its queue: half of a long tail for hungry nodes (SPLIT), and what this node may not or cannot run
-# (RETURN). It may not run: anything while the node drains; work whose submission has ended, which is refused as if it came now; work that
-# was signed with a key which was revoked, whose fate is the leader's to say (`leader/submissions/owners.py`); work of users whom the node
-# cannot serve.
+# Work that has not begun goes back to its queue: half of a long tail for hungry nodes (SPLIT), and work that this node may not or
+# cannot run (RETURN). The node may run nothing new while it drains; nothing of an ended submission, which is refused as if it came now;
+# nothing signed with a key that was revoked since, whose fate the leader decides (`leader/submissions/owners.py`); and nothing of users
+# whom the node cannot serve.
 
 
 class Giving:
-    """Gives back what one node does not need, or may not run. given_s: when it gave something to the hungry, -inf = never."""
+    """Gives back what one node does not need or may not run. given_s: when it last gave work to hungry nodes, -inf = never."""
 
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
@@ -383,7 +385,7 @@ class Giving:
     # -- to the hungry ---------------------------------------------------------------------------------------------------
 
     def has_tail(self) -> bool:
-        """Another node could be given something."""
+        """Returns whether the node has work for another node."""
         waiting = [block for block in self._node.blocks.values() if block.ready and not block.is_placed]
         if self._node.is_draining or not waiting:
             return False
@@ -391,15 +393,15 @@ class Giving:
         return any(self._worth(block, stalled=stalled) for block in waiting)
 
     def _worth(self, block: ClaimedBlock, *, stalled: bool) -> bool:
-        """Its waiting tasks would take long enough here."""
+        """Returns whether the block's waiting tasks would take long enough here."""
         if not block.ready or block.data.serial or block.is_placed or block.info.needs:
-            return False  # the hungry need not have what it needs
+            return False  # a hungry node may lack its resources
         pace_s = self._node.pace(block)
         is_long = stalled or pace_s is None or len(block.ready) * pace_s > _SPLIT_WORTH_S
         return is_long and len(block.ready) > self._node.dispatch.kept(block)
 
     def split(self, hungry: frozenset[str], now_s: float) -> None:
-        """Half of the largest tail goes back to the queue, where the hungry find it."""
+        """Gives half of the largest tail back to the queue, where hungry nodes find it."""
         others = len(hungry) - (self._node.name in hungry)
         if not others or self._node.is_draining:
             self._split_s = None
@@ -423,7 +425,7 @@ class Giving:
     # -- what may not run here -------------------------------------------------------------------------------------------
 
     def return_barred(self, *, is_draining: bool) -> None:
-        """Gives back what may not begin. is_draining: all that has not begun. Cost: 1 us a block."""
+        """Gives back what may not begin; all that has not begun if `is_draining`. Cost: 1 us a block."""
         gate, blocks = self._shared.gate, list(self._node.blocks.values())
         if is_draining:
             self._node.dispatch.recall_all()
@@ -435,7 +437,7 @@ class Giving:
                 self.return_unstarted(block)
 
     def _doubt(self, gate: Gate, blocks: list[ClaimedBlock]) -> None:
-        """Something has ended or was revoked: what of it has not begun is looked at again."""
+        """Checks unstarted work again after a submission has ended or a key was revoked."""
         doubtful = [block for block in blocks if gate.has_ended(block) or gate.is_barred(block.seal, block.info)]
         for block in doubtful:
             self._node.dispatch.doubt(block)
@@ -445,11 +447,12 @@ class Giving:
             self._node.dispatch.recall_all()
 
     def return_refused(self) -> float:
-        """Gives back what has not begun of users whom the node cannot serve; no slot of theirs has to prove itself.
+        """Gives back unstarted work of users whom the node cannot serve; their slots are not reopened.
 
-        Of those who must be looked at again nothing starts before that: else what waits would open slot after slot that cannot come up,
-        and never be seen waiting long enough to be given back.
-        Returns: seconds until the next call that is needed, inf = when something changes.
+        Nothing starts for users who must be checked again: otherwise their waiting work would open one failing slot after another, and
+        never
+        wait long enough to be given back.
+        Returns: seconds until the next necessary call, inf = when something changes.
         """
         users = self._node.accounts
         if users is None:
@@ -466,12 +469,12 @@ class Giving:
         return again_s
 
     def revoke(self, block: ClaimedBlock) -> None:
-        """Its start has come to nothing, or cannot be here: what of it has not begun goes back."""
+        """Gives back the unstarted tasks of a block whose start has failed or is impossible here."""
         block.judge(BlockVerdict.REVOKED)
         self.return_unstarted(block)
 
     def return_unstarted(self, block: ClaimedBlock) -> None:
-        """What of it has not started goes back to its queue."""
+        """Gives unstarted tasks of a block back to the queue."""
         if block.may_return(machine.monotonic()):
             self._node.stories.begin(self._return(block), key=("return", block))
 
@@ -491,7 +494,7 @@ class Giving:
     # -- the commit of both ----------------------------------------------------------------------------------------------
 
     def give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> None:
-        """Its last `count` waiting tasks become a block of their own. name: of the multi. held: the submission's gate is away."""
+        """Gives back the last `count` waiting tasks as a block of their own. name: of the multi. held: the submission's gate is absent."""
         self._node.stories.begin(self._give_back(block, count, name=name, held=held))
 
     def _give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> Story[None]:
@@ -518,12 +521,12 @@ class Giving:
 
 
 # -- placed jobs while they run --------------------------------------------------------------------------------------------
-# What is written into the block of a placed job (NOTE), and the end of an attempt that is given up (STOP): one at a time for a block.
+# Notes in the block of a placed job (NOTE), and the end of an attempt that is given up (STOP): one commit at a time for each block.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Wish:
-    """Something to commit; its words are in the block already. past: of a STOP, None: a NOTE. moved: by a policy."""
+    """A pending NOTE or STOP; its words are already in the block. past: of a STOP; None for a NOTE. moved: by a policy."""
 
     block: ClaimedBlock
     orders: list[str]
@@ -532,12 +535,12 @@ class _Wish:
 
 
 class Notes:
-    """The notes of one node."""
+    """Notes and stops of one node."""
 
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
         self._shared = node.shared
-        self._waiting: dict[ClaimedBlock, deque[_Wish]] = {}  #: the first of each may be on its way
+        self._waiting: dict[ClaimedBlock, deque[_Wish]] = {}  #: the first of each may be in flight
 
     def tell(
         self,
@@ -549,7 +552,7 @@ class Notes:
         awaits: str | None = None,
         saving: str | None = None,
     ) -> None:
-        """Adds to the story of a job; orders are crossed off with it. stopping, awaits, saving: from now on, None = as it is."""
+        """Adds to the story of a job, and crosses off `orders` with it. stopping, awaits, saving: new values, None = unchanged."""
         data = block.data
         story = (*data.story, story_line(words))[-MAX_STORY:] if words else data.story
         stopping, awaits = data.stopping if stopping is None else stopping, data.awaits if awaits is None else awaits
@@ -558,21 +561,21 @@ class Notes:
         self._put(_Wish(block=block, orders=list(orders)))
 
     def give_up(self, block: ClaimedBlock, past: PastAttempt, words: str, orders: Sequence[str], *, moved: bool = False) -> None:
-        """STOP: the job waits again. Its processes are dead, and what it has saved lies in the store. moved: by a policy."""
+        """Commits a STOP: the job waits again. Its processes must be dead, its saved state in the store. moved: by a policy."""
         data = block.data
         block.data = msgspec.structs.replace(data, story=(*data.story, story_line(words))[-MAX_STORY:])
         self._put(_Wish(block=block, orders=list(orders), past=past, moved=moved))
 
     def carries(self, guid: str) -> bool:
-        """The order is crossed off with something that is not committed yet."""
+        """Returns whether a pending commit will cross off the order."""
         return any(guid in wish.orders for wishes in self._waiting.values() for wish in wishes)
 
     def forget(self, block: ClaimedBlock) -> None:
-        """The block is not the node's own any more."""
+        """Drops pending notes of a block that is no longer the node's."""
         self._waiting.pop(block, None)
 
     def reset(self) -> None:
-        """A new registration: what was sent is answered to nobody, and sent again."""
+        """Sends pending notes again after a new registration, since old answers are dropped."""
         for block in list(self._waiting):
             self._begin(block)
 
@@ -586,7 +589,7 @@ class Notes:
         self._node.stories.begin(self._write(block, self._waiting[block]), key=("notes", block))
 
     def _write(self, block: ClaimedBlock, waiting: deque[_Wish]) -> Story[None]:
-        """Commits what is to be written of a block, one after another."""
+        """Commits the pending notes of a block, one after another."""
         while waiting:
             if block.sending is not None or not self._shared.committer.may_commit:
                 yield Pause(_NOTE_PAUSE_S)
@@ -605,7 +608,7 @@ class Notes:
             if isinstance(outcome, Committed):
                 waiting.popleft()
                 self._committed(wish)
-                if self._waiting.get(block) is not waiting:  # a STOP was the last of it
+                if self._waiting.get(block) is not waiting:  # a STOP ends the block
                     return
                 continue
             if outcome is not None:
@@ -627,7 +630,7 @@ class Notes:
         return outcome
 
     def _stop(self, wish: _Wish, past: PastAttempt) -> Story[Committed | Conflict | None]:
-        """None: it cannot be committed now."""
+        """Commits a STOP; None if that is not possible now."""
         block = wish.block
         block.sending = PendingNote(data=block.data)
         try:
@@ -673,13 +676,14 @@ class Notes:
 
 
 # -- claims that somebody has deleted --------------------------------------------------------------------------------------
-# Notices that a claim of this node was deleted from ZooKeeper by somebody else, and puts it back while its work goes on. Only this node
-# deletes its claims while its fence stands: by its own commits, whose answers come before that of a later look. When a claim is missing and
-# none of them is in flight, it was deleted by hand, or lost when ZooKeeper was restored from an older state.
+# Notices that another process has deleted a claim of this node from ZooKeeper, and puts it back while its work goes on. While its fence
+# stands, only this node deletes its claims, by commits whose answers come before that of a later read. A claim that is missing while no
+# such
+# commit is in flight was deleted by hand, or lost when ZooKeeper was restored from an older state.
 
 
 class DeletedClaims:
-    """Compares the claims of one node with ZooKeeper. Cost: one request every `_LOOK_S` while something is claimed."""
+    """Compares the claims of one node with ZooKeeper. Cost: one request every `_LOOK_S` while anything is claimed."""
 
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
@@ -687,7 +691,7 @@ class DeletedClaims:
         self._next_s = -math.inf
 
     def settle(self, now_s: float) -> None:
-        """Looks when it is time."""
+        """Compares when it is time."""
         if now_s >= self._next_s and self._node.blocks and self._node.stories.begin(self._look(), key="claims"):
             self._next_s = now_s + _LOOK_S
 
@@ -723,6 +727,6 @@ class DeletedClaims:
         elif isinstance(outcome, Conflict) and outcome.path == paths.running_block(node, block.key):
             block.refused(machine.monotonic())
             self._node.completing.reread(block, outcome)  # it stands after all
-        else:  # the leader was faster, or its submission is gone
+        else:  # the leader was faster, or the submission is gone
             self._node.log.warning("block_dropped", block=name, why="it was decided without us")
             self._node.drop_block(block)

@@ -1,9 +1,9 @@
-"""The Starter's loop: one thread, one mailbox; session and lease decide whether its nodes may act, the nodes do the rest; and its end.
+"""The Starter's loop: one thread, one mailbox. Session and lease decide whether its nodes may act; the nodes do the rest. And its end.
 
-    registered, lease valid      nodes settle after every handful of messages: dispatch, claim, commit
+registered, lease valid      nodes settle after each batch of messages: dispatch, claim, commit
     SUSPENDED                    the same until the lease is over: commits wait in the adapter, work runs on
     lease over                   nothing is claimed or committed; exclusive work is dead by now; the rest runs on
-    new session, or fenced       REGISTER as a new incarnation: what still stands is adopted, everything else killed
+new session, or fenced       REGISTER as a new incarnation: adopts what still stands, kills everything else
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 V = TypeVar("V")
 Call = Callable[[], object]
-#: Messages taken out before the nodes settle.
+#: Most messages handled before the nodes settle.
 _MESSAGES = 200
-#: The loop comes round at least this often; and that often while all its nodes are empty and the last round has brought nothing.
+#: Longest pause of the loop; and the same while all nodes are empty and the last turn brought no message.
 _ROUND_S, _QUIET_ROUND_S = 1.0, 2.5
-#: At the end of the grace: between SIGTERM and SIGKILL of work, and how long its failures may take to be committed.
+#: After the grace: time between SIGTERM and SIGKILL of work, and time for the commits of its failures.
 _KILL_GRACE_S, _LAST_COMMITS_S = 2.0, 5.0
-#: What taking the process apart may cost after that.
+#: Time that closing the process may take after that.
 _CLOSE_S = 8.0
-#: Without contact the end waits this long.
+#: Time without contact after which a stopping Starter ends.
 _NO_CONTACT_S = 3.0
 
 
@@ -57,9 +57,9 @@ class Starter:
     """All nodes of one process.
 
     Args:
-        mailbox: what everything posts into.
+    mailbox: all messages go there.
         cluster_id: any other cluster is refused at each new session.
-        store_note: what is wrong with the data store, for people.
+        store_note: returns what is wrong with the data store, for people.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Starter:
         self._retry_register_s: float | None = None  #: monotonic time of the next try, None = at once
         self._backoff = Backoff(0.1, 2.0)
         self._was_acting = self._was_quiet = False
-        self._round_s = _QUIET_ROUND_S  #: the service manager may want beats more often
+        self._round_s = _QUIET_ROUND_S  #: the service manager may want more frequent beats
         self._usage_version = -1
         self._boards: list[PendingQueue] = []
         self._hungry: frozenset[str] = frozenset()
@@ -106,7 +106,7 @@ class Starter:
         self._guard: StallGuard | None = None
         self._notifier: Notifier | None = None
         self._renewed_s: float | None = None  #: None = no exclusive work is here
-        self._spooled = 0  #: bytes, as the metric shows
+        self._spooled = 0  #: bytes, as the metric shows them
         self._hold_watches = {name: self._watch_holds(name) for name in agents}
         self._held = {name: CountedChildren() for name in agents}
         self._usage_watch = self._watch(shared.coordinator.get, paths.USAGE, self._on_usage)
@@ -115,11 +115,11 @@ class Starter:
 
     @property
     def is_stopping(self) -> bool:
-        """Its end was ordered."""
+        """Whether its end was ordered."""
         return self._end.has_begun or self._told_to_stop
 
     def unable(self) -> str:
-        """Why no node of it takes new work, "" while one does, or only an operator drains it. From any thread."""
+        """Returns why no node takes new work; "" if some node does, or only an operator has drained it. From any thread."""
         if not self._was_acting:
             return f"nothing is claimed: {self._why_not()}"
         whys = [[why for who, why in list(agent.drains.items()) if who != "operator"] for agent in self.agents.values()]
@@ -128,12 +128,12 @@ class Starter:
     # -- from any thread -------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """SIGTERM or SIGINT: drain, then end; again: now."""
+        """Drains and then ends the Starter, for SIGTERM or SIGINT; ends it now when called again."""
         self._told_to_stop = True
         self.mailbox.put(self._on_stop)
 
     def ask(self, question: Callable[[], T], timeout_s: float = 5.0) -> T:
-        """The answer of the thread that owns the state. Raises: TimeoutError."""
+        """Returns the answer of the thread that owns the state. Raises: TimeoutError."""
         answer: Future[T] = Future()
 
         def reply() -> None:
@@ -148,14 +148,14 @@ class Starter:
     # -- the loop ----------------------------------------------------------------------------------------------------------
 
     def serve(self, guard: StallGuard, notifier: Notifier | None = None) -> None:
-        """Runs until it is stopped, until another Starter has the name, or until the cluster is another one."""
+        """Runs until it is stopped, until another Starter takes the name, or until it meets another cluster."""
         self.begin(guard, notifier)
         run_loop(self)
         if self.failure is None and self._committer.may_commit:
             self._registry.leave([name for name, agent in self.agents.items() if agent.is_empty])
 
     def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
-        """Listens to its session; from now on `turn` may be called (see `LoopOwner`)."""
+        """Listens to the session; from now on `turn` may be called (see `LoopOwner`)."""
         self._guard, self._notifier = guard, notifier
         self._coordinator.listen(lambda state: self.mailbox.put(lambda: self._on_session(state)))
         if notifier is not None:
@@ -180,7 +180,7 @@ class Starter:
         return not self._finished
 
     def _come_round(self) -> None:
-        """Shows the stall guard and the service manager that there are turns."""
+        """Shows the stall guard and the service manager that the loop makes progress."""
         if self._guard is not None:
             self._guard.progress()
         if self._notifier is not None:
@@ -189,7 +189,7 @@ class Starter:
             failpoint("starter.round")
 
     def _notify(self, notifier: Notifier) -> None:
-        """Ready once its nodes are registered; the status says what it does."""
+        """Reports to the service manager: ready once the nodes are registered, and what the Starter does."""
         if self._end.has_begun:
             notifier.stopping(within_s=self._end.within_s(machine.monotonic()))
             notifier.tell("draining")
@@ -221,7 +221,7 @@ class Starter:
 
     @property
     def _is_quiet(self) -> bool:
-        """Nothing is here that might have to be tried again, or become a reason to drain the node."""
+        """Whether nothing is here that might need a retry, or become a reason to drain a node."""
         idle = self._was_quiet and self._was_acting and not self._committer.in_flight and not self._io.pending_bytes
         return idle and all(agent.is_empty and not agent.drains for agent in self.agents.values())
 
@@ -271,7 +271,7 @@ class Starter:
             self._retry_register_s = None
 
     def on_fenced(self, node: str) -> None:
-        """A fence has moved: everything of that node is dead to the cluster."""
+        """Drops all work of a node whose fence has moved: to the cluster it is dead."""
         if not self._committer.is_registered:
             return
         self._log.error("node_fenced", node=node)
@@ -291,7 +291,7 @@ class Starter:
 
     def _register(self) -> None:
         try:
-            check_release(check_same(read_meta(self._coordinator), self._cluster_id))  # the cluster may have gone on without us
+            check_release(check_same(read_meta(self._coordinator), self._cluster_id))  # the cluster may have been upgraded meanwhile
             self._registry.register(list(self.agents.values()))
         except (PermissionDenied, StateConflict, VersionMismatch, WrongCluster) as error:
             self._log.error("starter_gives_up", error=error.message)
@@ -313,7 +313,7 @@ class Starter:
                 watched.start()
 
     def _renew_leases(self, now_s: float) -> None:
-        """Passes the lease on: exclusive work lives as long as the lease that its spawner knows."""
+        """Passes the lease on to the spawners: exclusive work lives as long as the lease that its spawner knows."""
         infos = {work.info for agent in self.agents.values() for works in (agent.blocks.values(), agent.jobs.holds) for work in works}
         if not any(info is not None and info.is_exclusive for info in infos):
             self._renewed_s = None
@@ -349,9 +349,9 @@ class Starter:
         self.agents[node].jobs.holds.seen(names)
 
     def _on_hold_place(self, node: str, found: Stamped | None) -> None:
-        """The leader makes the parent of a node's holds with the first one; its children are watched once it is there.
+        """Starts or stops watching a node's holds; the leader makes their parent with the first hold.
 
-        A hold is made and deleted, never changed: while the parent has counted those that are known no watch was lost, and none is read.
+        Holds are made and deleted, never changed: as long as the counts of the parent agree with the known holds, no watch was lost.
         """
         watched, held = self._hold_watches[node], self._held[node]
         if found is None:
@@ -362,7 +362,7 @@ class Starter:
             (watched.look if watched.is_on else watched.start)()
 
     def _on_record(self, node: str, found: Stamped | None) -> None:
-        """Makes the paper's check: has this Starter been declared dead meanwhile?"""
+        """Handles the node's record: has this Starter been declared dead meanwhile?"""
         if self._committer.is_registered and (found is None or found.version != self._committer.fence(node)):
             self.on_fenced(node)
 
@@ -381,7 +381,7 @@ class Starter:
             self._shared.caps.told(decode_record(found.data, CappedUse, paths.USAGE))
 
     def use_settings(self, settings: ClusterSettings) -> None:
-        """Queues of this Starter's partition, highest rank first."""
+        """Uses the queues of this Starter's partition, highest rank first."""
         self.settings = settings
         self._shared.caps.limits = settings.limits
         old = {board.spec.name: board for board in self._boards}
@@ -398,7 +398,7 @@ class Starter:
         self._log.info("queues", total=len(boards), name=",".join(board.spec.name for board in boards))
 
     def _watch_hungry(self) -> None:
-        """Looks at /idle while a node has work to give, and only then."""
+        """Watches /idle while a node has work to give, and only then."""
         wanted = any(agent.giving.has_tail() for agent in self.agents.values())
         if wanted and not self._idle_watch.is_on:
             self._idle_watch.start()
@@ -417,7 +417,7 @@ class Starter:
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------------
-# The end of a Starter: its nodes take no new work, what runs ends within a grace, what still runs then is killed.
+# The end of a Starter: its nodes take no new work, running work has a grace to end by itself, and is then killed.
 #     running --stop--> draining --all nodes empty----------------------> over
 #                          | grace over: work is killed --all empty-----> over
 #                          | no contact, or the kills take too long ----> over, with a warning
@@ -440,21 +440,21 @@ class StarterEnd:
 
     @property
     def has_begun(self) -> bool:
-        """Somebody has ordered it."""
+        """Whether the end was ordered."""
         return self._has_begun
 
     def begin(self, now_s: float) -> None:
-        """The first call gives running work its grace, the second one ends it now."""
+        """Gives running work its grace at the first call, ends it now at the second."""
         self._kill_s = min(self._kill_s, now_s if self._has_begun else now_s + self._grace_s)
         self._has_begun = True
         self._log.info("stopping", deadline_s=round(self._kill_s - now_s, 1))
 
     def within_s(self, now_s: float) -> float:
-        """Seconds until the process is gone at the latest."""
+        """Returns the seconds after which the process is gone at the latest."""
         return self._kill_s - now_s + _KILL_GRACE_S + _LAST_COMMITS_S + _CLOSE_S
 
     def is_over(self, now_s: float, *, acting: bool, committing: bool) -> bool:
-        """Whether the Starter ends now; kills what still runs when its grace is over. acting: its commits are taken."""
+        """Returns whether the Starter ends now; kills what still runs after the grace. acting: registered, with a valid lease."""
         if acting:
             self._silent_since_s = None
         elif self._silent_since_s is None:

@@ -1,7 +1,7 @@
-"""One (virtual) node of a Starter: what it has claimed, runs and must still commit. Facts in through methods, `settle` acts.
+"""One (virtual) node of a Starter: what it has claimed, what it runs, and what it must still commit. Methods take facts; `settle` acts.
 
 Owned by the Starter's one thread. `settle` is level-triggered: it looks at everything and does what can be done, so no event is lost.
-`Shared` is what all nodes of a Starter have together. Parts of a node hold it, and reach each other and what is shared through it.
+`Shared` is what all nodes of a Starter have in common. Parts of a node hold the node, and reach each other and `Shared` through it.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox, Timer
 from rmgr.runtime.story import Stories
 
-#: After giving some away a node claims nothing beyond its free slots for this long: the hungry take it.
+#: After giving work away, a node claims nothing beyond its free slots for this long, so that hungry nodes get it.
 _NO_MORE_S = 0.25
-#: How old what is known of a submission may be where only memory is at stake.
+#: Age at which the known state of a submission is still good enough where only memory is at stake.
 _OPEN_AGE_S = 4.0
-#: Turns that raise for so long are a trouble of the node; the next one comes after a pause.
+#: Turns that keep raising for this long are a trouble of the node; pause before the next turn.
 _FAILING_S, _PAUSE_S = 5.0, 0.5
-#: Between two looks whether lanes differ too much; between two for the sake of tasks that were lost with their files.
+#: Shortest time between two levellings of lanes, and between two checks of files because tasks were lost.
 _LEVEL_S, _MISSED_S = 0.02, 0.05
 
 
 class NodeAgent:
-    """One node. `fence` and registration are the Starter's business."""
+    """One node. The Starter looks after its fence and registration."""
 
     def __init__(
         self, name: str, shared: Shared, runner: NodeRunner, *, capacity: Capacity, attributes: NodeAttributes, files: Path
@@ -91,14 +91,14 @@ class NodeAgent:
             processors=shared.processors.get(name, ()),
         )
         self.accounts = shared.accounts(name, files.with_name("private"), self.log)
-        self.aside = shared.aside  #: what raised where nothing should
+        self.aside = shared.aside  #: errors where none should be
         self.logs = LiveLogs(shared.io, lambda: shared.settings().log_ttl_s, shared.output_cap, shared.charge_of)
         self.strikes = Strikes()
-        self.drains: dict[str, str] = {}  #: who wants no new work here -> why
-        self.fault = ""  #: why no turn of it came to its end for some seconds
-        self._failing_since_s = math.inf  #: first of the turns that raised, one after another
+        self.drains: dict[str, str] = {}  #: source -> why it wants no new work here
+        self.fault = ""  #: why each turn has failed for some seconds
+        self._failing_since_s = math.inf  #: start of the present series of failing turns
         self._trouble = TroubleMark(self)
-        self.next_s = math.inf  #: monotonic time of the next `settle` that is needed without a new fact, inf = none
+        self.next_s = math.inf  #: monotonic time at which `settle` is needed even without a new fact, inf = never
         self.stager = Stager(self, files)
         self.hands = Hands(self)
         self.completing = Completing(self)
@@ -112,14 +112,14 @@ class NodeAgent:
         self.orders = Inbox(self)
         self._deleted = DeletedClaims(self)
         self._marking = IdleMarking(self)
-        self._missed_s = -math.inf  #: when work met files that were gone
+        self._missed_s = -math.inf  #: when work last met missing files
         self._cores_shown = 0
         self._busy = shared.metrics.slots_busy.labels(name)
 
     # -- facts -----------------------------------------------------------------------------------------------------------
 
     def on_work(self, events: list[Any]) -> None:
-        """What the slots report."""
+        """Takes reports of the slots."""
         for event in events:
             if isinstance(event, TurnEvent):
                 self.jobs.gangs.take(event)
@@ -129,22 +129,22 @@ class NodeAgent:
         self.ends.take(events)
 
     def claimed(self, block: ClaimedBlock) -> None:
-        """A block is the node's own now."""
+        """Adds a block that the node has claimed."""
         self.blocks[block.key] = block
         self.orders.meet(block)
 
     def owner_of(self, submission: int) -> str | None:
-        """Whose submission it is, as far as this node has had to do with it."""
+        """Returns the user of a submission, None if this node has not read its record."""
         info = self.shared.records.get(submission)
         return info.record.user if info is not None else None
 
     def works_ahead(self) -> bool:
-        """Not after it has given work away, nor before one of its slots is about to be free."""
+        """Returns whether the node may claim ahead: not after it gave work away, nor before one of its slots is about to be free."""
         now_s = machine.monotonic()
         return now_s > self.giving.given_s + _NO_MORE_S and self.dispatch.frees_soon(now_s)
 
     def registered(self, incarnation: int, *, idle: bool) -> None:
-        """A new registration stands; the blocks that were adopted are in `blocks`."""
+        """Begins a new registration; `blocks` holds the adopted blocks."""
         self.incarnation = incarnation
         self.idle = IdleMark(IdleStage.SET if idle else IdleStage.ABSENT)
         self.stories.stop()
@@ -157,15 +157,15 @@ class NodeAgent:
         self.notes.reset()
 
     def drop_block(self, block: ClaimedBlock) -> None:
-        """The block is not the node's own any more: what runs of it is killed, and its ends are dropped."""
+        """Drops a block that is not the node's any more: kills its running tasks, ignores their ends."""
         self.blocks.pop(block.key, None)
         self.dispatch.forget(block)
         self.stop_tasks(block, None, Reason.LEASE_LOST, 0)
 
     def stop_tasks(self, block: ClaimedBlock, indices: frozenset[int] | None, reason: Reason, grace_us: int) -> None:
-        """Ends live tasks of a block (None: all)."""
+        """Ends live tasks of a block (None: all of them)."""
         if grace_us:
-            self.jobs.let_go(block, grace_us)  # it could not give way where it stands still
+            self.jobs.let_go(block, grace_us)  # a stopped job of a gang could not end within the grace
         for lane in list(self.lanes):
             for seq, (other, index) in list(lane.tasks.items()):
                 if other is block and (indices is None or index in indices):
@@ -175,19 +175,20 @@ class NodeAgent:
 
     @property
     def is_draining(self) -> bool:
-        """Takes nothing new, and gives back what has not started."""
+        """Whether the node takes nothing new, and gives back what has not started."""
         return bool(self.drains)
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is claimed, nothing runs, nothing waits for a commit."""
+        """Whether nothing is claimed, runs, or waits for a commit."""
         return not (self.blocks or self.jobs.holds or self.puller.in_flight or self.hands.is_taking) and self.lanes.is_idle
 
     def settle(self, boards: Sequence[PendingQueue], hungry: frozenset[str], now_s: float) -> None:
-        """Does what can be done now; only while the Starter is registered and its lease is valid.
+        """Does what can be done now; called only while the Starter is registered and its lease is valid.
 
-        A turn looks at everything, so no event is lost: facts only bring it. The order is the algorithm, therefore each step says why it
-        stands where it does. What raises in a step ends that step alone.
+        Each turn looks at everything, so no event is lost; facts only cause a turn. The order of steps is the algorithm, so each step says
+        why it
+        stands where it does. An exception ends only its own step.
         """
         self.next_s = math.inf
         self._trouble.settle(now_s)  # first: it may begin a quarantine, and end one
@@ -195,62 +196,62 @@ class NodeAgent:
         is_draining = self.is_draining
         begins = not is_draining and not shared.rows.is_full  # else outputs fill the memory
         claims = begins and shared.io.pending_bytes < shared.spool_cap  # else outputs wait for the store
-        # What a client hands over lies here already: it comes before all that would be fetched.
+        # Work handed over by a client is already here: it comes before work that must be fetched.
         with step:
             self.hands.settle(boards, now_s)
             self.at(self.hands.due_s)
         before = step.failures
-        # What may not begin any more (ended, revoked, draining) is out of the way before anything is begun ...
+        # Work that may no longer begin (ended, revoked, draining) goes before anything else begins ...
         with step:
             self.giving.return_barred(is_draining=is_draining)
-        # ... and so is work of users whom this node cannot serve: it goes back while others may take it.
+        # ... and so does work of users whom this node cannot serve: it goes back while other nodes may take it.
         with step:
             self.at(now_s + self.giving.return_refused())
-        # Slots that were lost are there again before work looks for one.
+        # Lost slots are replaced before work looks for a slot.
         with step:
             self.at(self.ends.reopening.settle(now_s, takes_work=not is_draining))
         may_begin = step.failures == before
-        # Cores that blocked tasks use are not free: this is known before any are given to others.
+        # Cores used by blocked tasks are not free: count them before any cores are given out.
         with step:
             self._charge_blocked(now_s)
-        # Parts of gangs that are over leave their slots before others begin; what goes on has its slots also where nothing begins any more.
+        # Ended parts of gangs leave their slots before other work begins; running parts keep theirs even if nothing new begins.
         with step:
             self.at(self.jobs.gangs.settle())
         if may_begin:
-            # Placed jobs first: what the leader has assigned outranks pulled work. Then what is here gets the slots that are free.
-            # Where nothing new begins a task that waits for its cores still gets them: its end is what makes room.
+            # Placed jobs first: an assignment of the leader outranks pulled work. Then work that is here gets the free slots.
+            # Even where nothing new begins, a task that waits for its cores gets them: its end makes room.
             with step:
                 self._fill(self.dispatch.run if begins else self.lanes.grant, now_s)
-            # After that: how much lasts long enough is known only when the slots have taken theirs.
+            # Only now, with the slots filled, is it known how much more is needed.
             if claims:
                 with step:
                     self.puller.run(boards, now_s)
                     self.at(self.puller.retry_s)
-        if not claims:  # who claims nothing is not hungry: no other node gives anything away for its sake
+        if not claims:  # a node that may not claim is not hungry: no other node gives work away for it
             self.puller.is_hungry = False
         # After claiming: a COMPLETE can carry the mark of a node that has just found nothing to claim.
         with step:
             self.at(self.completing.settle(now_s))
         with step:
             self._deleted.settle(now_s)
-        # The mark by itself: only if no COMPLETE has taken it along.
+        # The mark in a commit of its own, only if no COMPLETE carried it.
         with step:
             self.at(self._marking.settle(now_s))
-        # Others get what is left when this node's own slots have theirs and no commit of the block is under way.
+        # Other nodes get what is left once this node's slots have work and no commit of the block is in flight.
         if hungry:
             with step:
                 self.giving.split(hungry, now_s)
-        # Backlogs of lanes differ by now: those that wait behind a long task move.
+        # By now the backlogs of lanes differ: tasks that wait behind a long one move.
         with step:
             if self.dispatch.level(now_s):
                 self.at(now_s + _LEVEL_S)
-        # What running work has written can wait longest.
+        # Output of running work can wait longest.
         with step:
             self.at(self.logs.flush(self.lanes, now_s))
-        # Workers that nobody will ask for cost memory only.
+        # Workers that will not be used again only cost memory.
         with step:
             self.at(self.lanes.dismiss(now_s, lambda submission: shared.records.state(submission, _OPEN_AGE_S)))
-        # An order is crossed off when what it asks for has been done above.
+        # Orders are crossed off once the steps above have obeyed them.
         with step:
             self.orders.settle()
         self._show()
@@ -258,7 +259,7 @@ class NodeAgent:
             self.fault, self._failing_since_s = "", math.inf
 
     def failed(self, error: Exception, now_s: float) -> None:
-        """A step of its turn raised. Its work stays here: it might break the turns of another node, too."""
+        """Handles an exception in a step of a turn. The work stays here, since it might break the turns of another node, too."""
         place = place_of(error)
         self.aside.add(place, None, error)
         self._failing_since_s = min(self._failing_since_s, now_s)
@@ -273,7 +274,7 @@ class NodeAgent:
             self.log.warning("blocked_tasks_compute", cores=self.lanes.overdrawn, why="they say that they wait, and use processors")
 
     def _fill(self, fill: Callable[[], object], now_s: float) -> None:
-        """Placed jobs, then slots. What cannot be opened is tried again when its directory is mended, else in a second."""
+        """Starts placed jobs, then fills slots. If opening fails, retries at once when a missing directory was mended, else in a second."""
         before = self.shared.home.generation
         try:
             self.jobs.settle()
@@ -291,22 +292,22 @@ class NodeAgent:
             self._busy.set(busy)
 
     def at(self, at_s: float) -> None:
-        """Asks for a turn at this monotonic time, if none comes before."""
+        """Asks for a turn at this monotonic time, unless one comes before."""
         self.next_s = min(self.next_s, at_s)
 
     def ended(self, state: State | None, count: int, seconds: float) -> None:
-        """`count` attempts ended, of `seconds` each; state None: FAILED, and may run again."""
+        """Counts `count` attempts that ended after `seconds` each; state None: they FAILED and may run again."""
         if state is State.COMPLETED:
             self.strikes.success()
         self.shared.metrics.ended(state, count, seconds)
 
     def pace(self, block: ClaimedBlock) -> float | None:
-        """Seconds in which the slots take a task of it, None = unknown."""
+        """Returns the seconds in which the slots together finish one task of the block, None if unknown."""
         task_s = self.shared.times.of(block.kind)
         return task_s / self.lanes.slots_for(block.key.cores) if task_s is not None else None
 
     def strike(self, what: str, detail: str, account: Account | None = None) -> None:
-        """The node itself failed at something. account: in whose slot."""
+        """Counts a failure of the node itself at `what`. account: the user of the slot."""
         user = account.name if account is not None else ""
         is_his = self.strikes.add(what, detail, machine.monotonic(), user=user)
         self.log.warning("node_failed_work", kind=what, detail=detail, user=user)
@@ -314,18 +315,18 @@ class NodeAgent:
             self.accounts.bar(user, f"{what}: {detail}", OUT_S)
 
     def unstartable(self, block: ClaimedBlock, indices: list[int], failure: FetchFailure) -> None:
-        """Tasks (no longer in ready) that cannot be started."""
+        """Ends tasks (no longer in ready) that cannot be started."""
         self.ends.unstartable(block, indices, failure)
 
     def over(self, block: ClaimedBlock) -> None:
-        """Nothing of it is left to do here."""
+        """Forgets a block with nothing left to do here."""
         self.blocks.pop(block.key, None)
         self.dispatch.forget(block)
 
     # -- files that were removed -----------------------------------------------------------------------------------------
 
     def forget_lost(self) -> None:
-        """What was in files that are gone is made, or fetched, again; slots without a directory end."""
+        """Has lost files made or fetched again; ends slots without a directory."""
         self.dispatch.forget_lost()
         self.stager.forget_lost()
         self.jobs.forget_lost()
@@ -335,17 +336,17 @@ class NodeAgent:
         self.runner.mended()
 
     def missed(self) -> None:
-        """Work may have met files that were removed. Often called at once, when many tasks are lost together."""
+        """Notes that work may have met missing files. Many lost tasks together cause many calls."""
         now_s = machine.monotonic()
         if now_s - self._missed_s > _MISSED_S:
             self._missed_s = now_s
             try:
                 self._is_mended(FileNotFoundError(), self.shared.home.generation)
-            except OSError:  # no room to write down what there is: with the next work that is lost
+            except OSError:  # no space to write: tried again with the next lost task
                 self._missed_s = -math.inf
 
     def _is_mended(self, error: OSError, before: int) -> bool:
-        """Something failed with `error`, maybe because files were removed since `before`, a generation. True: it may be tried again."""
+        """Returns whether to retry what failed with `error`: missing files were made again, now or since generation `before`."""
         is_mended = self.shared.home.retry(error, before)
         if isinstance(error, FileNotFoundError):
             self.shared.forget_lost()
@@ -356,7 +357,7 @@ class NodeAgent:
     def cancel(
         self, block: ClaimedBlock, index: int | None, words: str, grace_us: int, *, reason: Reason = Reason.USER_CANCEL
     ) -> None:
-        """Ends tasks of a block CANCELLED (None: all): those that wait at once, those that run when they are dead."""
+        """Ends tasks of a block as CANCELLED (None: all): waiting ones at once, running ones when they are dead."""
         now_s = machine.monotonic()
         if index is None:
             block.cancel_all = words
@@ -372,7 +373,7 @@ class NodeAgent:
 
 
 class _Step:
-    """The boundary of a step of a turn: commits, orders and all others are done whatever raises in one. failures: of this turn, so far."""
+    """The boundary of one step of a turn: an exception in it does not stop the later steps. failures: number in this turn so far."""
 
     __slots__ = ("_agent", "_now_s", "failures")
 
@@ -399,7 +400,7 @@ class Shared:
     coordinator: Coordinator
     io: StoreIO
     home: Home
-    forget_lost: Callable[[], None]  #: looks at all that is kept in files, and forgets what is gone
+    forget_lost: Callable[[], None]  #: checks all kept files, and forgets those that are gone
     committer: Committer
     records: RecordCache
     fetcher: Fetcher
@@ -407,27 +408,27 @@ class Shared:
     times: TaskTimes
     metrics: StarterMetrics
     settings: Callable[[], ClusterSettings]
-    mailbox: Mailbox[Callable[[], object]]  #: of the thread of the nodes, which settle after each message
+    mailbox: Mailbox[Callable[[], object]]  #: of the nodes' thread; the nodes settle after each message
     environ: dict[str, str]
     output_cap: int
     spool_cap: int
     python: str
     log: Log
-    peers: Peers | None = None  #: how other Starters are asked
+    peers: Peers | None = None  #: how to ask other Starters
     credentials: Credentials | None = None  #: None in an open cluster
     gate: Gate | None = None  #: of a secured cluster
     seals: Seals = OPEN  #: of checkpoints
-    deeds: Deeds | None = None  #: of a secured cluster: whose values are
+    deeds: Deeds | None = None  #: of a secured cluster: records who owns values
     users: AccountsPolicy | None = None  #: work runs as its users; None: as the Starter
-    processors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: that are a node's own, none: work is not bound
+    processors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: processors of each node; none: work is not bound
     separate: bool = False  #: users never share a worker
     checkpoint_max_bytes: int = 1 << 30  #: of one job
     directory: Path = Path()  #: the Starter's own
-    file_cap: int = 0  #: bytes of a file that becomes a value, 0 = as many as any value
-    values_cap: int = VALUES_CAP_BYTES  #: bytes of inputs that each node reads ahead, and of all outputs on their way, in memory
-    aside: Aside = field(init=False)  #: what raised where nothing should: each place in the code is logged once
+    file_cap: int = 0  #: most bytes of a file that becomes a value, 0 = as for any value
+    values_cap: int = VALUES_CAP_BYTES  #: most bytes in memory of inputs that a node reads ahead, and of all outputs on their way
+    aside: Aside = field(init=False)  #: errors where none should be; each place in the code is logged once
     bounds: Bounds = field(default_factory=Bounds)  #: what each user may have of this Starter
-    turns: defaultdict[str, Turns] = field(default_factory=lambda: defaultdict(Turns))  #: what users had, by queue
+    turns: defaultdict[str, Turns] = field(default_factory=lambda: defaultdict(Turns))  #: what users have used, by queue
     caps: Caps = field(default_factory=Caps)  #: of users
     rows: OutputRows = field(init=False)
     claims: OutputClaims = field(init=False)
@@ -438,27 +439,27 @@ class Shared:
         self.rows = OutputRows(self.io, self.deeds, self.charge_of, cap_bytes=self.values_cap)
 
     def post(self, job: Callable[[], object]) -> None:
-        """Runs `job` on the thread of the nodes, which settle then. From any thread."""
+        """Runs `job` on the nodes' thread; then the nodes settle. Any thread may call it."""
         self.mailbox.put(job)
 
     def after(self, delay_s: float, job: Callable[[], object]) -> Timer:
-        """The same later."""
+        """Runs `job` later on the nodes' thread."""
         return self.mailbox.after(delay_s, job)
 
     def stories(self) -> Stories:
-        """Stories on that thread; what escapes from one is counted, and told once for each place in the code."""
+        """Returns stories on the nodes' thread; an exception that escapes is counted, and logged once for each place in the code."""
         return Stories(self, escaped=lambda error: self.aside.add(place_of(error), None, error))
 
     def charge_of(self, user: str) -> Charge:
-        """For something that `user`'s work is about to write into the store."""
+        """Returns the charge for something that `user`'s work is about to write into the store."""
         return Charge(self.bounds, user)
 
     def open_clock(self, told: Callable[[], None]) -> ClockReader:
-        """Reads the clock of another machine; `told` is called on a thread of its own."""
+        """Opens a reader of another machine's clock; `told` is called on a thread of its own."""
         return ClockReader(self.credentials, told)
 
     def accounts(self, node: str, directory: Path, log: Log) -> Accounts | None:
-        """Whose rights work has on a node, None = the Starter's. directory: for copies of files."""
+        """Returns whose rights work has on a node, None if the Starter's. directory: for copies of files."""
         if self.users is None:
             return None
         reach = Reach(python=self.python, directory=self.directory)

@@ -1,4 +1,4 @@
-"""Orders from the inbox of a node: cancel, signal, suspend, resume, update; each is crossed off with the commit that obeys it."""
+"""Orders from the inbox of a node: cancel, signal, suspend, resume, update. Each is crossed off with the commit that obeys it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from rmgr.runtime.story import Pause, Story
 if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
 
-#: An unbroken watch is believed this long; then the inbox is listed again.
+#: How long an unbroken watch is trusted; then the inbox is listed again.
 _RESYNC_S = 20.0
 _FAILED_PAUSE_S = 0.5
-#: A START goes with the COMPLETE of its job. When the job has run longer than this (s) it goes by itself, so many with one commit.
+#: A START is crossed off with the COMPLETE of its job, or by itself (up to `_TOGETHER` in a commit) once the job has run this long (s).
 #: While it stands the job is STARTING (`coord/views/answers.py`).
 _START_S, _TOGETHER = 0.5, 50
-#: Before a record that could not be read is read again; how often it is asked whether who has changed it may.
+#: Pause before an unreadable record is read again; pause between two checks whether a change may be believed.
 _PAUSE_S, _BELIEF_S = 1.0, 0.05
 
 
 @dataclass(slots=True, eq=False)
 class _Active:
-    """An order that is not crossed off yet. crossing: the commit that deletes it is in flight. starts: the block of a START."""
+    """An order that is not yet crossed off. crossing: the commit that deletes it is in flight. starts: the block of a START."""
 
     guid: str
     order: InboxOrder
@@ -56,9 +56,9 @@ class Inbox:
         self._node = node
         self._shared = node.shared
         self._active: dict[str, _Active] = {}
-        self._starts: dict[BlockKey, _Active] = {}  #: those that are a START each of another block, in the order in which they came
+        self._starts: dict[BlockKey, _Active] = {}  #: STARTs by block, the first for each block, oldest first
         self._others: dict[str, _Active] = {}
-        self._has_stray = False  #: one of the starts may be of a block that is not here
+        self._has_stray = False  #: a START may belong to a block that is not here
         self._reading: set[str] = set()
         self._unreadable: set[str] = set()
         self._listing = False
@@ -67,7 +67,7 @@ class Inbox:
         self._generation = 0
 
     def reset(self) -> None:
-        """A new registration: the inbox is read again."""
+        """Forgets everything after a new registration: the inbox is read again."""
         self._generation += 1
         self._active.clear()
         self._starts.clear()
@@ -78,13 +78,13 @@ class Inbox:
 
     @property
     def is_settled(self) -> bool:
-        """All that stands in the inbox is known here, as far as watches show."""
+        """Whether all orders in the inbox are known here, as far as watches show."""
         return self._watched and not self._listing and not self._reading
 
     # -- what the node asks ----------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Lists the inbox where no watch stands, and crosses off what nothing here belongs to (any more)."""
+        """Lists the inbox if no watch stands, and crosses off orders for which nothing is left to do here."""
         now_s = machine.monotonic()
         if not self._listing and (not self._watched or now_s - self._listed_s > _RESYNC_S) and now_s >= self._listed_s:
             self._list(now_s)
@@ -110,12 +110,12 @@ class Inbox:
                 self._node.stories.begin(self._cross_off([active]))
 
     def _has_not_begun(self, active: _Active, now_s: float) -> bool:
-        """Its job is here, waits, and was last looked at long ago."""
+        """Returns whether its job is here, still waits, and was last checked long ago."""
         block = self._node.blocks.get(active.starts) if active.starts is not None else None
         return block is not None and bool(block.ready) and now_s >= active.since_s + _START_S
 
     def _is_due(self, active: _Active, now_s: float) -> bool:
-        """It is to be crossed off by itself now."""
+        """Returns whether to cross off the order by itself now."""
         node, submission = self._node, active.order.submission
         block = node.blocks.get(active.starts) if active.starts is not None else None
         if active.crossing or (block is not None and (block.ready or now_s < active.since_s + _START_S)):
@@ -124,21 +124,21 @@ class Inbox:
             return False
         if self._remaining(active.order) or node.puller.is_claiming(submission) or node.jobs.checkpoints.is_obeying(active.guid):
             return False
-        return not (self._reading or node.jobs.is_taking(submission))  # its job may be on the way to this node
+        return not (self._reading or node.jobs.is_taking(submission))  # the job of the order may be on the way to this node
 
     def left(self, key: BlockKey) -> None:
-        """A placed block is not here (any more); unless its commit has crossed it off, its START is."""
+        """Notes that a placed block is not here (any more): its START is crossed off unless a commit of the block did it."""
         if key in self._starts:
             self._has_stray = True
 
     def meet(self, block: ClaimedBlock) -> None:
-        """A block was claimed just before its submission was cancelled."""
+        """Applies orders that came before a block was claimed, e.g. a cancel."""
         for active in self._others.values():
             if active.order.submission == block.key.submission:
                 self._apply(active.guid, active.order, [block])
 
     def obeyed_by(self, block: ClaimedBlock, indices: Sequence[int]) -> tuple[str, ...]:
-        """Orders that are carried out by the commit of `indices`: they are deleted with it."""
+        """Returns the orders that the commit of `indices` carries out: it deletes them."""
         found = []
         start = self._starts.get(block.key)
         if start is not None and not start.crossing:
@@ -162,19 +162,19 @@ class Inbox:
         return tuple(found)
 
     def settled(self, orders: Sequence[str]) -> None:
-        """The commit was made."""
+        """Notes that the commit was made."""
         for guid in orders:
             self.gone(guid)
 
     def released(self, orders: Sequence[str]) -> None:
-        """The commit was not made."""
+        """Notes that the commit was not made."""
         for guid in orders:
             if guid in self._active:
                 self._active[guid].crossing = False
                 self._has_stray = True
 
     def gone(self, guid: str) -> None:
-        """It is crossed off, by whomever."""
+        """Forgets an order that was crossed off, by whatever process."""
         active = self._active.pop(guid, None)
         if active is None:
             return
@@ -196,18 +196,18 @@ class Inbox:
         future.add_done_callback(lambda done: self._shared.post(Quietly(partial(self._listed, generation, done))))
 
     def _fired(self, generation: int) -> bool:
-        """True: the node has to settle."""
+        """Handles the watch. Returns: whether the node has to settle."""
         if generation != self._generation:
             return False
         self._watched = False
         now_s = machine.monotonic()
         if not self._listing and now_s >= self._listed_s:
-            self._list(now_s)  # at once, and without settling: most often it brings STARTs, whose blocks are to be read first
+            self._list(now_s)  # at once, without settling: usually STARTs have come, whose blocks must be read first
             return False
         return True
 
     def _listed(self, generation: int, done: Future[list[str] | None]) -> bool:
-        """True: the node has to settle."""
+        """Takes the list. Returns: whether the node has to settle."""
         if generation != self._generation:
             return False
         self._listing = False
@@ -245,14 +245,14 @@ class Inbox:
             if found is None:
                 return
             order = decode(found.data, InboxOrder, path)
-        except RmgrError as error:  # what stands there is no order: not read again while it stands there
+        except RmgrError as error:  # not an order: not read again while it stands
             self._node.log.warning("order_not_readable", guid=guid[:100], error=error.message)
             self._unreadable.add(guid)
             return
         finally:
             self._reading.discard(guid)
         self._add(guid, order)
-        if order.order is OrderKind.START:  # it is the name of a START that says of which block it is
+        if order.order is OrderKind.START:  # the name of a START says which block it is for
             self._node.log.warning("order_refused", guid=guid[:100], block=order.extra.get("block", ""), why="it names no block")
             return
         self._node.log.info("order_received", order=order.order.value, submission=order.submission, first=order.index, why=order.detail)
@@ -276,7 +276,7 @@ class Inbox:
             if index is not None and not block.key.first <= index < block.key.end:
                 continue
             if order.extra.get("block", name := paths.block_name(block.key)) != name:
-                continue  # of an attempt before
+                continue  # for an earlier attempt
             if order.order is OrderKind.LOST:
                 self._node.jobs.lose(block, order.detail)
             elif order.order is OrderKind.CANCEL:
@@ -308,7 +308,7 @@ class Inbox:
                     lane.worker.resume() if lane.worker is not None else lane.slot.resume(seq)
 
     def _remaining(self, order: InboxOrder) -> set[int]:
-        """Tasks of a cancel that are here and not committed; nothing for other orders, which are obeyed at once."""
+        """Returns the uncommitted tasks here of a cancel; an empty set for other orders, which are obeyed at once."""
         if order.order is not OrderKind.CANCEL:
             return set()
         left: set[int] = set()
@@ -326,7 +326,7 @@ class Inbox:
             active.crossing = True
         multi = ops.obey(self._node.name, self._shared.committer.fence(self._node.name), *(active.guid for active in some))
         outcome: Outcome = yield self._shared.committer.outcome_of(multi)
-        if isinstance(outcome, Conflict) and len(some) > 1:  # one of them was gone, so none of them is by this
+        if isinstance(outcome, Conflict) and len(some) > 1:  # one order was gone, so nothing was committed
             for active in some:
                 self._node.stories.begin(self._cross_off([active]))
             return
@@ -335,27 +335,27 @@ class Inbox:
 
 
 # -- time limits that were changed -----------------------------------------------------------------------------------------
-# Time limits that were changed while work runs (`rmgr update -t`): reads the record anew, asks whether it is to be believed, tells slots. A
-# task that begins later has the new limit from its record. One that runs keeps its own where the change is not for what runs
-# (`coord/decisions/changing.py`): its user may only shorten it, an operator only lengthen it.
+# Time limits that change while work runs (`rmgr update -t`): reads the record again, checks whether it may be believed, tells slots. A
+# task that begins later takes the new limit from its record. A running task keeps its own if the change may not affect it
+# (`coord/decisions/changing.py`): its user may only shorten the limit, an operator only lengthen it.
 
 
 class Amendments:
-    """The changes of one node's work. Owner's thread only."""
+    """Changes to the work of one node. Owner's thread only."""
 
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
         self._shared = node.shared
-        self._ordered: dict[int, int] = {}  #: how often, of submissions whose changes are not carried out yet
-        self._limits: dict[int, int] = {}  #: limits (us) of running tasks that are not those of their blocks' records, by seq
+        self._ordered: dict[int, int] = {}  #: submissions with pending changes -> number of orders
+        self._limits: dict[int, int] = {}  #: by seq: limits (us) of running tasks that differ from their records'
 
     def order(self, submission: int) -> None:
-        """Its terms were changed."""
+        """Carries out changed terms of a submission."""
         self._ordered[submission] = self._ordered.get(submission, 0) + 1
         self._node.stories.begin(self._amend(submission), key=("amend", submission))
 
     def is_under_way(self, submission: int) -> bool:
-        """What was ordered is not carried out yet."""
+        """Returns whether ordered changes are still being carried out."""
         return submission in self._ordered
 
     def _amend(self, submission: int) -> Story[None]:
@@ -403,7 +403,7 @@ class Amendments:
                 continue
             self._node.log.info("time_limit_changed", block=block.key.submission, first=lane.tasks[seq][1], limit_s=limit_us / 1e6)
             if lane.part:
-                continue  # a job of a gang: by the time that it was served, see `gangs.py`
+                continue  # jobs of gangs count served time, see `gangs.py`
             if lane.worker is not None:
                 lane.worker.limit(seq, limit_us)
             else:

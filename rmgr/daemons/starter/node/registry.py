@@ -1,6 +1,6 @@
-"""REGISTER: the nodes of this process get new incarnations, and what stands under their names is adopted or failed.
+"""REGISTER: the nodes of this process get new incarnations, and blocks that stand under their names are adopted or failed.
 
-Runs on the Starter's own thread and waits, with deadlines: while it is not registered a Starter has nothing else to do.
+Runs on the Starter's own thread and waits, with deadlines: an unregistered Starter has nothing else to do.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _TIMEOUT_S = 10.0
 _POLL_S = 0.1
-#: How long the last word of a Starter may take.
+#: Longest wait for the last commit of a Starter.
 _LEAVE_S = 2.0
-#: Beyond the session timeout, how long the entry of a dead Starter may still stand (ticks of the server).
+#: How long beyond the session timeout the entry of a dead Starter may still stand (ticks of the server).
 _SLACK_S = 2.0
 #: Clock difference that still counts as "started before it registered".
 _CLOCK_SLACK_S = 2.0
 
 
 class Stopping(Exception):
-    """The process is stopped while it waits."""
+    """The process is being stopped while it waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +62,15 @@ class Registrant:
     host: str = socket.gethostname()
     pid: int = field(default_factory=os.getpid)
     key_id: str = ""  #: of its signing key, "" in an open cluster
-    line: str = ""  #: host:port for direct lines, "" = none
-    metrics: str = ""  #: host:port of measurements
+    line: str = ""  #: host:port for direct lines, "" if none
+    metrics: str = ""  #: host:port of the metrics
 
 
 class Registry:
-    """Registers the nodes of one Starter, again and again as sessions come and go.
+    """Registers the nodes of one Starter, again for each new session.
 
     Args:
-        progress: is called while it waits (the stall guard). is_stopping: ends a wait with `Stopping`.
+    progress: called during waits (the stall guard). is_stopping: a wait ends with `Stopping` once it returns True.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Registry:
         self._log = log
         self.guid = ""
         self._guids: set[str] = set()
-        self._records: dict[str, tuple[NodeRecord, int]] = {}  # as registered, and at which version
+        self._records: dict[str, tuple[NodeRecord, int]] = {}  # as registered, with its version
 
     def register(self, agents: Sequence[NodeAgent]) -> None:
-        """New incarnations, then ADOPT or FAIL of what stands; `agents` and committer are ready to act afterwards.
+        """Registers new incarnations, then adopts or fails what stands; afterwards `agents` and committer are ready to act.
 
-        Raises: StateConflict when another live Starter serves one of the nodes. PermissionDenied when its key was revoked.
-            CoordinationUnavailable, also when the session was lost meanwhile (call again). Stopping.
+        Raises: StateConflict if another live Starter serves one of the nodes. PermissionDenied if this Starter's key was revoked.
+            CoordinationUnavailable, also if the session was lost meanwhile (call again). Stopping.
         """
         self._check_revoked()
         self._drop_old_entry()
@@ -108,14 +108,14 @@ class Registry:
         self._committer.start(fences)
 
     def _check_revoked(self) -> None:
-        """Raises PermissionDenied when nobody would believe this Starter."""
+        """Raises PermissionDenied if this Starter's key was revoked: nothing that it signs would be believed."""
         key_id = self._identity.key_id
         if key_id and self._wait(self._coordinator.stat(paths.revoked(key_id))) is not None:
             hint = "a new one comes from the cluster's admin: rmgr admin add-node NAME"
             raise PermissionDenied(f"the key of this Starter ({key_id}) was revoked", hint=hint)
 
     def leave(self, names: Sequence[str]) -> None:
-        """Says of these nodes, where nothing is claimed, that they end in good order. Waits at most `_LEAVE_S`: else they count as lost."""
+        """Commits that these nodes, which have no claims, end in good order. Waits `_LEAVE_S` at most; otherwise they count as lost."""
         left = [self._records[name] for name in names if name in self._records]
         if not left:
             return
@@ -151,7 +151,7 @@ class Registry:
     def _commit_register(
         self, agents: Sequence[NodeAgent], found: Sequence[Stamped | None], records: Sequence[NodeRecord | None]
     ) -> dict[str, int] | None:
-        """One try; None: somebody changed a record meanwhile."""
+        """Tries once to commit REGISTER; None if another process changed a record meanwhile."""
         self.guid = machine.guid()[:16]
         self._guids.add(self.guid)
         now_us = machine.wall_us()
@@ -202,7 +202,7 @@ class Registry:
         return fences
 
     def _rival(self, records: Sequence[NodeRecord]) -> tuple[NodeRecord, bool] | None:
-        """A record whose Starter may be alive, and whether it certainly is."""
+        """Returns a record whose Starter may be alive, and whether it certainly is; None if there is none."""
         alive = None
         for record in records:
             if record.guid in self._guids or record.state is NodeState.FENCED:
@@ -221,7 +221,7 @@ class Registry:
         return None
 
     def _drop_old_entry(self) -> None:
-        """After a fence the session, and with it the old entry, may still be there."""
+        """Deletes old entries of this process: after a fence the session may still hold one."""
         if not self.guid:
             return
         names = self._wait(self._coordinator.children(paths.STARTERS)) or []
@@ -233,7 +233,7 @@ class Registry:
     # -- what stands under a name ----------------------------------------------------------------------------------------
 
     def _take_over(self, agent: NodeAgent, incarnation: int, fence: int) -> None:
-        """Registers the node under `incarnation`. Goes on with what this process still has, fails what an older one left."""
+        """Registers the node under `incarnation`: goes on with what this process still has, fails what an older process left."""
         names = self._wait(self._coordinator.children(paths.running_node(agent.name))) or []
         standing: dict[BlockKey, Stamped] = {}
         reads = [(key, self._coordinator.get(f"{paths.running_node(agent.name)}/{name}")) for name, key in paths.blocks_in(names)]
@@ -255,7 +255,7 @@ class Registry:
             if block is not None:
                 commits.append((key, self._adopt(agent.name, incarnation, fence, block, found)))
             elif _is_placed_now(incarnation, found):
-                continue  # since this registration: its START order is in the inbox
+                continue  # placed since this registration: its START order is in the inbox
             else:
                 failed = self._fail(agent.name, fence, key, found)
                 if failed is not None:
@@ -273,7 +273,8 @@ class Registry:
                 block.version += 1
 
     def _is_block(self, node: str, key: BlockKey, found: Stamped) -> bool:
-        """False, and logged: it is no block. Callers that may hand work over can write such a thing; the node comes back all the same."""
+        """Returns whether `found` is a block, and logs if not. Callers that may hand work over can write anything; the node comes back all
+        the same."""
         try:
             validity.decode(found.data, BlockData, paths.block_name(key))
         except RmgrError as error:
@@ -295,7 +296,7 @@ class Registry:
             return None
         try:
             queue = validity.submission(record.data, key.submission).queue
-        except RmgrError as error:  # one such record must not keep a whole node away
+        except RmgrError as error:  # one bad record must not keep a whole node away
             self._log.error("submission_unreadable", submission=key.submission, error=error.message)
             return None
         multi = leader_ops.fail(
@@ -331,7 +332,7 @@ class Registry:
 
 
 def _lives(record: NodeRecord) -> bool:
-    """The process that wrote the record lives on this host (its pid may have been given to another one since)."""
+    """Returns whether the process that wrote the record lives on this host (its pid may belong to another process by now)."""
     try:
         process = psutil.Process(record.pid)
         if process.status() == psutil.STATUS_ZOMBIE:

@@ -1,6 +1,6 @@
-"""What a Starter tells of itself: answers to gRPC questions (live output, running tasks, its nodes), and metrics for Prometheus.
+"""What a Starter reports about itself: answers to gRPC questions (live output, running tasks, its nodes), and metrics for Prometheus.
 
-Questions come on threads of the server; everything that looks at the nodes is asked of the thread that owns them.
+Questions come on threads of the server; the thread that owns the nodes answers whatever concerns them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.home import DiskWatch
     from rmgr.daemons.starter.node.loop import Starter
 
-#: How often followed output is looked at, and the largest piece of it.
+#: Pause between two looks at followed output, and its largest piece.
 _POLL_S = 0.1
 _PIECE_BYTES = 64 * 1024
-#: How long the rest of an attempt that has just ended may take to be stored.
+#: How long to wait until the output of an attempt that has just ended is stored.
 _SETTLE_S = 10.0
 _BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600, 10_800)
 
@@ -93,7 +93,7 @@ class NodeAnswering:
         is_active: Callable[[], bool],
         caller: Caller | None = None,
     ) -> Iterator[LogPiece]:
-        """Output of an attempt; see `NodeAnswers.logs`."""
+        """Yields the output of an attempt; see `NodeAnswers.logs`."""
         self._check(person_of(caller, self._operators), submission, index)
         streams = [name for name in keys.STREAMS if stream in ("", name)]
         at = dict(zip(keys.STREAMS, offsets, strict=True))
@@ -104,7 +104,7 @@ class NodeAnswering:
             if found is None or (attempt and found.attempt != attempt) or (seen and found.attempt != seen):
                 if not seen:
                     raise NotFound(f"task {submission}_{index} does not run on this node", hint=f"rmgr logs {submission}_{index}")
-                # It has ended, and its output is still on the way to the store (or there never was any).
+                # The attempt has ended, and its output is still on the way to the store (or there never was any).
                 if ending_s is None:
                     ending_s = machine.monotonic() + (_SETTLE_S if found is None and self._is_here(submission, index) else 0.0)
                 if machine.monotonic() >= ending_s:
@@ -124,7 +124,8 @@ class NodeAnswering:
                     if not data:
                         break
                     grew = True
-                    # The line of a gap is shorter than the gap: with it a piece ends where the reader is to go on.
+                    # The line that marks a gap is shorter than the gap; counted back from `following`, the piece ends where the reader must
+                    # go on.
                     offset = following - len(data)
                     yield LogPiece(stream=name, data=data, offset=offset, attempt=seen, time_us=machine.wall_us())
                     at[name] = following
@@ -135,7 +136,7 @@ class NodeAnswering:
                 machine.sleep(_POLL_S)
 
     def _rest(self, submission: int, index: int, ended: _Ended, streams: list[str], at: dict[str, int]) -> Iterator[LogPiece]:
-        """What an attempt that is over has put out beyond the offsets: parts from the store, then the inline rest."""
+        """Yields the output of an ended attempt beyond the offsets: parts from the store, then the inline rest."""
         for number, name in enumerate(keys.STREAMS):
             if name not in streams:
                 continue
@@ -177,7 +178,7 @@ class NodeAnswering:
         return self._ask(look)
 
     def _check(self, person: Person, submission: int, index: int) -> None:
-        """Raises PermissionDenied, NotFound: nothing is shown that is not known to be the caller's."""
+        """Raises PermissionDenied or NotFound unless the task is known to be the caller's."""
         if person.is_free:
             return
         owner = self._ask(lambda: next((agent.owner_of(submission) for agent in self._starter.agents.values()), None))
@@ -195,7 +196,7 @@ class NodeAnswering:
     # -- what runs -----------------------------------------------------------------------------------------------------------
 
     def running(self, submission: int, *, caller: Caller | None = None) -> list[RunningTask]:
-        """Tasks that run here and that the caller may see, of one submission or of all (0)."""
+        """Returns the running tasks that the caller may see, of one submission or of all (0)."""
         person = person_of(caller, self._operators)
 
         def look() -> list[RunningTask]:
@@ -222,14 +223,14 @@ class NodeAnswering:
         return self._ask(look)
 
     def incarnation_of(self, node: str) -> int:
-        """See `NodeAnswers.incarnation_of`. It does not wait for the thread that owns the nodes: gang time is asked for by round trips."""
+        """See `NodeAnswers.incarnation_of`. It does not wait for the owner's thread: its round trips measure the clocks of gangs."""
         agent = self._starter.agents.get(node)
         if agent is None:
             raise NotFound(f"node {node} is not served here")
         return agent.incarnation
 
     def stats(self) -> list[NodeStats]:
-        """One entry a virtual node."""
+        """Returns one entry for each virtual node."""
         load, free, spooled = os.getloadavg()[0], self._disk.free_bytes, self._spooled()
         note = self._store_note()
 
@@ -301,26 +302,26 @@ class StarterMetrics:
         self._again = self.tasks_completed.labels("FAILED_AGAIN")
 
     def ended(self, state: State | None, count: int, seconds: float) -> None:
-        """`count` attempts ended, of `seconds` each; state None: FAILED, and may run again."""
+        """Counts `count` attempts that ended after `seconds` each; state None: they FAILED and may run again."""
         (self._by_state[state] if state is not None else self._again).inc(count)
         self.task_seconds.observe(seconds)
 
     def surprised(self, what: str) -> None:
-        """A slot reported something unusual."""
+        """Counts something unusual that a slot reported."""
         self.surprises.labels(what).inc()
         if what == "lease_kill":
             self.lease_kills.inc()
 
     def claimed(self, *, won: bool) -> None:
-        """A claim was answered."""
+        """Counts the answer to a claim."""
         (self.claims if won else self.claim_conflicts).inc()
 
     def committed(self, outcomes: int, failures: int) -> None:
-        """A COMPLETE was committed."""
+        """Counts a committed COMPLETE."""
         self.outcomes_committed.inc(outcomes)
         if failures:
             self.failures_committed.inc(failures)
 
     def count(self, event: str) -> None:
-        """An event of the committer."""
+        """Counts an event of the committer."""
         (self.fenced_writes if event == "fenced_writes" else self.ambiguous_commits).inc()

@@ -1,7 +1,7 @@
-"""Why a node takes no work, or none of some users: reasons to drain, failures of its own, disk that users use up; what the leader is told.
+"""Why a node takes no work, or none of some users: reasons to drain, its own failures, disk used up by users; and how the leader learns it.
 
-`/troubles/<node>` says it, and the leader places none there. What the operator drained, and a Starter that stops, are known from elsewhere
-and not published.
+The record `/troubles/<node>` tells the leader, which then places no work there. Drains by an operator and stopping Starters are known
+otherwise and not published.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent, Shared
     from rmgr.runtime.machine import Log
 
-#: Reasons to drain that are published, the one that is shown first.
+#: Reasons to drain that are published, most important first.
 _KINDS = (TroubleKind.QUARANTINE, TroubleKind.STORE, TroubleKind.DISK, TroubleKind.OTHER)
-#: After a refused commit (an older tree has no place for troubles), and between two wordings of the same trouble.
+#: Pause after a refused commit (an older tree has no place for troubles), and between two wordings of the same trouble.
 _RETRY_S, _REWORD_S = 5.0, 30.0
 _LONGEST = 1000
 _MOST_USERS = 32
-#: The node is drained when inputs have waited for the store for so long.
+#: The node is drained when inputs have waited for the store this long.
 _STARVED_S = 2.0
-#: Failures of slots, files, spool within the window that put the node out.
+#: Failures of slots, files and spool within the window that quarantine the node.
 OWN = 5
-#: Of these, as many at most count of one user.
+#: How many of these may be in slots of one user.
 OF_ONE_USER = 2
-#: Work that could not be started, of this many different submissions: one bad submission puts no node out.
+#: Different submissions with work that could not be started that quarantine the node; a single bad submission never does.
 SUBMISSIONS = 4
 WINDOW_S = 60.0
-#: How long the node stays out.
+#: How long the quarantine lasts.
 OUT_S = 60.0
-#: Files, directories and links that a user's work may have on a node, and how deep.
+#: Most files, directories and links that a user's work may have on a node, and their greatest depth.
 MAX_THINGS, MAX_DEPTH = 1_000_000, 100
-#: Between two counts, and how much longer than the last one took.
+#: Shortest pause between two counts, and its multiple of the last count's duration.
 _EVERY_S, _TIMES = 10.0, 50
-#: Between SIGTERM and SIGKILL.
+#: Time between SIGTERM and SIGKILL.
 _GRACE_US = 2_000_000
-#: Shares of what is free when the Starter begins, where no limits are set.
+#: Shares of the space free at the start that serve as limits if none are set.
 _USER_SHARE, _ALL_SHARE = 0.5, 0.9
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Directories of a node below which users have theirs.
+#: Directories of a node that contain directories of users.
 _GIVEN_BELOW = ("run", "stage", "jobs")
 
 
@@ -75,13 +75,13 @@ class TroubleMark:
         self.reset()
 
     def reset(self) -> None:
-        """A new registration: whether an older one left a record is looked up before the first change."""
+        """Forgets what is published, for a new registration: the record of an older one is looked up before the first change."""
         self._stands: bool | None = None
         self._shown: Trouble | None = None
         self._next_s = -math.inf
 
     def settle(self, now_s: float) -> None:
-        """Begins and ends the quarantine; publishes what has changed. Cost: nothing while the node is well."""
+        """Begins and ends the quarantine; publishes changes. Cost: nothing while the node is well."""
         self._quarantine(now_s)
         if now_s < self._next_s:
             return
@@ -91,7 +91,7 @@ class TroubleMark:
             self._node.stories.begin(self._publish(wanted, stands=self._stands), key="trouble")
 
     def _look(self) -> Story[None]:
-        """Does a record of an older incarnation stand?"""
+        """Looks whether a record of an older incarnation stands."""
         try:
             self._stands = (yield self._shared.coordinator.stat(paths.trouble(self._node.name))) is not None
         except RmgrError:
@@ -147,15 +147,15 @@ class TroubleMark:
 
 
 def _are_alike(one: Trouble, other: Trouble) -> bool:
-    """Only their wording differs, or the moment at which they were made."""
+    """Returns whether two troubles differ only in wording or time."""
     return abs(one.until_us - other.until_us) < 1_000_000 and replace(one, reason="", since_us=0, until_us=0) == replace(
         other, reason="", since_us=0, until_us=0
     )
 
 
 # -- reasons to drain ------------------------------------------------------------------------------------------------------
-# Reasons for which the nodes of a Starter take no new work: an operator, a full disk, a data store that is away, or the Starter's end. Each
-# reason comes and goes by itself; a node works again when none is left.
+# Reasons for which the nodes of a Starter take no new work: an operator, a full disk, a data store that is away, or the end of the
+# Starter. Each reason comes and goes by itself; a node works again when none is left.
 
 
 class Drains:
@@ -172,12 +172,12 @@ class Drains:
         self._log = log
 
     def settle(self, now_s: float) -> None:
-        """Looks at the disk and at the store."""
+        """Checks the disk and the store."""
         self._set("disk", self._disk.look(now_s), over="there is room on the disk again")
         self._set("store", self._store_trouble(now_s), over="the data store answers again")
 
     def ordered(self, node: NodeAgent, found: Stamped | None) -> None:
-        """An operator drains the node, or has resumed it."""
+        """Drains or resumes the node as an operator has ordered."""
         drain = decode_record(found.data, Drain, paths.drain(node.name)) if found is not None else None
         if drain is None or drain.is_over:
             if node.drains.pop("operator", None) is not None:
@@ -187,12 +187,13 @@ class Drains:
             self._log.info("node_drained", node=node.name, why=drain.reason)
 
     def stopping(self) -> None:
-        """The Starter stops."""
+        """Drains all nodes because the Starter stops."""
         for node in self._nodes:
             node.drains["stopping"] = "the Starter stops"
 
     def _store_trouble(self, now_s: float) -> str:
-        """A store that is away: running work goes on. Nothing new begins when inputs cannot come or outputs find no room."""
+        """Returns why the store stops new work, "" if it does not. Running work goes on while inputs cannot come or outputs find no
+        room."""
         starved_s, pending = self._spool.starved_since_s, self._spool.pending_bytes
         is_drained = any("store" in node.drains for node in self._nodes)
         if pending >= (self._spool_cap // 2 if is_drained and self._spool.down_since_s is not None else self._spool_cap):
@@ -211,8 +212,9 @@ class Drains:
 
 
 # -- failures of its own ---------------------------------------------------------------------------------------------------
-# Failures that are the node's own: enough of them in a row and it takes no work for a while (no black hole eats the queue). Pure. What
-# fails in slots of one user alone may be that user's doing (processes, disk quota, memory are used up): only his work stays out then.
+# Failures that are the node's own: after enough of them it takes no work for a while (or it would swallow the queue as a black hole).
+# Pure. Failures only in slots of one user may be that user's doing (processes, disk quota or memory used up): then only the user's work
+# stays out.
 
 
 class Strikes:
@@ -223,12 +225,12 @@ class Strikes:
         self._own: deque[float] = deque(maxlen=OWN)
         self._users: dict[str, deque[float]] = {}
         self._starts: dict[str, float] = {}
-        self.out_until_s = -math.inf  #: the node takes no work before this (monotonic)
+        self.out_until_s = -math.inf  #: the node takes no work before this time (monotonic)
 
     def add(self, what: str, detail: str, now_s: float, *, user: str = "") -> bool:
-        """The node failed at `what`; for `start_failed` the detail begins with the submission and a colon.
+        """Counts a failure of the node at `what`; for `start_failed`, `detail` begins with the submission and a colon.
 
-        user: whose slot it was in, "" = it was the Starter's own doing. Returns: no more work of this user should run here for a while.
+        user: whose slot it was in, "" = the Starter's own failure. Returns: whether work of this user should stay out for a while.
         """
         self.last = f"{what}: {detail}"
         if what == "start_failed":
@@ -248,7 +250,7 @@ class Strikes:
         return True
 
     def _of(self, user: str, now_s: float) -> int:
-        """How many there are of this user with this one."""
+        """Returns the number of recent failures of this user, with a new one."""
         self._users = {one: seen for one, seen in self._users.items() if now_s - seen[-1] < WINDOW_S}
         mine = self._users.setdefault(user, deque())
         mine.append(now_s)
@@ -257,11 +259,11 @@ class Strikes:
         return len(mine)
 
     def success(self) -> None:
-        """Work ran well here."""
+        """Notes that work ran well here."""
         self._starts.clear()
 
     def is_out(self, now_s: float) -> bool:
-        """The node takes no work at present."""
+        """Returns whether the node is in quarantine."""
         return now_s < self.out_until_s
 
     def _out(self, now_s: float) -> None:
@@ -272,22 +274,22 @@ class Strikes:
 
 
 # -- disk that users' work takes -------------------------------------------------------------------------------------------
-# Beside what was staged for it; work of users that take too much ends. Not every file system has quotas, so it is counted: an lstat for
-# each name in the directories that were given to users, now and then, on a thread of its own. Counting ends where the limit is reached, and
-# takes 2 % of a processor at most. Files that were unlinked and are still open are not seen; the node takes no work before its disk is
-# full (`starter/core/home.py`).
+# Disk that users' work takes besides staged files; work of users that take too much ends. Not every file system has quotas, so it is
+# counted: now and then, on a thread of its own, with an lstat for each name in the directories that were given to users. A count stops at
+# the limit, and all take at most 2 % of a processor. Deleted files that are still open are not seen; the node takes no work when its disk
+# is nearly full (`starter/core/home.py`).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskCaps:
-    """Bytes on disk: of one user's work, and of all."""
+    """Most bytes on disk: of one user's work, and of all work."""
 
     user_bytes: int
     all_bytes: int
 
     @classmethod
     def of(cls, directory: Path, *, user_bytes: int, all_bytes: int) -> DiskCaps:
-        """0: a share of what is free there now."""
+        """Returns the caps; 0 is replaced by a share of what is free there now."""
         found = os.statvfs(directory)
         free = found.f_bavail * found.f_frsize
         return cls(user_bytes=user_bytes or int(free * _USER_SHARE), all_bytes=all_bytes or int(free * _ALL_SHARE))
@@ -305,7 +307,7 @@ class Use:
 
 
 def given(directory: Path) -> list[tuple[str, int]]:
-    """Directories of a node that belong to users, and to whom: those that the Starter has made, not those that users make in them."""
+    """Returns the directories of a node that belong to users, with their uids: those made by the Starter, not those made inside them."""
     found = []
     for kind in _GIVEN_BELOW:
         try:
@@ -320,9 +322,9 @@ def given(directory: Path) -> list[tuple[str, int]]:
 
 
 def count(path: str, uid: int, *, max_things: int) -> Use:
-    """What a directory holds on disk: each inode once, no link followed, no other file system entered. Stops at the limits.
+    """Counts what a directory holds on disk: each inode once, no link followed, no other file system entered. Stops at the limits.
 
-    Its owner may change it meanwhile: every directory is opened below the one that it was found in. Cost: 2 us a name.
+    Its owner may change it meanwhile, so every directory is opened relative to the one it was found in. Cost: 2 us a name.
     """
     size = things = 0
     is_deep = False
@@ -349,9 +351,9 @@ def count(path: str, uid: int, *, max_things: int) -> Use:
                     is_deep = len(stack) > MAX_DEPTH
                     stack += [] if is_deep else [_opened(entry.name, fd)]
             except OSError:
-                continue  # it went, or is something else by now
+                continue  # it is gone or something else by now
     except OSError:
-        pass  # the directory itself went
+        pass  # the directory itself is gone
     finally:
         for fd, entries in stack:
             _closed(fd, entries)
@@ -373,7 +375,7 @@ def _closed(fd: int, entries: Any) -> None:
 
 
 def excess(uses: Sequence[Use], caps: DiskCaps, *, max_things: int) -> list[tuple[Use, str]]:
-    """Whose work ends, and why: the largest directories of users above their limit, then of the largest users, until the rest fits."""
+    """Returns which work ends, and why: the largest of users above their limit, then of the largest users, until the rest fits."""
     left: dict[int, list[Use]] = {}
     ended: list[tuple[Use, str]] = []
     for use in sorted(uses, key=lambda one: (one.size_bytes, one.things), reverse=True):
@@ -400,7 +402,7 @@ def _size(uses: Iterable[Use]) -> int:
 
 
 class WorkLimits:
-    """Counts for all nodes of a Starter whose work runs as its users. Owner's thread."""
+    """Counts the disk use of users' work on all nodes of a Starter. Owner's thread."""
 
     def __init__(self, agents: Mapping[str, NodeAgent], shared: Shared, caps: DiskCaps) -> None:
         self._agents = agents
@@ -417,7 +419,7 @@ class WorkLimits:
             uses: list[Use] = yield on_thread(self._count, "work-use")
             pause_s = max(_EVERY_S, _TIMES * (machine.monotonic() - begun_s))
             for use, why in excess(uses, self._caps, max_things=MAX_THINGS):
-                self._shared.aside.attempt(self._end, use, why)  # others' is looked at all the same
+                self._shared.aside.attempt(self._end, use, why)  # a failure must not keep other directories from being ended
 
     def _count(self) -> list[Use]:
         uses: list[Use] = []
@@ -433,7 +435,7 @@ class WorkLimits:
         return uses
 
     def _end(self, use: Use, why: str) -> None:
-        """Ends the tasks in a directory; where none runs, the slot. What was staged for tasks that have not begun stays."""
+        """Ends the tasks in a directory; if none runs there, the slot. Staged files of tasks that have not begun stay."""
         agent = self._agents[Path(use.path).relative_to(self._shared.directory).parts[0]]
         why = f"ended on node {agent.name}: {why}"
         tasks = _tasks_in(agent, use.path)
@@ -448,14 +450,14 @@ class WorkLimits:
 
 
 def _hold_in(agent: NodeAgent, slot: Slot) -> str:
-    """Directory of the processes that a job whose script runs on another node has in this slot, "" = none."""
+    """Returns the directory of processes in this slot whose job's script runs on another node, "" if none."""
     lane = agent.lanes.of_slot(slot)
     place = getattr(lane.owner, "place", None) if lane is not None else None
     return str(place or "")
 
 
 def _tasks_in(agent: NodeAgent, path: str) -> list[tuple[ClaimedBlock, int]]:
-    """Tasks whose directory it is: that of their slot, of what was staged for them, of their checkpoints."""
+    """Returns the tasks that use the directory: for their slot, their staged files or their checkpoints."""
     found = []
     for lane in agent.lanes:
         for block, index in lane.tasks.values():
