@@ -2,7 +2,7 @@
 
     ready --hand_out--> live --outcome / failed_attempt--> arrived --take_part--> in a COMPLETE --committed--> done
       ^------put_back------'                                   ^------------refused-------'
-ready (a tail) --give_back--> in a SPLIT or RETURN --committed--> no longer this node's
+    ready (a tail) --give_back--> in a SPLIT or RETURN --committed--> no longer this node's
 
 One multi of a block is in flight at a time; tasks that end meanwhile go with the next one.
 """

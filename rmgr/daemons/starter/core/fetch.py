@@ -186,7 +186,7 @@ class Fetcher:
     """Everything that is fetched for work on this node.
 
     Args:
-    directory: for the files. room: for uploads and staged files.
+        directory: for the files. room: for uploads and staged files.
     """
 
     def __init__(self, io: StoreIO, directory: Path, room: StagingRoom | None = None) -> None:
@@ -363,7 +363,7 @@ def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str
     A large row becomes a file without being in memory whole; if the store has its own file on this machine, that gets a second name.
 
     Args:
-    check: gets the key and the SHA-256 of the row as text; raises if the hash is wrong.
+        check: gets the key and the SHA-256 of the row as text; raises if the hash is wrong.
     Raises: DataLost, StoreUnavailable, whatever `check` raises.
     """
     path = str(directory / f"arguments-{machine.guid()}")

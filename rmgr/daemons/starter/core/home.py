@@ -35,13 +35,13 @@ class Home:
     """All directories of one Starter, the outer ones first. Any thread may call it.
 
     Args:
-    root: the work directory, which exists. on_mended: called (on any thread) after directories were made again.
+        root: the work directory, which exists. on_mended: called (on any thread) after directories were made again.
     """
 
     def __init__(self, root: Path, *, on_mended: Callable[[], None], log: Log) -> None:
         self.root = root.resolve()
-        self.generation = 0  #: caches: each forgets files that are gone, returns whether any was; any thread
-        self.forget: list[Callable[[], bool]] = []  #: caches of files, for any thread: whether something was gone, and is forgotten
+        self.generation = 0  #: how often directories had to be made again
+        self.forget: list[Callable[[], bool]] = []  #: caches: each forgets files that are gone, returns whether any was; any thread
         self._on_mended = on_mended
         self._log = log
         self._lock = threading.Lock()

@@ -429,7 +429,7 @@ class Convoy(Generic[T]):
     """Items on their way to the store or from it. `add` from any thread.
 
     Args:
-    carry: stores or reads some items, on an IO thread; repeated with the same items while it raises StoreUnavailable.
+        carry: stores or reads some items, on an IO thread; repeated with the same items while it raises StoreUnavailable.
         arrived: gets these items and the result or exception of `carry`, on the owner's thread. Returns False if no node has to settle.
         weight: of an item. most: most weight of one job, unless a single item is heavier.
         is_read: work cannot start before it.

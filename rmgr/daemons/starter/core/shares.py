@@ -84,10 +84,10 @@ def claim_size(
     """Returns how many tasks of a waiting block to claim now, 0 if none yet.
 
     Args:
-    count: tasks in the block. serial: the block is taken whole and uses one slot. at_most_once: a claim means a start.
+        count: tasks in the block. serial: the block is taken whole and uses one slot. at_most_once: a claim means a start.
         free: tasks of this shape that could start at once. slots: how many of them an empty node runs.
-    task_s: measured time of a task, None if unknown. ended: tasks of the same kind that have ended here.
-    ahead_s: claimed work that has not started, in seconds of slot time; infinite if unknown.
+        task_s: measured time of a task, None if unknown. ended: tasks of the same kind that have ended here.
+        ahead_s: claimed work that has not started, in seconds of slot time; infinite if unknown.
     """
     if serial:
         return count if free > 0 else 0
@@ -192,7 +192,7 @@ def owed_of(*, cores: int, count: int, unfinished: int, live: int, task_s: float
     """Returns the core-seconds that a claimed block has used or will use, except those of its ended tasks.
 
     Args:
-    count: tasks of the block. unfinished: those that have not ended. live: those that run, or are about to.
+        count: tasks of the block. unfinished: those that have not ended. live: those that run, or are about to.
         task_s: measured time of a task, None if unknown. age_s: time since the claim.
     """
     each_s = UNKNOWN_S if task_s is None else task_s

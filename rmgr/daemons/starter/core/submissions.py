@@ -178,7 +178,7 @@ class RecordCache:
     """Level-triggered cache of `Info`.
 
     Args:
-    settings: returns the cluster's present settings.
+        settings: returns the cluster's present settings.
         nonces: of a secured cluster: what has ended for ever, whatever a record says.
     """
 

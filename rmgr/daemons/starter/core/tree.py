@@ -94,7 +94,7 @@ class Committer:
     """Commits on behalf of the nodes of one Starter.
 
     Args:
-    on_fenced: called with the node whose fence has moved; its commit gets no other answer.
+        on_fenced: called with the node whose fence has moved; its commit gets no other answer.
         count: counts an event by name (fenced_writes, ambiguous_commits).
     """
 
@@ -252,7 +252,7 @@ class WatchedZnode(Generic[V]):
     """One znode to watch.
 
     Args:
-    ask: reads `path`: `coordinator.get`, or another read that takes a watch.
+        ask: reads `path`: `coordinator.get`, or another read that takes a watch.
         tell: gets `about`, then the value read, even if unchanged. An exception from it is counted, and does not stop later reads.
         resync_s: how often to read without a hint; inf means never, and the owner calls `look` after a missed change.
     """

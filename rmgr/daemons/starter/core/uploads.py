@@ -70,7 +70,7 @@ class Uploads:
     """The uploads of a node. Called on IO threads.
 
     Args:
-    directory: for uploads alone, made when needed. cap_bytes: most bytes kept (uploads in use may exceed it).
+        directory: for uploads alone, made when needed. cap_bytes: most bytes kept (uploads in use may exceed it).
         room: kept uploads take their room there, and are thrown out when others need it.
     """
 
@@ -249,7 +249,7 @@ def unpack(archive: str | Path, target: Path, *, name: str, max_bytes: int, chec
     """Unpacks a tar archive below `target`, an existing directory that no other process can reach yet.
 
     Args:
-    name: of the upload, for messages. max_bytes: of all files that are made, second names included (each is a file of its own).
+        name: of the upload, for messages. max_bytes: of all files that are made, second names included (each is a file of its own).
         check: called before each file, directory or link is made, with its bytes on disk; raises if it must not be made.
     Raises: PermissionDenied naming a member that leads out, is no file, directory or link, or is too much (`MAX_UPLOAD_MEMBERS`
         files, directories and links, those on the way included); DataLost if the bytes are no archive; OSError.
@@ -390,7 +390,7 @@ class StagingRoom:
     """Bytes on disk that a Starter's staged files may take. Thread-safe.
 
     Attributes:
-    cap_user_bytes: of it, for each user. used_bytes: taken now. given: grows whenever room is given back, or something could be thrown out.
+        cap_user_bytes: of it, for each user. used_bytes: taken now. given: grows whenever room is given back or could be.
         throw_out: called to give back at least so many bytes that are not in use.
     """
 
@@ -407,7 +407,7 @@ class StagingRoom:
         """Takes `need_bytes`, or nothing at all.
 
         Args:
-        what: the purpose, for messages. held_bytes: already taken by the asking task, which keeps them meanwhile.
+            what: the purpose, for messages. held_bytes: already taken by the asking task, which keeps them meanwhile.
             user: whose bytes they are, "" for what all share.
         Raises: ValueTooLarge if they will never fit; NoRoom if they do not fit now.
         """

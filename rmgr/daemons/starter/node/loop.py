@@ -1,9 +1,9 @@
 """The Starter's loop: one thread, one mailbox. Session and lease decide whether its nodes may act; the nodes do the rest. And its end.
 
-registered, lease valid      nodes settle after each batch of messages: dispatch, claim, commit
+    registered, lease valid      nodes settle after each batch of messages: dispatch, claim, commit
     SUSPENDED                    the same until the lease is over: commits wait in the adapter, work runs on
     lease over                   nothing is claimed or committed; exclusive work is dead by now; the rest runs on
-new session, or fenced       REGISTER as a new incarnation: adopts what still stands, kills everything else
+    new session, or fenced       REGISTER as a new incarnation: adopts what still stands, kills everything else
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Starter:
     """All nodes of one process.
 
     Args:
-    mailbox: all messages go there.
+        mailbox: all messages go there.
         cluster_id: any other cluster is refused at each new session.
         store_note: returns what is wrong with the data store, for people.
     """

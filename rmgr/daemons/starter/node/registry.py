@@ -70,7 +70,7 @@ class Registry:
     """Registers the nodes of one Starter, again for each new session.
 
     Args:
-    progress: called during waits (the stall guard). is_stopping: a wait ends with `Stopping` once it returns True.
+        progress: called during waits (the stall guard). is_stopping: a wait ends with `Stopping` once it returns True.
     """
 
     def __init__(
