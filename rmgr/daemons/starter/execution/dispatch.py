@@ -1,7 +1,7 @@
-"""Claimed tasks to lanes: in the order in which their blocks were claimed, as many at once as keeps the slots busy.
+"""Hands claimed tasks to lanes, in the order of their blocks' claims, and as many at once as keep the slots busy.
 
-A task that does not fit now stops everything behind it (nothing may slip past a large task for ever), unless its queue
-allows `backfill_pull`. One that lacks only another resource than cores and memory stops those behind it that need that, too.
+A task that does not fit now stops everything behind it (nothing may pass a large task for ever), unless its queue allows `backfill_pull`. A
+task that only lacks resources other than cores and memory stops later tasks that need the same.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from rmgr.runtime.failpoint import failpoint
 if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
 
-#: Of arguments that travel with their task.
+#: For arguments that travel with their task.
 _INLINE: dict[str, Any] = {}
-#: Bytes of arguments in one message.
+#: Most bytes of arguments in one message.
 _BATCH_BYTES = 4 * 1024 * 1024
-#: Its client may have put another interpreter into the first line.
+#: More than the limit: the client may have replaced the interpreter in the first line.
 _MOST_SCRIPT_BYTES = MAX_SCRIPT_BYTES + 64 * 1024
-#: Bytes of arguments fetched ahead of the slots.
+#: Most bytes of arguments fetched ahead of the slots.
 _AHEAD_BYTES = 16 * 1024 * 1024
-#: A slot whose task has run this long gives up what waits behind it, when another slot is free.
+#: A slot whose task has run this long gives up its waiting tasks when another slot is free.
 _LONG_S = 0.03
-#: Taking tasks back from a slot is worth it when they would wait at least this long.
+#: Least waiting time that makes it worth taking tasks back from a slot.
 _WORTH_S = 0.005
 
 
@@ -68,13 +68,13 @@ class Dispatcher:
         self._times = node.shared.times
         self._stager = node.stager
         self._launches: dict[BlockKey, LaunchSpec] = {}
-        self._coming: set[BlockKey] = set()  #: blocks whose launch specifications are on their way
+        self._coming: set[BlockKey] = set()  #: blocks whose launch specifications are being prepared
 
     def forget(self, block: ClaimedBlock) -> None:
-        """The block is over."""
+        """Forgets a block that is over."""
         block.is_dropped = True
         if isinstance(block.payloads, Arguments) and not block.data.keyed:
-            block.payloads = None  # a file may go with it, and what is referred to in circles stays for long
+            block.payloads = None  # a file may go with it, and a circle of references keeps it for long
         self._launches.pop(block.key, None)
         self._coming.discard(block.key)
         self._stager.forget(block)
@@ -82,18 +82,18 @@ class Dispatcher:
             self._jobs.forget(block)
 
     def withhold(self, users: Container[str]) -> None:
-        """Waiting work of these users starts only after their accounts were looked up again. Cost: O(blocks)."""
+        """Looks up the accounts of these users again before any of their waiting work starts. Cost: O(blocks)."""
         for key, block in self._blocks.items():
             if block.info.record.user in users:
                 self._launches.pop(key, None)
 
     def doubt(self, block: ClaimedBlock) -> None:
-        """What of it has not begun is verified again before it may."""
+        """Has a block verified again before more of it begins."""
         block.is_verified = False
         self._launches.pop(block.key, None)
 
     def forget_lost(self) -> None:
-        """Files that tasks need may have been removed: what is known of them is looked at anew."""
+        """Drops what refers to lost files; it is prepared anew."""
         for key, launch in list(self._launches.items()):
             if not all(map(os.path.lexists, launch.files)):
                 del self._launches[key]
@@ -102,14 +102,14 @@ class Dispatcher:
                 block.payloads = None
 
     def run(self) -> None:
-        """One pass. Raises: OSError when no slot can be opened."""
+        """Makes one pass. Raises: OSError if no slot can be opened."""
         self._lanes.grant()
-        wants_grant = self._lanes.wants_grant  # by what was pulled: it goes first, but not before those that need none of its cores
+        wants_grant = self._lanes.wants_grant  # of a pulled task: it goes first, except before tasks without cores
         if wants_grant and not any(map(self._jobs.gangs.label, self._blocks.values())):
             return
-        lacking: set[str] = set()  #: resources that a pulled task waits for: nobody behind it gets them
+        lacking: set[str] = set()  #: resources that an earlier pulled task waits for: later tasks do not get them
         is_crowded = self._lanes.is_owed  #: a placed job needs room
-        is_reserved = is_crowded or self._lanes.is_unsure  #: one has not started yet: what was pulled waits
+        is_reserved = is_crowded or self._lanes.is_unsure  #: a placed job has not started yet: pulled work waits
         for block in list(self._blocks.values()):
             if not block.ready or (wants_grant and not self._jobs.gangs.label(block)):
                 continue
@@ -135,7 +135,7 @@ class Dispatcher:
             try:
                 waits_for_room = self._start(block, launch)
             except OSError:
-                raise  # of this node: no slot can be opened
+                raise  # the node is at fault: no slot can be opened
             except Exception as error:  # noqa: BLE001 - the boundary of one block: all behind it start
                 failure = FetchFailure.of(error, f"the node cannot start it: {words_of(error)}")
                 self._node.unstartable(block, block.take_ready(), failure)
@@ -149,17 +149,17 @@ class Dispatcher:
                 self._fetch_ahead()
                 return
         if is_crowded:
-            self.recall_all()  # what waits behind running tasks would keep their slots
+            self.recall_all()  # tasks that wait behind running ones would keep their slots
 
     def kept(self, block: ClaimedBlock) -> int:
-        """How many of its waiting tasks, from the front on, are not given away: their files are here, or on their way to a free slot."""
+        """Returns how many waiting tasks, from the front, must stay: their files are here, or on their way to a free slot."""
         key = block.key
         if key in self._coming:
             return self._lanes.slots_for(key.cores) if self._lanes.fits(key.cores, key.memory_mib) else 0
         return self._stager.kept(block, machine.monotonic())
 
     def _fetch_ahead(self) -> None:
-        """While the slots are busy the next arguments and inputs come from the store, some MiB of them: memory and disk stay bounded."""
+        """Fetches the next arguments and inputs while the slots are busy, some MiB at a time: memory and disk stay bounded."""
         ahead = 0
         for block in self._blocks.values():
             if ahead >= _AHEAD_BYTES:
@@ -180,7 +180,7 @@ class Dispatcher:
         try:
             return self._prepared(block)
         except OSError:
-            raise  # of this node
+            raise  # the node is at fault
         except Exception as error:  # noqa: BLE001 - the boundary of one block: whatever it is, it is this block's alone
             return FetchFailure.of(error, f"the node cannot start it: {words_of(error)}")
 
@@ -221,7 +221,7 @@ class Dispatcher:
         return made
 
     def _own(self, launch: LaunchSpec, info: Info) -> LaunchSpec | FetchFailure | None:
-        """The launch specification with files that its user may read, and workers that are his alone."""
+        """Gives a launch specification files that its user may read, and workers of the user's own."""
         if self._shared.separate and launch.spec is not None:
             size = launch.shape.cores, launch.shape.memory_bytes
             own = info.own_specs.get(size)
@@ -263,7 +263,7 @@ class Dispatcher:
         return LaunchSpec(shape, spec=spec, function=block.data.function, blob=blob)
 
     def _python_admission(self, info: Info, node: str) -> FetchFailure | Admission:
-        """Whether the interpreter that a user chose can be used, else why not."""
+        """Returns whether an interpreter chosen by a user can be used, else why not."""
         if self._node.accounts is None or info.account is None:
             missing = f"there is no Python interpreter {info.python} on node {node}"
             return Admission.GRANTED if os.access(info.python, os.X_OK) else FetchFailure(Reason.START_FAILED, missing)
@@ -293,7 +293,7 @@ class Dispatcher:
         return launch
 
     def _start(self, block: ClaimedBlock, launch: LaunchSpec) -> bool:
-        """Hands out what it can. True: tasks of it could start if there were room."""
+        """Hands out what it can. Returns: whether more of its tasks could start if there were room."""
         key, info, now_s = block.key, block.info, machine.monotonic()
         task_s = self._times.of(block.kind)
         slots = self._lanes.slots_for(key.cores, info.needs) if not block.is_placed else 1
@@ -307,13 +307,13 @@ class Dispatcher:
                 return not any(lane.serial is block for lane in self._lanes)
             if block.data.serial:
                 lane.serial = block
-            # All that it had may have been taken back before it came to it, and be on its way still: a single one is not taken back.
+            # Its tasks may have been taken back unread, and may still be in the pipe; a single task is not taken back.
             most = 1 if lane.lags(_BATCH_BYTES) else BATCH_TASKS if block.data.serial else size
             self._send(lane, block, launch, min(most, startable), now_s)
         return False
 
     def _lane(self, block: ClaimedBlock, info: Info, launch: LaunchSpec, task_s: float | None, now_s: float) -> WorkerLane | None:
-        """An idle lane, else one that runs the same kind and has little left to do; None: wait."""
+        """Returns an idle lane, else one that runs the same kind and has little left to do; None: wait."""
         size = cores, memory_mib, needs = self._lanes.size_of(block)
         part = self._jobs.gangs.label(block)
         if block.data.serial:
@@ -334,7 +334,7 @@ class Dispatcher:
         return min(running, key=lambda lane: len(lane.tasks), default=None)
 
     def _has_little(self, lane: WorkerLane, task_s: float) -> bool:
-        """It would ask for more soon: what it has takes little time, as its running task can tell, and what it was sent is with it."""
+        """Returns whether the lane needs more soon: its tasks take little time, and it has received all of them."""
         if lane.lags(_BATCH_BYTES):
             return False
         now_s = self._times.of(lane.kind)
@@ -353,11 +353,11 @@ class Dispatcher:
             return
         if not lane.tasks or lane.since_s == -math.inf or len(lane.tasks) == len(indices):
             lane.since_s = now_s
-        if not sent:  # the worker is going: its end is on the way
+        if not sent:  # the worker is about to end, and will be reported
             self._take_back(lane, block, indices)
 
     def _take_back(self, lane: WorkerLane, block: ClaimedBlock, indices: list[int]) -> None:
-        """They wait again, as if they had not been handed out."""
+        """Lets tasks wait again, as if they had not been handed out."""
         for seq in [seq for seq, task in lane.tasks.items() if task[0] is block and task[1] in indices]:
             del lane.tasks[seq]
         block.put_back(indices)
@@ -375,7 +375,7 @@ class Dispatcher:
             staged = self._stager.take(block, index) if keyed else None
             payload: bytes | str | ArgumentsPiece = argument(index) if staged is None else staged.payload
             if self._node.accounts is not None and isinstance(payload, ArgumentsPiece) and not isinstance(payload, OwnPiece):
-                payload = payload.read()  # the file is not its user's
+                payload = payload.read()  # the file does not belong to the task's user
             data, there = (payload, _INLINE) if isinstance(payload, bytes) else (b"", where(payload))
             size += len(data)
             if size > _BATCH_BYTES and items:
@@ -444,9 +444,9 @@ class Dispatcher:
     # -- nothing waits behind a long task -----------------------------------------------------------------------------------
 
     def level(self, now_s: float) -> bool:
-        """Takes tasks back from lanes where they would wait: behind a long one, or while another slot is free.
+        """Takes tasks back from lanes where they would wait: behind a long task, or while another slot is free.
 
-        True: look again soon.
+        Returns: whether to look again soon.
         """
         again = False
         for lane in list(self._lanes):
@@ -461,11 +461,11 @@ class Dispatcher:
         return again
 
     def is_stalled(self, now_s: float) -> bool:
-        """No slot is free, and none will be soon."""
+        """Returns whether no slot is free, and none will be soon."""
         return self._lanes.free_cores == 0 and all(self._is_long(lane, now_s) for lane in self._lanes)
 
     def frees_soon(self, now_s: float) -> bool:
-        """A slot will be free within the time for which work is kept ready, by all that is known."""
+        """Returns whether a slot is expected to be free within the time for which work is kept ready."""
         for lane in self._lanes:
             task_s = self._task_s(lane)
             left_s = len(lane.tasks) * task_s - (now_s - lane.since_s)
@@ -474,14 +474,14 @@ class Dispatcher:
         return False
 
     def _is_long(self, lane: WorkerLane, now_s: float) -> bool:
-        """What runs there takes much longer than was to be expected."""
+        """Returns whether the lane's running task takes much longer than expected."""
         return now_s - lane.since_s > _LONG_S + 3 * self._task_s(lane)
 
     def _task_s(self, lane: WorkerLane) -> float:
         return self._times.of(lane.kind) or 0.0
 
     def recall_all(self) -> None:
-        """Takes back everything that has not begun."""
+        """Takes back all tasks that have not begun."""
         for lane in list(self._lanes):
             if len(lane.tasks) > 1 and not lane.recalling:
                 self._lanes.recall(lane)
@@ -495,7 +495,7 @@ class Dispatcher:
 
 @dataclass(slots=True)
 class LaunchSpec:
-    """Launch specification that all tasks of a block share."""
+    """What all tasks of a block need to be started."""
 
     shape: BatchShape
     spec: WorkerSpec | None = None
@@ -507,21 +507,21 @@ class LaunchSpec:
 
     @property
     def files(self) -> list[str]:
-        """Of this node, that its tasks read."""
+        """Files of this node that its tasks read."""
         blobs = [blob.path for blob in (self.blob, self.stdin) if blob is not None and blob.path]
         return blobs + list(self.spec.archives if self.spec is not None else ())
 
 
 def with_own(shape: BatchShape, lane: WorkerLane) -> BatchShape:
-    """The shape with the variables of what is the lane's own."""
+    """Returns the shape with the lane's own variables."""
     return msgspec.structs.replace(shape, environ=shape.environ | lane.variables)
 
 
 def os_text(data: bytes) -> str:
-    """Bytes as a variable's text, whatever they are."""
+    """Decodes any bytes into the text of a variable."""
     return data.decode(errors="surrogateescape").replace("\0", "")
 
 
 def words_of(error: Exception) -> str:
-    """Its class and its message."""
+    """Returns the class and message of an error."""
     return f"{type(error).__name__}: {error}"

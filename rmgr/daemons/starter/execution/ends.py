@@ -1,6 +1,6 @@
-"""Turns the reports of a node's slots into outcomes of tasks, and keeps what running ones put out.
+"""Turns the reports of a node's slots into outcomes of tasks, and stores the output of running tasks.
 
-The common case (a quick call, a small result) is short.
+The path of the common case (a quick call, a small result) is short.
 """
 
 from __future__ import annotations
@@ -68,26 +68,26 @@ from rmgr.runtime.failpoint import failpoint
 if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
 
-#: What starting a command costs its slot beside its run time.
+#: Time that starting a command takes from its slot, besides its run time.
 _COMMAND_S = 0.001
-#: A spawner that cannot start workers (no memory, no processes). Work can bring its spawner there, too: a fresh one tells.
+#: Report of a spawner that cannot start workers (no memory, no processes). Its work may be the cause: a fresh spawner shows that.
 _FORK_FAILED = "fork_failed"
-#: Workers and slots that may die in a row with tasks of a block of which none has begun. An interpreter that its user chose can go on so
-#: for ever, and a worker can say on its board that what it runs has not begun; both cost the node a process each time.
+#: Workers and slots that may die in a row with tasks of a block before one has begun. An interpreter that its user chose can die like this
+#: for ever, and a worker can claim on its board that its task has not begun; each time costs the node a process.
 MOST_IN_VAIN = 5
-#: First flush of a task's output after this, later ones ever more rarely; as soon again where not all was written.
+#: First flush of a task's output after this time, later flushes ever less often; again after this time if some output was left over.
 FIRST_FLUSH_S = 2.0
 _RAREST_S = 60.0
-#: Parts of one stream that are written at once: who puts out more than the store takes would keep its thread from all others.
+#: Most parts of a stream written at once: output faster than the store must not keep the thread from others.
 _PARTS_AT_ONCE = 64
-#: Attempts with output whose end is remembered for those who follow them.
+#: Most ended attempts with output that are remembered for their followers.
 _RECENT = 1000
 
 Logs = tuple[int, tuple[bytes, bytes], tuple[int, int]]
 
 
 class _Contained:
-    """The end of one live attempt is handled in it: what raises there ends that attempt, for `reason`, and nothing else."""
+    """The boundary of one attempt while its end is handled: an exception there ends this attempt, for `reason`, and nothing else."""
 
     __slots__ = ("_block", "_counts", "_ends", "_index", "_now_s", "_reason")
 
@@ -112,10 +112,10 @@ class _Contained:
 class Ends:
     """Ends of attempts of one node.
 
-    What raises while an end is handled ends that attempt, and no other: what a slot tells comes from a user's processes. A defect that one
-    of them finds costs the others nothing, and leaves nothing RUNNING.
+    An exception while an end is handled ends that attempt, and no other: reports of a slot come from a user's processes. A defect that one
+    of them triggers costs the others nothing, and leaves nothing RUNNING.
 
-    Args: spool: where values wait for a store that is away.
+    Args: spool: directory where values wait while the store is away.
     """
 
     def __init__(self, node: NodeAgent, *, spool: Path) -> None:
@@ -132,15 +132,15 @@ class Ends:
         self._refused: dict[Worker, Ending] = {}
 
     def take(self, events: list[WorkEvent]) -> None:
-        """Takes in what the slots reported."""
+        """Takes in the reports of slots."""
         now_s = machine.monotonic()
         for event in events:
-            error = self._aside.attempt(self._take, event, now_s)  # those behind it are others'
+            error = self._aside.attempt(self._take, event, now_s)  # later events belong to other attempts
             if error is not None:
                 self._give_up(event, error, now_s)
 
     def _give_up(self, event: WorkEvent, error: Exception, now_s: float) -> None:
-        """Nobody knows any more what its slot has: the slot ends and tells so; what has ended already has its tasks end here."""
+        """Ends the slot of a failed event, since its state is unknown; the tasks of a slot that is already gone end here."""
         match event:
             case WorkerEnded():
                 lane = self._lanes.drop_worker(event.worker)
@@ -200,7 +200,7 @@ class Ends:
             return
         take, has_flushed, completed = lane.tasks.pop, self._logs.has, State.COMPLETED
         quick: list[Outcome] = []
-        busy: dict[ClaimedBlock, list[int]] = {}  #: tasks, microseconds, and those that were not quick
+        busy: dict[ClaimedBlock, list[int]] = {}  #: tasks, microseconds, and tasks that were not quick
         current: ClaimedBlock | None = None
         counts = [0, 0, 0]
         base_us = 0
@@ -236,7 +236,7 @@ class Ends:
                 self._node.ended(State.COMPLETED, count - others, busy_us / 1e6 / count)
 
     def _task_ended(self, event: TasksEnded, end: TaskEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
-        """Not a quick one."""
+        """Takes the end of a call that is not quick."""
         ending = of_task(end)
         ending.home = str(event.slot.directory)
         self._flushed(block, index, end.seq, ending, now_s)
@@ -321,7 +321,7 @@ class Ends:
             self._charge(block, count, busy_us / 1e6, now_s)
 
     def _charge(self, block: ClaimedBlock, count: int, busy_s: float, now_s: float) -> None:
-        """Its user has had these core-seconds of the queue."""
+        """Charges its user for these core-seconds of the queue."""
         if not block.is_placed:
             self._shared.turns[block.queue].charge(user_tag(block.info.record.user), block.key.cores, busy_s, count, now_s)
 
@@ -332,18 +332,18 @@ class Ends:
         self._flushed(block, index, end.seq, ending, now_s)
 
     def _collect(self, block: ClaimedBlock, index: int, end: CommandEnd, ending: Ending) -> None:
-        """Output files of a command, and the files that the user named for its streams."""
+        """Notes a command's output files, and the files that the user named for its streams."""
         command = block.info.record.command
         if command is None:
             return
         out, err = self._stager.named_outputs(block, index)
         shared = self._stager.appends(block)
         ending.kept_paths = tuple(path for path in (out, err) if path)
-        if shared and block.key.count > 1:  # one file of many tasks: not the output of any one of them
+        if shared and block.key.count > 1:  # one file of many tasks: not the output of any single one
             ending.out = ending.out if ending.out.path != out or not out else type(ending.out)(size=ending.out.size)
             ending.err = ending.err if ending.err.path != err or not err else type(ending.err)(size=ending.err.size)
         ending.directory = end.directory
-        if ending.reason is Reason.NONE:  # whether they are there is seen where they are stored: here a file server would stop all
+        if ending.reason is Reason.NONE:  # whether they exist is seen where they are stored: here a hanging file server would stop all
             ending.files = tuple(name for _, name in command.output_files)
             ending.files_home = os.path.join(end.directory or "/", command.cwd)
             ending.is_far = bool(command.cwd) or any(map(os.path.isabs, ending.files))
@@ -353,13 +353,13 @@ class Ends:
     def failed(
         self, block: ClaimedBlock, index: int, reason: Reason, error: Exception, now_s: float, *, counts: tuple[int, int]
     ) -> None:
-        """Handling the end of an attempt raised. counts: live and writing tasks of its block once it has ended."""
+        """Ends an attempt whose handling has raised. counts: live and writing tasks of its block after this end."""
         self._aside.add(place_of(error), None, error)
         block.live, block.writing = counts
         self._end_for_good(block, (index,), reason, error, now_s)
 
     def _end_for_good(self, block: ClaimedBlock, indices: Iterable[int], reason: Reason, error: Exception, now_s: float) -> None:
-        """Those of them that have no outcome yet end: tried again they would meet the same."""
+        """Ends those of the tasks that have no outcome yet: another try would meet the same error."""
         there = {outcome.index for outcome in block.arrived} | {index for index, _ in block.failed}
         left = [index for index in indices if index not in there]
         words = f"node {self._node.name} could not take in how it ended: {type(error).__name__}: {error}"[:300]
@@ -398,7 +398,7 @@ class Ends:
             owner.lost(lost_words(event.why))
 
     def _unbegun(self, tasks: list[Task], why: str, now_s: float) -> None:
-        """What was to run them has died. They wait again; after too many deaths in a row without a task that begins they are lost."""
+        """Lets tasks wait again whose worker or slot died before they began; after too many deaths in a row they are lost."""
         blocks = list({id(block): block for block, _ in tasks}.values())
         for block in blocks:
             block.in_vain += 1
@@ -412,7 +412,7 @@ class Ends:
     # -- what becomes of an attempt --------------------------------------------------------------------------------------------
 
     def returned(self, tasks: list[Task], now_s: float) -> None:
-        """These did not start: they wait again, or end CANCELLED when that was asked for."""
+        """Lets tasks that did not start wait again; ends them as CANCELLED if that was asked for."""
         for block, index in tasks:
             with _Contained(self, block, index, Reason.WORKER_LOST, now_s):
                 self._returned(block, index, now_s)
@@ -425,7 +425,7 @@ class Ends:
             block.settle([cancelled(index, words, block.cancel_reason(index))], now_s)
 
     def unstartable(self, block: ClaimedBlock, indices: list[int], failure: FetchFailure) -> None:
-        """Tasks (no longer in ready) that cannot be started."""
+        """Ends tasks (no longer in ready) that cannot be started."""
         now_s = machine.monotonic()
         for index in indices:
             block.live += 1
@@ -441,7 +441,7 @@ class Ends:
             self._node.strike("start_failed", f"{block.key.submission}: {failure.error}")
 
     def ended(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
-        """A live attempt is over."""
+        """Takes the end of a live attempt."""
         if block.is_placed and self._node.jobs.is_awaited(block, ending, lambda: self._told(block, index, ending, machine.monotonic())):
             return
         self._told(block, index, ending, now_s)
@@ -449,12 +449,12 @@ class Ends:
     def _told(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         block.live -= 1
         if ending.reason is Reason.NODE_LOST or (ending.reason is Reason.WORKER_LOST and block.info.account is not None):
-            self._node.missed()  # a user's processes never say that it was the node (`adapters/host/distrust.py`)
+            self._node.missed()  # processes of a user never report that the node was at fault (`adapters/host/distrust.py`)
         elif ending.reason is Reason.DISK_LIMIT:
             ending.error = block.over_limit.get(index, ending.error)
-        elif not (block.is_placed and ending.reason is Reason.OUT_OF_MEMORY and ending.error):  # ranks tell which node had no more
+        elif not (block.is_placed and ending.reason is Reason.OUT_OF_MEMORY and ending.error):  # ranks report which node had no more
             ending.error = over_limit(ending, block.info.record) or ending.error
-        if ending.error.startswith(DISK_WAS_FULL):  # gone with the work's own files, perhaps, before anybody else looks
+        if ending.error.startswith(DISK_WAS_FULL):  # the node looks well again once the work's files are gone
             self._node.strike("disk_full", f"{block.key.submission}_{index}: {ending.error}", block.info.account)
         ending.account, ending.output_cap, ending.file_cap = block.info.account, self._shared.output_cap, self._shared.file_cap
         if block.payloads is not None and crowded(block, index, ending):
@@ -488,7 +488,7 @@ class Ends:
             ending.reason = Reason.BAD_OUTPUT if his else Reason.NODE_LOST
             ending.error = f"its output could not be stored: {what}"
             if ending.values is not None or ending.files:
-                self._rows.delete(block, index)  # some of them may be there
+                self._rows.delete(block, index)  # some of them may be stored
             ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
             if is_gone:
                 self._node.missed()
@@ -505,7 +505,7 @@ class Ends:
             self._end(block, index, ending, written, now_s)
 
     def _claimed(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, refusal: Exception | None) -> None:
-        """It has its output keys; or its client died before it had, and somebody else has them now."""
+        """Ends a task once its output keys are claimed, or another process has them (its client died before it claimed them)."""
         block.writing -= 1
         if refusal is not None:
             failure = FetchFailure.of(refusal, refusal.message if isinstance(refusal, RmgrError) else str(refusal))
@@ -538,19 +538,19 @@ class Ends:
         if ended.log[0] or ended.log[1] or ended.log_parts != (0, 0):
             self._logs.remember(key.submission, key.attempt, ended, index)
         self._stager.done(block, index)
-        if ending.directory and not self._stager.is_needed(block):  # what was staged has just gone: two at once are in each other's way
+        if ending.directory and not self._stager.is_needed(block):  # else its staged files are being removed: two would collide
             self._shared.io.run(lambda _store: remove_directory(ending), lambda _result: None)
 
 
 def _is_plain(block: ClaimedBlock) -> bool:
-    """Its commands have no files of their own to be collected or kept, and run on this node only."""
+    """Returns whether its commands have no files to collect or keep, and run on this node only."""
     command, allocation = block.info.record.command, block.data.allocation
     leaves_files = command is None or command.output_files or command.out or command.err
     return not leaves_files and not (allocation is not None and allocation.helpers)
 
 
 def cancelled(index: int, words: str, reason: Reason = Reason.USER_CANCEL) -> Outcome:
-    """The outcome of a task that was cancelled before it started."""
+    """Returns the outcome of a task that was cancelled before it started."""
     return Outcome(index=index, state=State.CANCELLED, reason=reason, error=words)
 
 
@@ -562,15 +562,16 @@ def _outcome_of_a_defect(block: ClaimedBlock, index: int, reason: Reason, words:
 
 
 # -- output of running tasks -----------------------------------------------------------------------------------------------
-# It is flushed to the store every few seconds, so that it outlives the node. What ended lately is remembered for those who follow it.
+# The output of running tasks is flushed to the store every few seconds, so that it outlives the node. Recent ends are remembered for
+# followers.
 
 
 @dataclass(slots=True)
 class _Kept:
-    """Parts of one stream that are in the store: about its first and its last half cap, as in the file itself, and a line for the rest.
+    """Stored parts of one stream: about its first and its last half cap, as in the file itself, and a line for the rest.
 
-    head: bytes before the gap. tail: (part, its bytes in the output as it was written, its bytes in the store). gap: part that counts
-    what is missed, -1 = nothing is.
+    head: bytes before the gap. tail: (part, its bytes in the original output, its bytes in the store). gap: the part whose line counts
+        missing bytes, -1 if none are missing.
     """
 
     head: int = 0
@@ -580,7 +581,7 @@ class _Kept:
     dropped: int = 0
 
     def add(self, part: int, written: int, stored: int, cap: int) -> None:
-        """One more is there."""
+        """Adds a stored part."""
         if self.head < cap // 2:
             self.head += stored
         else:
@@ -588,7 +589,7 @@ class _Kept:
             self.tail_bytes += stored
 
     def cut(self, store: Store, row: Callable[[int], str], cap: int, ttl_s: float | None) -> None:
-        """Deletes the oldest parts of a tail that has grown too long. Done again after a failure it does the same."""
+        """Deletes the oldest parts of a tail that has grown too long. A repetition after a failure does the same."""
         left, surplus = self.tail_bytes, 0
         while left > cap - cap // 2 and surplus < len(self.tail) - 1:
             left -= self.tail[surplus][2]
@@ -607,7 +608,7 @@ class _Kept:
 
 @dataclass(slots=True, kw_only=True)
 class _Flushing(Flushed):
-    """Of a task that runs."""
+    """Flushed output of a running task."""
 
     kept: tuple[_Kept, _Kept] = field(default_factory=lambda: (_Kept(), _Kept()))
 
@@ -615,8 +616,8 @@ class _Flushing(Flushed):
 class LiveLogs:
     """Logs of the tasks of one node.
 
-    ttl_s: how long rows that are written now are kept, None = for ever. output_cap: about so many bytes of a stream are in the store while
-    it grows; at its end comes what its file holds beyond.
+    ttl_s: how long new rows are kept, None = for ever. output_cap: about so many bytes of a stream are stored while it grows; its end adds
+        whatever its file holds beyond.
     """
 
     def __init__(self, io: StoreIO, ttl_s: Callable[[], float | None], output_cap: int, charges: Charges) -> None:
@@ -625,25 +626,25 @@ class LiveLogs:
         self._ttl_s = ttl_s
         self._output_cap = output_cap
         self._flushed: dict[int, _Flushing] = {}
-        #: (submission, index) -> (attempt, inline rest, parts) of what ended lately
+        #: (submission, index) -> (attempt, inline rest, parts) of recent ends
         self.recent: OrderedDict[tuple[int, int], Logs] = OrderedDict()
 
     def has(self, seq: int) -> bool:
-        """Some of its output is in the store already."""
+        """Returns whether some of its output is in the store."""
         return seq in self._flushed
 
     def take(self, seq: int) -> Flushed | None:
-        """The task has ended: how much of its output is in the store."""
+        """Returns how much of an ended task's output is in the store, and forgets it."""
         return self._flushed.pop(seq, None)
 
     def remember(self, submission: int, attempt: int, ended: Outcome | FailedRange, index: int) -> None:
-        """For those who follow it: where the output of an attempt is now."""
+        """Remembers for followers where the output of an ended attempt is."""
         self.recent[submission, index] = (attempt, ended.log, ended.log_parts)
         if len(self.recent) > _RECENT:
             self.recent.popitem(last=False)
 
     def flush(self, lanes: Iterable[WorkerLane], now_s: float) -> float:
-        """Writes what running tasks have put out since the last time; returns when to come again, inf = no need to."""
+        """Writes new output of running tasks; returns when to call again, inf = no need to."""
         next_s = math.inf
         for lane in lanes:
             seq = lane.running_seq
@@ -657,7 +658,7 @@ class LiveLogs:
             if flushed is not None:
                 if now_s >= flushed.next_s and not flushed.is_flushing:
                     self._start(lane, seq, flushed, now_s)
-                if flushed.is_flushing:  # its end brings the loop round; a store that is away may take long to it
+                if flushed.is_flushing:  # its end wakes the loop; with an absent store that may take long
                     continue
                 due_s = flushed.next_s
             next_s = min(next_s, due_s)
@@ -684,7 +685,7 @@ class LiveLogs:
                             break
                         try:
                             charge.row(row(part), len(data))
-                        except LimitReached:  # what is left of it is for the end, which says so
+                        except LimitReached:  # the rest is left to the end, which reports it
                             break
                         store.put(row(part), data, ttl_s=ttl_s)
                         flushed.sizes[number] = following

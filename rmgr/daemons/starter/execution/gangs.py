@@ -3,8 +3,8 @@
     /gangs/<partition> -> Timetable -> rows of the next half minute -> turner, which stops and continues
     a part: seated (its slot is open, and stopped) -> its first turn has begun: its work may start -> turns -> its slot is empty: left
 
-The record may come before or behind the jobs that it names, and another generation of it at any time: rows up to the first slot of a
-generation are those of the one before. While a part is here the gang has all cores of the node, so that nothing is pulled beside it.
+The record may come before or after the jobs that it names, and a new generation may come at any time: rows up to the first slot of a
+generation come from the one before. While a part is here, the gang has all cores of the node, so that nothing is pulled beside it.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
     from rmgr.model.tasks.block import Allocation, NodeHold
 
-#: The turner knows the rows of so long at least, and of so many slots: it goes on while its Starter stands still.
+#: The turner knows at least the rows of this time, and of this many slots: it goes on while its Starter stands still.
 AHEAD_US, _AHEAD_SLOTS = 45_000_000, 4
-#: They are computed again when less than this is left.
+#: More rows are computed when less than this is left.
 _AGAIN_US = 32_000_000
-#: Rows that are computed in one turn of the node: up to half a millisecond each, in a tree of hundreds of leaves.
+#: Rows computed in one turn of the node (up to half a millisecond each, in a tree of hundreds of leaves); pause before the next ones.
 _AT_ONCE, _SOON_S = 100, 0.02
-#: Longest time that an attempt runs out of turn.
+#: Longest time that an attempt may run out of turn.
 _OUT_OF_TURN_US = 60_000_000
-#: Clocks that differ by less are not worth new rows.
+#: Smaller changes of a clock do not need new rows.
 _DRIFT_US = 500
 _LOOK_S = 1.0
-#: A clock that could not be read for so long is told of.
+#: Time after which an unreadable clock is logged.
 _SILENT_S = 3.0
 #: Why an attempt ended that the turner had to kill.
 OVERRAN = "it computed on for a second after the end of its turn, and was killed"
-#: Whose cores of a node all its gangs' are, in its lanes.
+#: Name under which the lanes keep all cores of a node for its gangs.
 _OURS = "gangs"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Part:
-    """One attempt on this node. served_us, turns: as the turner has counted them."""
+    """One attempt on this node. served_us, turns: as counted by the turner."""
 
     name: str
     gang: str
     slot: Slot
     has_begun: bool = False
-    is_over_limit: bool = False  #: and was told so
+    is_over_limit: bool = False  #: and was ended for that
     was_killed: bool = False  #: by the turner
     served_us: int = 0
     turns: int = 0
@@ -73,9 +73,9 @@ class _Part:
 class _Gang:
     """What is known of the gang of a partition.
 
-    rows: from the present one on; goal_us: up to which they are being computed; is_due: the turner is to be told.
-    ahead_us: of gang time before this machine's boot clock, give or take error_us, None = no clock could be read yet. It stands while the
-    clock that counts from now on cannot be read: gang time goes on when it changes hands.
+    rows: from the present one on; goal_us: time up to which they are being computed; is_due: the turner must be told. ahead_us: gang time
+        minus this machine's boot time, give or take error_us; None if no clock was read yet. It stays valid while the present reference
+        clock cannot be read: gang time goes on when the reference changes.
     """
 
     name: str
@@ -88,38 +88,38 @@ class _Gang:
     is_due: bool = False
     ahead_us: int | None = None
     error_us: int = 0
-    sent_us: int | None = None  #: what `ahead_us` was when the turner was told
+    sent_us: int | None = None  #: `ahead_us` as the turner was last told
     error: str = ""
-    endpoint_of: tuple[str, int] = ("", 0)  #: the reference whose record is being read, or was
-    follows: tuple[str, int] = ("", 0)  #: the one that `clock` asks
-    tells_s: float = math.inf  #: when it is told that this one cannot be read
+    endpoint_of: tuple[str, int] = ("", 0)  #: reference whose record was read last, or is being read
+    follows: tuple[str, int] = ("", 0)  #: the reference that `clock` asks
+    tells_s: float = math.inf  #: when to log that it cannot be read
 
 
 class Gangs:
-    """All parts of gangs on one node. In the thread that owns the node."""
+    """All parts of gangs on one node. Owned by the node's thread."""
 
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
         self._shared = node.shared
         self._parts: dict[str, _Part] = {}
         self._gangs: dict[str, _Gang] = {}
-        self._suspended: set[str] = set()  # parts, also while they have no slot
+        self._suspended: set[str] = set()  # parts, even if they have no slot
         self.switches = self.late_switches = 0
-        self._told = (0, 0, 0)  # switches, late ones, ns out of turn
+        self._told = (0, 0, 0)  # switches, late switches, ns out of turn
 
     # -- what jobs ask -----------------------------------------------------------------------------------------------------
 
     def seat(self, placed: Allocation | NodeHold, part: str, info: Info) -> Slot | None:
-        """The slot in which the part stands still until its first turn; None: not yet. Raises: OSError when no slot can be opened."""
+        """Returns the slot in which the part is stopped until its first turn; None: not yet. Raises: OSError if no slot can be opened."""
         gang = placed.gang
         if any(other.gang != gang for other in self._parts.values()):
-            return None  # of a partition that the node was in before: two trees would give a core to two jobs
+            return None  # parts of the node's former partition: two trees would give a core to two jobs
         found = self._gang(gang)
         if found.table is None or found.version < placed.generation or (cores := found.table.cores_of(part)) is None:
-            return None  # the record that has placed it is on its way; one before, whose other starts came through, may say other cores
+            return None  # the record that placed it has not come; an older one may name other cores
         lanes = self._node.lanes
         if not lanes.keep(_OURS, lanes.cores, 0):
-            return None  # what was pulled ends first
+            return None  # pulled work must end first
         slot = lanes.seat(part, info, *cores)
         if slot is None:
             return None
@@ -135,40 +135,40 @@ class Gangs:
         return slot
 
     def has_begun(self, part: str) -> bool:
-        """Its first turn has come: its work may start."""
+        """Returns whether its first turn has come, so that its work may start."""
         found = self._parts.get(part)
         return found is not None and found.has_begun
 
     def served_us(self, part: str) -> tuple[int, int]:
-        """(for how long it has had its cores, in how many turns)."""
+        """Returns (time for which it had its cores, number of turns)."""
         found = self._parts.get(part)
         return (found.served_us, found.turns) if found is not None else (0, 0)
 
     def was_killed(self, part: str) -> bool:
-        """It computed on after its turn."""
+        """Returns whether the turner killed it because it went on after its turn."""
         found = self._parts.get(part)
         return found is not None and found.was_killed
 
     def let_go(self, part: str, for_us: int) -> None:
-        """Runs out of its turn, because it is to end or to save its state; for a minute at most."""
+        """Lets a part run out of turn so that it can end or save its state; for a minute at most."""
         if part in self._parts:
             until_ns = machine.boottime_ns() + min(for_us + 2_000_000, _OUT_OF_TURN_US) * 1000
             self._node.lanes.runner.turner.let_go(part, until_ns)
 
     def hold(self, part: str, *, on: bool) -> None:
-        """Somebody has suspended it: its turns pass idle until he resumes it."""
+        """Suspends or resumes a part: its turns pass idle meanwhile."""
         (self._suspended.add if on else self._suspended.discard)(part)
         if part in self._parts:
             self._node.lanes.runner.turner.hold(part, on)
 
     def clock_error_us(self) -> int | None:
-        """By how much the slots of this node may be beside those of others; None: no clock is read."""
+        """Returns how far this node's slots may be off from those of others; None if no clock is read."""
         return max((gang.error_us for gang in self._gangs.values() if gang.ahead_us is not None), default=None)
 
     # -- facts ---------------------------------------------------------------------------------------------------------------
 
     def take(self, event: TurnEvent) -> None:
-        """What the turner reports."""
+        """Takes a report of the turner."""
         match event:
             case PartBegan():
                 if (found := self._parts.get(event.part)) is not None:
@@ -196,16 +196,16 @@ class Gangs:
                 self._node.log.warning("turner_restarted", node=self._node.name)
 
     def reset(self) -> None:
-        """A new registration: watches of the session before are gone."""
+        """Starts all watches again after a new registration."""
         for gang in self._gangs.values():
-            gang.version = -1  # the tree may have been restored from an older one
+            gang.version = -1  # the tree may have been restored from an older state
             if gang.watch is not None:
                 gang.watch.start()
 
     def settle(self) -> float:
-        """Gives up what is over, ends what is over its limit, tells the turner what comes. Cost: O(parts), and now and then the rows.
+        """Gives up parts that are over, ends those over their limit, sends rows to the turner. Cost: O(parts), and now and then the rows.
 
-        Returns: when to do it again, though nothing happens (monotonic, s).
+        Returns: when to call again without a new fact (monotonic, s).
         """
         if not self._parts and not self._gangs:
             return math.inf
@@ -235,22 +235,22 @@ class Gangs:
         return machine.monotonic() + (_LOOK_S if is_ahead else _SOON_S) if self._gangs else math.inf
 
     def _held(self) -> dict[str, str]:
-        """Parts here of attempts whose script runs elsewhere, and their gangs."""
+        """Returns the parts here of attempts whose script runs elsewhere, with their gangs."""
         holds = self._node.jobs.holds
         return {hold.name: hold.record.gang for hold in holds if hold.record is not None and hold.record.gang}
 
     def turn_on(self) -> None:
-        """All that is done while the node may not act: its turns go on."""
+        """Keeps turns going while the node may not act."""
         if self._parts:
             self._send_rows()
 
     def label(self, block: ClaimedBlock) -> str:
-        """The name of a block of a gang as a part, "" for any other block."""
+        """Returns the name of a gang's block as a part, "" for any other block."""
         allocation, key = block.data.allocation, block.key
         return run_label(key.submission, key.first, key.attempt) if allocation is not None and allocation.gang else ""
 
     def close(self) -> None:
-        """Reads no more clocks."""
+        """Stops reading clocks."""
         for gang in self._gangs.values():
             self._close(gang)
         self._gangs.clear()
@@ -286,11 +286,11 @@ class Gangs:
             table = Timetable(record, self._node.name)
         except (RmgrError, ValueError) as error:
             words = error.message if isinstance(error, RmgrError) else str(error)
-            if words != gang.error:  # the last one that could be read stands
+            if words != gang.error:  # the last readable record stands
                 gang.error = words
                 self._node.log.error("gang_not_readable", gang=gang.name, version=found.version, error=words)
             return
-        if gang.table is None or gang.table.record.origin_us != record.origin_us:  # another tree, which may count by any clock
+        if gang.table is None or gang.table.record.origin_us != record.origin_us:  # another tree, with a clock of its own
             gang.rows, gang.ahead_us = [], None
         if gang.table is None or gang.table.record.clock != record.clock:
             gang.tells_s = machine.monotonic() + _SILENT_S
@@ -310,7 +310,7 @@ class Gangs:
         self._node.jobs.stories.begin(self._follow(gang, asked))
 
     def _follow(self, gang: _Gang, asked: tuple[str, int]) -> Story[None]:
-        """Reads the clock of that node, once it says where its Starter is."""
+        """Reads the clock of a node once its record names the Starter's endpoint."""
         try:
             record: NodeRecord | None = yield from record_of(self._shared.coordinator, asked[0])
         except RmgrError as error:
@@ -327,7 +327,7 @@ class Gangs:
         self._find_clock(gang)
 
     def _ahead_us(self, gang: _Gang, clock: GangClock) -> int | None:
-        """How far gang time is ahead of this machine's boot clock, by the reference or as it was known before."""
+        """Returns how far gang time is ahead of this machine's boot clock, by the reference or else as last known."""
         reading = gang.clock.reading if gang.follows == (clock.node, clock.incarnation) else None
         if (clock.node, clock.incarnation) == (self._node.name, self._node.incarnation):
             reading = OWN
@@ -342,7 +342,7 @@ class Gangs:
     # -- rows ----------------------------------------------------------------------------------------------------------------
 
     def _send_rows(self) -> bool:
-        """The rows of the gang that has the node, where something is new. False: more of them are to be computed."""
+        """Sends the rows of the node's gang to the turner if they are new. Returns: False if more rows must be computed soon."""
         gang = next((self._gangs[part.gang] for part in self._parts.values()), None)
         if gang is None or gang.table is None or (ahead_us := self._ahead_us(gang, gang.table.record.clock)) is None:
             return True
@@ -355,7 +355,7 @@ class Gangs:
 
     @staticmethod
     def _extend(gang: _Gang, table: Timetable, now_us: int) -> bool:
-        """Rows up to the horizon, or some of them (False); those that are over go."""
+        """Extends the rows to the horizon and drops past ones; False if some are still missing."""
         slot_us = table.record.slot_us
         table.skip_to((now_us - table.record.origin_us) // slot_us)
         if table.start_us(table.slot) < now_us + max(_AGAIN_US, (_AHEAD_SLOTS - 1) * slot_us):
@@ -372,7 +372,7 @@ class Gangs:
 
 
 def _changes(rows: list[SlotRow]) -> Iterator[SlotRow]:
-    """Those that differ from the one before."""
+    """Yields the rows that differ from the one before."""
     before: frozenset[str] | None = None
     for row in rows:
         parts = frozenset(row.parts)

@@ -1,8 +1,8 @@
-"""Cores and memory of a node for jobs whose script runs elsewhere (holds), and for jobs that wait for what runs here (promises).
+"""Cores and memory of a node for jobs whose script runs elsewhere (holds), and for jobs that wait for running ones to end (promises).
 
-A hold is taken out of the node's lanes until it goes. `/holds/<node>` is the leader's; the Starter reads names and data and takes each hold
-as soon as it fits. Nothing is pulled while one does not. When a hold goes, everything that ran in it is killed, and what it held is free
-once that is dead.
+A hold takes resources from the node's lanes as long as it stands. The leader writes `/holds/<node>`; the Starter reads names and data and
+takes each hold as soon as it fits. Nothing is pulled while a hold does not fit. When a hold goes, all its processes are killed, and its
+resources are free once they are dead.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.submissions import Info
     from rmgr.daemons.starter.node.node import NodeAgent
 
-#: In the private directory of a hold: what its ranks save.
+#: Name in a hold's private directory: what its ranks save.
 CHECKPOINTS = "saved"
-#: Pause after a hold, or a promise, could not be read.
+#: Pause after a hold or a promise could not be read.
 _PAUSE_S = 0.5
-#: A record that is none is read again after this; one that takes its place under the same name is read when it comes.
+#: Pause before an invalid record is read again; a replacement under the same name is read when it comes.
 _LONG_PAUSE_S = 60.0
-#: How soon it is looked again whether what came in the place of a promise is known.
+#: Pause between two checks whether the successor of a promise is known.
 _LOOK_S = 0.01
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HeldPart:
-    """One part of a job that runs elsewhere. lane: what it has here, None = nothing yet."""
+    """One part of a job that runs elsewhere. lane: what it has here, None if nothing yet."""
 
     name: str
     submission: int
@@ -61,24 +61,24 @@ class HeldPart:
     lane: WorkerLane | None = None
     seq: int = 0  #: of the program that runs its processes
     place: Path | None = None  #: its private directory, with the socket of that program
-    is_stale: bool = False  #: something has changed since it was asked for
-    retry_s: float = -math.inf  #: of reading
-    again_s: float = -math.inf  #: when it may be taken again, should what serves it have ended
-    error: str = ""  #: of the last reading, told once
+    is_stale: bool = False  #: it may have changed since it was read
+    retry_s: float = -math.inf  #: of the next read
+    again_s: float = -math.inf  #: when it may be taken again if its program has ended
+    error: str = ""  #: of the last read, logged once
     is_too_large: bool = False
-    life: str = ""  #: of the node, when it was taken
+    life: str = ""  #: of the node when the hold was taken
     incarnation: int = 0
-    fates: dict[int, str] = field(default_factory=dict)  #: seq of a program that ran its processes -> what became of them all
-    killed: str = ""  #: why the turner has killed what runs in it
-    starved: set[int] = field(default_factory=set)  #: of these: those that used more memory than they have
+    fates: dict[int, str] = field(default_factory=dict)  #: seq of a program that ran its processes -> what became of them
+    killed: str = ""  #: why the turner killed its processes
+    starved: set[int] = field(default_factory=set)  #: those of `fates` that used too much memory
 
     def suits(self, head: str, cores: int) -> bool:
-        """It has its cores, and is what was asked for (cores 0 = any)."""
+        """Returns whether it has its cores, and is what was asked for (cores 0 = any)."""
         record = self.record
         return self.is_ready and record is not None and record.head == head and cores in (0, record.cores)
 
     def ended(self, end: CommandEnd) -> None:
-        """What runs its processes is dead, and with it they. A fate is the work's own doing; without one the system has ended them."""
+        """Takes the end of its program, and so of its processes. A fate means the work's own fault; without one the system ended them."""
         if not self.is_ready or end.reason not in OWN_FAILURES - {Reason.EXIT_CODE}:
             self.fates[end.seq] = ""
             return
@@ -91,32 +91,32 @@ class HeldPart:
         self.fates[end.seq] = fate
 
     def lost(self, words: str) -> None:
-        """Its slot is gone, and with it what ran its processes."""
+        """Notes that its slot is lost, and its processes with it."""
         self.fates[self.seq] = words
 
     @property
     def is_ready(self) -> bool:
-        """It has its cores."""
+        """Whether it has its cores."""
         return self.lane is not None and self.lane.owner is self
 
     @property
     def info(self) -> Info | None:
-        """What is known of its submission while it has its cores."""
+        """What is known of its submission while it has its cores, else None."""
         return self.lane.info if self.lane is not None and self.is_ready else None
 
 
 class _Taking(Enum):
-    """What became of an attempt to take the cores of a hold."""
+    """Result of an attempt to take the cores of a hold."""
 
     OVER = "over"  #: it has them, or never will
     NO_ROOM = "no-room"
-    UNKNOWN = "unknown"  #: whose it is, and what it takes, is being read
+    UNKNOWN = "unknown"  #: its account, or its record, is being read
 
 
 class HeldParts:
-    """All holds of one node. directory: for what belongs to a hold.
+    """All holds of one node. directory: for the holds' own directories.
 
-    life: another one whenever what runs in all of them was killed; the node's record shows it to whoever runs their scripts.
+    life: changes whenever all their processes were killed; the node's record shows it to the nodes that run their scripts.
     """
 
     def __init__(self, node: NodeAgent, directory: Path) -> None:
@@ -134,20 +134,20 @@ class HeldParts:
         return len(self._holds)
 
     def parts_of(self, submission: int, index: int) -> list[HeldPart]:
-        """Of one job, whether or not they have their cores."""
+        """Returns the parts of one job, whether or not they have their cores."""
         return [hold for hold in self._holds.values() if (hold.submission, hold.index) == (submission, index)]
 
     def has(self, name: str) -> bool:
-        """It stands, whether or not it has its cores."""
+        """Returns whether a hold stands, whether or not it has its cores."""
         return name in self._holds
 
     def get(self, name: str) -> HeldPart | None:
-        """A hold that stands and has its cores."""
+        """Returns a hold that has its cores, else None."""
         hold = self._holds.get(name)
         return hold if hold is not None and hold.is_ready else None
 
     def when_ready(self, name: str, *, head: str, cores: int) -> Future[HeldPart]:
-        """Done once the hold stands, is what was asked for, and has its cores; whoever gives up waiting cancels it."""
+        """Returns a future, done once the hold stands, is what was asked for, and has its cores; a caller that gives up cancels it."""
         future: Future[HeldPart] = Future()
         hold = self._holds.get(name)
         if hold is not None and hold.suits(head, cores):
@@ -158,7 +158,7 @@ class HeldParts:
         return future
 
     def suspend(self, name: str, *, resume: bool, out_of_turn_us: int = 0) -> bool:
-        """Stops or continues everything that runs in a hold. out_of_turn_us: of a gang, it runs for so long. False: there is none."""
+        """Stops or continues all processes of a hold; False if absent. out_of_turn_us: lets a part of a gang run for that time instead."""
         hold = self.get(name)
         if hold is None or hold.lane is None:
             return False
@@ -174,7 +174,7 @@ class HeldParts:
     # -- facts -------------------------------------------------------------------------------------------------------------
 
     def seen(self, names: Sequence[str] | None) -> None:
-        """The children of `/holds/<node>` (None: it is not there, and nothing is held)."""
+        """Takes the children of `/holds/<node>` (None: it is absent, and there are no holds)."""
         standing = set(names or ())
         self._node.jobs.reservations.seen(standing)
         for name in [name for name in self._holds if name not in standing]:
@@ -182,7 +182,7 @@ class HeldParts:
             self._end(self._holds.pop(name))
         for hold in self._holds.values():
             if hold.record is not None and not self._look(hold):
-                hold.is_stale = True  # one of the same name may have come after it: the attempt that was given back is placed again
+                hold.is_stale = True  # the same name may stand for a new hold: a job that was given back is placed again under its attempt
         for name in standing - self._holds.keys():
             try:
                 submission, index, attempt = paths.parse_hold(name)
@@ -191,7 +191,7 @@ class HeldParts:
             self._holds[name] = HeldPart(name=name, submission=submission, index=index, attempt=attempt)
 
     def forget_lost(self) -> None:
-        """The private directory of a hold was removed: nothing more can be started in it, so what fails there is the node's loss."""
+        """Ends holds whose private directory was removed: nothing can be started in them, and that is the node's loss."""
         lost = [hold for hold in self._holds.values() if hold.place is not None and not hold.place.is_dir()]
         if lost:
             self.life = machine.guid()[:12]
@@ -202,7 +202,7 @@ class HeldParts:
             hold.place = None
 
     def lose(self) -> None:
-        """The node was fenced: its part of every job is over."""
+        """Ends all holds after the node was fenced."""
         for hold in self._holds.values():
             self._end(hold)
         self._holds.clear()
@@ -212,7 +212,7 @@ class HeldParts:
     # -- acting ------------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Takes what fits now; tells the lanes whether something does not, and whether one that may fit is not known well enough yet."""
+        """Takes holds that fit now; tells the lanes whether one does not fit, and whether one is still unknown."""
         lanes = self._node.lanes
         owed, unsure = self._node.jobs.reservations.is_owed, self._node.jobs.reservations.is_unsure
         for hold in self._holds.values():
@@ -256,7 +256,7 @@ class HeldParts:
             if self._node.jobs.gangs.seat(record, part, info) is None:
                 return _Taking.NO_ROOM
         lane = lanes.open_for(info, None, cores, memory_mib, needs, part=part)
-        if lane is not None and not lane.slot.has_home:  # the others begin at once, and could not wait for another one
+        if lane is not None and not lane.slot.has_home:  # other nodes start at once, so this one must take another slot now
             lanes.give_up(lane)
             lanes.retire(lane.slot)
             self._node.missed()
@@ -268,7 +268,7 @@ class HeldParts:
         hold.again_s = machine.monotonic() + _PAUSE_S
         try:
             self._serve(hold, lane, info)
-        except OSError:  # no descriptor, a full disk: tried again, and until then nobody is told that it is ready
+        except OSError:  # no descriptor or a full disk: tried again, and not reported as ready until then
             hold.lane = None
             lanes.give_up(lane)
             raise
@@ -283,7 +283,7 @@ class HeldParts:
         return _Taking.OVER
 
     def _serve(self, hold: HeldPart, lane: WorkerLane, info: Info) -> None:
-        """Starts the program that runs the hold's processes; whatever they start is killed with it. Raises: OSError."""
+        """Starts the program that runs the hold's processes, which are all killed with it. Raises: OSError."""
         hold.seq = self._node.lanes.runner.next_seq()
         place = hold.place = self._directory / f"hold-{hold.name}-{hold.seq}"
         self._shared.home.check()
@@ -315,7 +315,7 @@ class HeldParts:
         lane.slot.run(CommandBatch(shape=shape, argv=argv, items=(item,), isolate=is_turned, halts=halts))
 
     def _end(self, hold: HeldPart) -> None:
-        """Its processes are killed; its lane is given up when they are dead."""
+        """Kills its processes; its lane is given up when they are dead."""
         lane = hold.lane if hold.is_ready else None
         hold.lane = None
         if lane is not None:
@@ -325,7 +325,7 @@ class HeldParts:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
 
     def _look(self, hold: HeldPart) -> bool:
-        """What stands there is read. False: not now, or that is under way."""
+        """Begins to read a hold's record. False: too early, or already being read."""
         return machine.monotonic() >= hold.retry_s and self._node.stories.begin(self._read(hold), key=("hold", hold))
 
     def _read(self, hold: HeldPart) -> Story[None]:
@@ -354,16 +354,16 @@ class HeldParts:
 
 
 # -- cores that were promised ----------------------------------------------------------------------------------------------
-# Cores of a node that a waiting job was promised: the Starter turns them from those of a running job into kept ones, and asks nobody.
-# `/holds/<node>/r-<job>` names the running jobs whose cores they will be. A job that has ended here frees its cores in `Lanes`, and before
-# anything else may start they are kept again: what was pulled never gets between, and the COMPLETE that deletes the block is all that is
-# committed. A new leader, or this node after a restart, sees by the same block that the cores are the waiting job's. A promise goes with
-# the commit that places its job: what was kept stays kept until the START, or the hold, that came with it is known.
+# Cores of a node promised to a waiting job: without asking, the Starter keeps the cores of a running job for it when that job ends.
+# `/holds/<node>/r-<job>` names the running jobs whose cores are promised. A job that ends here frees its cores in `Lanes`, and they are
+# kept again before anything else may start: pulled work never gets between, and the COMPLETE that deletes the block is the only commit. A
+# new leader, or this node after a restart, sees from the same block that the cores belong to the waiting job. A promise ends with the
+# commit that places its job: the cores stay kept until the START, or the hold, that came with it is known.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Promise:
-    """To one waiting job. met: of its running jobs, those that were seen here; gone: those that have ended."""
+    """A promise to one waiting job. met: those of its running jobs that were seen here; gone: those that have ended."""
 
     name: str
     submission: int
@@ -371,14 +371,14 @@ class _Promise:
     record: Reserved | None = None
     met: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
-    is_stale: bool = True  #: it is to be read
-    is_bad: bool = False  #: what stands there is no promise: nothing is kept for it
-    is_leaving: bool = False  #: its job was placed, or waits no more
+    is_stale: bool = True  #: it must be read
+    is_bad: bool = False  #: its record is no valid promise: nothing is kept
+    is_leaving: bool = False  #: its job was placed, or does not wait any more
     retry_s: float = -math.inf
 
 
 class Reservations:
-    """All promises on one node. is_owed: one lacks what something else still has. is_unsure: one has not been read."""
+    """All promises on one node. is_owed: one lacks cores that are still in use. is_unsure: one has not been read."""
 
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
@@ -388,24 +388,24 @@ class Reservations:
         self.is_owed = self.is_unsure = False
 
     def seen(self, names: Collection[str]) -> None:
-        """What stands below `/holds/<node>`."""
+        """Takes the names below `/holds/<node>`."""
         standing = dict(paths.reserved_in(names))
         for name, promise in self._promises.items():
             promise.is_leaving = name not in standing
-            promise.is_stale = not promise.is_leaving  # one of the same name may have taken its place
+            promise.is_stale = not promise.is_leaving  # another one of the same name may have replaced it
         for name, (submission, index) in standing.items():
             if name not in self._promises:
                 self._promises[name] = _Promise(name=name, submission=submission, index=index)
 
     def lose(self) -> None:
-        """The node was fenced: what stands is read again."""
+        """Forgets all promises after the node was fenced; those that stand are read again."""
         for name in self._promises:
             self._node.lanes.keep(name, 0, 0)
         self._promises.clear()
         self.is_owed = self.is_unsure = False
 
     def settle(self) -> None:
-        """Keeps what has become free for those to whom it was promised. Cost: O(blocks + holds) while something is promised."""
+        """Keeps freed resources for the jobs to which they are promised. Cost: O(blocks + holds) while there are promises."""
         if not self._promises:
             return
         self._let_go()
@@ -414,13 +414,13 @@ class Reservations:
         for promise in self._promises.values():
             if promise.is_stale and machine.monotonic() >= promise.retry_s:
                 self._node.stories.begin(self._read(promise), key=("promise", promise))
-            if promise.record is not None and not promise.is_bad:  # of one that leaves, too: what it waits for may end only now
+            if promise.record is not None and not promise.is_bad:  # also of one that leaves: a job that it waits for may end only now
                 is_owed = not self._node.lanes.keep(promise.name, *self._wanted(promise, promise.record, here)) or is_owed
         self.is_owed = is_owed
         self.is_unsure = any(one.record is None and not one.is_bad for one in self._promises.values())
 
     def _let_go(self) -> None:
-        """What was kept for jobs that are placed by now is free, for them first: they stand before all that was pulled."""
+        """Frees what was kept for placed jobs; they take it first, since they come before pulled work."""
         jobs = self._node.jobs
         for promise in [promise for promise in self._promises.values() if promise.is_leaving]:
             parts = jobs.holds.parts_of(promise.submission, promise.index)
@@ -430,7 +430,7 @@ class Reservations:
                 self._end(promise)
 
     def make_room(self, submission: int, index: int) -> None:
-        """A part of the job, which runs elsewhere, takes its cores now: those that were kept for it are free."""
+        """Frees what was kept for a job whose part, with the script elsewhere, takes its cores now."""
         for promise in list(self._promises.values()):
             if promise.is_leaving and (promise.submission, promise.index) == (submission, index):
                 self._end(promise)
@@ -449,12 +449,12 @@ class Reservations:
         self._looks = False
 
     def _runs_here(self) -> set[str]:
-        """Jobs that have cores of this node, or are about to."""
+        """Returns the jobs that have cores of this node, or are about to."""
         blocks = (block for block in self._node.blocks.values() if block.is_placed and (block.ready or block.live))
         return {run_label(block.key.submission, block.key.first, block.key.attempt) for block in blocks}
 
     def _wanted(self, promise: _Promise, record: Reserved, here: set[str]) -> tuple[int, int, Needs]:
-        """Cores, MiB and pieces of other resources that are its job's by now."""
+        """Returns the cores, MiB and pieces of other resources that belong to the waiting job by now."""
         jobs, is_settled = self._node.jobs, self._node.orders.is_settled
         cores = total = 0
         for run, count in record.shares:
@@ -463,7 +463,7 @@ class Reservations:
                 promise.met.add(run)
                 promise.gone.discard(run)
             elif run not in promise.gone:
-                # One that was never seen here has ended, or has not come: the START of it may be on the way.
+                # A job that was never seen here has ended, or has not come: its START may be on the way.
                 if run in promise.met or not run or (is_settled and not jobs.is_taking(int(run.partition(".")[0]))):
                     promise.gone.add(run)
                 else:
@@ -480,7 +480,7 @@ class Reservations:
         promise.is_stale = False
         try:
             found: Stamped | None = yield self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{promise.name}")
-            if found is not None:  # else the list that does not have it is on the way
+            if found is not None:  # else the list without it is on the way
                 promise.record = record = decode_record(found.data, Reserved, promise.name)
                 promise.is_bad = len(paths.holds_in(run for run, _ in record.shares if run)) < sum(bool(run) for run, _ in record.shares)
         except RmgrError as error:

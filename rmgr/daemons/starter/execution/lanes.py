@@ -1,9 +1,9 @@
-"""The slots of one node and what they hold: cores, memory and other resources are counted here and nowhere else; how slots come back.
+"""The slots of one node and what they hold: only here are cores, memory and other resources counted; and how lost slots come back.
 
-A *lane* is one place where tasks run one after another: a Python worker, or the command queue of a slot. A busy lane
-holds cores and memory; a lane whose task waits for another task (blocked) holds none until it is granted them again. Cores that such
-tasks use all the same are not free: what they say of themselves is not believed. Of other resources, whose single pieces have numbers,
-a lane keeps what it was lent as long as it has tasks.
+A *lane* is one place where tasks run one after another: a Python worker, or the command queue of a slot. A busy lane holds cores and
+memory; a lane whose task waits for another task (blocked) holds none until it is granted them again. Cores that blocked tasks use
+nevertheless are not free, since a task's word is not trusted. Of other resources, whose pieces have numbers, a lane keeps the pieces lent
+to it as long as it has tasks.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from rmgr.model.base.resources import Needs, lent_variables, needs_of
 from rmgr.model.base.states import Reason
 from rmgr.runtime import machine
 
-#: Idle workers of other kinds that a slot keeps warm.
+#: Most idle workers of other kinds that a slot keeps.
 _WARM = 2
-#: How long an idle worker waits for more work of a submission that has ended; its program may begin another one.
+#: How long an idle worker stays after its submission has ended; its program may begin another one.
 _DISMISS_S = 5.0
-#: And of one that is open, for all that a TaskQueue stays open when its program has ended.
+#: The same while the submission is open, since a TaskQueue may stay open after its program has ended.
 _FORGOTTEN_S = 600.0
-#: Slots opened at the start; more when work needs them.
+#: Most slots opened at the start; more are opened when work needs them.
 _EARLY_SLOTS = 8
-#: Spawners of other users that one place keeps warm.
+#: Spawners of other users that one place keeps.
 _WARM_SPAWNERS = 2
-#: Blocked tasks are looked at this often (s): until then each gives its core away. What they used in less time than the second cannot be
-#: told: the kernel counts in hundredths of a second.
+#: Pause between two measurements of blocked tasks (s), which give their cores away until then; and the shortest time that can be measured,
+#: since the kernel counts in hundredths of a second.
 _LOOK_S, _LEAST_S = 0.5, 0.15
-#: Until they were looked at, blocked tasks give away so many times the node's cores, and no more: so few begin before a lie is seen.
+#: Blocked tasks that were not measured yet give away at most so many times the node's cores: so few tasks begin before a lie is seen.
 _UNPROVEN = 2
-#: Cores that a task uses which really waits, at most.
+#: Most cores that a really waiting task uses.
 _WAITS = 0.05
-#: What a slot is: its interpreter, and whose rights its work has (None: the Starter's).
+#: What kind of work a slot takes: its interpreter, and its account (None: the Starter's).
 Kind = tuple[str, Account | None]
 Task = tuple[ClaimedBlock, int]
-#: A spawner is up after 0.1 s; on a machine that swaps, later.
+#: Time for a spawner to come up: usually 0.1 s, longer on a machine that swaps.
 _UP_S = 20.0
-#: How often spawners are continued: one that its work has stopped would enforce no limit, and hear of no cancel.
+#: Pause between two SIGCONTs to spawners: a spawner stopped by its work would enforce no limit and hear no cancel.
 _CONTINUE_S = 2.0
-#: After a failure; doubled each time.
+#: Pause after a failure, doubled each time up to the second value.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0
 
 
 class _Kept(NamedTuple):
-    """pieces: numbers, ascending, by name of the resource."""
+    """Resources kept for one purpose. pieces: numbers, ascending, by name of the resource."""
 
     cores: int
     memory_mib: int
@@ -68,7 +68,7 @@ _NOTHING = _Kept(0, 0, {})
 
 @dataclass(slots=True, eq=False)
 class WorkerLane:
-    """tasks: by seq, in order. since_s: monotonic time of the last thing heard of it (a sending, an end)."""
+    """One lane. tasks: by seq, in order. since_s: monotonic time of its last event (a message sent, an end)."""
 
     slot: Slot
     worker: Worker | None
@@ -80,47 +80,47 @@ class WorkerLane:
     tasks: dict[int, Task] = field(default_factory=dict)
     since_s: float = -math.inf
     blocked_seq: int = 0
-    looked: tuple[float, float, float] = (0.0, 0.0, 0.0)  #: processor seconds had, waited for, as of when (monotonic)
-    uses: float = 0.0  #: cores that its task uses while it says that it waits
+    looked: tuple[float, float, float] = (0.0, 0.0, 0.0)  #: processor seconds used, waited for, at which time (monotonic)
+    uses: float = 0.0  #: cores that its task uses while blocked
     shape: tuple[int, int, Needs] = (0, 0, ())  #: cores, memory and other resources of its tasks, also while it is blocked
-    asked: WorkerSpec | None = None  #: what `spec` was before it got the variables of what is lent
-    lent: dict[str, list[int]] = field(default_factory=dict)  #: numbers of the pieces that are its own, by name
-    cpus: list[int] = field(default_factory=list)  #: processors that are its own, none: it is not bound
+    asked: WorkerSpec | None = None  #: `spec` before it got the variables of lent pieces
+    lent: dict[str, list[int]] = field(default_factory=dict)  #: numbers of its pieces, by name
+    cpus: list[int] = field(default_factory=list)  #: its own processors; none: it is not bound
     recalling: bool = False
-    last: int = 0  #: submission whose work it had last
-    part: str = ""  #: of a gang: it has its cores in its turns only, and they are counted for all of them together
-    is_held: bool = False  #: what it needs is taken out of the node's
-    owner: object = None  #: what holds it although no task of it runs: a hold, the seat of a job that is about to start
+    last: int = 0  #: submission of its last work
+    part: str = ""  #: of a gang: cores only in its turns, counted for all parts together
+    is_held: bool = False  #: its resources are taken from the node's
+    owner: object = None  #: holder without a running task: a hold, or a job about to start
 
     @property
     def kind(self) -> str | int:
-        """Of the task that runs."""
+        """Kind of the running task."""
         return next(iter(self.tasks.values()))[0].kind if self.tasks else 0
 
     @property
     def running_seq(self) -> int:
-        """The task that runs, or will run next."""
+        """Sequence number of the task that runs, or will run next; 0 if none."""
         return next(iter(self.tasks), 0)
 
     @property
     def is_special(self) -> bool:
-        """Its tasks have variables that others do not have."""
+        """Whether its tasks have variables of their own."""
         return bool(self.lent or self.cpus)
 
     @property
     def variables(self) -> dict[str, str]:
-        """With which its tasks find what is lent, and the processors that are theirs."""
+        """Variables that name its lent pieces and its processors."""
         found = lent_variables(self.lent) if self.lent else {}
-        if self.cpus:  # Open MPI, too, leaves the ranks of a node where they are
+        if self.cpus:  # keeps Open MPI from binding ranks otherwise
             found |= {"RMGR_CPU_BIND": ",".join(map(str, self.cpus)), "OMPI_MCA_hwloc_base_binding_policy": "none"}
         return found
 
     def lags(self, most_bytes: int) -> bool:
-        """Its worker has not taken more than so many bytes of what it was sent."""
+        """Returns whether more than `most_bytes` of messages to its worker are still unread."""
         return self.worker is not None and self.worker.backlog > most_bytes
 
     def is_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int, needs: Needs = ()) -> bool:
-        """More tasks like these may be queued behind what it has, also those of another submission that need the same worker."""
+        """Returns whether such tasks may be queued behind its own, also tasks of another submission with the same worker."""
         return (
             self.info is not None
             and (self.info is info or (self.info.python == info.python and self.info.account == info.account))
@@ -137,9 +137,9 @@ class Lanes:
     """All lanes of a node.
 
     Args:
-        cores, memory_mib, resources: what the node has; a task of 0 MiB is not counted against its memory.
-        processors: its own, as many as cores; none: lanes are not bound.
-        python: interpreter of workers, "" = this one. early: opens slots before there is work (whose it will be is known).
+        cores, memory_mib, resources: of the node; a task of 0 MiB is not counted against its memory.
+        processors: of the node, as many as cores; none: lanes are not bound.
+        python: interpreter of workers, "" = this one. early: opens slots before there is work (if its account is known).
     """
 
     def __init__(
@@ -154,51 +154,51 @@ class Lanes:
         processors: Sequence[int] = (),
     ) -> None:
         self.runner = runner
-        self.cores = self._unheld = cores  #: the second: what no lane holds
+        self.cores = self._unheld = cores  #: `_unheld`: cores that no lane holds
         self.memory_mib = self.free_memory_mib = memory_mib
         self.resources = dict(resources or {})
         self._pieces = {name: list(range(count)) for name, count in self.resources.items()}  #: not lent, ascending
         self._own_processors = list(processors)
-        self._processors = list(processors)  #: nobody's, ascending
+        self._processors = list(processors)  #: not in use, ascending
         self._python = python
         self._workers: dict[Worker, WorkerLane] = {}
         self._commands: dict[Slot, WorkerLane] = {}
-        self._slots: dict[int, list[Slot]] = {}  #: of each place, the one used last at the end
+        self._slots: dict[int, list[Slot]] = {}  #: by place, the last used one at the end
         self._kinds: dict[Slot, Kind] = {}
         self._active: dict[int, int] = {}
         self._waiting: deque[WorkerLane] = deque()
         self._overdrawn = 0
-        self._unproven: set[WorkerLane] = set()  #: blocked so lately that nobody knows whether they wait
-        self._looks_s = -math.inf  #: when blocked tasks are looked at next
-        self._dismisses_s = -math.inf  #: when idle workers are looked at next
-        self._turning: dict[str, tuple[Slot, list[int]]] = {}  #: part of a gang -> its slot, and the processors that it has in its turns
-        self._retired: list[Slot] = []  #: get no more work, and end once they have none
+        self._unproven: set[WorkerLane] = set()  #: blocked too recently to know whether they really wait
+        self._looks_s = -math.inf  #: next measurement of blocked tasks
+        self._dismisses_s = -math.inf  #: next look at idle workers
+        self._turning: dict[str, tuple[Slot, list[int]]] = {}  #: part of a gang -> its slot, and its processors in its turns
+        self._retired: list[Slot] = []  #: slots without new work, which end when idle
         self.unproven: set[Account | None] = set()  #: users whose next slot must be up before it gets work
-        self.is_owed = False  #: something that the leader has put here does not fit yet: nothing else may start
-        self.is_unsure = False  #: it is being read how much is kept for whom: nothing that was pulled may start
-        self._kept: dict[str, _Kept] = {}  #: what is free, and lent to nobody but one
+        self.is_owed = False  #: a placed job does not fit yet: nothing else may start
+        self.is_unsure = False  #: what must be kept is being read: nothing pulled may start
+        self._kept: dict[str, _Kept] = {}  #: by purpose: free resources that are lent for it alone
         for number in range(min(cores, _EARLY_SLOTS) if early else 0):
             self._open(number, (python, None))
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[WorkerLane]:
-        """Lanes with tasks."""
+        """Iterates over lanes with tasks."""
         return iter([lane for lanes in (self._workers, self._commands) for lane in lanes.values() if lane.tasks])
 
     @property
     def is_idle(self) -> bool:
-        """No task is anywhere."""
+        """Whether no lane has a task."""
         return not any(True for _ in self)
 
     @property
     def wants_grant(self) -> bool:
-        """A blocked task could go on if it had its cores."""
+        """Whether a blocked task waits for its cores to go on."""
         return bool(self._waiting)
 
     @property
     def free_cores(self) -> int:
-        """Neither held nor used by blocked tasks."""
+        """Cores that are neither held nor used by blocked tasks."""
         if not self._overdrawn and not self._unproven:
             return self._unheld
         too_soon = sum(lane.shape[0] for lane in self._unproven) - _UNPROVEN * self.cores
@@ -206,26 +206,26 @@ class Lanes:
 
     @property
     def overdrawn(self) -> int:
-        """Cores that blocked tasks use: no new work gets them."""
+        """Cores used by blocked tasks, which new work does not get."""
         return self._overdrawn
 
     def fits(self, cores: int, memory_mib: int, needs: Needs = ()) -> bool:
-        """One more task of this size could start now."""
+        """Returns whether one more task of this size could start now."""
         return cores <= self.free_cores and memory_mib <= self.free_memory_mib and (not needs or self.has_free(needs))
 
     def has_free(self, needs: Needs) -> bool:
-        """So many pieces are lent to nobody."""
+        """Returns whether so many pieces are free."""
         return all(len(self._pieces.get(name, ())) >= count for name, count in needs)
 
     @property
     def all_resources(self) -> Needs:
-        """Beside cores and memory, all that the node has."""
+        """All resources of the node besides cores and memory."""
         return needs_of(self.resources)
 
     def size_of(self, block: ClaimedBlock) -> tuple[int, int, Needs]:
-        """Cores, MiB and other resources of a task of it; a job that has its nodes for itself has all cores and resources.
+        """Returns cores, MiB and other resources of a task of the block; a job with whole nodes has all cores and resources.
 
-        One of a gang has no cores: the gang has them all.
+        A job of a gang has no cores: the gang has them all.
         """
         allocation = block.data.allocation
         if allocation is not None and allocation.gang:
@@ -236,39 +236,39 @@ class Lanes:
         return self.cores, block.key.memory_mib, self.all_resources
 
     def free_of(self, name: str) -> int:
-        """Pieces of a resource that are lent to nobody."""
+        """Returns the number of free pieces of a resource."""
         return len(self._pieces.get(name, ()))
 
     def slots_for(self, cores: int, needs: Needs = ()) -> int:
-        """Tasks of this size that the empty node runs at once, at least 1."""
+        """Returns how many tasks of this size an empty node runs at once, at least 1."""
         slots = self.cores // cores
         for name, count in needs:
             slots = min(slots, self.resources.get(name, 0) // count)
         return max(1, slots)
 
     def python_of(self, slot: Slot) -> str:
-        """The interpreter of its workers."""
+        """Returns the interpreter of a slot's workers."""
         return self._kinds[slot][0] if slot in self._kinds else self._python
 
     def has_chosen_python(self, slot: Slot) -> bool:
-        """Its interpreter was chosen by a user."""
+        """Returns whether a user chose the slot's interpreter."""
         return slot in self._kinds and self._kinds[slot][0] != self._python
 
     def is_his_own_doing(self, slot: Slot) -> bool:
-        """What befalls this slot may be its user's doing: he has chosen its interpreter, or has another one that is well.
+        """Returns whether the slot's user may have caused its loss: by choosing its interpreter, or since another slot of the user is well.
 
-        One that was lost a moment ago, of which nobody has heard yet, counts: its work may have ended both.
+        Another slot counts as well until its loss is reported: the same work may have ended both.
         """
         others = (other for slots in (*self._slots.values(), self._retired) for other in slots if other is not slot)
         another = any(other.account == slot.account and other.is_up for other in others)
         return self.has_chosen_python(slot) or (slot.account is not None and another)
 
     def of_worker(self, worker: Worker) -> WorkerLane | None:
-        """The lane of a worker."""
+        """Returns the lane of a worker."""
         return self._workers.get(worker)
 
     def of_slot(self, slot: Slot) -> WorkerLane | None:
-        """The lane of a slot's commands."""
+        """Returns the lane of a slot's commands."""
         return self._commands.get(slot)
 
     # -- taking and giving up --------------------------------------------------------------------------------------------
@@ -276,14 +276,14 @@ class Lanes:
     def open_for(
         self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int, needs: Needs = (), *, part: str = ""
     ) -> WorkerLane | None:
-        """An idle lane for a task of this size, holding what it needs; None when it does not fit now.
+        """Returns an idle lane for a task of this size, with its resources held; None if it does not fit now.
 
-        part: of a gang, in whose slot it is (`seat`). Raises: OSError when no slot can be opened.
+        part: of a gang, whose slot is used (`seat`). Raises: OSError if no slot can be opened.
         """
         if not self.fits(cores, memory_mib, needs) or (part and part not in self._turning):
             return None
         asked, pieces = spec, {name: self._pieces[name][:count] for name, count in needs}
-        if spec is not None and needs:  # a library keeps the pieces that it has seen first: no worker is used with others
+        if spec is not None and needs:  # a library keeps using the pieces it saw first, so a worker is only reused with the same ones
             spec = replace(spec, environ=spec.environ | lent_variables(pieces))
         kind = (info.python or self._python, info.account)
         lane = self._idle_worker(spec, kind) if spec is not None and not part else None
@@ -309,14 +309,14 @@ class Lanes:
         return lane
 
     def ended(self, lane: WorkerLane, seqs: Iterable[int], now_s: float | None) -> list[Task]:
-        """These tasks of a lane ended (now_s None: were taken back): what they were; after the last one it is given up."""
+        """Removes ended tasks of a lane (now_s None: tasks taken back) and returns them; gives the lane up after the last one."""
         pop = lane.tasks.pop
         found = [task for task in [pop(seq, None) for seq in seqs] if task is not None]
         self.left(lane, now_s)
         return found
 
     def left(self, lane: WorkerLane, now_s: float | None) -> None:
-        """Tasks have been taken out of a lane (now_s: because they ended, None: otherwise); after the last one it is given up."""
+        """Notes that tasks were removed from a lane (now_s: because they ended, else None); gives it up after the last one."""
         if now_s is not None:
             lane.since_s = now_s
         if lane.blocked_seq and lane.blocked_seq not in lane.tasks:
@@ -326,7 +326,7 @@ class Lanes:
             self.give_up(lane)
 
     def give_up(self, lane: WorkerLane) -> None:
-        """The lane holds nothing any more."""
+        """Frees everything that the lane holds."""
         self._release(lane)
         for name, pieces in lane.lent.items():
             for piece in pieces:
@@ -342,14 +342,14 @@ class Lanes:
             self.close_retired()
 
     def drop_worker(self, worker: Worker) -> WorkerLane | None:
-        """A worker is dead: its lane goes, with the tasks that it still has."""
+        """Drops a dead worker; returns its lane with the tasks that it still had."""
         lane = self._workers.pop(worker, None)
         if lane is not None:
             self.give_up(lane)
         return lane
 
     def drop_slot(self, slot: Slot) -> WorkerLane | None:
-        """A slot is dead (its workers have been dropped before)."""
+        """Drops a dead slot, whose workers were dropped before; returns the lane of its commands."""
         self._kinds.pop(slot, None)
         if slot in self._retired:
             self._retired.remove(slot)
@@ -361,37 +361,37 @@ class Lanes:
         return lane
 
     def slots(self) -> list[Slot]:
-        """All that are open."""
+        """Returns all open slots."""
         return [slot for slots in self._slots.values() for slot in slots if not slot.is_lost] + self._retired
 
     def retire(self, slot: Slot) -> None:
-        """Its directory is gone: it gets no more work, and ends after what it has."""
+        """Gives no more work to a slot whose directory is gone; it ends after its present work."""
         if slot in self._slots.get(slot.number, ()):
             self._slots[slot.number].remove(slot)
             self._retired.append(slot)
             for lane in self:
                 if lane.slot is slot:
-                    lane.info = None  # nothing is queued behind what it has
+                    lane.info = None  # nothing is queued behind its tasks
         self.close_retired()
 
     def retire_homeless(self) -> None:
-        """Slots whose directories were removed. Cost: an lstat each."""
+        """Retires slots whose directories were removed. Cost: an lstat each."""
         for slot in [slot for slots in self._slots.values() for slot in slots if not slot.has_home]:
             self.retire(slot)
 
     def close_retired(self) -> None:
-        """Ends retired slots that have nothing to do."""
+        """Ends retired slots that are idle."""
         busy = {lane.slot for lane in self} | {lane.slot for lane in self._commands.values() if lane.owner is not None}
         for slot in [slot for slot in self._retired if slot not in busy]:
             self._retired.remove(slot)
             slot.close()
 
     def open_idle(self, number: int, account: Account | None) -> Slot:
-        """A slot for which there is no work yet. Raises: OSError."""
+        """Opens a slot without work. Raises: OSError."""
         return self._open(number, (self._python, account))
 
     def keep(self, whose: str, cores: int, memory_mib: int, needs: Needs = ()) -> bool:
-        """So much is kept for somebody, as far as it is free now; what he had beyond that is free. True: he has all of it."""
+        """Keeps so much of the free resources for `whose`, instead of what was kept before. Returns: whether all of it could be kept."""
         had = self._kept.pop(whose, _NOTHING)
         self._unheld += had.cores
         self.free_memory_mib += had.memory_mib
@@ -403,7 +403,7 @@ class Lanes:
         kept: dict[str, list[int]] = {}
         for name, count in needs:
             free = self._pieces.get(name, [])
-            kept[name] = free[len(free) - min(count, len(free)) :]  # the highest: workers have seen the lowest
+            kept[name] = free[len(free) - min(count, len(free)) :]  # the highest numbers: workers have seen the lowest
             del free[len(free) - len(kept[name]) :]
         lent = {name: some for name, some in kept.items() if some}
         if any(found) or lent:
@@ -411,9 +411,9 @@ class Lanes:
         return found == (cores, memory_mib) and all(len(kept[name]) == count for name, count in needs)
 
     def dismiss(self, now_s: float, state_of: Callable[[int], RecordState]) -> float:
-        """Ends idle workers of programs that have ended: nobody will ask for them. state_of: of a submission.
+        """Ends idle workers of programs that have ended, which will not be needed. state_of: of a submission.
 
-        Returns when to look again (monotonic), inf = no worker is idle. Cost: every few seconds, a look at the record of each.
+        Returns when to look again (monotonic), inf = no worker is idle. Cost: a look at the record of each, every few seconds.
         """
         if now_s < self._dismisses_s:
             return self._dismisses_s
@@ -422,7 +422,7 @@ class Lanes:
             spec = lane.spec
             if lane.tasks or lane.cores or worker.is_leaving or spec is None or not spec.program or idle_s < _DISMISS_S:
                 continue
-            is_forgotten = idle_s >= _FORGOTTEN_S and not spec.group  # an initializer may have been dear
+            is_forgotten = idle_s >= _FORGOTTEN_S and not spec.group  # an initializer may have taken long
             if is_forgotten or state_of(lane.last) is RecordState.CLOSED:
                 worker.is_leaving = True
                 worker.stop(reason=Reason.NONE, grace_us=0)
@@ -432,9 +432,9 @@ class Lanes:
     # -- parts of gangs ----------------------------------------------------------------------------------------------------
 
     def seat(self, part: str, info: Info, first: int, cores: int) -> Slot | None:
-        """The slot of a part of a gang, which nothing else uses until `unseat`; None while its user's next slot has to prove itself.
+        """Returns the slot of a part of a gang, for it alone until `unseat`; None while its user's next slot must prove itself.
 
-        first, cores: which of the node's cores it has in its turns. Raises: OSError when it cannot be opened.
+        first, cores: the node's cores that it has in its turns. Raises: OSError if the slot cannot be opened.
         """
         known = self._turning.get(part)
         if known is not None and not known[0].is_lost:
@@ -449,20 +449,20 @@ class Lanes:
         return slot
 
     def unseat(self, part: str) -> None:
-        """The part is over: its slot ends."""
+        """Closes the slot of a part that is over."""
         known = self._turning.pop(part, None)
         if known is not None and not known[0].is_lost:
             known[0].close()
 
     def is_used(self, slot: Slot) -> bool:
-        """Something runs in it, or is about to."""
+        """Returns whether anything runs in the slot, or is about to."""
         lane = self._commands.get(slot)
         return (lane is not None and lane.owner is not None) or any(other.slot is slot for other in self)
 
     # -- tasks that wait for tasks -----------------------------------------------------------------------------------------
 
     def block(self, lane: WorkerLane, seq: int) -> None:
-        """Its task waits for another one: what it holds is free."""
+        """Frees what a lane holds while its task waits for another task."""
         if seq in lane.tasks:
             lane.blocked_seq = seq
             self._release(lane)
@@ -470,16 +470,16 @@ class Lanes:
             self._unproven.add(lane)
 
     def unblock(self, lane: WorkerLane, seq: int) -> None:
-        """It could go on: it is granted what it needs before anything new starts."""
+        """Lets a blocked task go on: it gets its resources before anything new starts."""
         if lane.blocked_seq == seq and lane not in self._waiting:
             self._waiting.append(lane)
         elif lane.blocked_seq != seq and lane.worker is not None:
             lane.worker.grant(seq)
 
     def charge_blocked(self, now_s: float) -> float:
-        """Counts cores that blocked tasks use, once in a while. Returns when it is needed again (monotonic), inf = nobody is blocked.
+        """Measures now and then the cores that blocked tasks use. Returns when to call again (monotonic), inf = no task is blocked.
 
-        A task that waits for results uses a little: what all of them use is rounded to whole cores. Cost: 100 us a blocked task.
+        Waiting for results uses a little, so the sum over all tasks is rounded to whole cores. Cost: 100 us a blocked task.
         """
         blocked = self._blocked()
         self._unproven &= set(blocked)
@@ -497,7 +497,7 @@ class Lanes:
                     lane.uses = max(0.0, used_s - had_s) / length_s
                     if lane.uses > _WAITS:  # on a busy machine it would use more if it could
                         lane.uses += max(0.0, later_s - waited_s) / length_s
-                    if is_ready:  # it may have stood there all the time: how long, the kernel counts once it has got a processor
+                    if is_ready:  # it may have waited for a processor all the time, which the kernel counts only once it runs
                         lane.uses = max(lane.uses, used_before)
                     if lane.uses > _WAITS or not is_ready:
                         self._unproven.discard(lane)
@@ -505,7 +505,7 @@ class Lanes:
         return self._due_s()
 
     def _due_s(self) -> float:
-        """The next round, or sooner the first look at one of which nothing is known."""
+        """Returns when the next measurement is due, or earlier the first one of a task that was not measured yet."""
         return min([self._looks_s, *(lane.looked[2] + _LEAST_S for lane in self._unproven)])
 
     def _blocked(self) -> list[WorkerLane]:
@@ -516,7 +516,7 @@ class Lanes:
         return lane.slot.processor_seconds(lane.worker) if lane.worker is not None else (0.0, 0.0, False)
 
     def grant(self) -> None:
-        """Gives those that wait what has become free."""
+        """Gives resources that have become free to tasks that wait for them."""
         while self._waiting:
             lane = self._waiting[0]
             others = round(sum(other.uses for other in self._blocked() if other is not lane)) if self._overdrawn else 0
@@ -528,7 +528,7 @@ class Lanes:
             self._unproven.discard(lane)
             self._hold(lane)
             if lane.worker is not None:
-                with suppress(OSError):  # its processors may be others than before
+                with suppress(OSError):  # its processors may have changed
                     if lane.cpus:
                         os.sched_setaffinity(lane.worker.pid, lane.cpus)
                 lane.worker.grant(seq)
@@ -536,11 +536,11 @@ class Lanes:
     # -- ending ------------------------------------------------------------------------------------------------------------
 
     def stop(self, lane: WorkerLane, seq: int, reason: Reason, grace_us: int) -> None:
-        """Ends one task: if it runs it is killed, if it waits behind another one it is taken back or dropped."""
+        """Ends one task: kills it if it runs; if it waits behind another one, takes it back or drops it."""
         (lane.worker or lane.slot).stop(seq, reason=reason, grace_us=grace_us)
 
     def recall(self, lane: WorkerLane, keep: int = 0) -> None:
-        """Takes back what has not begun beyond the next `keep` tasks."""
+        """Takes back tasks that have not begun, except the next `keep`."""
         lane.recalling = True
         if lane.worker is None:
             lane.slot.recall(keep=keep)
@@ -583,7 +583,7 @@ class Lanes:
         for lane in self._workers.values():
             if lane.tasks or lane.cores or lane.worker is None or (lane.spec is not spec and lane.spec != spec):
                 continue
-            if lane.slot.number >= self.cores:  # it stands still between its turns
+            if lane.slot.number >= self.cores:  # a gang's slot: it is stopped between its turns
                 continue
             if lane.worker.is_leaving or lane.slot.is_lost or self._kinds.get(lane.slot) != kind or lane.slot in self._retired:
                 continue
@@ -593,9 +593,10 @@ class Lanes:
         return best
 
     def _free_slot(self, kind: Kind, *, any_python: bool) -> Slot | None:
-        """A slot with nothing active (there is one whenever a core is free), of this user, and interpreter where it matters.
+        """Returns a slot of this kind in a place with nothing active, which exists whenever a core is free; any interpreter if
+        `any_python`.
 
-        None while the user's next slot has to prove itself.
+        None while the user's next slot must prove itself.
         """
         unproven = kind[1] in self.unproven
         free = [number for number in range(self.cores) if not self._active.get(number)]
@@ -613,11 +614,11 @@ class Lanes:
         same_user = [slot for slot in living[number] if self._kinds[slot][1] == kind[1]]
         others = [slot for slot in living[number] if slot not in same_user]
         for slot in (*same_user, *others[: max(0, len(others) - _WARM_SPAWNERS)]):
-            slot.close()  # its idle workers go with it
+            slot.close()  # its idle workers end with it
         return self._open(number, kind)
 
     def _forget_idle(self, slot: Slot) -> None:
-        """Ends idle workers of a slot beyond the few that stay warm."""
+        """Ends idle workers of a slot beyond `_WARM`."""
         idle = [lane for lane in self._workers.values() if lane.slot is slot and not lane.tasks and not lane.cores]
         for lane in idle[: max(0, len(idle) - _WARM + 1)]:
             assert lane.worker is not None
@@ -634,9 +635,9 @@ class Lanes:
 
 # -- slots that are opened again -------------------------------------------------------------------------------------------
 # Slots that their own work has killed or stopped: another one is opened, or the same one continued, and the node is not blamed. A slot's
-# spawner has its user's rights, so its work can kill it (`kill -9 $PPID`, `pkill -u`). That says nothing of the node: the Starter opens
-# another slot without work, as the same user, and only if that fails it is the node's failure. Until the new slot is up, no other new slot
-# of that user gets work: what kills slots wears out its own attempts, no node.
+# spawner has its user's rights, so the user's work can kill it (`kill -9 $PPID`, `pkill -u`). That says nothing about the node: the Starter
+# opens another slot without work for the same user, and only if that fails, it is the node's failure. Until the new slot is up, no other
+# new slot of that user gets work: work that kills slots wears out its own attempts, not nodes.
 #     lost ──> opening ──up──> proven: work goes on
 #                │ lost, not up in time, cannot be opened: a strike
 #                └──> pause, longer each time ──> opening
@@ -644,19 +645,19 @@ class Lanes:
 
 @dataclass(slots=True)
 class _Trial:
-    """The next slot of one user. slot: None while nothing is open. next_s: when it is opened, or given up."""
+    """The next slot of one user. slot: None if none is open. next_s: when it is opened, or given up."""
 
     number: int
     next_s: float
     slot: Slot | None = None
     failures: int = 0
-    is_spoilt: bool = False  #: other slots of this user were lost meanwhile: whatever killed them may have killed it, too
+    is_spoilt: bool = False  #: other slots of the user were lost meanwhile, perhaps by the same cause
 
 
 class Reopening:
     """All users of one node whose next slot must prove itself. Owned by the Starter's thread.
 
-    on_strike: the node failed (what, detail, in whose slot: None = not in a user's).
+    on_strike: called on a failure of the node (what, detail, account of the slot or None).
     """
 
     def __init__(self, lanes: Lanes, on_strike: Callable[[str, str, Account | None], None]) -> None:
@@ -666,7 +667,7 @@ class Reopening:
         self._continued_s = -math.inf
 
     def lost(self, slot: Slot, why: str, now_s: float) -> None:
-        """A slot was lost that nobody had closed."""
+        """Notes the loss of a slot that was not closed."""
         trial = self._trials.get(slot.account)
         if trial is None:
             self._trials[slot.account] = _Trial(slot.number, now_s)
@@ -679,19 +680,19 @@ class Reopening:
             self._failed(trial, "slot_lost", why, now_s, slot.account, his=self._lanes.is_his_own_doing(slot))
 
     def up(self, slot: Slot) -> None:
-        """A slot obeys."""
+        """Notes that a slot is up."""
         trial = self._trials.get(slot.account)
         if trial is not None and trial.slot is slot:
             self._end(slot.account)
 
     def closed(self, slot: Slot, now_s: float) -> None:
-        """A slot was closed, to make room for another user's: had it not proven itself yet, the next one has to."""
+        """Notes that a slot was closed to make room for another user's: if it had not proven itself, the next one must."""
         trial = self._trials.get(slot.account)
         if trial is not None and trial.slot is slot:
             trial.slot, trial.next_s = None, now_s
 
     def settle(self, now_s: float, *, takes_work: bool = True) -> float:
-        """Opens what is due, while the node takes work. Returns: when to call again at the latest, inf = when something changes."""
+        """Opens due slots while the node takes work. Returns: when to call again at the latest, inf = when something changes."""
         if now_s - self._continued_s > _CONTINUE_S:
             self._continued_s = now_s
             for slot in self._lanes.slots():
@@ -711,7 +712,7 @@ class Reopening:
         return min((trial.next_s for trial in self._trials.values()), default=math.inf)
 
     def forget(self, users: Container[str]) -> None:
-        """No slot of these users is to be opened: why is known."""
+        """Ends the trials of users for whom no slot is to be opened, since the cause is known."""
         for account in [account for account in self._trials if account is not None and account.name in users]:
             self._end(account)
 
@@ -724,7 +725,7 @@ class Reopening:
         trial.next_s = now_s + _UP_S
 
     def _failed(self, trial: _Trial, what: str, why: str, now_s: float, account: Account | None = None, *, his: bool = False) -> None:
-        """his: work in another slot of its user's may have killed it, or taken all the processes that he may have: no strike."""
+        """Notes a failed trial. his: no strike, since other work of the user may have killed the slot or used up the user's processes."""
         trial.slot, trial.is_spoilt = None, False
         trial.next_s = now_s + min(_LONGEST_PAUSE_S, _PAUSE_S * 2**trial.failures)
         trial.failures += 1
@@ -738,19 +739,19 @@ class Reopening:
 
 
 # -- processors ------------------------------------------------------------------------------------------------------------
-# Assigns processors of the machine to the nodes of a Starter, so that slots and ranks can have their own.
+# Assigns the machine's processors to the nodes of a Starter, so that slots and ranks can have their own.
 
 
 def processors_of(
     names: Sequence[str], *, cores: int, mode: str, has_all: bool, available: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
-    """Processors by node; empty: work is not bound.
+    """Returns the processors of each node; empty if work is not bound.
 
     Args:
-        cores: of one node. mode: `[starter] bind_cpus`. has_all: nobody has said how many cores, so that they are all of the machine's.
+        cores: of one node. mode: `[starter] bind_cpus`. has_all: the cores were not configured, so they are all of the machine's.
         available: processors that this process may use.
-    With "yes" they are bound wherever each core of every node is a processor of its own; with "auto" only where the Starter has the
-    whole machine: of two Starters on it (`rmgr dev`), neither knows what the other gives away. Raises: ConfigError.
+    With "yes", work is bound whenever there is a processor for each core of every node; with "auto", only if the Starter has the whole
+    machine, since two Starters on one (`rmgr dev`) do not know of each other's processors. Raises: ConfigError.
     """
     if mode not in {"auto", "yes", "no"}:
         raise ConfigError(f"[starter] bind_cpus = {mode!r} is not known", hint="yes, no or auto")

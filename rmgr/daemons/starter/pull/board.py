@@ -1,15 +1,16 @@
 """The waiting blocks of a queue as a Starter sees them: listed now and then, kept in claim order, their data fetched ahead.
 
-In a fair queue each user's blocks are a line of their own, and users take turns (`core/shares.py`): the first block of who had least
-is next. In a queue that is `fifo` all are one line. Lines are told apart by the tag in the blocks' names; a block without one stands in its
-user's line once its record was read (`belongs`). What an operator has raised is a line of its own (`paths.RAISED`), and goes first.
+In a fair queue each user's blocks are a line of their own, and users take turns (`core/shares.py`): the first block of the user who has
+used least is next. In a `fifo` queue all blocks are one line. The tag in a block's name tells its line; a block without a tag moves to its
+user's line once its record was read (`belongs`). Blocks that an operator has raised are a line of their own (`paths.RAISED`), which goes
+first.
 
-Shared by all virtual nodes of a Starter. A list is read again when its candidates run out, after a second, or when a
-claim met a block that was gone; a watch stands only while somebody is hungry.
+Shared by all virtual nodes of a Starter. The list is read again when its candidates run out, after a second, or when a
+claim met a block that was gone; a watch stands only while a node is hungry.
 
-Many Starters on one queue would all meet at its head, and each change would make all of them read. Whoever comes too
-late therefore (1) chooses among more of the first candidates, by its own hash and the same one again while there is a
-rest of it, and (2) reads again after a pause of its own, twice as long at most after each time; whoever wins reads at once.
+Many Starters on one queue would all meet at its head, and each change would make all of them read. A Starter that comes too late
+therefore (1) chooses among more of the first candidates, by its own hash and the same one again while there is a
+rest of it, and (2) reads again after a pause of its own, at most twice as long each time; a Starter that wins reads at once.
 """
 
 from __future__ import annotations
@@ -37,28 +38,28 @@ from rmgr.runtime import machine
 
 #: A list older than this is read again before it is used.
 _FRESH_S = 1.0
-#: Pause between two readings, and after a failed one.
+#: Pause between two reads of the list, and after a failed one.
 _PAUSE_S, _FAILED_PAUSE_S = 0.004, 0.2
-#: A list without candidates is read again after this, by those who want work ahead but are not hungry.
+#: Pause before a list without candidates is read again for nodes that want work ahead but are not hungry.
 _EXHAUSTED_S = 0.05
-#: Starters that meet each other spread over up to this many first candidates; fewer that are known make the list stale,
-#: and so do this many that were gone.
+#: Starters that compete spread over up to `_SPREAD` first candidates. The list is stale when fewer than `_ENOUGH` candidates are left,
+#: or `_GONE` of them were gone.
 _SPREAD, _ENOUGH, _GONE = 256, 8, 3
-#: Whoever came too late n times waits up to 2**n times this before it reads again, n at most this many: 0.26 s.
+#: A Starter that came too late n times waits up to 2**n times this long before it reads again; n is limited to `_YIELDS`: 0.26 s.
 _YIELD_S, _YIELDS = 0.002, 7
 #: The longest time for which blocks that cannot be claimed are left alone.
 _MOST_PAUSE_S = 60.0
-#: Candidates looked past for those whose claim is under way.
+#: Candidates with a claim in flight that are skipped in search of others.
 _CLAIMS = 64
 
 
 class CandidateStage(StrEnum):
-    """What is known of a block that was listed."""
+    """What is known of a listed block."""
 
     WAITS = "waits"
-    TAKEN = "taken"  #: a claim of it is under way
+    TAKEN = "taken"  #: a claim of it is in flight
     UNSUITABLE = "unsuitable"  #: the node could never run it
-    GONE = "gone"  #: it was claimed, here or elsewhere
+    GONE = "gone"  #: claimed, here or elsewhere
 
 
 _STANDING = frozenset({CandidateStage.WAITS, CandidateStage.TAKEN})
@@ -77,27 +78,27 @@ class BlockCandidate:
     version: int = 0
     is_coming: bool = False
     stage: CandidateStage = CandidateStage.WAITS
-    gone_at: int = 0  #: how many readings of the list were begun when it was found gone
+    gone_at: int = 0  #: number of reads of the list begun before it was found gone
     refusal: str = ""
     pauses: int = 0
-    is_own: bool = False  #: what a claim of ours has left: nobody else knows it before reading the list
+    is_own: bool = False  #: rest of a claim by this Starter: others learn of it only by reading the list
 
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Blocks that are taken in the order of their names. at: those before it are gone."""
+    """Blocks taken in the order of their names. at: those before this index are gone."""
 
     names: list[str] = field(default_factory=list)
     at: int = 0
 
 
 class PendingQueue:
-    """One queue.
+    """One queue with its waiting blocks.
 
     Args:
-        turns: what users had of this Starter in it.
+        turns: what users have used of this Starter in the queue.
         post: puts a call into the owner's mailbox.
-        salt: makes the choice among the first candidates this Starter's own.
+        salt: makes the choice among the first candidates specific to this Starter.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class PendingQueue:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.spec = spec
-        self.since = 0  #: transaction that changed the settings last, 0 = not known
+        self.since = 0  #: transaction of the last change of the settings, 0 if unknown
         self._coordinator = coordinator
         self._post = post
         self._salt = salt.encode()
@@ -119,12 +120,12 @@ class PendingQueue:
         self.turns = turns if turns is not None else Turns()
         self._lines: dict[str, _Line] = {}
         self._is_fair = spec.is_fair
-        self._users: dict[int, str] = {}  #: of submissions whose blocks' names do not say it: tags
-        self._here: set[str] = set()  #: users who have a line, and have taken their place among the others
+        self._users: dict[int, str] = {}  #: submissions whose blocks have no tag in their names -> tag
+        self._here: set[str] = set()  #: users who have a line and a place in the turns
         self._candidates: dict[str, BlockCandidate] = {}
-        self._strange: set[str] = set()  #: names in the list that are no block's
+        self._strange: set[str] = set()  #: listed names that are not blocks
         self._paused_s: dict[int, float] = {}
-        self._pausing: dict[int, str] = {}  #: the block for whose sake
+        self._pausing: dict[int, str] = {}  #: submission -> the block that caused its pause
         self._read_s = self._next_read_s = -math.inf
         self._reading = False
         self._watched = False
@@ -132,33 +133,33 @@ class PendingQueue:
         self._stale = True
         self._reads = 0
         self._spread = 1
-        self._gone = 0  #: candidates of the list that were gone
-        self._late = 0  #: times that others were quicker, since the last claim that was made
-        self._has_won = self._was_called = False  #: since the list was read: claimed something, told of a change
+        self._gone = 0  #: candidates of the list found gone
+        self._late = 0  #: times that others were quicker, minus claims that were made
+        self._has_won = self._was_called = False  #: since the list was read: won a claim, the watch fired
         self._generation = 0
 
     @property
     def is_current(self) -> bool:
-        """The list is what a watch stands on: when nothing in it can be claimed, there is nothing."""
+        """Whether a watch stands on the list: then an empty choice means that there is nothing."""
         return self._watched and not self._stale and not self._reading
 
     @property
     def is_bare(self) -> bool:
-        """Nothing waits there, as far as a watch can tell: there is neither a block to look at, nor a pause to come back from."""
+        """Whether nothing waits, as far as a watch can tell: no block, and no pause that will end."""
         return self.is_current and not self._lines and not self._paused_s
 
     @property
     def is_shared(self) -> bool:
-        """Several users wait, and take turns."""
+        """Whether several users wait, and take turns."""
         return self._is_fair and len(self._lines) > 1
 
     @property
     def is_reading(self) -> bool:
-        """The list is on its way."""
+        """Whether the list is being read."""
         return self._reading
 
     def reset(self) -> None:
-        """A new session: watches and answers of the old one mean nothing."""
+        """Forgets everything after a new session, which ends old watches and answers."""
         self._generation += 1
         self._lines, self._candidates = {}, {}
         self._reading = self._watched = False
@@ -173,10 +174,10 @@ class PendingQueue:
         without: frozenset[int] | set[int] = frozenset(),
         barred: frozenset[str] | set[str] = frozenset(),
     ) -> BlockCandidate | None:
-        """The block to claim next: of who is next the first one, or one of the first few of its priority while others compete for them.
+        """Returns the block to claim next: the first of the user whose turn it is, or one of the first of its priority under competition.
 
-        passed, without, barred: none of these blocks, none of these submissions, none of these users (tags).
-        None: there is none, or the list has to be read first (`look`). Cost: as `Turns.order`, and of who is next what is passed over.
+        passed, without, barred: blocks, submissions and users (tags) to skip.
+        None: there is none, or the list has to be read first (`look`). Cost: as `Turns.order`, and the skipped blocks of that user.
         """
         if not self._watched and now_s - self._read_s > _FRESH_S:
             self._stale = True
@@ -191,7 +192,7 @@ class PendingQueue:
         return None
 
     def _in_turn(self, now_s: float) -> Iterator[str]:
-        """Users who have a line, in turn; before them what an operator has raised."""
+        """Returns the users who have a line, in turn, after the blocks that an operator has raised."""
         if not self.is_shared:
             self._here = set(self._lines)
             return iter(self._lines)
@@ -234,22 +235,22 @@ class PendingQueue:
         return few
 
     def _taste(self, candidate: BlockCandidate) -> tuple[bool, float]:
-        """Under competition: first what is left of a block of ours, then one at random, large ones (nobody eats of them yet) likelier."""
-        mixed = zlib.crc32(self._salt + candidate.name.encode()) * 0x9E3779B1 & 0xFFFFFFFF  # a checksum alone orders all salts alike
+        """Orders candidates under competition: first our own rest, then at random, where large blocks (still whole) are likelier."""
+        mixed = zlib.crc32(self._salt + candidate.name.encode()) * 0x9E3779B1 & 0xFFFFFFFF  # a bare checksum would order all salts alike
         share = (mixed + 1) / (1 << 32)
         return not candidate.is_own, -math.log(share) / candidate.key.count**2
 
     def fetch(self, candidate: BlockCandidate) -> None:
-        """Sees to it that the data of a candidate come."""
+        """Starts to fetch the data of a candidate, unless known."""
         if candidate.data is None and not candidate.is_coming and candidate.stage is not CandidateStage.GONE:
             candidate.is_coming = True
             future = self._coordinator.get(paths.pending_block(self.spec.name, candidate.key))
             future.add_done_callback(lambda done: self._post(partial(self._fetched, candidate, done)))
 
     def fetch_ahead(self, count: int) -> list[BlockCandidate]:
-        """The same for the first few candidates of each who waits, `count` in all, and which they are; not while others compete for them.
+        """Fetches the data of the first candidates of each user, `count` in all, and returns these candidates; none under competition.
 
-        Cost: O(count + claims under way), and as `pick`.
+        Cost: O(count + claims in flight), and as `pick`.
         """
         few: list[BlockCandidate] = []
         if self._spread > 1:
@@ -271,7 +272,8 @@ class PendingQueue:
         return few
 
     def belongs(self, candidate: BlockCandidate, user: str, now_s: float) -> bool:
-        """Of a block whose record was read. user: its tag. True: it stands in another line now, for its name did not say whose it is."""
+        """Notes the user (tag) of a block whose record was read. Returns: whether the block moves to another line, since its name has no
+        tag."""
         key = candidate.key
         if not self._is_fair or key.user or key.submission in self._users:
             return False
@@ -284,7 +286,7 @@ class PendingQueue:
         return True
 
     def _line_up(self, names: list[str]) -> None:
-        """names: in claim order. While others compete, those of the same turn stand in an order of this Starter's own."""
+        """Builds the lines. names: in claim order. Under competition, lines of equal turn have an order of this Starter's own."""
         lines: dict[str, _Line] = {}
         for user, together in groupby(names, key=paths.tag_in if self._is_fair and not self._users else self._user_of):
             line = lines.get(user)
@@ -304,7 +306,7 @@ class PendingQueue:
     # -- what became of it -------------------------------------------------------------------------------------------------
 
     def take(self, candidate: BlockCandidate, rest: tuple[BlockKey, BlockData] | None) -> BlockCandidate | None:
-        """A claim of `candidate` is under way; what it leaves behind is known already and can be claimed at once."""
+        """Notes that a claim of `candidate` is in flight; returns the candidate that it leaves behind, which can be claimed at once."""
         candidate.stage = CandidateStage.TAKEN
         if rest is None:
             return None
@@ -316,13 +318,13 @@ class PendingQueue:
         return left
 
     def taken(self, candidate: BlockCandidate) -> None:
-        """The claim was committed."""
+        """Notes that the claim was committed."""
         self._lose(candidate)
         self._spread -= -(-self._spread // 8) if self._spread > 1 else 0
         self._late, self._has_won = self._late // 2, True
 
     def missed(self, candidate: BlockCandidate, rest: BlockCandidate | None) -> None:
-        """Somebody else was quicker: look again soon, and less at the very first ones."""
+        """Notes that another Starter was quicker: read again soon, and spread further from the head."""
         self._lose(candidate)
         if rest is not None:
             self._lose(rest)
@@ -332,13 +334,13 @@ class PendingQueue:
         self._spread = min(_SPREAD, self._spread * 2)
         self._late = min(_YIELDS, self._late + 1)
         self._gone += 1
-        # What others left of the block may be more urgent than all of another priority.
+        # The rest that others left of the block may be more urgent than all blocks of a lower priority.
         line = self._lines.get(self._user_of(candidate.name))
         left = self._left_of(line, candidate.key.priority) if line is not None else 0
         self._stale = self._stale or self._gone >= _GONE or left < _ENOUGH
 
     def _left(self) -> int:
-        """Candidates that are left; of many, `_ENOUGH` at least. Cost: as `fetch_ahead`."""
+        """Returns the number of remaining candidates; stops counting at `_ENOUGH`. Cost: as `fetch_ahead`."""
         left = 0
         for line in self._lines.values():
             left += self._left_of(line)
@@ -347,7 +349,7 @@ class PendingQueue:
         return left
 
     def _left_of(self, line: _Line, priority: int | None = None) -> int:
-        """The same of one line (of a priority, if they come first), counted up to `_ENOUGH`."""
+        """Returns the same for one line (only the first priority if given), counted up to `_ENOUGH`."""
         left = 0
         for at in range(line.at, len(line.names)):
             candidate = self._candidate(line.names[at])
@@ -359,14 +361,14 @@ class PendingQueue:
         return left
 
     def put_back(self, candidate: BlockCandidate, rest: BlockCandidate | None) -> None:
-        """The claim was not made for another reason: the block is still there."""
+        """Notes that a claim failed for another reason: the block is still there."""
         if candidate.stage is CandidateStage.TAKEN:
             candidate.stage = CandidateStage.WAITS
         if rest is not None:
             self._lose(rest)
 
     def pause(self, candidate: BlockCandidate, now_s: float, for_s: float, *, grows: bool = True) -> None:
-        """Leaves the blocks of its submission alone for a while; twice as long each time (`grows`), as long as the block stands there."""
+        """Leaves the blocks of a submission alone for a while; with `grows` twice as long each time, as long as the block waits."""
         if grows:
             for_s = min(_MOST_PAUSE_S, for_s * 2**candidate.pauses)
             candidate.pauses += 1
@@ -374,31 +376,31 @@ class PendingQueue:
         self._pausing[candidate.key.submission] = candidate.name
 
     def next_pause_s(self, now_s: float) -> float | None:
-        """When the first submission that is left alone comes up again."""
+        """Returns when the first pause of a submission ends, None if there is none."""
         later = [until for until in self._paused_s.values() if until > now_s]
         return min(later, default=None)
 
     # -- reading -----------------------------------------------------------------------------------------------------------
 
     def look(self, now_s: float, *, hungry: bool) -> None:
-        """Nothing could be picked: reads the list if that can tell something new, with a watch for the hungry."""
+        """Reads the list if that can show something new, with a watch for hungry nodes; called when nothing could be picked."""
         if self._reading or self.is_current or now_s < self._next_read_s:
             return
         if self._stale or hungry or now_s - self._read_s > _EXHAUSTED_S:
             self._read(now_s, watch=hungry)
 
     def look_behind(self, now_s: float) -> None:
-        """A claim of the last candidate was just sent, and the node will be hungry: the list is read behind that claim.
+        """Reads the list right behind a claim of the last candidate, when the node will be hungry soon.
 
-        Its watch is a new one: the claim itself fires the one that stands. So the node knows before the task ends that there is
-        nothing else, and its COMPLETE can tell so.
+        It sets a new watch, since the claim itself fires the old one. So the node knows before the task ends that nothing else
+        waits, and its COMPLETE can carry the idle mark.
         """
         if not self._reading and not self._left():
             self._watched = False
             self._read(now_s, watch=True)
 
     def next_look_s(self) -> float:
-        """When reading the list can tell something again."""
+        """Returns when reading the list can show something new."""
         return self._next_read_s if self._stale else max(self._next_read_s, self._read_s + _EXHAUSTED_S)
 
     def _read(self, now_s: float, *, watch: bool) -> None:
@@ -440,7 +442,7 @@ class PendingQueue:
         self._was_called = self._has_won = False
         self._gone = 0
         listed = set(names or ())
-        for submission in [number for number, name in self._pausing.items() if name not in listed]:  # set aside, perhaps brought back
+        for submission in [number for number, name in self._pausing.items() if name not in listed]:  # the block was set aside
             del self._pausing[submission], self._paused_s[submission]
         self._strange &= listed
         self._is_fair = self.spec.is_fair
@@ -449,7 +451,7 @@ class PendingQueue:
             standing = {paths.submission_in(name) for name in found if not paths.tag_in(name)}
             self._users = {number: user for number, user in self._users.items() if number in standing}
         self._line_up(found)
-        # A name that was gone when this list was asked for and stands in it is a block that came back.
+        # A name that was gone before this read began and is listed again is a block that came back.
         self._candidates = {
             name: candidate
             for name, candidate in self._candidates.items()
@@ -479,13 +481,13 @@ class PendingQueue:
             try:
                 candidate = BlockCandidate(name, paths.parse_block(name))
             except ValueError:
-                self._strange.add(name)  # submitters create here: looked at once while it stands there
+                self._strange.add(name)  # submitters can create names here: parsed once while it stands
                 return None
             self._candidates[name] = candidate
         return candidate
 
     def _trim(self, line: _Line) -> None:
-        """Moves past what is gone at the front, so that a long list costs nothing."""
+        """Skips blocks that are gone at the front, so that a long list costs nothing."""
         while line.at < len(line.names):
             name = line.names[line.at]
             candidate = self._candidates.get(name)
@@ -495,7 +497,7 @@ class PendingQueue:
 
 
 def _block_of(key: BlockKey, data: bytes) -> tuple[BlockData, str]:
-    """What stands in a block, and why nothing of it may run ("" = it may): then nothing of it is believed."""
+    """Returns the data of a block, and why nothing of it may run ("" = it may); the data of an invalid block are not used."""
     try:
         found = decode(data, BlockData, paths.block_name(key))
         check_block(key, found, pulled=True)

@@ -1,11 +1,10 @@
-"""Blocks that a Submitter hands straight to this node (HAND): its idle marker goes, and the block is claimed already; and direct lines.
+"""Blocks that a Submitter hands straight to this node (HAND), which deletes its idle mark and makes a claimed block; and direct lines.
 
-The mark is watched while it stands. When it goes without this node's doing, the node's claimed blocks are listed, and one
-that nobody here knows is taken as if its claim had just been answered. Who submits one task after another waits for this:
-the mark is watched right behind the commit that sets it, and the block that is to be expected is asked for by the thread
-that brings the news. A client with a direct line says what it hands over (`starter/pull/hands.py`): then the mark is watched a
-moment later only. Level-triggered, as everything here: a watch that
-was lost with its connection fires, a CLAIM that finds the mark gone looks, and a new registration fails what it never saw.
+The mark is watched while it stands. When another process deletes it, the node's claimed blocks are listed, and an unknown one is taken as
+if its claim had just been answered. A client that submits one task after another waits for this, so the mark is watched right behind the
+commit that sets it, and the thread that brings the event asks for the expected block at once. A client with a direct line announces what
+it hands over; then the mark is watched only a moment later. Level-triggered, as everything here: a watch lost with its connection fires,
+a CLAIM that finds the mark gone looks, and a new registration fails blocks that were never seen.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
 
 _FAILED_PAUSE_S = 0.2
-#: The mark is watched so much later where the client that was served last would say what comes.
+#: How much later the mark is watched if the last client is going to announce the next block.
 _HINTED_S = 0.03
-#: Announced blocks of one node that have not been met, of one client's user, of one gateway and of all; how long they are remembered.
+#: Most announced blocks of a node that have not come: of one client's user, of one gateway, of all; and how long they are remembered.
 _OF_ONE, _OF_GATEWAY, _OF_ALL, _KEEP_S = 8, 32, 64, 2.0
-#: So long a client may take to claim output keys (s).
+#: How long a client may take to claim output keys (s).
 _CLAIM_S = 0.25
 
 
 class Hands:
-    """Blocks that one node is handed.
+    """Blocks that are handed to one node.
 
-    Attributes: due_s: when `settle` is needed again without a new fact (monotonic), inf = never.
+    Attributes: due_s: when `settle` must be called without a new fact (monotonic), inf = never.
     """
 
     def __init__(self, node: NodeAgent) -> None:
@@ -72,25 +71,25 @@ class Hands:
         self.reset()
 
     def reset(self) -> None:
-        """A new registration: what stood before it was adopted or failed."""
+        """Forgets everything after a new registration, which has adopted or failed what stood."""
         self._generation += 1
         self._watched = self._is_searching = self._again = False
         self._reading: set[BlockKey] = set()
         for block, _ in self._met.values():
             self._node.stager.forget(block)
         self._met.clear()
-        self._look_s, self._watch_s = math.inf, -math.inf  # looks never, watches at once
+        self._look_s, self._watch_s = math.inf, -math.inf  # no look is due; watches at once
         self.hints.reset()
-        self._strange: set[str] = set()  #: names in the list that nobody could have handed over, or whose data nobody could
-        self._next: BlockKey | None = None  #: what comes next, if it goes on as before
+        self._strange: set[str] = set()  #: listed names that were not handed over validly
+        self._next: BlockKey | None = None  #: the next block if the client goes on as before
 
     @property
     def is_taking(self) -> bool:
-        """Something may have been handed over that is not among the node's blocks yet."""
+        """Whether a block may have been handed over that is not yet among the node's blocks."""
         return self._is_searching or bool(self._reading) or bool(self._met)
 
     def settle(self, boards: Sequence[PendingQueue], now_s: float) -> None:
-        """Watches the mark while it stands; takes what has come."""
+        """Watches the mark while it stands; takes blocks that have come."""
         idle = self._node.idle
         self.due_s = math.inf
         if idle.is_set and not self._watched:
@@ -106,18 +105,18 @@ class Hands:
             self._take(key, boards)
 
     def watch_ahead(self, *, sets_mark: bool, is_hinted: bool) -> None:
-        """A commit is on its way, which may set the mark: what is asked behind it is answered behind it."""
+        """Called behind a commit, which may set the mark: a watch set now is answered right behind the commit."""
         if is_hinted:
             self._watch_s = machine.monotonic() + _HINTED_S
         elif sets_mark and not self._watched:
             self._watch()
 
     def heard(self, line: DirectLine, hint: Hint) -> None:
-        """A client says what it is handing over. On the line's thread."""
+        """Takes the hint of a client that hands over a block. On the line's thread."""
         self.hints.heard(line, hint, self._generation)
 
     def look(self, key: BlockKey | None = None, asked: Future[Stamped | None] | None = None) -> None:
-        """The mark has gone: is there a block? asked: `key` is being read."""
+        """Looks for blocks after the mark has gone. asked: the read of `key`, already sent."""
         self._look_s = math.inf
         if not self._node.stories.begin(self._search(key, asked), key="handed"):
             self._again = True
@@ -125,7 +124,7 @@ class Hands:
     def _search(self, key: BlockKey | None, asked: Future[Stamped | None] | None) -> Story[None]:
         self._is_searching, self._again = True, False
         try:
-            # Somebody who submits one task after another hands over the next one: a reading less before it runs.
+            # A client that submits one task after another hands over the next one: that saves a read before it runs.
             if (expected := self._next) is not None and not self._is_known(expected):
                 if asked is None or key != expected:
                     asked = self._coordinator.get(paths.running_block(self._node.name, expected))
@@ -148,17 +147,17 @@ class Hands:
             self._is_searching = False
 
     def hinted(self, generation: int, key: BlockKey, done: Future[Stamped | None]) -> None:
-        """What was announced was asked for."""
+        """Takes the answer to the read of an announced block."""
         if generation != self._generation or self._is_known(key):
             return
         idle = self._node.idle
         found = done.result() if done.exception() is None else None
         if found is not None:
             if idle.is_set:
-                idle.goes(IdleStage.ABSENT)  # with it
+                idle.goes(IdleStage.ABSENT)  # the HAND deleted the mark, too
             self._meet(key, found)
         else:
-            self._watch_s = -math.inf  # it came too early, or came to nothing: as without it
+            self._watch_s = -math.inf  # the hint was early or wrong: go on as without it
 
     # -- the mark ----------------------------------------------------------------------------------------------------------
 
@@ -169,9 +168,9 @@ class Hands:
         future.add_done_callback(lambda done: self._post(partial(self._seen, self._generation, done)))
 
     def _on_fired(self, generation: int, key: BlockKey | None) -> None:
-        """On the thread that brings it."""
+        """On the thread that brings the event."""
         idle = self._node.idle
-        may_ask = key is not None and generation == self._generation and idle.stage is not IdleStage.CLEARING  # else it is a CLAIM's doing
+        may_ask = key is not None and generation == self._generation and idle.stage is not IdleStage.CLEARING  # else a CLAIM deleted it
         asked = self._coordinator.get(paths.running_block(self._node.name, key)) if may_ask and key is not None else None
         self._post(partial(self._fired, generation, key, asked))
 
@@ -180,7 +179,7 @@ class Hands:
             return
         self._watched = False
         idle = self._node.idle
-        if idle.is_set:  # else a commit of one's own took it away, or will tell that it was gone
+        if idle.is_set:  # else a commit of this node deleted it, or will report that it was gone
             idle.goes(IdleStage.ABSENT)
             self.look(key, asked)
 
@@ -223,11 +222,11 @@ class Hands:
             self._meet(key, found)
 
     def _meet(self, key: BlockKey, found: Stamped) -> None:
-        """A block that was handed over, by what stands there."""
+        """Takes a block that was handed over, by the content of its znode."""
         name = paths.block_name(key)
         try:
             block = self.hints.meet(key, found.data) or ClaimedBlock.claimed(self._node.name, "", key, _handed(key, found.data))
-            if not block.data.incarnation:  # else it was given back and claimed here, and ended meanwhile
+            if not block.data.incarnation:  # else it was given back and claimed here, and has ended meanwhile
                 self._met[key] = block, found.version
                 return
         except RmgrError as error:
@@ -237,10 +236,10 @@ class Hands:
     def _take(self, key: BlockKey, boards: Sequence[PendingQueue]) -> None:
         info = self._shared.records.get(key.submission)
         if info is None:
-            if self._shared.records.is_refused(key.submission):  # it cannot be run, nor ended: not looked at again while it stands there
+            if self._shared.records.is_refused(key.submission):  # it can neither run nor end: ignored while it stands
                 self._node.stager.forget(self._met.pop(key)[0])
                 self._strange.add(paths.block_name(key))
-            return  # it is on its way, or asked for again in a while
+            return  # its record is being read, or will be asked for again
         failpoint("starter.handed")
         node = self._node
         block, version = self._met.pop(key)
@@ -269,7 +268,7 @@ class Hands:
 
 
 def _handed(key: BlockKey, data: bytes) -> BlockData:
-    """A block as a Submitter hands it over: signed, and nothing else. Raises: InvalidRecord, WrongCluster."""
+    """Returns a block as a Submitter hands it over, without marks of a run. Raises: InvalidRecord, WrongCluster."""
     name = paths.block_name(key)
     found = decode(data, BlockData, name)
     check_block(key, found, pulled=True)
@@ -277,17 +276,19 @@ def _handed(key: BlockKey, data: bytes) -> BlockData:
 
 
 # -- hints -----------------------------------------------------------------------------------------------------------------
-# Hears on direct lines which blocks clients hand over, and tells clients early how these ended (`adapters/rpc/line.py`). A hint makes the
-# Starter ask ZooKeeper for the block at once, instead of after a watch; and verify what is announced, and read its inputs, while it waits
-# for the answer. An early one, given before the block is committed, has only the latter effect. Only what was read from ZooKeeper is run: a
-# hint that is wrong, late or lost changes nothing. The client that gave it is told what is committed of the block: the fragment when the
-# COMPLETE goes out, its number once it is committed. Of a block whose output keys are left to this node it is the client that claims them,
-# and says so (`staging/stage.py`). Its word counts, for these are the keys of its own tasks. When it does not come, this node claims them.
+# Clients announce on direct lines which blocks they hand over, and hear early how these ended (`adapters/rpc/line.py`). On a hint the
+# Starter asks ZooKeeper for the block at once, instead of after a watch; while it waits for the answer, it verifies the announced block and
+# reads its inputs. An early hint, given before the block is committed, has only the latter effect. Only what was read from ZooKeeper is
+# run: a
+# hint that is wrong, late or lost changes nothing. The client that gave the hint is told what is committed of the block: the fragment when
+# the COMPLETE goes out, its number once it is committed. If the output keys of a block are left to this node, the client claims them and
+# says
+# so (`staging/stage.py`). Its word counts, since these are the keys of its own tasks. Without it, this node claims them.
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """block: verified as far as possible. data: as announced."""
+    """An announced block. block: verified as far as possible. data: as announced."""
 
     line: DirectLine
     block: ClaimedBlock
@@ -297,7 +298,7 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Message to a client about one COMPLETE."""
+    """A message to a client about one COMPLETE."""
 
     line: DirectLine
     submission: int
@@ -306,7 +307,7 @@ class News:
 
     @classmethod
     def of(cls, block: ClaimedBlock, multi: Multi) -> News | None:
-        """None: there is nobody to tell, or nothing."""
+        """Returns the news for the client of a block, None if there is no open line or no fragment."""
         line: DirectLine | None = block.line
         if line is None or not line.is_open:
             return None
@@ -318,30 +319,30 @@ class News:
         return cls(line, block.key.submission, fragment, line.serial)
 
     def ahead(self) -> None:
-        """The COMPLETE is on its way."""
+        """Tells the client that the COMPLETE was sent."""
         self.line.send(Ahead(self.serial, self.submission, self.fragment))
 
     def told(self, outcome: Committed) -> None:
-        """It was committed. On any thread."""
+        """Tells the client that it was committed. On any thread."""
         prefix = paths.fragment_prefix(self.submission)
         made = next((path for path in outcome.paths if path.startswith(prefix)), "")
-        if made and not outcome.resolved:  # else its number is not known
+        if made and not outcome.resolved:  # else the number of the fragment is unknown
             self.line.send(Told(self.serial, self.submission, int(made.removeprefix(prefix))))
 
 
 class Hints:
-    """Hints of one node; the owner's thread, but for `heard`."""
+    """Hints of one node; owner's thread, except for `heard`."""
 
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
         self._shared = node.shared
         self._announced: dict[BlockKey, Announced] = {}
         self._asking: dict[BlockKey, DirectLine] = {}
-        self._early: dict[BlockKey, DirectLine] = {}  #: announced before they are asked for, and not looked at yet
-        self._claiming: dict[BlockKey, Announced] = {}  #: their clients are claiming their output keys
+        self._early: dict[BlockKey, DirectLine] = {}  #: early hints that were not looked at yet
+        self._claiming: dict[BlockKey, Announced] = {}  #: blocks whose clients are claiming their output keys
 
     def heard(self, line: DirectLine, hint: Hint, generation: int) -> None:
-        """On the line's thread: asks before anything else is done. generation: of the registration."""
+        """Takes a hint on the line's thread, and asks for the block first. generation: of the registration."""
         try:
             key = paths.parse_block(hint.block)
         except ValueError:
@@ -360,7 +361,7 @@ class Hints:
         asked.add_done_callback(lambda _: self._shared.post(partial(self._answered, generation, key, asked)))
 
     def reset(self) -> None:
-        """A new registration."""
+        """Forgets announcements after a new registration."""
         for key in list(self._announced):
             self._drop(key)
         while self._claiming:
@@ -368,18 +369,18 @@ class Hints:
 
     @property
     def due_s(self) -> float:
-        """When `settle` is needed without a new fact (monotonic), inf = never."""
+        """When `settle` must be called without a new fact (monotonic), inf = never."""
         return min((claiming.until_s for claiming in self._claiming.values()), default=math.inf)
 
     def settle(self, now_s: float) -> None:
-        """What was announced long ago, and never came, is forgotten. Cost: O(announced)."""
+        """Forgets blocks that were announced long ago and never came. Cost: O(announced)."""
         for old in [one for one, announced in self._announced.items() if announced.until_s < now_s]:
             self._drop(old)
         for key in [one for one, claiming in self._claiming.items() if claiming.until_s <= now_s or not claiming.line.is_open]:
             self._node.stager.left.advance(self._claiming.pop(key).block, ClaimStage.HERE)
 
     def claimed(self, line: DirectLine, message: Claimed) -> None:
-        """A client says how far the claim of output keys is. On the line's thread."""
+        """Notes how far a client's claim of output keys is. On the line's thread."""
         try:
             key = paths.parse_block(message.block)
         except ValueError:
@@ -388,11 +389,11 @@ class Hints:
         self._shared.post(Quietly(partial(self._advance, line, key, message.stage)))
 
     def _lines(self) -> list[DirectLine]:
-        """Of what is announced. On any thread."""
+        """Returns the lines of announced blocks. On any thread."""
         return [announced.line for announced in list(self._announced.values())]
 
     def _advance(self, line: DirectLine, key: BlockKey, stage: ClaimStage) -> bool:
-        """True: something waited for it."""
+        """Advances a claim of output keys. Returns: whether a task waited for it."""
         claiming = self._claiming.get(key)
         if claiming is None or claiming.line is not line:
             return False
@@ -401,7 +402,7 @@ class Hints:
         return self._node.stager.left.advance(claiming.block, stage)
 
     def meet(self, key: BlockKey, data: bytes) -> ClaimedBlock | None:
-        """The block that was announced under `key`, if it is what was read; it is told of from here on."""
+        """Returns the block announced under `key` if its data were read in ZooKeeper; its client is told about it from now on."""
         found = self._announced.get(key)
         if found is None or found.data != data:
             self._drop(key)
@@ -417,7 +418,7 @@ class Hints:
             self._node.stager.forget(found.block)
 
     def _announce(self, line: DirectLine, key: BlockKey, data: bytes) -> None:
-        """Does what can be done before it is known that the block is there."""
+        """Does what can be done before the block was read in ZooKeeper."""
         now_s = machine.monotonic()
         self._early.pop(key, None)
         self.settle(now_s)
@@ -446,7 +447,7 @@ class Hints:
             self._claiming[key] = Announced(line, block, data, now_s + _CLAIM_S)
         self._node.stager.meet(block)  # on other threads, while it is verified here
         if self._shared.gate is not None:
-            self._shared.gate.admission(block)  # remembered with the block; if it is refused, it is again when it is met
+            self._shared.gate.admission(block)  # kept with the block; a refusal is repeated when the block comes
 
     def _answered(self, generation: int, key: BlockKey, asked: Future[Stamped | None]) -> None:
         self._asking.pop(key, None)
@@ -454,7 +455,7 @@ class Hints:
 
 
 def _has_room(line: DirectLine, others: Iterable[DirectLine]) -> bool:
-    """One more of this line may be kept beside those of `others`: nobody takes the room of other users."""
+    """Returns whether one more block of this line may be kept beside those of `others`: no user takes the room of others."""
     kept = list(others)
     whose = _user_of(line)
     most = _OF_GATEWAY if _is_gateway(line) else _OF_ONE
@@ -462,22 +463,22 @@ def _has_room(line: DirectLine, others: Iterable[DirectLine]) -> bool:
 
 
 def _user_of(line: DirectLine) -> str | int:
-    """Who is at its other end; where nobody has a name each line is somebody."""
+    """Returns the user at the other end of a line; without names each line counts as a user."""
     return line.peer.name if line.peer is not None else id(line)
 
 
 def _is_gateway(line: DirectLine) -> bool:
-    """At the other end is a gateway, which speaks for all its clients."""
+    """Returns whether a gateway is at the other end, which speaks for all its clients."""
     return line.peer is not None and line.peer.role is Role.SUBMITTER
 
 
 def _is_his(line: DirectLine, block: ClaimedBlock) -> bool:
-    """The client at the other end is the user of that block, or a gateway, which lets a client hand over its own work alone."""
+    """Returns whether the peer is the block's user, or a gateway, which lets clients hand over only their own work."""
     return line.peer is None or _is_gateway(line) or line.peer.name == block.info.record.user
 
 
 class Switchboard:
-    """The lines of a Starter: its thread, its port, and to which node a hint goes.
+    """The direct lines of a Starter: their thread, their port, and the node that each hint goes to.
 
     Args: nodes: filled by the caller before the first line can come.
     """
@@ -520,5 +521,5 @@ class Switchboard:
             line.close()
 
     def _crashed(self, error: BaseException) -> None:
-        """Work goes on without lines, as it does for clients that have none."""
+        """Logs the end of all lines; work goes on without, as for clients that have none."""
         self._log.error("lines_ended", error=repr(error))

@@ -1,7 +1,7 @@
-"""Claiming: which waiting block, how much of it, and what came of it, for one node; and whether others see that it wants work.
+"""Claiming for one node: which waiting block, how much of it, what came of the claim, and whether others see that the node wants work.
 
-Blocks are taken in order. One that the node could never run is passed over; one that fits the node but not what is free
-now is claimed alone, and nothing later starts before it (unless its queue allows `backfill_pull`).
+Blocks are taken in order. A block that the node could never run is passed over. A block that fits the node but not what is free
+now is claimed one task at a time, and nothing later starts before it (unless its queue allows `backfill_pull`).
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from rmgr.runtime.story import Story
 if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
 
-#: How long the blocks of a submission without a gate are left alone.
+#: How long blocks of a submission without a gate are left alone.
 _GATE_PAUSE_S = 1.0
-#: Tasks shorter than this may be one of many that are submitted one after another.
+#: A task shorter than this may be one of many that are submitted one after another.
 _SHORT_S = 0.1
-#: What it costs a user's turn to have a block looked at whose name does not say whose it is.
+#: Charge to a user's turn for looking at a block whose name has no tag.
 _LOOK_S = 0.01
-#: Claims in flight at most, and blocks held at most.
+#: Most claims in flight, and most blocks held.
 _FLYING, _HELD = 16, 64
-#: Candidates whose data and records are fetched together, at most: as many as make up the work ahead.
+#: Most candidates whose data and records are fetched together: as many as make up the work ahead.
 _TOGETHER = 32
-#: How long a hungry node waits for a COMPLETE that could carry its mark, and a sated one for a CLAIM that removes it.
+#: How long a hungry node waits for a COMPLETE that could set its mark, and a sated one for a CLAIM that deletes it.
 _IDLE_DELAY_S, _SATED_DELAY_S = 0.01, 0.5
 
 
@@ -52,7 +52,7 @@ _IDLE_DELAY_S, _SATED_DELAY_S = 0.01, 0.5
 class _Flying:
     """A claim in flight."""
 
-    block: ClaimedBlock  #: what it will be
+    block: ClaimedBlock  #: the block that it will be
     board: PendingQueue
     candidate: BlockCandidate
     rest: BlockCandidate | None
@@ -61,7 +61,7 @@ class _Flying:
 
 @dataclass(slots=True)
 class _Appetite:
-    """What could be started now, beyond what is claimed already; and the work ahead in seconds of slot time."""
+    """What could be started now, beyond claimed work; and the work ahead in seconds of slot time."""
 
     cores: int
     memory_mib: int
@@ -69,21 +69,21 @@ class _Appetite:
     others: dict[str, int] = field(default_factory=dict)  #: of other resources that the node has
 
     def free(self, key: BlockKey) -> int:
-        """Tasks of so many cores and bytes that could start."""
+        """Returns how many tasks of these cores and this memory could start."""
         by_memory = self.memory_mib // key.memory_mib if key.memory_mib else self.cores
         return max(0, min(self.cores // key.cores, by_memory))
 
     def free_of(self, needs: Needs) -> int:
-        """Tasks that could start by other resources alone."""
+        """Returns how many tasks could start as far as other resources allow."""
         return min(max(0, self.others.get(name, 0)) // count for name, count in needs)
 
 
 class _Choice(Enum):
-    """What is to be done after a block was considered."""
+    """What to do after considering a block."""
 
-    DONE = "done"  #: it is claimed, or it is another one's turn
-    NEXT = "next"  #: not this one: the next is looked at
-    WAIT = "wait"  #: this one, but not now
+    DONE = "done"  #: it is claimed, or another user is next
+    NEXT = "next"  #: skip it: look at the next one
+    WAIT = "wait"  #: this one, but later
 
 
 class Puller:
@@ -97,32 +97,32 @@ class Puller:
         self._flying: dict[BlockKey, _Flying] = {}
         self._together = 1
         self._claims = 0
-        self._lacking: set[str] = set()  #: resources that a block met in this pass waits for: none behind it gets them
+        self._lacking: set[str] = set()  #: resources that an earlier block of this pass waits for: later blocks do not get them
         self._without: set[int] = set()  #: submissions that need one of them, or whose user is refused
-        self._barred: set[str] = set()  #: tags of users who are at their cap
-        self._is_capped = False  #: something was passed over for a cap in this pass
+        self._barred: set[str] = set()  #: tags of users at their cap
+        self._is_capped = False  #: this pass passed over a block because of a cap
         self._seen: _Appetite | None = None
-        self._fair: tuple[PendingQueue, ...] = ()  #: queues of this pass in which users take turns
+        self._fair: tuple[PendingQueue, ...] = ()  #: queues of this pass in which several users take turns
         self.is_hungry = False  #: slots are free and nothing can be claimed
-        self.retry_s = math.inf  #: monotonic time at which `run` is worth calling again, inf = when something changes
+        self.retry_s = math.inf  #: monotonic time of the next useful `run`, inf = when something changes
 
     @property
     def in_flight(self) -> int:
-        """Claims whose answer is not known yet."""
+        """Number of claims in flight."""
         return len(self._flying)
 
     def is_claiming(self, submission: int) -> bool:
-        """A claim of its blocks is in flight, or one may have been handed over."""
+        """Returns whether a claim of its blocks is in flight, or a block may have been handed over."""
         if self._node.hands.is_taking:
             return True
         return any(key.submission == submission for key in self._flying)
 
     def in_doubt(self) -> dict[BlockKey, ClaimedBlock]:
-        """What claims in flight will be: after a lost session the tree tells which of them were made."""
+        """Returns the blocks of claims in flight: after a lost session the tree tells which were made."""
         return {key: flying.block for key, flying in self._flying.items()}
 
     def in_use(self) -> dict[str, int]:
-        """Cores that users have claimed here, by user. Cost: 0.5 us a block."""
+        """Returns the cores that users have claimed here, by user. Cost: 0.5 us a block."""
         wanted: dict[str, int] = {}
         for block in (*self._node.blocks.values(), *(flying.block for flying in self._flying.values())):
             if block.info is not None:
@@ -132,14 +132,14 @@ class Puller:
         return wanted
 
     def reset(self) -> None:
-        """A new registration: claims of the old one have no answer any more (what they took is read back)."""
+        """Forgets claims in flight after a new registration: they get no answer, and what they took is read back."""
         for flying in self._flying.values():
             self._node.stager.forget(flying.block)
         self._flying.clear()
         self.is_hungry = False
 
     def run(self, boards: Sequence[PendingQueue], now_s: float) -> None:
-        """One pass over the queues, highest rank first."""
+        """Makes one pass over the queues, highest rank first."""
         self.is_hungry = False
         self.retry_s = math.inf
         empty = True
@@ -149,7 +149,7 @@ class Puller:
         self._barred.clear()
         self._is_capped = False
         if not self._flying and not self._node.lanes.free_cores and all(one.is_bare or one.spec.state == "stopped" for one in boards):
-            return  # full of placed jobs, say: there is nothing to weigh
+            return  # e.g. placed jobs use all cores: nothing can be claimed
         self._fair = tuple([board for board in boards if board.is_shared])
         for board in boards:
             if board.spec.state == "stopped":
@@ -157,19 +157,19 @@ class Puller:
             if not self._from(board, now_s):
                 return
             empty = empty and board.is_current
-        # What is given away for it could be what it refuses.
+        # A picky node is not hungry: it might refuse what others give away for it.
         is_picky = self._is_capped or (self._node.accounts is not None and bool(self._node.accounts.refused))
         self.is_hungry = empty and not self._flying and self._appetite().cores > 0 and not is_picky
 
     # -- one queue ---------------------------------------------------------------------------------------------------------
 
     def _from(self, board: PendingQueue, now_s: float) -> bool:
-        """Claims from one queue. True: the next queue may be looked at."""
+        """Claims from one queue. Returns: whether to look at the next queue."""
         passed: set[str] = set()
         while True:
             appetite = self._appetite()
             if not self._wants(appetite):
-                if self._is_nearly_done():  # so that the COMPLETE of a short task can tell that the node is hungry again
+                if self._is_nearly_done():  # then the COMPLETE of a short task can tell that the node is hungry again
                     board.look(now_s, hungry=True)
                 return False
             candidate = board.pick(now_s, passed, self._without, self._barred)
@@ -226,13 +226,13 @@ class Puller:
             self._claim(board, candidate, info, key.count)  # whole, to end it: nothing of it runs
             return _Choice.DONE
         if info.record.queue != board.spec.name:
-            self._shared.records.forget(key.submission)  # it may have come here since that was read
-            if board.spec.name in info.record.queues:  # the leader moves it from here
+            self._shared.records.forget(key.submission)  # it may have moved to this queue since its record was read
+            if board.spec.name in info.record.queues:  # the leader will move the block away
                 board.pause(candidate, now_s, _GATE_PAUSE_S)
                 self._without.add(key.submission)
                 return _Choice.NEXT
         if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid):
-            if not candidate.pauses and not info.record.changes:  # else its name may be of before, until the leader renames it
+            if not candidate.pauses and not info.record.changes:  # otherwise its name may be an old one until the leader renames it
                 self._node.log.warning("block_not_admitted", node=self._node.name, block=candidate.name, why=why)
             board.pause(candidate, now_s, _GATE_PAUSE_S)
             return _Choice.NEXT
@@ -250,7 +250,7 @@ class Puller:
         most = self._most(info.record.user, key.cores, now_s)
         if not most:
             self._is_capped = True
-            if self._caps.may_ever(info.record.user, key.cores):  # else the cap must change: what takes less need not wait for that
+            if self._caps.may_ever(info.record.user, key.cores):  # else only a new cap helps: smaller tasks need not wait
                 self._barred.add(paths.user_tag(info.record.user))
             self._retry(now_s + AGAIN_S)
             self._without.add(key.submission)
@@ -267,7 +267,7 @@ class Puller:
         )
         take = take if candidate.data.serial else min(take, most)
         if take == 0:
-            if fitting and not free:  # cores could not help it: it waits, and only those behind it that need the same
+            if fitting and not free:  # it lacks other resources than cores: only later blocks that need the same wait behind it
                 self._lacking.update(name for name, count in needs if appetite.others.get(name, 0) < count)
                 self._without.add(key.submission)
                 return _Choice.NEXT
@@ -280,16 +280,16 @@ class Puller:
         return _Choice.DONE
 
     def _most(self, user: str, cores: int, now_s: float) -> int:
-        """Tasks of so many cores that the user's cap allows to claim now, 0 = none."""
+        """Returns how many tasks of `cores` cores the user's cap allows to claim now."""
         room = self._caps.room(user, cores, now_s) if self._caps.is_on else None
         if room is None:
             return MAX_TASKS
         if not room and not self._node.lanes.free_cores and self._caps.is_within(user) and self.in_use().keys() == {user}:
-            return MAX_TASKS  # what is claimed ahead will run on cores that the user has already
+            return MAX_TASKS  # work claimed ahead will run on cores that the user has already
         return room // cores
 
     def suits(self, info: Info, key: BlockKey) -> bool:
-        """The node could run it, if it ran nothing else."""
+        """Returns whether the node could run it, if it ran nothing else."""
         capacity, request = self._node.capacity, info.record.request
         return (
             key.cores <= capacity.cores
@@ -299,7 +299,7 @@ class Puller:
         )
 
     def _is_nearly_done(self) -> bool:
-        """All that is claimed is one short task."""
+        """Returns whether one short task is all that is claimed."""
         if self._flying or len(self._node.blocks) != 1:
             return False
         (block,) = self._node.blocks.values()
@@ -307,7 +307,7 @@ class Puller:
         return task_s is not None and task_s < _SHORT_S and block.unfinished == 1
 
     def _is_soon_hungry(self, flying: _Flying) -> bool:
-        """Beside this claim, slots stay free, or all that there is are short tasks with a slot for each."""
+        """Returns whether nothing but this claim is here, and its tasks are short and have a slot each."""
         if len(self._flying) > 1 or self._node.blocks:
             return False
         key = flying.block.key
@@ -315,7 +315,7 @@ class Puller:
         return key.count * key.cores <= self._node.lanes.cores and task_s is not None and task_s < _SHORT_S
 
     def _is_draining(self) -> bool:
-        """A block that does not fit beside what runs is claimed already, and waits for room."""
+        """Returns whether a claimed block does not fit beside what runs, and waits for room."""
         lanes = self._node.lanes
         placed = [block for block in self._node.blocks.values() if block.is_placed and block.waits]
         if lanes.is_owed or any(not lanes.fits(*lanes.size_of(block)) for block in placed):
@@ -335,7 +335,7 @@ class Puller:
         return wants_more(free=appetite.cores, slots=self._node.lanes.cores, ahead_s=appetite.ahead_s)
 
     def _appetite(self) -> _Appetite:
-        """Looked at once a pass, and again after each claim."""
+        """Returns the node's appetite, computed once a pass and again after each claim."""
         if self._seen is None:
             self._seen = self._look_around()
             if self._caps.is_on:
@@ -345,7 +345,7 @@ class Puller:
         return self._seen
 
     def _owed(self, queue: str) -> dict[str, float]:
-        """Core-seconds that users have claimed here of a queue, and were not charged. Cost: 2 us a block."""
+        """Returns the core-seconds of a queue that users have claimed here and were not charged for. Cost: 2 us a block."""
         owed: dict[str, float] = {}
         now_us = machine.wall_us()
         mine = [block for block in self._node.blocks.values() if not block.is_placed]
@@ -436,7 +436,7 @@ class Puller:
         if take == key.count and self._is_soon_hungry(flying):
             board.look_behind(machine.monotonic())
         if self._shared.gate is not None:
-            self._shared.gate.admission(block)  # while the claim is under way: verified by the time it is ours, or asked again then
+            self._shared.gate.admission(block)  # while the claim is in flight: verified by its answer, or asked again then
         self._node.stager.meet(block)
 
     def _answered(self, flying: _Flying, outcome: Outcome) -> None:
@@ -458,12 +458,12 @@ class Puller:
         self._lost(flying, outcome)
 
     def _lost(self, flying: _Flying, conflict: Conflict) -> None:
-        """Why the claim was not made, and what to do differently."""
+        """Acts on the conflict of a claim."""
         now_s = machine.monotonic()
         key, board, candidate = flying.block.key, flying.board, flying.candidate
         if conflict.path == paths.gate(key.submission):
             board.put_back(candidate, flying.rest)
-            if conflict.kind is ConflictKind.BAD_VERSION:  # its terms were changed: claimed by those as soon as they are read
+            if conflict.kind is ConflictKind.BAD_VERSION:  # its terms were changed: claimed again once they are read
                 self._shared.records.forget(key.submission)
             else:
                 board.pause(candidate, now_s, _GATE_PAUSE_S)
@@ -479,22 +479,22 @@ class Puller:
 
 
 # -- the idle mark ---------------------------------------------------------------------------------------------------------
-# Shows in ZooKeeper (`/idle/<node>`) whether a node wants work: with a COMPLETE or CLAIM where there is one, else alone after a moment.
+# Shows in ZooKeeper (`/idle/<node>`) whether a node wants work: with a COMPLETE or CLAIM if there is one, else alone after a moment.
 
 
 class IdleMarking:
-    """Creates and deletes the idle marker of one node. In the loop."""
+    """Creates and deletes the idle mark of one node. In the loop."""
 
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
         self._wrong_s: float | None = None
 
     def reset(self) -> None:
-        """A new registration."""
+        """Forgets the pending change after a new registration."""
         self._wrong_s = None
 
     def settle(self, now_s: float) -> float:
-        """Commits the change that no other commit has made. Returns: when to call again (monotonic), inf = when something changes."""
+        """Commits a change that no other commit has made. Returns: when to call again (monotonic), inf = when something changes."""
         node, idle = self._node, self._node.idle
         hungry = node.puller.is_hungry
         if hungry == idle.stood:
@@ -513,6 +513,6 @@ class IdleMarking:
     def _mark(self, *, hungry: bool) -> Story[None]:
         node, commits = self._node, self._node.shared.committer
         outcome: Outcome = yield commits.outcome_of(ops.mark_idle(node.name, commits.fence(node.name), idle=hungry))
-        node.idle.answered(stands=hungry)  # a Conflict says that it was so already
+        node.idle.answered(stands=hungry)  # a Conflict means that it already was so
         if not hungry and isinstance(outcome, Conflict):
             node.hands.look()

@@ -1,7 +1,7 @@
-"""Whose rights work of a node has: the account of the user who submitted it, as far as that can be; else a refusal says what to do.
+"""Whose rights work of a node has: the account of the user who submitted it if possible; otherwise a refusal says what to do.
 
-Only where the Starter is root and `[security] run_as` says so; the user is the one whose key has signed the work. Files
-that all users share in a Starter's cache (functions, modules, scripts, input) are copied for each, readable by him alone.
+Only if the Starter is root and `[security] run_as` says so; the user is the one whose key signed the work. Files that all users share in a
+Starter's cache (functions, modules, scripts, input) are copied for each user, readable by no other user.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rmgr.runner.host import home
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Log
 
-#: How long an account is believed as it was: groups change, people leave.
+#: How long a looked-up account is trusted: groups change, people leave.
 _FRESH_S = 60.0
-#: How long a user is refused until it is looked at again.
+#: How long a user is refused before the next look.
 _REFUSED_S = 3.0
-#: Arguments of one call that are sent in a message; larger ones would be in the Starter's memory meanwhile.
+#: Most bytes of one call's arguments in a message; larger ones would be in the Starter's memory meanwhile.
 _IN_MESSAGE = 4 * 1024 * 1024
 
 
@@ -45,7 +45,7 @@ class AccountsPolicy:
 
 
 def runs_as_user(security: SecurityConfig, *, euid: int) -> bool:
-    """Whether work runs as its user. Raises: ConfigError when that is asked for and cannot be had."""
+    """Whether work runs as its user. Raises: ConfigError if that is configured and impossible."""
     match security.run_as:
         case "self":
             return False
@@ -64,19 +64,19 @@ def runs_as_user(security: SecurityConfig, *, euid: int) -> bool:
 
 
 def policy_of(security: SecurityConfig) -> AccountsPolicy | None:
-    """How work runs as its users, None if it runs as the Starter. Raises: ConfigError."""
+    """Returns how work runs as its users, None if it runs as the Starter. Raises: ConfigError."""
     return AccountsPolicy(min_uid=security.min_uid) if runs_as_user(security, euid=os.geteuid()) else None
 
 
 def open_to_users(directory: Path, nodes: Sequence[str]) -> None:
-    """Users may pass through the Starter's directories to their own, and look into none; its cache is closed to them."""
+    """Lets users pass through the Starter's directories to their own without listing them; closes its cache to them."""
     for path in (directory, *(directory / name for name in nodes), *(directory / name / "run" for name in nodes)):
         path.chmod(0o711)
     (directory / "blobs").chmod(0o700)
 
 
 def choose(user: str, account: Account | None, *, node: str, min_uid: int) -> Account:
-    """The account that work of `user` runs as. Raises: PermissionDenied naming node, user and what to do."""
+    """Returns the account that work of `user` runs as. Raises: PermissionDenied naming node, user and what to do."""
     if account is None:
         raise PermissionDenied(
             f"node {node} has no local account {user!r}, and work runs as its user there: "
@@ -93,7 +93,8 @@ def choose(user: str, account: Account | None, *, node: str, min_uid: int) -> Ac
 
 
 class Accounts:
-    """Accounts of the users whose work a node has, and whose it cannot run. `directory`: for their copies of files, made if absent."""
+    """Accounts of the users with work on a node, and users whose work it cannot run. directory: for users' copies of files, made if
+    absent."""
 
     def __init__(
         self,
@@ -118,14 +119,14 @@ class Accounts:
         self._copies: Fetched[KeptFile] = Fetched(io, self._copy, keep=512)
         self._pythons: Fetched[str] = Fetched(io, self._look_at_python, keep=256)
         self._who: dict[str, Account] = {}
-        self._met: set[str] = set()  #: users who were looked up at least once
+        self._met: set[str] = set()  #: users looked up at least once
         self._doubted: set[str] = set()
         self._looks = 0
         self._barred: dict[str, tuple[str, float]] = {}  #: user -> why, until when (`clock`)
-        self.refused: dict[str, str] = {}  #: user -> why none of his work can run here, and what to type
+        self.refused: dict[str, str] = {}  #: user -> why none of the user's work can run here, and what to type
 
     def get(self, user: str) -> Account | FetchFailure | None:
-        """Who work of `user` runs as, why it does not, or None: it is being looked up, or refused. Owner's thread only."""
+        """Returns the account for work of `user`, a failure, or None while it is looked up or if it is refused. Owner's thread only."""
         if user in self._barred:
             why, until_s = self._barred[user]
             if self._clock() < until_s:
@@ -149,7 +150,7 @@ class Accounts:
         return replace(found, reason=Reason.START_FAILED, blames_node=False) if isinstance(found, FetchFailure) else found
 
     def bar(self, user: str, what: str, for_s: float) -> None:
-        """Slots of this user fail here again and again: none of his work runs here for a while. Owner's thread only."""
+        """Keeps all work of a user away for a while, since the user's slots keep failing here. Owner's thread only."""
         why = (
             f"slots of {user} fail on node {self._node} again and again ({what}): "
             f"what {user} may have there of processes, memory or disk may be used up; ps -u {user}, quota -u {user}"
@@ -159,13 +160,13 @@ class Accounts:
         self.get(user)
 
     def may_claim(self, user: str) -> bool:
-        """Work of `user` is not refused; False also until he was looked up for the first time."""
+        """Returns whether work of `user` is accepted; False also until the user was looked up once."""
         if user not in self._met:
             self.get(user)
         return user in self._met and user not in self.refused
 
     def saw(self, events: Sequence[object]) -> None:
-        """What slots report: where one did not come up, something may have been closed to its user since it was last looked at."""
+        """Takes reports of slots: if one did not come up, something may have been closed to its user since the last look."""
         lost = {event.slot.account for event in events if isinstance(event, SlotLost) and not event.slot.is_up}
         if names := {account.name for account in lost if account is not None}:
             self._doubted |= names
@@ -177,14 +178,14 @@ class Accounts:
         return frozenset((*self.refused, *self._doubted))
 
     def settle(self) -> float:
-        """Looks again where it is due. Returns: seconds until that is due again, inf = nobody is refused."""
+        """Looks up users again where due. Returns: seconds until the next call, inf = no user is refused."""
         for user in {*self.refused, *self._doubted}:
             if self.get(user) is not None or user in self.refused:
                 self._doubted.discard(user)
         return _REFUSED_S if self.refused else math.inf
 
     def python(self, account: Account, path: str) -> str | None:
-        """What keeps the account from an interpreter that its user chose, "" if nothing does, None: it is being looked at."""
+        """Returns what keeps the account from an interpreter chosen by its user, "" if nothing does, None while it is checked."""
         self._who[f"{account.uid}"] = account
         found = self._pythons.get(f"{account.uid}\0{path}\0{int(self._clock() / _FRESH_S)}")
         return found.error if isinstance(found, FetchFailure) else found
@@ -199,28 +200,29 @@ class Accounts:
         return ReachRefusal(f"work of {user} cannot run on node {self._node}: {problem}") if problem else account
 
     def resolve(self, user: str) -> Account:
-        """The same at once, on an IO thread. Raises: PermissionDenied."""
+        """Returns the account at once, on an IO thread. Raises: PermissionDenied."""
         return choose(user, find_account(user), node=self._node, min_uid=self._policy.min_uid)
 
     def copy(self, account: Account, path: str) -> str | FetchFailure | None:
-        """A file of the cache as `account` may read it, and no other user; None: it is on its way. Owner's thread only."""
+        """Returns a copy of a cached file that only `account` may read; None while it is made. Owner's thread only."""
         if not path:
             return path
         self._who[f"{account.uid}"] = account
         return self._copies.get(f"{account.uid}\0{path}", account.name)
 
     def arguments(self, account: Account, arguments: Arguments) -> Arguments | FetchFailure | None:
-        """The same, in a file of `account` where one is large (others travel in messages); None: it is on its way. Owner's thread only."""
+        """Returns the arguments, large ones in a file of `account` (others travel in messages); None while it is made. Owner's thread
+        only."""
         if arguments.largest <= _IN_MESSAGE or isinstance(arguments[0], OwnPiece):
             return arguments
         mine = self.copy(account, arguments.path)
         if isinstance(mine, str):
-            self._copies.forget(f"{account.uid}\0{arguments.path}")  # nobody else needs it, and it may be large
+            self._copies.forget(f"{account.uid}\0{arguments.path}")  # no other account needs it, and it may be large
             return arguments.moved(mine)
         return mine
 
     def forget_lost(self) -> None:
-        """Copies that were removed are made again at the next use. Owner's thread only."""
+        """Forgets removed copies, which the next use makes again. Owner's thread only."""
         self._copies.forget_lost(str)
 
     def _copy(self, _store: Store, key: str) -> KeptFile:
@@ -239,9 +241,9 @@ class Accounts:
 
 
 def hand_over(path: Path, account: Account) -> None:
-    """Gives a file, or a directory with all that is in it, to its user, closed to all others. It must not be his already.
+    """Gives a file, or a directory with its content, to a user, closed to all others. It must not belong to the user already.
 
-    Nothing is followed out of it, and no user can be in it meanwhile: the directory is opened to its owner last.
+    No link leads out of it, and no user can be in it meanwhile: the directory itself is handed over last.
     """
     if path.is_dir() and not path.is_symlink():
         for root, directories, files in os.walk(path, topdown=False):
@@ -256,15 +258,15 @@ def hand_over(path: Path, account: Account) -> None:
 
 
 # -- what users can reach --------------------------------------------------------------------------------------------------
-# Checks with a user's rights whether the user's work can run on this node, before any of it is claimed; else names what is closed. Without
-# this his slots would die again and again, for their spawners cannot even load. A refusal is published with the node's troubles
-# (`starter/node/trouble.py`). What the node has of the user's work goes back to its queue, and is taken again seconds after the directory
+# Checks with a user's rights whether the user's work can run on this node, before any of it is claimed; otherwise names what is closed.
+# Without this check the user's slots would keep dying, since their spawners cannot even load. A refusal is published with the node's
+# troubles (`starter/node/trouble.py`). Work of the user on the node goes back to its queue, and is taken again seconds after the directory
 # was opened.
 
 
 @dataclass(frozen=True, slots=True)
 class ReachRefusal:
-    """Reason for which work of a user cannot run on this node, and what to type there."""
+    """Why work of a user cannot run on this node, and what to type there."""
 
     why: str
 
@@ -280,7 +282,7 @@ class Reach:
     directory: Path
 
     def problem(self, account: Account) -> str:
-        """What is in the way of the account, "" if nothing is. Cost: about 1 ms, on an IO thread. Raises: OSError."""
+        """Returns what keeps the account out, "" if nothing does. Cost: about 1 ms, on an IO thread. Raises: OSError."""
         programs = [Path(path) for path in (home.PYTHON, self.python) if path]
         modules = [home.source(name) for name in ("rmgr.__init__", "rmgr.runner.spawner", "rmgr.model.wire.frames")]
         modules += [Path(module.__file__) for module in (os, msgspec, cloudpickle) if module.__file__] if home.IS_OWN else ()

@@ -1,8 +1,8 @@
 """Input and output keys of tasks at the store: the value of an input key, and the claim of output keys that were left to this node.
 
-An input key leads to a user's own value, or to the output of another task, found through its committed attempt. Which attempt of a task was
-committed is remembered, so that a task with a thousand inputs reads each fragment once. In a secured cluster the user of the task, who has
-signed it, must be let read each (`procedures/authentic.py`): the Starter's own rights do not count.
+An input key leads to a user's own value, or to the output of another task, found through its committed attempt. The committed attempts of
+tasks are remembered, so that a task with a thousand inputs reads each fragment once. In a secured cluster the user of the task, who has
+signed it, must have the right to read each value (`procedures/authentic.py`): the Starter's own rights do not count.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rmgr.procedures.snapshot import outcomes_of, read_fragments, read_pages
 from rmgr.runtime.failpoint import failpoint
 
 T = TypeVar("T")
-#: What was read of rows; the bytes of those that are too large are None.
+#: Rows that were read; None instead of bytes that are too many.
 Rows = dict[str, tuple[bytes | None, About]]
-#: Submissions whose attempts are remembered.
+#: Most submissions whose attempts are remembered.
 _KEEP = 64
-#: Rows read together, and bytes of them that one reading holds, if not its first rows have more.
+#: Most rows read together, and bytes of them that one read holds, unless its first rows have more.
 ROWS_TOGETHER = 128
 _HELD_BYTES = 1024 * 1024
 _NOBODYS: Mapping[str, Holder | None] = {}
@@ -45,9 +45,9 @@ _NOBODYS: Mapping[str, Holder | None] = {}
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """The row of a value. about: what the user of the task may have: nothing else that may stand there by now; None: whatever it is.
+    """The row of a value. about: the only content that the user of the task may have, even if another one stands there by now; None: any.
 
-    data: its bytes, None where they were not asked for, or are too many. pickled: how they are to be read.
+    data: its bytes, None if not asked for or too many. pickled: whether the bytes are a pickle.
     """
 
     row: str
@@ -57,14 +57,14 @@ class Input:
     pickled: bool = False
 
     def check(self, key: str, sha256: bytes) -> None:
-        """Raises NotFound unless the bytes with that hash are those that were found."""
+        """Raises NotFound unless `sha256` is the hash of the value that was found."""
         if self.about is not None and sha256 != self.about.sha256:
             raise NotFound(f"the value of the input key {key!r} was replaced just now", hint="submit it again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReads:
-    """Inputs of one task. user: its owner. trust: users whose pickles it loads; None: it loads none. outputs: the owner's keys."""
+    """What one task reads. user: its owner. trust: users whose pickles it loads; None: it loads none. outputs: the owner's keys."""
 
     user: str
     inputs: Sequence[str]
@@ -74,7 +74,7 @@ class TaskReads:
 
 @dataclass(slots=True, kw_only=True)
 class _Found:
-    """The value of an input key on its way to be an `Input`. row: of the value; key: as users call it. holder: of the key."""
+    """The value of an input key, not yet checked. row: of the value; key: the user's name for it. holder: of the key."""
 
     key: str
     row: str
@@ -102,9 +102,9 @@ class Inputs:
         self._known: OrderedDict[int, _Known] = OrderedDict()
 
     def find(self, store: Store, user: str, user_keys: Sequence[str], *, trust: Sequence[str] | None) -> list[Input]:
-        """Where each value is, in order. user: whose task it is. trust: users whose pickles it loads; None: it loads none.
+        """Returns where each value is, in order. user: of the task. trust: users whose pickles it loads; None: it loads none.
 
-        Raises: NotFound naming the key that has no value; PermissionDenied; StoreUnavailable, CoordinationUnavailable.
+        Raises: NotFound naming the key without a value; PermissionDenied; StoreUnavailable, CoordinationUnavailable.
         """
         found = self.find_many(store, [TaskReads(user=user, inputs=user_keys, trust=trust)], largest=keys.POINTER_BYTES)[0]
         if isinstance(found, Exception):
@@ -112,13 +112,13 @@ class Inputs:
         return found
 
     def rows(self, store: Store, user_keys: Sequence[str]) -> list[str]:
-        """The store key of each value, in order. Raises: as `find`."""
+        """Returns the store key of each value, in order. Raises: as `find`."""
         return [found.row for found in self.find(store, "", user_keys, trust=None)]
 
     def find_many(self, store: Store, asks: Sequence[TaskReads], *, largest: int) -> list[list[Input] | Exception]:
-        """What each task reads, with the values of up to `largest` bytes; or why it cannot have one of them.
+        """Returns the inputs of each task, with values of up to `largest` bytes; or the error of a task that cannot have one of them.
 
-        Cost: a read of the store for all of them together, another one where keys lead to outputs of tasks.
+        Cost: one read of the store for all tasks together, another one if keys lead to outputs of tasks.
         Raises: StoreUnavailable.
         """
         try:
@@ -142,7 +142,7 @@ class Inputs:
         ]
 
     def _named(self, store: Store, ask: TaskReads, there: Rows) -> list[_Found]:
-        """What lies under the keys, followed where it is a pointer. Raises: NotFound, PermissionDenied, CoordinationUnavailable."""
+        """Returns what the keys name; follows pointers. Raises: NotFound, PermissionDenied, CoordinationUnavailable."""
         person, deeds = Person(name=ask.user), self._deeds
         for key in ask.outputs if deeds is not None else ():
             taken = there.get(keys.named(key))
@@ -163,7 +163,7 @@ class Inputs:
         return found
 
     def _read(self, store: Store, ask: TaskReads, found: list[_Found], values: Rows) -> list[Input]:
-        """The values. Raises: NotFound, PermissionDenied, DataLost."""
+        """Checks and returns the values. Raises: NotFound, PermissionDenied, DataLost."""
         person, deeds = Person(name=ask.user), self._deeds
         inputs = []
         for one in found:
@@ -198,14 +198,14 @@ class Inputs:
                 return locate(self._coordinator, store, user_key, pointer, timeout_s=self._timeout_s)
             attempt = known.attempts.get(pointer.index)
         if attempt is None:
-            # It says precisely why there is no value.
+            # raises the error that says precisely why there is no value
             return locate(self._coordinator, store, user_key, pointer, timeout_s=self._timeout_s)
         if pointer.by and not self._is_author(pointer):
             raise NotFound(f"the input key {user_key!r} is the output of a task that was never submitted")
         return keys.output(pointer.sub, pointer.index, attempt, pointer.n)
 
     def _read_on(self, store: Store, pointer: keys.Pointer, known: _Known) -> bool:
-        """Takes in what was committed since the last time. False: the submission is gone."""
+        """Takes in what was committed since the last call. False: the submission is gone."""
         done = self._coordinator.get(paths.done(pointer.sub)).result(self._timeout_s + 1)
         if done is None:
             return False
@@ -230,7 +230,7 @@ class Inputs:
 
 
 def _values(store: Store, rows: Sequence[str], largest: int) -> Rows:
-    """What lies in these rows. Of a task with a great many inputs the first ones only have their bytes: the others become files."""
+    """Reads rows. Of a task with very many inputs, only the first rows come with their bytes; the others become files."""
     found: Rows = {}
     held = 0
     for start in range(0, len(rows), ROWS_TOGETHER):
@@ -241,7 +241,7 @@ def _values(store: Store, rows: Sequence[str], largest: int) -> Rows:
 
 
 def _attempt(call: Callable[[], T]) -> T | Exception:
-    """What it returns or raises, but for a store that is away, which concerns all."""
+    """Returns the result or the exception of `call`; raises only StoreUnavailable, which concerns all tasks."""
     try:
         return call()
     except StoreUnavailable:
@@ -252,8 +252,8 @@ def _attempt(call: Callable[[], T]) -> T | Exception:
 
 # -- claims of output keys -------------------------------------------------------------------------------------------------
 # Claims output keys that a Submitter has left to the node that runs their task (HAND, protocol.md 5). In a secured cluster the user has
-# signed each pointer already, and the Starter writes that: nobody signs in a user's name. So a key that somebody else owns is not claimed
-# here, although its owner may let the user write there.
+# signed each pointer already, and the Starter writes it as it is, since only users sign in their names. So a key owned by another user is
+# not claimed here, even if its owner lets the user write there.
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ class Left:
 
     @property
     def pointers(self) -> list[Wanted]:
-        """What is to stand under its keys: the same, whoever writes it and how often."""
+        """The pointers for its keys: always the same, whichever process writes them."""
         number, guid = self.block.key.submission, self.keyed.claims_by
         return [(key, Pointer(sub=number, index=self.index, n=n, by=guid)) for n, key in enumerate(self.keyed.outputs)]
 
@@ -279,9 +279,9 @@ class OutputClaims:
         self._deeds = deeds
 
     def claim(self, store: Store, asks: Sequence[Left]) -> dict[tuple[int, int], Exception]:
-        """Writes the pointers of these tasks. Returns those that cannot have a key: (submission, index) -> why.
+        """Writes the pointers of these tasks. Returns the tasks that cannot have a key: (submission, index) -> why.
 
-        Cost: a write of the store for all tasks of a submission; more where keys are not free. Raises: StoreUnavailable.
+        Cost: one write of the store for all tasks of a submission; more if keys are taken. Raises: StoreUnavailable.
         """
         failpoint("starter.claim_outputs")
         refused: dict[tuple[int, int], Exception] = {}
@@ -291,12 +291,12 @@ class OutputClaims:
                 refused |= self._claim_of(store, number, mine)
             except (StoreUnavailable, CoordinationUnavailable):
                 raise
-            except RmgrError as error:  # names that are no keys, rows that are no pointers: tasks of others are claimed with these
+            except RmgrError as error:  # invalid keys or pointers: other submissions' tasks are claimed in the same call
                 refused |= {(number, ask.index): error for ask in mine}
         return refused
 
     def _claim_of(self, store: Store, number: int, asks: Sequence[Left]) -> dict[tuple[int, int], Exception]:
-        """The same for tasks of one submission. Raises: RmgrError."""
+        """Claims for the tasks of one submission. Raises: RmgrError."""
         refused: dict[tuple[int, int], Exception] = {}
         tasks = []
         for ask in asks:
@@ -307,11 +307,11 @@ class OutputClaims:
         table = UserKeys(store, self._fates, self._deeds, tasks)
         wanted = [one for ask in tasks for one in ask.pointers]
         for index, why in claim_pointers(table, wanted, overwrite=False).items():
-            refused[number, index] = KeyExists(why.message, hint=HOW_TO_REPLACE)  # also where the key is somebody else's
+            refused[number, index] = KeyExists(why.message, hint=HOW_TO_REPLACE)  # also if the key belongs to another user
         return refused
 
     def _foul(self, store: Store, ask: Left) -> RmgrError | None:
-        """Why nothing is written for it: a row under a user's key counts only with the user's own deed."""
+        """Returns why nothing is written for a task: a row under a user's key counts only with the user's own deed."""
         if self._deeds is None:
             return None
         user = ask.block.info.record.user
@@ -348,7 +348,7 @@ class UserKeys:
         return self._store.about_many(rows, timeout_s=timeout) if rows else {}
 
     def check_writable(self, key: str, about: About) -> Holder | None:
-        """See `KeyTable`. Raises KeyExists where it is somebody else's who lets the user write there."""
+        """See `KeyTable`. Raises KeyExists if the key is another user's, even one who lets this user write there."""
         if self._deeds is None or self.user is None:
             return None
         holder = self._deeds.check_write(self._store, key, keys.named(key), about, self.user)
