@@ -1,4 +1,4 @@
-"""`rmgr starter`: one process that runs work for one or more nodes; here its parts are put together and taken apart again."""
+"""`rmgr starter`: one process that runs work for one or more nodes; puts its parts together and takes them apart again."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ from rmgr.runtime.supervision import Notifier, StallGuard
 
 __all__ = ["run"]
 
-#: Longest turn of the loop before the process ends itself; registering waits, and reports progress while it does.
+#: Longest turn of the loop before the process ends itself; registering takes longer, and reports progress meanwhile.
 STALL_S = 15.0
 _META_WAIT_S = 30.0
-#: Stands for users who are in no group that the files of this machine name.
+#: Stands for users who are in no group that this machine's files name.
 _STRANGER = Account(name="others", uid=65534, gid=65534)
 
 
@@ -77,11 +77,11 @@ def run(config: Config, *, insecure: bool = False) -> int:
     """Runs a Starter until SIGTERM or SIGINT; returns its exit code.
 
     Args: insecure: see `runtime.secured.check_exposure`.
-    Raises: ConfigError; NotConnected, CoordinationUnavailable, WrongCluster at the start; StateConflict when another live
-        Starter serves the node. A data store that does not answer is no reason to end: it is waited for in the background.
+    Raises: ConfigError; NotConnected, CoordinationUnavailable, WrongCluster at the start; StateConflict if another live
+        Starter serves the node. A data store that does not answer is awaited in the background.
     """
     names = node_names(config.starter)
-    offered_cores(config.starter)  # before anything is begun
+    offered_cores(config.starter)  # checked before anything is begun
     credentials = credentials_of(config, Role.STARTER)
     check_exposure(credentials, listen=config.starter.listen, metrics=config.starter.metrics, insecure=insecure)
     log = logs.setup(config.log, "starter", nodes=list(names))
@@ -92,12 +92,12 @@ def run(config: Config, *, insecure: bool = False) -> int:
         where = {"zookeeper": coordinator.hosts, "store": config.cluster.store, "directory": str(directory)}
         log.info("starter_started", cluster_id=meta.cluster_id, **where)
         if credentials is not None:
-            publish(coordinator, credentials)  # for those who read what it signs
+            publish(coordinator, credentials)  # for readers of what it signs
         return _serve(config, names, directory, coordinator, store, meta, log, credentials)
 
 
 def node_names(config: StarterConfig) -> tuple[str, ...]:
-    """Names of the nodes that the process stands for. Raises ConfigError, UsageError."""
+    """Returns the names of the process's nodes. Raises: ConfigError, UsageError."""
     base = check_name("node", config.node or socket.gethostname().partition(".")[0])
     if not 1 <= config.nodes <= MAX_NODES:
         raise ConfigError(f"nodes = {config.nodes} in one Starter; the limit is {MAX_NODES}", hint="start several Starters")
@@ -105,16 +105,16 @@ def node_names(config: StarterConfig) -> tuple[str, ...]:
 
 
 def work_directory(config: StarterConfig, node: str, *, shared: bool = False) -> Path:
-    """The directory for everything that work needs on this node, made if absent. Raises ConfigError.
+    """Returns the directory for everything that work needs on this node, made if absent. Raises: ConfigError.
 
-    shared: other users' work runs in it, so it cannot be in a home.
+    shared: other users' work runs in it, so it must not be in a home directory.
     """
     service = os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or ("/var/lib/rmgr" if shared else "")  # systemd's StateDirectory=
     home = Path(service) if service else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmgr"
     directory = Path(config.work_dir).resolve() if config.work_dir else home / node
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o755)
-        for place in (directory, Path(config.work_dir or directory)) if shared else ():  # a link, and what it leads to
+        for place in (directory, Path(config.work_dir or directory)) if shared else ():  # a link and its target
             owner = os.lstat(place).st_uid
             if owner not in (0, os.geteuid()):
                 why = f"the work directory {place} belongs to uid {owner}, who could exchange what this Starter writes there"
@@ -128,7 +128,7 @@ def work_directory(config: StarterConfig, node: str, *, shared: bool = False) ->
 
 
 def offered_cores(config: StarterConfig) -> int:
-    """Cores of each node that work may have: those kept for calls are none of them. Raises ConfigError."""
+    """Returns the cores of each node for work, without those kept for calls. Raises: ConfigError."""
     cores = config.cores or len(os.sched_getaffinity(0))
     if not 0 <= config.call_cores < cores:
         most = f"0 to {cores - 1}" if cores > 1 else "0"
@@ -140,7 +140,7 @@ def offered_cores(config: StarterConfig) -> int:
 
 
 def capacity_of(config: StarterConfig) -> Capacity:
-    """What each node offers: as configured, else all of this machine; GPUs are found only where it is one node."""
+    """Returns what each node offers: as configured, else all of this machine; GPUs are found only if it is one node."""
     found = gpus_here() if config.nodes == 1 and GPU not in config.resources else 0
     resources = {GPU: found} | config.resources
     return Capacity(
@@ -151,7 +151,7 @@ def capacity_of(config: StarterConfig) -> Capacity:
 
 
 class Parts:
-    """A Starter put together: made by `build`, taken apart by `close`."""
+    """The parts of a Starter: made by `build`, taken apart by `close`."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Parts:
         self.disk = disk
 
     def close(self) -> None:
-        """Ends all work, processes and threads (the session is the caller's)."""
+        """Ends all work, processes and threads (the caller ends the session)."""
         for runner in self.runners:
             runner.close(timeout_s=3.0)
         self.io.close()
@@ -201,10 +201,10 @@ def build(
     make_runner: Callable[..., NodeRunner] = NodeRunner,
     bounds: Bounds | None = None,
 ) -> Parts:
-    """Puts a Starter together; leftovers of older incarnations are ended first. Nothing is registered yet.
+    """Puts a Starter together; ends leftovers of older incarnations first. Registers nothing yet.
 
-    bounds: what each user may have of it.
-    make_runner: what runs the work of a node, where it is not to be run (`bench/load/virtual_starters.py`).
+    bounds: limits of each user.
+    make_runner: makes what stands in for the runner of a node where work is not really run (`bench/load/virtual_starters.py`).
     """
     own = config.starter
     mailbox: Mailbox[Call] = Mailbox()
@@ -215,7 +215,7 @@ def build(
     agents: dict[str, NodeAgent] = {}
 
     def to_agent(name: str, events: list[Any]) -> None:
-        """Slots report before their agent is made; the message is opened after."""
+        """Takes reports of slots, which may come before their agent is made; the messages are handled later."""
         mailbox.put(lambda: agents[name].on_work(events))
 
     users = policy_of(config.security)
@@ -232,7 +232,7 @@ def build(
             freezer=config.starter.freezer,
         )
         if capacity.resources.get(GPU):
-            runner.environ[CUDA] = ""  # of work that asks for none
+            runner.environ[CUDA] = ""  # for work that asks for none
         runner.inline_bytes = min(MAX_INLINE_VALUE, store.adopts_above(str(directory)) or MAX_INLINE_VALUE)
         runner.hash_seed = crc32(meta.cluster_id.encode())
         runners.append(runner)
@@ -255,7 +255,7 @@ def build(
     metrics.values_bytes.set_function(lambda: shared.rows.in_memory_bytes + sum(agent.stager.held_bytes for agent in agents.values()))
 
     def forget_lost() -> None:
-        """Directories were made again: what was in them is not known any more."""
+        """Forgets files of directories that were made again."""
         fetcher.forget_lost()
         records.forget_lost()
         for agent in agents.values():
@@ -349,7 +349,7 @@ def build(
 def _open_lines(
     own: StarterConfig, nodes: dict[str, NodeAgent], credentials: Credentials | None, trust: Trust | None, log: Log, bounds: Bounds
 ) -> Switchboard | None:
-    """Where clients with a direct line call; None: no port is to be had, and all goes on without."""
+    """Opens the port for direct lines of clients; None if there is none, and everything works without."""
     if own.line_port < 0:
         return None
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
@@ -362,7 +362,7 @@ def _open_lines(
 
 
 def _way_to_the_cluster(config: Config) -> dict[str, str]:
-    """Variables with which work finds the cluster again, to submit more; the Starter's own credentials are not among them."""
+    """Returns the variables with which work finds the cluster to submit more; the Starter's own credentials are not among them."""
     own = config.security
     variables = {
         "RMGR_GATEWAY": own.work_gateway,
@@ -444,7 +444,7 @@ def _serve(
     try:
         parts.starter.serve(guard, notifier if notifier.is_on else None)
     finally:
-        coordinator.close(timeout_s=2.0)  # first of all: the cluster need not wait for the session to expire
+        coordinator.close(timeout_s=2.0)  # first: the cluster need not wait for the session to expire
         if keeper is not None:
             keeper.stop()
         guard.stop()

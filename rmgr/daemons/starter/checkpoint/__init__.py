@@ -1,4 +1,4 @@
 """Checkpoints of placed jobs: asked for, taken from each node, put together, stored, restored.
 
-The job's script node leads; helpers of other nodes send their parts. Files are copied by `staging`, never here.
+The node of the job's script leads; Starters of the helpers collect the files of theirs.
 """

@@ -1,9 +1,9 @@
-"""Checkpoints of the jobs whose script one node runs: who asks for one, what becomes of it, how an attempt is given up, how one begins.
+"""Checkpoints of the jobs whose script one node runs: requests, their results, how an attempt is given up, and how a job begins with one.
 
-`way.py` is the table of its steps; `Checkpoints.happened` runs it, and has a method for each effect: one that takes time is a story.
-Everything that waits (files, the store, other nodes) runs on threads of its own and comes back as a message. A checkpoint that is
-refused, too large or not stored stands in the job's story (NOTE), in the log and in a metric. The job goes on, unless it has ended.
-A later attempt begins with the newest one that can be read (`Restores`).
+`way.py` has the table of steps; `Checkpoints.happened` runs it, with a method for each effect: effects that take time are stories. All
+waiting (for files, the store, other nodes) is done on separate threads, whose results come as messages. A checkpoint that is refused, too
+large or not stored is noted in the job's story (NOTE), in the log and in a metric. The job goes on, unless it has ended. A later attempt
+begins with the newest readable checkpoint (`Restores`).
 """
 
 from __future__ import annotations
@@ -68,23 +68,23 @@ if TYPE_CHECKING:
 
 #: A copy that takes longer (s) is noted in the job's story.
 _LONG_COPY_S = 1.0
-#: Copies that are begun again because files changed meanwhile, and the pause.
+#: How often a copy is repeated because files changed meanwhile, and the pause.
 _COPIES, _COPY_PAUSE_S = 4, 0.3
-#: Pause before a store that is away is tried again, once the job has ended, or before it begins.
+#: Pause before an absent store is tried again, after the job has ended or before it begins.
 _STORE_PAUSE_S = 1.0
 _LONGEST_WHY = 250
-#: How often the turner says for how long jobs were served.
+#: How often the turner reports the served time of jobs.
 _SERVED_S = 0.5
-#: How often an answer is looked for, and processes that were not told yet.
+#: Pause between two looks for an answer, and between two requests to processes that were not told yet.
 _LOOK_S, _AGAIN_S = 0.1, 1.0
-#: Between SIGTERM and SIGKILL of a job that has not ended by itself.
+#: Time between SIGTERM and SIGKILL for a job that has not ended by itself.
 KILL_US = 2_000_000
-#: What `take` says of directories without files.
+#: Result of `take` for directories without files.
 NOTHING = "nothing was saved: its checkpoint directory has no files"
 
 
 class Checkpoints:
-    """Checkpoints of one node. directory: in which each job gets a directory of its own."""
+    """Checkpoints of one node. directory: contains a directory for each job."""
 
     def __init__(self, node: NodeAgent, directory: Path) -> None:
         self._node = node
@@ -94,7 +94,7 @@ class Checkpoints:
         self._open: dict[ClaimedBlock, OpenCheckpoint] = {}
         self._numbers: dict[ClaimedBlock, int] = {}
         self._timed: set[ClaimedBlock] = set()
-        self._asked: set[ClaimedBlock] = set()  #: whose program has been asked
+        self._asked: set[ClaimedBlock] = set()  #: blocks whose program has been asked
         self.restores = Restores(node, self.directories)
         self._effects: dict[CheckpointEffect, Callable[[OpenCheckpoint, str | Exception], Story[None] | None]] = {
             CheckpointEffect.NOTHING: lambda _case, _detail: None,
@@ -116,12 +116,12 @@ class Checkpoints:
         }
 
     def happened(self, case: OpenCheckpoint, event: CheckpointEvent, detail: str | Exception = "") -> bool:
-        """Takes the step that the table has for it. False: it came too late, nothing changes."""
+        """Takes the table's step for an event. False: the event came too late, and nothing changes."""
         step = next_step(case.phase, event, case.kind)
         if step is None:
             return False
         case.phase = step.phase
-        if case.is_over and self._open.get(case.block) is case:  # a request without an answer stands: one that comes late says nothing
+        if case.is_over and self._open.get(case.block) is case:  # an open request stays; a late answer is ignored
             del self._open[case.block]
         story = self._effects[step.effect](case, detail)
         if story is not None:  # an effect that takes time
@@ -129,19 +129,19 @@ class Checkpoints:
         return True
 
     def lane_of(self, block: ClaimedBlock) -> WorkerLane | None:
-        """Where its script runs, or None if it does not."""
+        """Returns the lane that runs its script, None if it does not run."""
         return next((lane for lane in self._node.lanes if any(task[0] is block for task in lane.tasks.values())), None)
 
     # -- who asks --------------------------------------------------------------------------------------------------------------
 
     def order(self, block: ClaimedBlock, guid: str, order: InboxOrder) -> None:
-        """A CHECKPOINT order was read. One that is not taken up is crossed off by whoever reads the inbox."""
+        """Takes a CHECKPOINT order. The inbox crosses off one that is not taken up."""
         extra, kind = order.extra, kind_of(order.extra)
         is_stop, kills = kind is not CheckpointKind.GO_ON, kind is CheckpointKind.PREEMPT
         by_policy = is_stop and not kills and extra.get("why") == "policy"
         case = self._open.get(block)
         if case is not None and guid in case.orders:
-            return  # read again, after a new registration
+            return  # read again after a new registration
         if not block.is_placed:
             self._node.log.warning("checkpoint_refused", block=paths.block_name(block.key), why="it is work that Starters pull")
             return
@@ -154,10 +154,10 @@ class Checkpoints:
         if not block.live or (case is not None and case.phase is CheckpointPhase.LEAVING):
             return
         if extra.get("unbegun") == "1":
-            self._node.notes.tell(block, "", orders=(guid,))  # it has begun, and goes on
+            self._node.notes.tell(block, "", orders=(guid,))  # the job has begun, and goes on
             return
         why = order.detail or extra.get("why", "")
-        given_us = int(extra.get("grace_us", "0"))  # a number, as `coord/validity.py` says
+        given_us = int(extra.get("grace_us", "0"))  # a number, as checked by `coord/validity.py`
         grace_us = given_us or (KILL_US if kills else rigid_of(block).checkpoint_grace_us)
         if case is not None and (not is_stop or case.is_stop):
             case.orders.append(guid)
@@ -166,24 +166,24 @@ class Checkpoints:
                 self.happened(case, CheckpointEvent.KILL)
             return
         orders = [guid]
-        if case is not None:  # a stop does not wait for what goes on
+        if case is not None:  # a stop does not wait for a checkpoint of a job that goes on
             orders += case.orders
             self.happened(case, CheckpointEvent.REPLACED)
         self._begin(self._case(block, why, grace_us, kind=kind, by_policy=by_policy, orders=orders))
 
     def is_obeying(self, guid: str) -> bool:
-        """The order is crossed off with a commit of ours."""
+        """Returns whether a commit of a checkpoint will cross the order off."""
         return any(guid in case.orders for case in self._open.values()) or self._node.notes.carries(guid)
 
     def started(self, block: ClaimedBlock) -> None:
-        """Its script starts now: from now on the clock of periodic checkpoints runs."""
+        """Starts the clock of periodic checkpoints when its script starts."""
         every_us = rigid_of(block).checkpoint_every_us
         if every_us > 0 and rigid_of(block).restart != FROM_START and block not in self._timed:
             self._timed.add(block)
             self._node.jobs.stories.begin(self._periodic(block, every_us))
 
     def _periodic(self, block: ClaimedBlock, every_us: int) -> Story[None]:
-        """Of a job that shares its cores in time it is served time that counts."""
+        """Takes periodic checkpoints; for a job of a gang, served time counts."""
         at_us = every_us
         yield Pause(every_us / 1e6)
         while block in self._timed:
@@ -199,12 +199,12 @@ class Checkpoints:
     # -- measuring and asking --------------------------------------------------------------------------------------------------
 
     def next_number(self, block: ClaimedBlock) -> int:
-        """Of the next request of its program."""
+        """Returns the number of the next request to its program."""
         number = self._numbers[block] = self._numbers.get(block, 0) + 1
         return number
 
     def _case(self, block: ClaimedBlock, why: str, grace_us: int, **more: Any) -> OpenCheckpoint:
-        """A new one. more: its other fields."""
+        """Opens a new checkpoint. more: its other fields."""
         number = self.next_number(block)
         found = self._open[block] = OpenCheckpoint(
             block=block, number=number, why=why, grace_us=grace_us, made_us=machine.wall_us(), **more
@@ -232,14 +232,14 @@ class Checkpoints:
             self.happened(case, CheckpointEvent.FITS)
 
     def _ask(self, case: OpenCheckpoint, _detail: str | Exception) -> Story[None]:
-        """Asks the program to save its state, and waits for its answer as long as its grace lasts.
+        """Asks the program to save its state, and waits for its answer within its grace.
 
-        asked -> answered                         it has saved its state: that is stored (of a job that is to stop: once it has ended)
-        asked -> silent -> what lies there        of a job that goes on: its files are stored as they are
-        asked -> silent -> ended                  of one that is to stop, where a person wants it so
-        asked -> silent -> withdrawn -> goes on   of one that a policy would move: nothing is lost, it is told that it need not stop
+        asked -> answered                         it has saved its state, which is stored (for a job that stops: once it has ended) asked ->
+        silent -> what lies there        of a job that goes on: its files are stored as they are asked -> silent -> ended
+        of a job that is to stop on a person's order asked -> silent -> withdrawn -> goes on   of a job that a policy would move: it loses
+        nothing, and is told that it need not stop
 
-        Each step stands in the block (`saving`, `stopping`, `story`), for people and for whoever leads.
+        Each step is noted in the block (`saving`, `stopping`, `story`), for people and for any leader.
         """
         block, now_us = case.block, machine.wall_us()
         self._asked.add(block)
@@ -253,7 +253,7 @@ class Checkpoints:
         self._node.notes.tell(block, "", stopping=(case.why or "stop") if case.is_stop else None, saving=saving)
         if case.is_stop:
             self._node.jobs.let_go(block, case.grace_us + KILL_US)
-        if case.is_stop and lane is not None:  # a job that stands still could not answer
+        if case.is_stop and lane is not None:  # a stopped job could not answer
             lane.worker.resume() if lane.worker is not None else lane.slot.resume(lane.running_seq)
         self._node.jobs.stories.begin(self._remind(case, parts, asked))
         while True:
@@ -268,8 +268,8 @@ class Checkpoints:
                 return
 
     def _remind(self, case: OpenCheckpoint, parts: list[JobDirectory], asked: SaveRequest) -> Story[None]:
-        """Tells the program again and again while it has not answered: it may have begun to listen only now."""
-        while case.is_asked:  # its slot may be another job's later
+        """Repeats the request until the program answers: it may begin to listen only now."""
+        while case.is_asked:  # later its slot may belong to another job
             case.is_telling = True
             try:
                 yield self.directories.background(lambda: each(parts, lambda part: part.ask(asked)))
@@ -283,12 +283,12 @@ class Checkpoints:
             yield Pause(_AGAIN_S)
 
     def _withdraw(self, case: OpenCheckpoint, _detail: str | Exception) -> Story[None] | None:
-        """The program is told that it need not stop any more, behind a request that is on its way to it."""
+        """Tells the program that it need not stop any more, after any request that is still being sent."""
         self._node.log.warning("checkpoint_withdrawn", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
         return None if case.is_telling else self._tell_withdrawn(case)
 
     def _tell_withdrawn(self, case: OpenCheckpoint) -> Story[None]:
-        """A program that saves its state only now goes on behind it: the last request of all does not ask it to stop."""
+        """Sends a last request that does not ask for a stop: a program that saves its state only now goes on after that."""
         case.number = self.next_number(case.block)
         parts = self.directories.parts(case.block, lambda: case.is_over)
         asked = SaveRequest(number=case.number, stop=False, deadline_us=machine.wall_us())
@@ -309,15 +309,15 @@ class Checkpoints:
         self._end(case, KILL_US)
 
     def _end(self, case: OpenCheckpoint, grace_us: int) -> None:
-        """The attempt ends now, whatever it does."""
+        """Ends the attempt now."""
         self._node.stop_tasks(case.block, None, case.reason, grace_us)
 
     # -- the end of the attempt --------------------------------------------------------------------------------------------------
 
     def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
-        """Of an attempt that ended not well. True: its job goes back to its queue; `tell` is called if it cannot.
+        """Takes the end of an attempt that has failed. True: its job goes back to its queue; `tell` is called if it cannot.
 
-        It was stopped, or it says so itself (85) after whatever request: programs need not know whether they may go on.
+        Either it was stopped, or it ended with code 85 after any request: programs need not know whether they may go on.
         """
         case, again = self._open.get(block), block in self._asked and says_saved(ending)
         if block.cancel_words(block.key.first) is not None:
@@ -335,14 +335,14 @@ class Checkpoints:
         return True
 
     def _ended_as_stop(self, block: ClaimedBlock, case: OpenCheckpoint | None) -> OpenCheckpoint:
-        """It was asked to save its state and might have gone on, and wants to be run again."""
+        """Opens a STOP for a job that was only asked to save its state, but has ended and wants to run again."""
         if case is not None:
             self.happened(case, CheckpointEvent.REPLACED)
         why = f"it ended with {SAVED_EXIT_CODE} after it was asked to save its state"
         return self._case(block, why, 0, kind=CheckpointKind.STOP, answered=True, orders=case.orders if case is not None else [])
 
     def _copy(self, case: OpenCheckpoint, _detail: str | Exception = "") -> Story[None]:
-        """What is in its directories goes to the store, and with it the output of an attempt that has ended."""
+        """Stores the content of its directories, and the output of an attempt that has ended."""
         block, ending, key = case.block, case.ending, case.block.key
         keeps = not case.kills and rigid_of(block).restart != FROM_START
         parts, store, limit = self.directories.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
@@ -355,7 +355,7 @@ class Checkpoints:
                 put_away(store, saved, ending, log_ttl_s=log_ttl_s)
             if not keeps:
                 return ""
-            with one_at_a_time:  # one that nobody waits for any more removes no pieces of this one
+            with one_at_a_time:  # an obsolete copy must not remove pieces of this one
                 stop, made_us = case.is_stop, case.made_us
                 return take(parts, store, saved, base, stop=stop, limit=limit, made_us=made_us, is_over=lambda: case.is_over, seals=seals)
 
@@ -373,7 +373,7 @@ class Checkpoints:
             self._node.notes.tell(case.block, "", saving=f"{how}: its files are being stored")
 
     def _learn(self, case: OpenCheckpoint) -> None:
-        """That its program answers goes with the next commit of the block."""
+        """Notes in the block that its program answers; the next commit carries it."""
         if case.answered and not case.block.data.answered:
             case.block.data = msgspec.structs.replace(case.block.data, answered=True)
 
@@ -384,7 +384,7 @@ class Checkpoints:
         if isinstance(result, str) and result and not result.startswith(NOTHING):
             self._node.log.info("checkpoint_stored", block=paths.block_name(block.key), detail=result)
             self._shared.metrics.checkpoints.labels("stored").inc()
-        if case.is_stop and block.cancel_words(block.key.first) is not None:  # meanwhile
+        if case.is_stop and block.cancel_words(block.key.first) is not None:  # cancelled meanwhile
             self.happened(case, CheckpointEvent.CANCELLED)
         elif isinstance(result, StoreUnavailable):
             self.happened(case, CheckpointEvent.STORE_AWAY, result)
@@ -417,14 +417,14 @@ class Checkpoints:
         self._leave(case, words)
 
     def _end_as(self, case: OpenCheckpoint, why: str | Exception, *, reason: Reason) -> None:
-        """The attempt, which has ended, gets this reason."""
+        """Ends the attempt, which has ended, with this reason."""
         assert case.ending is not None
         assert case.tell is not None
         case.ending.reason, case.ending.error = reason, str(why) or case.ending.error
         case.tell()
 
     def _leave(self, case: OpenCheckpoint, words: str | Exception) -> None:
-        """STOP."""
+        """Gives the attempt up with a STOP."""
         block, ending = case.block, case.ending
         assert ending is not None
         error = "; ".join(filter(None, (case.why, str(words))))
@@ -443,13 +443,13 @@ class Checkpoints:
         self._node.notes.give_up(block, past, str(words), case.orders, moved=case.by_policy)
 
     def lose(self, block: ClaimedBlock, node: str) -> bool:
-        """A node of the job is lost, the cluster says. True: its attempt had been stopped, and ends as a loss; its files there are gone."""
+        """Handles the loss of a node. True: the attempt had been stopped, and ends as a loss, since its files there are gone."""
         case = self._open.get(block)
         why = f"node {node} was lost while the job was being stopped"
         return case is not None and self.happened(case, CheckpointEvent.NODE_LOST, why)
 
     def _refuse(self, case: OpenCheckpoint, why: str | Exception, *, outcome: str = "refused") -> None:
-        """It is not to be, the job goes on."""
+        """Refuses the checkpoint; the job goes on."""
         large, why = isinstance(why, ValueTooLarge), sentence(why) if isinstance(why, Exception) else why
         what = "stop" if case.is_stop else "checkpoint"
         words = f"{what}{f' ({case.why})' if case.why else ''} refused: {why}"
@@ -460,14 +460,14 @@ class Checkpoints:
     # -- the end of the block ----------------------------------------------------------------------------------------------------
 
     def given_up(self, block: ClaimedBlock) -> None:
-        """STOP is committed."""
+        """Notes that the STOP is committed."""
         case = self._open.get(block)
         if case is not None and case.ending is not None:
             self._shared.metrics.ended(None, 1, case.ending.elapsed_us / 1e6)
         self._node.over(block)
 
     def forget(self, block: ClaimedBlock) -> None:
-        """The block is over, or not the node's own any more."""
+        """Forgets a block that is over, or no longer the node's own."""
         case = self._open.get(block)
         if case is not None:
             self.happened(case, CheckpointEvent.FORGOTTEN)
@@ -480,11 +480,11 @@ class Checkpoints:
 
 
 # -- taking one ------------------------------------------------------------------------------------------------------------
-# One checkpoint, from the directories of a job to its rows in the store. Called on a thread that may wait.
+# Takes a checkpoint: from the directories of a job to its rows in the store. Called on a thread that may wait.
 
 
 def check(parts: Sequence[JobDirectory], store: Store, limit: int) -> None:
-    """Raises: ValueTooLarge naming both sizes, StoreUnavailable when nothing could be stored now."""
+    """Raises: ValueTooLarge naming both sizes, StoreUnavailable if nothing could be stored now."""
     wrong = store.health()
     if wrong is not None:
         raise StoreUnavailable(f"the data store is not there: {wrong}")
@@ -503,7 +503,7 @@ def take(
     is_over: Callable[[], bool],
     seals: Seals = OPEN,
 ) -> str:
-    """Makes one checkpoint; says what it is. Raises: ValueTooLarge, StateConflict, StoreUnavailable, OSError, RmgrError."""
+    """Makes one checkpoint and describes it. Raises: ValueTooLarge, StateConflict, StoreUnavailable, OSError, RmgrError."""
     files = united(each(parts, lambda part: part.collect(stop=stop, max_bytes=limit)), base)
     size = sum(entry.size for entry in files)
     check_size(size, limit)
@@ -528,13 +528,13 @@ def take(
             )
         ),
     )
-    with contextlib.suppress(RmgrError):  # else they go with the next one, or with the submission
+    with contextlib.suppress(RmgrError):  # else the next checkpoint, or the submission's end, removes them
         prune_checkpoints(store, saved.sub, saved.index, saved.attempt, seals)
     return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {size_text(size)}{lacks}"
 
 
 def put_away(store: Store, saved: Checkpoint, ending: Ending, *, log_ttl_s: float | None) -> None:
-    """The output of an attempt that has ended goes to the store, its files go. May be called again.
+    """Stores the output of an ended attempt and removes its files. May be repeated.
 
     log_ttl_s: how long the rows of its output are kept, None = for ever.
     """
@@ -548,13 +548,13 @@ def put_away(store: Store, saved: Checkpoint, ending: Ending, *, log_ttl_s: floa
 
 # -- beginning with one ----------------------------------------------------------------------------------------------------
 # Puts a job's newest readable checkpoint into its directory on every node before it starts. The head chooses one by restoring it (every
-# byte is compared with its hash), then has its helpers restore the same. One that cannot be read is told in the job's story (DATA_LOST, or
-# UNTRUSTED where no Starter has sealed it), and the one before it is taken, else the job begins from the start.
+# byte is compared with its hash), then has its helpers restore the same. An unreadable checkpoint is noted in the job's story (DATA_LOST,
+# or UNTRUSTED if no Starter has sealed it), and the one before it is taken; without any, the job begins from the start.
 
 
 @dataclass(slots=True, kw_only=True)
 class RestoredCheckpoint:
-    """Result of a restore here. manifest: None = nothing, it begins from the start. lost: sentences about those that cannot be read."""
+    """Result of a restore here. manifest: None if the job begins from the start. lost: sentences about unreadable checkpoints."""
 
     manifest: Manifest | None = None
     key: str = ""
@@ -563,12 +563,12 @@ class RestoredCheckpoint:
 
 
 class _Stage(StrEnum):
-    """Where what a job begins with is. COMING -> HERE -> EVERYWHERE; HERE -> COMING where another node cannot read it; all -> OVER."""
+    """Where a job's initial files are. COMING -> HERE -> EVERYWHERE; HERE -> COMING if another node cannot read them; all -> OVER."""
 
     COMING = "coming"
-    HERE = "here"  #: in the directory of this node
+    HERE = "here"  #: in this node's directory
     EVERYWHERE = "everywhere"
-    OVER = "over"  #: nobody waits for it
+    OVER = "over"  #: no longer needed
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -584,7 +584,7 @@ class _Case:
 
 
 class Restores:
-    """Restores the jobs of one node."""
+    """Restores jobs of one node."""
 
     def __init__(self, node: NodeAgent, parts: JobDirectories) -> None:
         self._node = node
@@ -593,12 +593,12 @@ class Restores:
         self._cases: dict[ClaimedBlock, _Case] = {}
 
     def base(self, block: ClaimedBlock) -> Sequence[FileEntry]:
-        """The files that its nodes began with."""
+        """Returns the files with which its nodes began."""
         case = self._cases.get(block)
         return case.found.manifest.files if case is not None and case.found.manifest is not None else ()
 
     def is_here(self, block: ClaimedBlock) -> bool:
-        """What it begins with is in the directory of this node; sees to it that it gets there. Raises: OSError."""
+        """Returns whether its initial files are in this node's directory; restores them. Raises: OSError."""
         if block.key.attempt == 1 or _starts_anew(block):
             return True
         case = self._cases.get(block)
@@ -609,7 +609,7 @@ class Restores:
         return case.stage is not _Stage.COMING
 
     def is_everywhere(self, block: ClaimedBlock) -> bool:
-        """... and on its other nodes, which are ready; sees to it that it gets there."""
+        """Returns whether they are also on its other nodes, which are ready; restores them there."""
         case = self._cases.get(block)
         if case is None or case.found.manifest is None or case.stage is _Stage.EVERYWHERE:
             return True
@@ -618,7 +618,7 @@ class Restores:
         return False
 
     def forget(self, block: ClaimedBlock) -> None:
-        """The block is over."""
+        """Forgets a block that is over."""
         case = self._cases.pop(block, None)
         if case is not None:
             case.stage = _Stage.OVER
@@ -673,7 +673,7 @@ class Restores:
         others: list[JobDirectory] = self._parts.parts(block, lambda: case.is_over or block.goes_back)[1:]
         try:
             yield self._parts.background(lambda: each(others, lambda part: part.restore(manifest, key)))
-        except DataLost as error:  # readable here, and not there: the one before it
+        except DataLost as error:  # readable here but not there: take the one before it
             if case.is_over:
                 return
             case.found.bad.add(key)

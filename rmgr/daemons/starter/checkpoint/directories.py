@@ -1,7 +1,7 @@
-"""The directories of a job for its checkpoints: made, lent again and removed here, reached on its other nodes through their Starters.
+"""A job's directories for its checkpoints: made, lent again and removed here, reached on its other nodes through their Starters.
 
-What is said to the program lies in them, too. A helper stores the files of its directory itself and answers with the key of their list; the
-head makes one checkpoint of all lists.
+They also hold the messages to and from the program. A helper stores the files of its directory itself and answers with the key of their
+list; the head makes one checkpoint from all lists.
 """
 
 from __future__ import annotations
@@ -61,31 +61,31 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
 
 T = TypeVar("T")
-#: Checkpoints that are copied at once by one process.
+#: Most checkpoints copied at once by one process.
 _COPIES_AT_ONCE = threading.BoundedSemaphore(3)
-#: What nobody has wanted for so long goes; so many of a kind are kept.
+#: A directory that was not needed for this long is removed; at most so many of a kind are kept.
 IDLE_S, MOST = 1.0, 64
-#: How long another Starter may take for what is quick, and for files.
+#: How long another Starter may take for quick steps, and for files.
 _QUICK_S, _LONG_S = 20.0, 1800.0
-#: How long a node that does not answer is asked again, and the pause.
+#: How long a silent node is asked again, and the pause.
 _PATIENCE_S, _PAUSE_S = 20.0, 0.5
-#: Directories of one job that are used at once.
+#: Most directories of one job used at once.
 _NODES_AT_ONCE = 8
-#: Programs that forward SIGUSR1 to what they have started, by the names that the kernel shows.
+#: Programs that forward SIGUSR1 to their children, by the names that the kernel shows.
 _LAUNCHERS = frozenset(
     {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted", "hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "srun"}
 )
-#: The same of rmgr: `rmgr run` and `rmgr agent` of jobs.
+#: The same for rmgr: `rmgr run` and `rmgr agent` of jobs.
 _RANK_CLIENT = b"rmgr.runner.ranks.client"
-#: How long a process must have caught SIGUSR1.
+#: How long a process must have had a handler for SIGUSR1.
 _SETTLED_S = 0.1
 _KILL_ROUNDS, _KILL_PAUSE_S = 200, 0.01
 
 
 class JobDirectories:
-    """The directories of the jobs whose script one node runs.
+    """The directories of jobs whose script one node runs.
 
-    Args: directory: in which each job gets a directory of its own.
+    Args: directory: contains a directory for each job.
     """
 
     def __init__(self, node: NodeAgent, directory: Path) -> None:
@@ -98,7 +98,7 @@ class JobDirectories:
         self._untouched = Untouched()
 
     def own_part(self, block: ClaimedBlock) -> LocalPart:
-        """Its directory on this node."""
+        """Returns its directory on this node."""
         part = self._own.get(block)
         if part is None:
             key = block.key
@@ -115,7 +115,7 @@ class JobDirectories:
         return part
 
     def parts(self, block: ClaimedBlock, is_over: Callable[[], bool]) -> list[JobDirectory]:
-        """Its directories, this node's first."""
+        """Returns all its directories, this node's first."""
         found: list[JobDirectory] = [self.own_part(block)]
         allocation, peers, key = block.data.allocation, self._shared.peers, block.key
         for helper, _ in allocation.helpers if allocation is not None and peers is not None else ():
@@ -133,7 +133,7 @@ class JobDirectories:
         return found
 
     def background(self, job: Callable[[], T], *, copies: bool = False) -> Future[T]:
-        """Runs `job` on a thread of its own. copies: it moves files: only a few at once."""
+        """Runs `job` on a thread of its own. copies: it moves files, so only a few run at once."""
 
         def run() -> T:
             with _COPIES_AT_ONCE if copies else nullcontext():
@@ -142,11 +142,11 @@ class JobDirectories:
         return on_thread(run, "checkpoint")
 
     def place_of(self, block: ClaimedBlock) -> Path | None:
-        """Its directory here, None = there is none."""
+        """Returns its directory here, None if absent."""
         return self._places.get(block)
 
     def make(self, block: ClaimedBlock) -> Path:
-        """Its directory here, made the first time. Raises: OSError. Cost: a directory."""
+        """Returns its directory here, made the first time. Raises: OSError. Cost: a directory."""
         place = self._places.get(block)
         if place is None:
             place = self._places[block] = self._pool.take(_uid(block)) or self._fresh(block)
@@ -154,13 +154,13 @@ class JobDirectories:
         return place
 
     def forget_lost(self) -> None:
-        """Directories were removed: those of jobs that have not started are made again."""
+        """Has lost directories made again for jobs that have not started."""
         self._pool.forget_lost()
         for block in [block for block, place in self._places.items() if block.ready and not place.is_dir()]:
             self._untouched.forget(self._places.pop(block))
 
     def forget(self, block: ClaimedBlock) -> None:
-        """The block is over, or not the node's own any more: its directory is lent again when nobody has used it, else removed."""
+        """Forgets a block that is over or no longer the node's own; its directory is lent again if unused, else removed."""
         was_asked = self._own.pop(block, None) is not None
         place = self._places.pop(block, None)
         if place is not None and not was_asked and self._untouched.is_as_made(place):
@@ -189,7 +189,7 @@ class JobDirectories:
 
 
 def _uid(block: ClaimedBlock) -> int:
-    """Whose its directory is."""
+    """Returns the owner of its directory."""
     return block.info.account.uid if block.info.account is not None else os.getuid()
 
 
@@ -206,31 +206,31 @@ class SaveRequest:
 
 
 class JobDirectory(Protocol):
-    """The directory of a job on one node. Everything may raise OSError and errors of `rmgr.errors`."""
+    """The directory of a job on one node. All methods may raise OSError and errors of `rmgr.errors`."""
 
     node: str
-    lacks: str  #: what of it the last `collect` could not keep, as far as it is known here; for people
+    lacks: str  #: what the last `collect` left out, as far as known here; for people
 
     def measure(self) -> int:
-        """Bytes of its files. Raises: PermissionError for one that may not be read."""
+        """Returns the bytes of its files. Raises: PermissionError for an unreadable one."""
 
     def ask(self, asked: SaveRequest) -> None:
-        """Tells the processes there, each once, however often this is called."""
+        """Tells each process there once, even if called several times."""
 
     def collect(self, *, stop: bool, max_bytes: int) -> tuple[FileEntry, ...]:
-        """Stores its content. stop: whatever runs there is ended first; else it must not change meanwhile (StateConflict)."""
+        """Stores its content. stop: ends all processes there first; otherwise files must not change meanwhile (StateConflict)."""
 
     def restore(self, manifest: Manifest, key: str) -> None:
-        """Fills it with a checkpoint, nothing else is in it then. Raises: DataLost."""
+        """Replaces its content with a checkpoint. Raises: DataLost."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LocalPart:
-    """On a node of this Starter.
+    """The directory of a job on a node of this Starter.
 
-    marker: of the slot that runs the job here ("" = none yet). spare: processes with it that are not the job's.
-    ends: `collect` ends what is left of the job (on the head its spawner has done so). written: pieces of this attempt in the store.
-    number: of the last request. told: processes that have had its signal. lacks: what the last `collect` could not keep, for people.
+    marker: of the slot that runs the job here ("" = none yet). spare: processes with the marker that are not the job's. ends: `collect`
+        kills the job's remaining processes (on the head its spawner has done so). written: pieces of this attempt in the store. number: of
+        the last request. told: processes that got its signal. lacks: what the last `collect` left out, for people.
     """
 
     node: str
@@ -252,7 +252,7 @@ class LocalPart:
 
     def measure(self) -> int:
         listing = scan(self.directory, self.account)
-        if listing.closed:  # better now than when the job has ended
+        if listing.closed:  # better known now than after the job has ended
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), listing.closed[0])
         return listing.size_bytes
 
@@ -290,7 +290,8 @@ class LocalPart:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RemotePart:
-    """On another node. hold: the job's name below /holds. is_over: nobody waits for it any more."""
+    """The directory of a job on another node. hold: the job's name below /holds. is_over: returns whether the result is not needed any
+    more."""
 
     node: str
     hold: str
@@ -335,7 +336,7 @@ class RemotePart:
 
 
 def answer(part: LocalPart, step: Step) -> tuple[int, str]:
-    """What a helper's Starter does when the head asks. Raises: as `JobDirectory`; NotFound for a step that this release does not know."""
+    """Carries out a step for the head's Starter. Raises: as `JobDirectory`; NotFound for a step that this release does not know."""
     match step.step:
         case "measure":
             return part.measure(), ""
@@ -360,7 +361,7 @@ def answer(part: LocalPart, step: Step) -> tuple[int, str]:
 
 
 def each(parts: Sequence[JobDirectory], call: Callable[[JobDirectory], T]) -> list[T]:
-    """The same of every part, several at once; the first error is raised when all have ended."""
+    """Calls `call` for every part, several at once; raises the first error after all have ended."""
     if len(parts) == 1:
         return [call(parts[0])]
     with machine.pool(min(_NODES_AT_ONCE, len(parts)), "checkpoint") as pool:
@@ -369,7 +370,7 @@ def each(parts: Sequence[JobDirectory], call: Callable[[JobDirectory], T]) -> li
 
 
 def sentence(error: Exception) -> str:
-    """What went wrong, for people."""
+    """Describes an error for people."""
     if isinstance(error, RmgrError):
         return error.message
     if isinstance(error, OSError):
@@ -378,13 +379,13 @@ def sentence(error: Exception) -> str:
 
 
 # -- the program: asked, and heard -----------------------------------------------------------------------------------------
-# Asks a job on one node to save its state, and reads its answer: files in `.rmgr`, and SIGUSR1 to those who catch it. Processes of a job
-# are found by the mark of its slot in their environment, as leftovers are; nothing is sent to one that is not its user's. Launchers are
-# passed over: they would pass the signal on to ranks that do not know it, and die of it.
+# Asks a job on one node to save its state, and reads its answer: files in `.rmgr`, and SIGUSR1 to processes that catch it. A job's
+# processes are found by the mark of its slot in their environment, as leftovers are; only processes of its user get signals. Launchers are
+# skipped: they would pass the signal on to ranks that do not know it, and die of it.
 
 
 def write_request(directory: Path, account: Account | None, *, number: int, stop: bool, deadline_us: int) -> None:
-    """Writes the request, whole or not at all. Raises: OSError."""
+    """Writes the request, completely or not at all. Raises: OSError."""
     told = json.dumps({"deadline": deadline_us / 1e6, "number": number, "stop": stop}, separators=(",", ":"))
     control = directory / CONTROL
     with acting(account):
@@ -393,12 +394,12 @@ def write_request(directory: Path, account: Account | None, *, number: int, stop
         if stop:
             _write_whole(control / STOP, "")
         else:
-            (control / STOP).unlink(missing_ok=True)  # of one that was withdrawn
+            (control / STOP).unlink(missing_ok=True)  # left by a withdrawn one
         _write_whole(control / REQUEST, told)
 
 
 def answered(directory: Path, account: Account | None) -> int:
-    """The request that was answered last, 0 = none. Never waits. Cost: opening a small file with the user's rights, 30 us."""
+    """Returns the number of the last answered request, 0 if none. Never waits. Cost: opening a small file with the user's rights, 30 us."""
     try:
         with open(open_regular(str(directory / CONTROL / SAVED), account), "rb", buffering=0) as file:
             return int((file.read(32) or b"").split()[0])
@@ -420,7 +421,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def members(marker: str, account: Account | None, spare: Iterable[int] = ()) -> list[int]:
-    """Processes with the mark of a slot, of its user, but for `spare`. Cost: 15 us a process of the machine. Empty without /proc."""
+    """Returns processes of the user with a slot's mark, except `spare`. Cost: 15 us a process of the machine. Empty without /proc."""
     wanted = f"RMGR_SLOT={marker}".encode()
     kept = {os.getpid(), *spare}
     found = []
@@ -435,10 +436,10 @@ def members(marker: str, account: Account | None, spare: Iterable[int] = ()) -> 
 
 
 def notify(marker: str, account: Account | None, spare: Iterable[int] = ()) -> list[int]:
-    """SIGUSR1 to the processes of the job that catch it; which. Takes `_SETTLED_S`.
+    """Sends SIGUSR1 to the job's processes that catch it; returns these. Takes `_SETTLED_S`.
 
-    Between fork and exec a child has the handlers of its parent: it would die of the signal as the program that it becomes (an `mv` in
-    the middle of a script). So those are told that have caught it for a while.
+    Between fork and exec a child has its parent's handlers; the signal would then kill the program that it becomes (an `mv` in the middle
+    of a script). So only processes that have had a handler for a while are told.
     """
     kept = tuple(spare)
     if not (known := _catching(marker, account, kept)):
@@ -458,7 +459,7 @@ def _catching(marker: str, account: Account | None, spare: Iterable[int]) -> lis
 
 
 def end_all(marker: str, account: Account | None, spare: Iterable[int] = ()) -> bool:
-    """SIGKILL to the processes of the job until there are none; False: some do not die (yet)."""
+    """Sends SIGKILL to the job's processes until there are none; False if some do not die (yet)."""
     kept = tuple(spare)
     for _ in range(_KILL_ROUNDS):
         left = [pid for pid in members(marker, account, kept) if not _is_dead(pid)]
@@ -472,7 +473,7 @@ def end_all(marker: str, account: Account | None, spare: Iterable[int] = ()) -> 
 
 
 def catches(pid: int, signum: int) -> bool:
-    """The process has a handler for the signal."""
+    """Returns whether the process has a handler for the signal."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             if line.startswith(b"SigCgt:"):
@@ -481,7 +482,7 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """Its direct children."""
+    """Returns its direct children."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
         return [int(child) for child in file.read().split()]
     return []
@@ -505,11 +506,11 @@ def _is_dead(pid: int) -> bool:
 
 
 # -- for a script that runs elsewhere --------------------------------------------------------------------------------------
-# The part of a checkpoint that lies on this node while the job's script runs on another one: asked for by its Starter, by steps.
+# The part of a checkpoint on this node of a job whose script runs on another one, whose Starter asks for the steps.
 
 
 class HelperParts:
-    """Parts of checkpoints that one node helps with. Owner's thread only."""
+    """Parts of checkpoints with which one node helps. Owner's thread only."""
 
     def __init__(self, node: NodeAgent, holds: HeldParts) -> None:
         self._node = node
@@ -518,7 +519,7 @@ class HelperParts:
         self._parts: dict[Path, LocalPart] = {}
 
     def get(self, name: str, *, resume: bool) -> LocalPart | None:
-        """That of a hold, None when it has no cores here (any more). resume: its processes go on, should they stand still."""
+        """Returns the part of a hold, None if that has no cores here (any more). resume: continues its processes if they are stopped."""
         hold = self._holds.get(name)
         if hold is None or hold.place is None or hold.lane is None:
             return None
@@ -545,7 +546,7 @@ class HelperParts:
 
 
 def _servers(spawner: int, place: Path) -> list[int]:
-    """The program that starts the ranks of a hold."""
+    """Returns the pids of the program that starts the ranks of a hold."""
     found = []
     wanted = [ranks.__file__.encode(), str(place).encode()]
     for pid in children_of(spawner):
@@ -556,12 +557,12 @@ def _servers(spawner: int, place: Path) -> list[int]:
 
 
 # -- directories that are used again ---------------------------------------------------------------------------------------
-# Directories, and names of them, used again by the next job: to make one and to remove it costs a Starter more than a short job does. Only
-# what is as it was made is kept (the caller sees to that), and not for long: what nobody has wanted for a moment is removed.
+# Directories and links reused by the next job, since making and removing them costs a Starter more than a short job. The caller gives back
+# only unchanged ones; they are removed when they were not needed for a moment.
 
 
 class DirectoryPool:
-    """Lends directories of one node again. after: calls later, in its thread. remove: takes one away for good; may raise OSError."""
+    """Lends directories of one node again. after: calls later, in the pool's thread. remove: removes one; may raise OSError."""
 
     def __init__(self, after: Callable[[float, Callable[[], None]], object], remove: Callable[[Path], None]) -> None:
         self._after = after
@@ -571,18 +572,18 @@ class DirectoryPool:
         self._is_looking = False
 
     def take(self, kind: Hashable) -> Path | None:
-        """One of that kind that still stands, None: there is none. Cost: a stat."""
+        """Returns a directory of that kind that still stands, None if there is none. Cost: a stat."""
         self._wanted_s = machine.monotonic()
         free = self._free.get(kind)
         while free:
             place = free.pop()
-            if place.exists():  # a cleaner may have been here: nobody notices until work misses it, and that work would have failed
+            if place.exists():  # a cleaner may have removed it, and the next job would fail
                 return place
             self._gone(place)
         return None
 
     def give(self, kind: Hashable, place: Path) -> None:
-        """Nobody needs it now."""
+        """Takes back a directory that is not needed now."""
         free = self._free.setdefault(kind, [])
         if len(free) >= MOST:
             self._gone(place)
@@ -593,7 +594,7 @@ class DirectoryPool:
             self._after(IDLE_S, self._look)
 
     def forget_lost(self) -> None:
-        """Those that were removed by somebody else are not lent any more."""
+        """Drops directories that were removed from outside."""
         for kind, places in self._free.items():
             self._free[kind] = [place for place in places if place.exists()]
             for place in set(places).difference(self._free[kind]):
@@ -611,28 +612,28 @@ class DirectoryPool:
         self._free.clear()
 
     def _gone(self, place: Path) -> None:
-        with contextlib.suppress(OSError):  # what stands there now is somebody else's doing, and goes with the next Starter
+        with contextlib.suppress(OSError):  # whatever stands there now was not made here, and goes with the next Starter
             self._remove(place)
 
 
 class Untouched:
-    """Whether an empty directory is as it was made. Cost: an lstat; for those lent as soon as they were made a reading, too."""
+    """Whether empty directories are unchanged since they were made. Cost: an lstat; and a listing for one that was lent at once."""
 
     def __init__(self) -> None:
-        self._made: dict[Path, tuple[tuple[int, ...], float]] = {}  #: its marks, and since when any change of it changes them
+        self._made: dict[Path, tuple[tuple[int, ...], float]] = {}  #: its marks, and when every later change alters them
         self._lent_s: dict[Path, float] = {}
 
     def made(self, place: Path) -> None:
-        """It is made, empty, and its owner's. Raises: OSError."""
+        """Notes a directory just made, empty and with its owner. Raises: OSError."""
         marks = marks_of(place)
         self._made[place] = marks, machine.monotonic() + blind_ns(marks) / 1e9
 
     def lent(self, place: Path) -> None:
-        """From now on somebody may change it."""
+        """Notes that a job may change the directory from now on."""
         self._lent_s[place] = machine.monotonic()
 
     def is_as_made(self, place: Path) -> bool:
-        """Nobody has left anything in it, or changed it, since it was made."""
+        """Returns whether the directory is still empty and unchanged."""
         made, lent_s = self._made.get(place), self._lent_s.get(place, -math.inf)
         try:
             return made is not None and marks_of(place) == made[0] and (lent_s > made[1] or not os.listdir(place))
@@ -640,6 +641,6 @@ class Untouched:
             return False
 
     def forget(self, place: Path) -> None:
-        """It is gone, or somebody else's."""
+        """Forgets a directory that is gone, or belongs to another owner."""
         self._made.pop(place, None)
         self._lent_s.pop(place, None)

@@ -1,8 +1,8 @@
-"""What a checkpoint holds, and where it lies: from a job's directories into pieces in the data store, and back. Nothing here decides when.
+"""What a checkpoint holds, and where it lies: from a job's directories into pieces in the data store, and back. The caller decides when.
 
-Small files share a piece, large ones are several; a piece is named by its SHA-256, so that what has not changed since the last checkpoint
-of the attempt is not written again. All files are used with the rights of the job's user, and nothing is followed out of the directory.
-A checkpoint is sealed by the Starter that took it (`Seals`).
+Small files share a piece, large ones have several; a piece is named by its SHA-256, so that content unchanged since the attempt's last
+checkpoint is not written again. All files are used with the rights of the job's user, and no link leads out of the directory. A checkpoint
+is sealed by the Starter that took it (`Seals`).
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ if TYPE_CHECKING:
     from rmgr.model.cluster.node import Meta
 
 T = TypeVar("T")
-#: Bytes of one piece, and files so small that they share one.
+#: Bytes of one piece, and largest size of a file that shares one.
 PIECE_BYTES = 4 * 1024 * 1024
 SMALL_BYTES = 256 * 1024
-#: Files, directories and links of one job on one node.
+#: Most files, directories and links of one job on one node.
 MAX_FILES = 100_000
-#: No piece and no list of files is larger, so nothing larger is read: a user can write whatever the store takes in their place.
-#: The list says some 300 bytes of a file, and 80 of each further piece.
+#: Largest piece and list of files. Nothing larger is read, since a user can write anything that the store takes in their place. The list
+#: takes some 300 bytes a file, and 80 for each further piece.
 MOST_PIECE_BYTES = PIECE_BYTES + SMALL_BYTES
 MOST_LIST_BYTES = 64 * 1024 * 1024
-#: Values in a list: each takes as much as a hundred bytes once it is decoded, and no thread of this process goes on meanwhile (0.6 s).
+#: Most values in a list: each takes about a hundred bytes once decoded, and decoding stops all threads of this process (0.6 s).
 MOST_VALUES = 3_000_000
 _RIGHTS = 0o777
-#: Names of what is left out that are told, and characters of each.
+#: Most left-out names that are shown, and characters of each.
 _SHOWN, _SHOWN_CHARS = 3, 20
-#: How many of a task are kept: should the last not be readable, there is one before.
+#: Checkpoints kept for each task: if the last cannot be read, there is one before.
 KEPT = 2
 _PAGE = 1000
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A file of a checkpoint, a directory, or a link (to what lies inside). rows: (piece, first byte, bytes), in order."""
+    """A file of a checkpoint, a directory, or a link (whose target lies inside). rows: (piece, first byte, bytes), in order."""
 
     path: str
     mode: int = 0o644
@@ -72,12 +72,12 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def content(self) -> tuple[object, ...]:
-        """What two entries of one path differ in when one of them was changed."""
+        """What changes if the file is changed."""
         return self.mode, self.size, self.sha256, self.link, self.is_dir
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Manifest of a checkpoint, written after its pieces. nodes: whose directories it was made of."""
+    """Manifest of a checkpoint, written after its pieces. nodes: those whose directories it was made from."""
 
     sub: int
     index: int
@@ -88,11 +88,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     files: tuple[FileEntry, ...]
     format: int = 1
-    seal: CheckpointSeal | None = None  #: the last field, for ever (`coord/seal.py`)
+    seal: CheckpointSeal | None = None  #: always the last field (`coord/seal.py`)
 
 
 class ManifestHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a manifest that do without its files: which checkpoint it is, and who has sealed it."""
+    """The fields of a manifest without its files: which checkpoint it is, and its seal."""
 
     sub: int
     index: int
@@ -104,28 +104,28 @@ class ManifestHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_files(files: tuple[FileEntry, ...]) -> bytes:
-    """JSON. Raises: ValueTooLarge."""
+    """Encodes a list of files as JSON. Raises: ValueTooLarge."""
     return _encode(files)
 
 
 def decode_files(data: bytes) -> tuple[FileEntry, ...]:
-    """The reverse. Raises: DataLost."""
+    """Decodes a list of files. Raises: DataLost."""
     return _decode(data, tuple[FileEntry, ...])
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON. Raises: ValueTooLarge."""
+    """Encodes a manifest as JSON. Raises: ValueTooLarge."""
     return _encode(manifest)
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The reverse. Raises: DataLost, also for one that only a newer release can read."""
+    """Decodes a manifest. Raises: DataLost, also if only a newer release can read it."""
     decode_head(data)
     return _decode(data, Manifest)
 
 
 def decode_head(data: bytes) -> ManifestHead:
-    """The head of a manifest, without an object for each of its files. Raises: DataLost, as `decode_manifest`."""
+    """Decodes the head of a manifest, without an object for each of its files. Raises: DataLost, as `decode_manifest`."""
     head: ManifestHead = _decode(data, ManifestHead)
     if head.format != 1:
         raise DataLost(f"it has format {head.format}, which this release does not know")
@@ -143,7 +143,7 @@ def _encode(listed: object) -> bytes:
 
 
 def _values(data: bytes) -> int:
-    """No JSON has more values than this tells; commas in names count, too. Cost: 60 ms for 64 MiB."""
+    """Returns an upper bound for the number of values in JSON, since commas in names count, too. Cost: 60 ms for 64 MiB."""
     return sum(map(data.count, (b",", b"[", b"{")))
 
 
@@ -161,7 +161,7 @@ def _decode(data: bytes, kind: type[T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A directory entry as it was found; compares equal as long as nobody has touched it."""
+    """A directory entry as found; compares equal as long as it is not changed."""
 
     mode: int
     size: int
@@ -172,9 +172,9 @@ class Seen:
 
 @dataclass(slots=True, kw_only=True)
 class DirectoryListing:
-    """Content of a directory, by path below it.
+    """Content of a directory, by relative path.
 
-    left_out: what cannot be kept (sockets, pipes, links that lead out, names that are no text). closed: what its owner may not read.
+    left_out: what cannot be kept (sockets, pipes, links that lead out, names that are not text). closed: what its owner may not read.
     """
 
     entries: dict[str, Seen] = field(default_factory=dict)
@@ -184,9 +184,9 @@ class DirectoryListing:
 
 
 def scan(directory: Path, account: Account | None) -> DirectoryListing:
-    """Everything below a directory but `.rmgr`.
+    """Lists everything below a directory except `.rmgr`.
 
-    Raises: OSError; StateConflict when no directory stands there any more; ValueTooLarge for more than `MAX_FILES`.
+    Raises: OSError; StateConflict if the directory is gone; ValueTooLarge for more than `MAX_FILES`.
     """
     listing = DirectoryListing()
     reader = account.uid if account is not None else os.geteuid()
@@ -222,7 +222,7 @@ def scan(directory: Path, account: Account | None) -> DirectoryListing:
 
 
 def _is_directory(path: Path) -> bool:
-    """Links are not followed: what they lead to was not saved by the job."""
+    """Returns whether `path` is a directory and no link: the job did not save the target of a link."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except FileNotFoundError:
@@ -236,7 +236,7 @@ def _seen(path: str, name: str, status: os.stat_result, home: str) -> Seen | Non
         if stat.S_ISLNK(mode):
             link = os.readlink(name)
             link.encode()
-            if link.startswith(home):  # elsewhere the directory has another name
+            if link.startswith(home):  # elsewhere the directory has another path
                 link = posixpath.relpath(link[len(home) :] or ".", posixpath.dirname(path) or ".")
             if not _leads_inside(path, link):
                 return None
@@ -259,9 +259,9 @@ def _leads_inside(path: str, link: str) -> bool:
 def pack(
     directory: Path, account: Account | None, listing: DirectoryListing, put: Callable[[str, bytes], None], *, max_bytes: int
 ) -> tuple[FileEntry, ...]:
-    """Hands all content to `put` (digest, bytes) and says what is where.
+    """Hands all content to `put` (digest, bytes) and returns what is where.
 
-    Raises: ValueTooLarge above `max_bytes`; OSError; FileNotFoundError for what has gone since it was listed; whatever `put` raises.
+    Raises: ValueTooLarge above `max_bytes`; OSError; FileNotFoundError if a listed file is gone; whatever `put` raises.
     """
     check_size(listing.size_bytes, max_bytes)
     packer = _Packer(put, max_bytes)
@@ -280,7 +280,7 @@ def pack(
 
 
 def missing(listing: DirectoryListing) -> str:
-    """What of a directory is not in its checkpoint, for people; "" = nothing."""
+    """Returns what the checkpoint of a directory leaves out, for people; "" if nothing."""
     names = [*listing.closed, *listing.left_out]
     if not names:
         return ""
@@ -290,18 +290,18 @@ def missing(listing: DirectoryListing) -> str:
 
 
 def check_size(size: int, limit: int) -> None:
-    """Raises: ValueTooLarge naming both."""
+    """Raises: ValueTooLarge naming both sizes."""
     if size > limit:
         raise ValueTooLarge(f"its files have {size_text(size)}, at most {size_text(limit)} are stored ([starter] checkpoint_max_bytes)")
 
 
 def size_text(size: int) -> str:
-    """Of files, which may be small."""
+    """Returns the size of files, which may be small, for people."""
     return f"{size} bytes" if size < 1024 else format_size(size)
 
 
 def _contents(directory: Path, path: str, account: Account | None) -> Iterator[bytes]:
-    """What is now at a name that was listed: the job's processes may have put a link on the way there since."""
+    """Yields the present content of a listed name; since the listing, the job may have put a link on the way there."""
     with open(open_regular(path, account, below=str(directory), follow=False), "rb", buffering=0) as file:
         while data := file.read(PIECE_BYTES):
             yield data
@@ -358,7 +358,7 @@ class _Packer:
 
 
 def clear(directory: Path, account: Account | None) -> None:
-    """Empties it but for `.rmgr`. Raises: OSError."""
+    """Empties a directory except for `.rmgr`. Raises: OSError."""
     with acting(account), os.scandir(directory) as found:
         for entry in list(found):
             if entry.name == CONTROL:
@@ -370,9 +370,9 @@ def clear(directory: Path, account: Account | None) -> None:
 
 
 def unpack(files: tuple[FileEntry, ...], directory: Path, account: Account | None, get: Callable[[str], bytes | None]) -> None:
-    """Writes the files of a checkpoint into an empty directory. get: the bytes of a piece.
+    """Writes the files of a checkpoint into an empty directory. get: returns the bytes of a piece.
 
-    Raises: DataLost when something is missing, is not what its hash says, or would lie elsewhere; OSError (full disk).
+    Raises: DataLost if something is missing, does not match its hash, or would lie elsewhere; OSError (full disk).
     """
     last: tuple[str, bytes] = ("", b"")
 
@@ -411,7 +411,7 @@ def unpack(files: tuple[FileEntry, ...], directory: Path, account: Account | Non
             with acting(account):
                 os.fchmod(fd, entry.mode & _RIGHTS)
     with acting(account):
-        for entry in files:  # last: nothing is written through a link, nor into what is closed
+        for entry in files:  # last: nothing is written through a link, or into a closed directory
             if entry.link:
                 os.symlink(entry.link, directory / entry.path)
         for entry in reversed(files):
@@ -430,17 +430,17 @@ def _check(entry: FileEntry) -> None:
 
 
 # -- one out of several directories ----------------------------------------------------------------------------------------
-# One checkpoint out of the directories of all nodes of a job. Pure. Every node began with the whole of the checkpoint before, and each
-# changed files of its own: what a node has changed counts, what it has left as it was does not. A file that several have changed is the
-# head's, else that of the first of them.
+# One checkpoint from the directories of all nodes of a job. Pure. Every node began with the previous checkpoint as a whole, and each
+# changed files of its own: the changes of a node count, its unchanged files do not. If several nodes changed a file, the head's version
+# counts, else that of the first of them.
 
 
 def united(parts: Sequence[Sequence[FileEntry]], base: Iterable[FileEntry] = ()) -> tuple[FileEntry, ...]:
-    """The files of the checkpoint, in order of their paths.
+    """Returns the files of the united checkpoint, in order of their paths.
 
     Args:
-        parts: what was found on each node, the head first. base: what all of them began with.
-    What one node has removed and no other has changed is gone. Cost: O(files of all nodes).
+        parts: files found on each node, the head first. base: files with which all of them began.
+    A file that one node has removed and no other has changed is gone. Cost: O(files of all nodes).
     """
     before = {entry.path: entry for entry in base}
     found = [{entry.path: entry for entry in part} for part in parts]
@@ -457,7 +457,7 @@ def united(parts: Sequence[Sequence[FileEntry]], base: Iterable[FileEntry] = ())
 
 
 def _is_below_a_file(path: str, kept: dict[str, FileEntry]) -> bool:
-    """A directory on one node, a file on another: the file is what was kept first."""
+    """Returns whether `path` lies below something that is a file on another node; the file wins."""
     parent = path.rpartition("/")[0]
     while parent:
         above = kept.get(parent)
@@ -468,19 +468,19 @@ def _is_below_a_file(path: str, kept: dict[str, FileEntry]) -> bool:
 
 
 # -- seals -----------------------------------------------------------------------------------------------------------------
-# Checkpoints are sealed by the Starter that took them, and restored only with the seal of a Starter of the cluster. Whoever can write the
-# data store could otherwise put files of his own into another user's job. An open cluster seals nothing. Called on threads that may wait.
+# Checkpoints are sealed by the Starter that took them, and restored only with the seal of a Starter of the cluster. Otherwise, anyone with
+# write access to the data store could put files into another user's job. An open cluster seals nothing. Called on threads that may wait.
 
 
 class Seals:
-    """Seals nothing and believes everything, in an open cluster."""
+    """The seals of an open cluster: seals nothing and accepts everything."""
 
     def seal(self, manifest: Manifest) -> Manifest:
-        """A checkpoint as it is to be written."""
+        """Returns a checkpoint as it is to be written."""
         return manifest
 
     def check(self, row: bytes, manifest: Manifest | ManifestHead) -> None:
-        """It is to be believed. Raises: PermissionDenied saying why not; CoordinationUnavailable."""
+        """Checks the seal of a checkpoint. Raises: PermissionDenied saying why it is refused; CoordinationUnavailable."""
 
 
 class StarterSeals(Seals):
@@ -522,7 +522,7 @@ OPEN = Seals()
 
 
 def seals_of(credentials: Credentials | None, trust: Trust | None, meta: Meta) -> Seals:
-    """How a Starter of this cluster seals checkpoints."""
+    """Returns how a Starter of this cluster seals checkpoints."""
     if credentials is None or trust is None:
         return OPEN
     return StarterSeals(credentials, trust, cluster_id=meta.cluster_id)
@@ -532,7 +532,7 @@ def seals_of(credentials: Credentials | None, trust: Trust | None, meta: Meta) -
 
 
 def checkpoints_of(store: Store, sub: int, index: int) -> Iterator[Checkpoint]:
-    """All of a task, the newest first, a page of them in memory at a time. Raises: StoreUnavailable."""
+    """Yields all checkpoints of a task, newest first, holding a page of them in memory. Raises: StoreUnavailable."""
     before = (math.inf, math.inf)
     while True:
         found = (one for _, one in _keys(store, keys.checkpoints_of(sub, index)) if one is not None and one.order < before)
@@ -544,11 +544,12 @@ def checkpoints_of(store: Store, sub: int, index: int) -> Iterator[Checkpoint]:
 
 
 def read_checkpoint(store: Store, checkpoint: Checkpoint, seals: Seals = OPEN) -> Manifest:
-    """What one holds. Raises: DataLost; PermissionDenied when it is not to be believed; StoreUnavailable, CoordinationUnavailable."""
+    """Returns the manifest of a checkpoint. Raises: DataLost; PermissionDenied if it is refused; StoreUnavailable,
+    CoordinationUnavailable."""
     data = row_of(store, checkpoint.key, MOST_LIST_BYTES)
     if data is None:
         raise DataLost("its list of files is not in the data store")
-    seals.check(data, decode_head(data))  # first: an object for each file that somebody has invented is ten times what he wrote
+    seals.check(data, decode_head(data))  # before decoding: objects for invented files would take ten times the bytes written
     manifest = decode_manifest(data)
     if (manifest.sub, manifest.index, manifest.attempt, manifest.n) != (checkpoint.sub, checkpoint.index, checkpoint.attempt, checkpoint.n):
         raise PermissionDenied(f"it is a copy of checkpoint {manifest.attempt}.{manifest.n} of task {manifest.sub}_{manifest.index}")
@@ -556,7 +557,7 @@ def read_checkpoint(store: Store, checkpoint: Checkpoint, seals: Seals = OPEN) -
 
 
 def piece_writer(store: Store, sub: int, index: int, attempt: int, written: set[str]) -> Callable[[str, bytes], None]:
-    """Puts pieces, and adds their digests to `written`; those that are in it already only if they have been removed since."""
+    """Returns a function that puts pieces and adds their digests to `written`; known ones are only put again if they were removed."""
 
     def put(digest: str, data: bytes) -> None:
         key = keys.checkpoint_piece(sub, index, attempt, digest)
@@ -568,7 +569,7 @@ def piece_writer(store: Store, sub: int, index: int, attempt: int, written: set[
 
 
 def piece_reader(store: Store, manifest: Manifest) -> Callable[[str], bytes | None]:
-    """Gets pieces of a checkpoint. They raise DataLost for one that is larger than any is made."""
+    """Returns a function that gets pieces of a checkpoint. It raises DataLost for one that is larger than any that rmgr makes."""
 
     def get(digest: str) -> bytes | None:
         try:
@@ -581,14 +582,14 @@ def piece_reader(store: Store, manifest: Manifest) -> Callable[[str], bytes | No
 
 
 def write_checkpoint(store: Store, manifest: Manifest) -> None:
-    """From now on it can be restored: its pieces are there. Raises: StoreUnavailable."""
+    """Writes a checkpoint whose pieces are stored; from now on it can be restored. Raises: StoreUnavailable."""
     store.put(Checkpoint(sub=manifest.sub, index=manifest.index, attempt=manifest.attempt, n=manifest.n).key, encode_manifest(manifest))
 
 
 def prune_checkpoints(store: Store, sub: int, index: int, attempt: int, seals: Seals = OPEN) -> None:
-    """Removes all but the last `KEPT`, and pieces that none of these needs. One that is not to be believed, or read, is none of them.
+    """Removes all checkpoints except the last `KEPT`, and pieces that these do not need. Refused or unreadable ones do not count as kept.
 
-    Nothing of a later attempt is touched: whoever is slow or dead does not know what that one needs.
+    Nothing of a later attempt is touched, since a slow or dead Starter does not know what that needs.
     Raises: StoreUnavailable, CoordinationUnavailable.
     """
     needed: dict[int, set[str]] = {}
@@ -605,7 +606,7 @@ def prune_checkpoints(store: Store, sub: int, index: int, attempt: int, seals: S
             if one.attempt <= attempt:
                 store.delete(one.key)
             continue
-        except DataLost:  # its pieces stay, and it pushes out none that can be read: anybody can write nonsense
+        except DataLost:  # its pieces stay, and it displaces no readable one: any user may have written it
             unreadable.add(one.attempt)
             continue
         kept += 1
@@ -618,14 +619,14 @@ def prune_checkpoints(store: Store, sub: int, index: int, attempt: int, seals: S
 
 
 def _keys(store: Store, prefix: str) -> Iterator[tuple[str, Checkpoint | None]]:
-    """Keys below a prefix, a page in memory at a time, each with its checkpoint, None = a piece. What is neither is left out."""
+    """Yields the keys below a prefix, a page in memory at a time, each with its checkpoint, or None for a piece. Skips invalid keys."""
     last = ""
     while True:
         page = store.keys(prefix, after=last, limit=_PAGE)
         for key in page:
             try:
                 yield key, keys.parse_checkpoint(key)
-            except UsageError:  # nobody but a user has written it, and no node is to blame for it
+            except UsageError:  # only a user can have written it
                 continue
         if len(page) < _PAGE:
             return

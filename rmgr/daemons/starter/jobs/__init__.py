@@ -1,4 +1,4 @@
-"""Placed jobs on their nodes: barrier before the start, helpers, lost ranks, verdict, terminal.
+"""Placed jobs on their nodes: the barrier before the start, helpers, lost ranks, verdicts, terminals.
 
 It obeys placements of the leader and never chooses nodes.
 """

@@ -1,7 +1,7 @@
-"""Placed jobs on the node that runs their script: START orders become claimed blocks, their environment and host file.
+"""Placed jobs on the node that runs their script: their START orders become claimed blocks, with an environment and a host file.
 
-A block that the leader has put under `/running/<node>` is this node's own as soon as its order was read. From then on it
-is what a pulled block is; only that it starts before all of them, and that nothing is pulled while it waits for room.
+A block that the leader has put under `/running/<node>` is this node's own as soon as its order was read. From then on it is like a pulled
+block, except that it starts before all of them, and that nothing is pulled while it waits for room.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ from rmgr.runtime.story import Story
 if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
 
-#: How long a node is tried to be reached with an order to suspend.
+#: How long to try to reach a node with an order to suspend.
 _SUSPEND_S = 10.0
-#: Shapes of jobs that are kept.
+#: Most shapes of jobs that are kept.
 _SHAPES = 64
-#: Pause after a block could not be read, and after the record of its submission could not be.
+#: Pause after a block could not be read, and after the record of its submission could not be read.
 _PAUSE_S, _REFUSED_S = 0.5, 5.0
-#: How a spawner tells the end of what the turner has killed.
+#: Reasons that a spawner reports for work killed by the turner.
 _KILLED = frozenset({Reason.SIGNAL, Reason.WORKER_LOST})
-#: Ends that want of memory on another node of a job is the cause of, where there was such.
+#: Ends that may be caused by lack of memory on another node of the job.
 _STARVING = frozenset({Reason.OUT_OF_MEMORY, Reason.EXIT_CODE, Reason.SIGNAL, Reason.EXCEPTION})
-#: `rmgr` as the script of a job finds it, whatever its PATH was: without the time that the command line's library takes to load.
+#: `rmgr` as a job's script finds it, whatever its PATH was; it starts without the time to load the command line's library.
 _PROGRAM = """import sys
 sys.path.insert(0, {root!r})
 from rmgr.runner.ranks.client import main
 sys.exit(main(sys.argv[1:]))"""
 _RMGR = '#!/bin/sh\nexec {python} -I -S -c {program} "$@"\n'
-#: What mpirun takes for ssh.
+#: The program that mpirun takes for ssh.
 _AGENT = '#!/bin/sh\nexec "${0%/*}/bin/rmgr" agent "$@"\n'
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Coming:
-    """A START order whose block is not the node's own yet."""
+    """A START order whose block is not yet the node's own."""
 
     key: BlockKey
     name: str  #: of the block
@@ -77,20 +77,20 @@ class _Coming:
     retry_s: float = -math.inf
     data: BlockData | None = None
     version: int = 0
-    is_renewed: bool = False  #: the record of its submission was read again, because it was older than its placing
+    is_renewed: bool = False  #: its submission's record, older than its placing, was read again
 
 
 class Jobs:
     """The placed jobs of one node.
 
-    Args: directory: for what belongs to a job while it runs (its host file), made if absent.
+    Args: directory: for files of running jobs (host files), made if absent.
     """
 
     def __init__(self, node: NodeAgent, directory: Path) -> None:
         self._node = node
         self._shared = node.shared
         self._directory = directory
-        self.stories = node.shared.stories()  #: of blocks: they go on after a new registration, and look whether theirs is still there
+        self.stories = node.shared.stories()  #: of blocks: after a new registration they go on, and check whether theirs still stands
         self.reservations = Reservations(node)
         self.gangs = Gangs(node)
         self.holds = HeldParts(node, directory)
@@ -101,33 +101,33 @@ class Jobs:
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
         self._pool = DirectoryPool(node.shared.after, Path.unlink)
-        self._alone: dict[int, Path] = {}  # processes -> what all jobs of so many on this node alone have
+        self._alone: dict[int, Path] = {}  # processes -> the directory of all jobs with so many on this node alone
         self._doors: dict[BlockKey, Door] = {}
-        self._shapes: dict[tuple[Any, ...], BatchShape] = {}  #: of jobs on this node alone, by all that theirs differ in
+        self._shapes: dict[tuple[Any, ...], BatchShape] = {}  #: of jobs on this node alone, by all in which they differ
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
-        for left in (*directory.glob("saved-*"), *directory.glob("hold-*")):  # of an older incarnation, and maybe large
+        for left in (*directory.glob("saved-*"), *directory.glob("hold-*")):  # of an older incarnation, and perhaps large
             remove_tree(left)
 
     def reset(self) -> None:
-        """A new registration: the inbox is read again."""
+        """Drops pending orders after a new registration: the inbox is read again."""
         self._coming.clear()
         self.gangs.reset()
 
     # -- START -------------------------------------------------------------------------------------------------------------
 
     def begin(self, orders: Sequence[tuple[str, BlockKey]]) -> None:
-        """START orders were read: (guid, block)."""
+        """Takes START orders that were read: (guid, block)."""
         for guid, key in orders:
             self._coming[guid] = _Coming(key=key, name=paths.block_name(key))
         self._node.stories.begin(self._read([guid for guid, _ in orders]))
 
     def is_taking(self, submission: int) -> bool:
-        """A job of it is about to be the node's own: orders about it wait."""
+        """Returns whether a job of the submission is about to be the node's own, so that orders about it wait."""
         return any(coming.key.submission == submission for coming in self._coming.values())
 
     def settle(self) -> None:
-        """Takes what was read over; only while the Starter is registered and its lease is valid. Raises: OSError when no slot opens."""
+        """Takes over blocks that were read; only while registered, with a valid lease. Raises: OSError if no slot opens."""
         self._take_over()
         self.reservations.settle()
         self.holds.settle()
@@ -147,7 +147,7 @@ class Jobs:
                 allocation = coming.data.allocation
                 if allocation is not None and len(info.record.changes) < allocation.changes and not coming.is_renewed:
                     coming.is_renewed = True
-                    self._shared.records.forget(coming.key.submission)  # its terms were changed since it was read
+                    self._shared.records.forget(coming.key.submission)  # its terms have changed since it was read
                     self._shared.records.get(coming.key.submission)
                     continue
                 del self._coming[guid]
@@ -156,7 +156,7 @@ class Jobs:
                 failpoint("starter.job_taken")
                 self._node.claimed(block)
                 taken.append(block)
-            elif self._shared.records.is_refused(coming.key.submission):  # by the time that its record can be read it may be gone itself
+            elif self._shared.records.is_refused(coming.key.submission):  # when its record can be read, the block may be gone
                 coming.data, coming.retry_s = None, machine.monotonic() + _REFUSED_S
         if again:
             self._node.stories.begin(self._read(again))
@@ -164,7 +164,7 @@ class Jobs:
             self._took(taken)
 
     def _took(self, taken: Sequence[ClaimedBlock]) -> None:
-        """Its own now, before all that was pulled, after the jobs that came before them."""
+        """Puts taken jobs before all pulled blocks, behind earlier jobs."""
         blocks = self._node.blocks
         for key in [key for key, other in blocks.items() if not other.is_placed]:
             blocks[key] = blocks.pop(key)
@@ -178,7 +178,7 @@ class Jobs:
             self._node.log.info("job_taken", task_id=names, attempt=attempt, nodes=list(nodes))
 
     def _read(self, guids: Sequence[str]) -> Story[None]:
-        """Their blocks, together."""
+        """Reads the blocks of these orders together."""
         comings = [self._coming[guid] for guid in guids]
         for coming in comings:
             coming.is_reading = True
@@ -186,7 +186,7 @@ class Jobs:
         try:
             answers: list[Stamped | None] = yield self._shared.coordinator.get_many([f"{standing}/{coming.name}" for coming in comings])
         except RmgrError as error:
-            if len(guids) > 1 and not isinstance(error, CoordinationUnavailable):  # one that may not be read fails them all
+            if len(guids) > 1 and not isinstance(error, CoordinationUnavailable):  # one unreadable block fails them all
                 for guid in guids:
                     yield from self._read([guid])
                 return
@@ -201,7 +201,7 @@ class Jobs:
         coming.is_reading = False
         try:
             data = decode_block(found.data) if found is not None else None
-        except (RmgrError, *UNREADABLE) as error:  # what stands there is no block, now and later
+        except (RmgrError, *UNREADABLE) as error:  # not a block, now or later
             del self._coming[guid]
             self._discard(coming.key, f"what stands there is no block: {cut(error)}")
             return
@@ -215,7 +215,7 @@ class Jobs:
             coming.data, coming.version = data, found.version
 
     def _discard(self, key: BlockKey, why: str) -> None:
-        """What is placed here and cannot be read is deleted: it would be read again and again."""
+        """Deletes a placed block that cannot be decoded; otherwise it would be read again and again."""
         audit(self._node.log, who="ZooKeeper", role="", what="start", target=f"{key.submission}_{key.first}", allowed=False, why=why)
         if self._shared.committer.may_commit:
             self._shared.committer.commit(ops.discard(self._node.name, self._shared.committer.fence(self._node.name), key), lambda _: None)
@@ -229,9 +229,9 @@ class Jobs:
     # -- what a job finds --------------------------------------------------------------------------------------------------
 
     def shape(self, block: ClaimedBlock, shape: BatchShape) -> BatchShape:
-        """The shape of its script: `shape` with the variables of its allocation. Raises: OSError when its host file cannot be made.
+        """Returns the shape of its script: `shape` with the variables of its allocation. Raises: OSError if its host file cannot be made.
 
-        Cost: a directory and a file the first time; one that has the directories of another job of its submission has its shape, too.
+        Cost: a directory and a file the first time; a job that reuses directories of its submission reuses their shape, too.
         """
         allocation = block.data.allocation
         if allocation is None:
@@ -260,7 +260,7 @@ class Jobs:
             "RMGR_NODE": self._node.name,
             "RMGR_CHECKPOINT_DIR": str(saved),
             "RMGR_RANKS": str(place / "ranks"),
-            # Open MPI 4 starts its daemons through the agent, each of them from here, and waits for them as for ssh's.
+            # Open MPI 4 starts its daemons through the agent, each from here, and waits for them as for ssh's.
             "OMPI_MCA_plm_rsh_agent": str(place / "rmgr-agent"),
             "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
             "OMPI_MCA_orte_leave_session_attached": "1",
@@ -275,12 +275,12 @@ class Jobs:
             variables["RMGR_KILL_ON_BAD_EXIT"] = "1"
         if rigid is not None and rigid.launch:
             variables["RMGR_LAUNCH"] = rigid.launch
-        # What takes turns is limited by how long it was served, which the turner knows and no clock here.
+        # Work that takes turns is limited by its served time, which only the turner knows.
         limit_us = 0 if allocation.gang else shape.limit_us
         return msgspec.structs.replace(shape, environ={"OMP_NUM_THREADS": threads} | shape.environ | variables, limit_us=limit_us)
 
     def _place(self, block: ClaimedBlock) -> Path:
-        """Its private directory, with the host file in it; without helpers the name of one that all jobs like it have."""
+        """Returns its private directory, with the host file; without helpers, a link to a directory shared by all such jobs."""
         key, allocation = block.key, block.data.allocation
         place = self._places.get(key)
         if place is not None:
@@ -293,7 +293,7 @@ class Jobs:
         self._shared.home.check()
         furnish(place, allocation, mode=0o700)
         account = block.info.account
-        if key in self._doors:  # the last try came no further
+        if key in self._doors:  # left by a failed try
             self._doors.pop(key).close()
         if allocation.helpers and self._shared.peers is not None:
             self._doors[key] = Door(
@@ -306,9 +306,9 @@ class Jobs:
                 on_starved=lambda: self._shared.post(lambda: self._node.stop_tasks(block, None, Reason.OUT_OF_MEMORY, 0)),
                 clock=(lambda: (self.served_us(block) or 0) / 1e6) if allocation.gang else None,
             )
-        if account is not None:  # last: nothing is made where he could have put something else
+        if account is not None:  # last, so that the user cannot put anything else where files are made
             hand_over(place, account)
-        self._places[key] = place  # whole: without descriptors any step above may fail, and is taken again
+        self._places[key] = place  # only when complete: without descriptors any step above may fail, and is repeated
         return place
 
     def _another_name(self, key: BlockKey, allocation: Allocation) -> Path:
@@ -318,7 +318,8 @@ class Jobs:
         return place
 
     def _alone_place(self, allocation: Allocation) -> Path:
-        """A job on one node has nothing of its own in it: it is made once, for that takes longer than a short job. Nobody writes there."""
+        """Returns the directory for jobs on one node. It has nothing of a single job, and making it takes longer than a short job. It is
+        read-only."""
         place = self._alone.get(allocation.processes)
         if place is None or not (place / "hosts").exists():
             place = self._alone[allocation.processes] = self._directory / f"alone-{allocation.processes}"
@@ -326,7 +327,7 @@ class Jobs:
         return place
 
     def forget_lost(self) -> None:
-        """Directories were removed: those of jobs that have not started are made again."""
+        """Has lost directories made again for jobs that have not started."""
         self._pool.forget_lost()
         self.checkpoints.directories.forget_lost()
         for block in self._node.blocks.values():
@@ -338,7 +339,7 @@ class Jobs:
         self.holds.forget_lost()
 
     def used_elsewhere(self, block: ClaimedBlock) -> tuple[int, int]:
-        """(processor time in us, peak memory of one process in KiB) of its ranks on other nodes that have ended."""
+        """Returns (processor time in us, peak memory of one process in KiB) of its ended ranks on other nodes."""
         door = self._doors.get(block.key)
         return door.used if door is not None else (0, 0)
 
@@ -347,16 +348,17 @@ class Jobs:
         return promise.endpoint if promise is not None else ""
 
     def lost_ranks(self, block: ClaimedBlock) -> str:
-        """Which node's ranks of the job were ended by the system, and how that showed; "" = none that the job had not replaced."""
+        """Returns which node's ranks of the job the system ended, and how that showed; "" if none, or if the job has replaced them."""
         door = self._doors.get(block.key)
         return door.lost if door is not None else ""
 
     def place_of(self, block: ClaimedBlock) -> Path | None:
-        """Its private directory, None = it has not started."""
+        """Returns its private directory, None if it has not started."""
         return self._places.get(block.key)
 
     def may_start(self, block: ClaimedBlock) -> bool:
-        """What it begins with is here, and all its nodes are ready; sees to it. Raises: OSError when no slot can be opened."""
+        """Returns whether its restored files are here and all its nodes are ready; prepares both. Raises: OSError if no slot can be
+        opened."""
         allocation = block.data.allocation
         part = self.gangs.label(block)
         if part and allocation is not None and self.gangs.seat(allocation, part, block.info) is None:
@@ -367,9 +369,9 @@ class Jobs:
         return True
 
     def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
-        """True: the end of an attempt is told later, or never: it was stopped, to go on elsewhere.
+        """Returns whether `tell` is called later, or never because the job was stopped to go on elsewhere.
 
-        What its ranks on other nodes have used is counted now, whatever becomes of it.
+        The use of its ranks on other nodes is added to `ending` in any case.
         """
         cpu_us, max_rss_kib = self.used_elsewhere(block)
         ending.cpu_us += cpu_us
@@ -381,33 +383,33 @@ class Jobs:
         place = self._places.get(block.key)
         if place is not None and ending.reason in _STARVING and not place.exists():
             ending.reason, ending.error = Reason.NODE_LOST, f"the job's directory was removed on node {self._node.name} ({ending.error})"
-            del self._places[block.key]  # it is nobody's next one
+            del self._places[block.key]  # not to be used again
         door = self._doors.get(block.key)
-        if door is not None and door.starved and ending.reason in _STARVING:  # its script may have ended of it first
+        if door is not None and door.starved and ending.reason in _STARVING:  # its script may have ended first
             ending.reason, ending.error = Reason.OUT_OF_MEMORY, door.starved
         return self.checkpoints.is_awaited(block, ending, tell) or self.verdicts.is_awaited(block, ending, tell)
 
     def lose(self, block: ClaimedBlock, node: str) -> None:
-        """A node of its allocation is gone: what has started ends as a loss, what has not goes back to its queue."""
+        """Handles the loss of a node of its allocation: a started job ends as a loss, any other goes back to its queue."""
         if block.ready:
             self._node.giving.revoke(block)
         elif not self.checkpoints.lose(block, node) and not self.verdicts.lose(block, node):
             self._node.stop_tasks(block, None, Reason.NODE_LOST, 0)
 
     def let_go(self, block: ClaimedBlock, for_us: int) -> None:
-        """A member of a gang is to end, or to save its state: it runs out of its turn on all its nodes. Nothing for any other job."""
+        """Lets a gang's job run out of turn on all its nodes, so that it can end or save its state. Does nothing for other jobs."""
         part = self.gangs.label(block)
         if part:
             self.gangs.let_go(part, for_us)
             self.suspend(block, resume=True, out_of_turn_us=max(1, for_us))
 
     def served_us(self, block: ClaimedBlock) -> int | None:
-        """For how long a member of a gang has had its cores, None = it is none."""
+        """Returns how long a gang's job has had its cores, None for other jobs."""
         part = self.gangs.label(block)
         return self.gangs.served_us(part)[0] if part else None
 
     def suspend(self, block: ClaimedBlock, *, resume: bool, out_of_turn_us: int = 0) -> None:
-        """Its processes on its other nodes stand still or go on, as those here do. out_of_turn_us: of a gang, for so long."""
+        """Stops or continues its processes on other nodes. out_of_turn_us: lets a gang's job run for that time instead."""
         allocation = block.data.allocation
         for helper, _ in allocation.helpers if allocation is not None else ():
             self.stories.begin(self._suspend(block, helper, resume=resume, out_of_turn_us=out_of_turn_us))
@@ -431,7 +433,7 @@ class Jobs:
             self._node.log.warning(what, block=paths.block_name(key), target=helper, error=error.message)
 
     def forget(self, block: ClaimedBlock) -> None:
-        """The block is over."""
+        """Drops a block that is over."""
         self._node.orders.left(block.key)
         self.barriers.forget(block)
         self.verdicts.forget(block)
@@ -452,7 +454,7 @@ class Jobs:
 
 
 def furnish(place: Path, allocation: Allocation, *, mode: int) -> None:
-    """Makes it, with its files; what stood there is gone. mode: of it and of its programs. Raises: OSError."""
+    """Makes the directory anew, with its files. mode: of it and of its programs. Raises: OSError."""
     clear(place)
     place.mkdir(mode=mode)
     hosts, programs = place / "hosts", place / "bin"
@@ -468,7 +470,7 @@ def furnish(place: Path, allocation: Allocation, *, mode: int) -> None:
 
 
 def clear(place: Path) -> None:
-    """Nothing stands there any more. Raises: OSError."""
+    """Removes whatever stands at `place`. Raises: OSError."""
     if place.is_symlink():
         place.unlink()
     elif place.exists():

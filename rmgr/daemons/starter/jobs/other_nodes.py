@@ -1,14 +1,14 @@
 """The other nodes of a job whose script runs here: ready before it starts, watched while it runs, asked when it has ended badly.
 
     start    the head takes its own cores (a seat), so that nothing pulled gets between, and asks each helper's Starter over gRPC; the block
-             goes back to its queue when the start is not complete within the cluster's `barrier_us`
-    running  a node that was fenced, or where all that ran was killed, is lost to its job. The leader tells of nodes that it fences. A
-             Starter that died and is back before that is none of them: its record says that it has begun another life, and nobody else
-             looks. So whoever runs the script watches the records of the job's other nodes
-    bad end  by itself, or because the system lost some of its ranks? Whoever waits for ranks on a node that dies hears of it before the
-             cluster does, and fails. So a bad end is committed only when all other nodes of the job have answered that they are still the
-             same. It is NODE_LOST, whatever the exit code, if a node has died, was fenced or stays silent, or if ranks there were ended
-             by the system (`Door.lost`)
+             goes back to its queue if the start is not complete within the cluster's `barrier_us`
+    running  a node that was fenced, or where all work was killed, is lost to its job. The leader reports nodes that it fences. It does not
+             notice a Starter that died and came back before that; only the node's record shows the new life. So the node that runs the
+             script watches the records of the job's other nodes
+    bad end  by itself, or because the system lost some of its ranks? A process that waits for ranks on a dying node learns of it before
+             the cluster does, and fails. So a bad end is committed only after all other nodes of the job have answered that they are
+             unchanged. It is NODE_LOST, whatever the exit code, if a node has died, was fenced or stays silent, or if the system ended
+             ranks there (`Door.lost`)
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 
 #: Pause before a helper that could not be asked is asked again.
 _AGAIN_S = 0.2
-#: A start that takes longer is told in the block: which nodes it waits for.
+#: A start that takes longer tells in the block which nodes it waits for.
 _TELL_S = 1.0
-#: Ends that a lost node may be the cause of.
+#: Ends that a lost node may have caused.
 _DOUBTFUL = frozenset({Reason.EXIT_CODE, Reason.SIGNAL, Reason.EXCEPTION})
-#: How long one question may take, the pause before the next, and how long a node may be silent before it counts as lost. Time in which
-#: ZooKeeper is away does not count: nobody could commit the end then.
+#: Longest time of one question, pause before the next, and silence after which a node counts as lost. Time without ZooKeeper does not
+#: count, since the end could not be committed then.
 _ASK_S, _PAUSE_S, _LONGEST_S = 2.0, 0.5, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """Answer of a node that was ready: the life in which it has the job's cores, and its incarnation then (0: it did not say).
+    """Answer of a node that was ready: the life in which it has the job's cores, and its incarnation then (0 if not given).
 
-    endpoint: of its Starter, which keeps it for as long as it lives: another endpoint is another life.
+    endpoint: of its Starter, which keeps it as long as it lives: another endpoint means another life.
     """
 
     life: str
@@ -60,7 +60,8 @@ class Promise:
     endpoint: str = ""
 
     def is_broken(self, record: NodeRecord | None) -> bool:
-        """By this record (None: there is none). One that is older than the promise, from a server that lags, says nothing."""
+        """Returns whether `record` (None if absent) breaks the promise. A record older than the promise, from a server that lags, does not
+        count."""
         if record is None:
             return True
         if record.incarnation < self.incarnation:
@@ -70,11 +71,11 @@ class Promise:
 
 
 def _promised(node: NodeAgent, block: ClaimedBlock, helper: str, endpoint: str, *, cores: int, timeout_s: float) -> Future[Promise]:
-    """What the Starter at `endpoint` says once the job has its cores there. cores: 0 = any."""
+    """Asks the Starter at `endpoint`; the future is done once the job has its cores there. cores: 0 = any."""
     answer: Future[Promise] = Future()
 
     def answered(error: RmgrError | None, life: str, incarnation: int) -> None:
-        with suppress(InvalidStateError):  # nobody waits for it any more
+        with suppress(InvalidStateError):  # the question was given up
             if error is not None:
                 answer.set_exception(error)
             else:
@@ -90,15 +91,14 @@ def _promised(node: NodeAgent, block: ClaimedBlock, helper: str, endpoint: str, 
 
 
 class _BegunAnewError(RmgrError):
-    """Who was asked is not there any more, and would be waited for until the time is up."""
+    """The Starter that was asked is gone, and its answer would be awaited until the time is up."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Barrier:
     """The start of one block.
 
-    asked: helpers that are being asked, and by which record they were found; ready: what those that answered have promised; lost: who was
-    lost since.
+    asked: helpers being asked, with the record by which they were found; ready: promises of those that answered; lost: nodes lost since.
     """
 
     block: ClaimedBlock
@@ -107,9 +107,9 @@ class _Barrier:
     ready: dict[str, Promise] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     last: str = ""
-    is_seated: bool = False  #: the head had its cores
-    tell_s: float = math.inf  #: when people are told next what it waits for
-    told: tuple[str, ...] = ()  #: the nodes that they were told of
+    is_seated: bool = False  #: the head has got its cores
+    tell_s: float = math.inf  #: when the block next says what it waits for
+    told: tuple[str, ...] = ()  #: the nodes that the block names
 
 
 class Barriers:
@@ -122,7 +122,7 @@ class Barriers:
         self._lookouts = Lookouts(node, self._seen)
 
     def may_start(self, block: ClaimedBlock) -> bool:
-        """All its nodes are ready; sees to it that they get ready. Raises: OSError when no slot can be opened."""
+        """Returns whether all its nodes are ready; asks those that are not. Raises: OSError if no slot can be opened."""
         allocation = block.data.allocation
         if allocation is None or not allocation.helpers:
             return True
@@ -133,7 +133,7 @@ class Barriers:
             self._shared.after(_TELL_S, settle_again)
             self._lookouts.begin(block)
         self._sit_down(block)
-        if not barrier.is_seated:  # its time begins when its head has room: another job may still be giving that up
+        if not barrier.is_seated:  # its time begins when the head has room: until then another job may be leaving
             limit_s = self._shared.settings().barrier_us / 1e6
             barrier.end_s, barrier.is_seated = now_s + limit_s, block.seat is not None
             if barrier.is_seated:
@@ -156,7 +156,7 @@ class Barriers:
         return False
 
     def _prepare(self, barrier: _Barrier, helper: str) -> Story[None]:
-        """Asks a helper until it has said that its cores are free for the job."""
+        """Asks a helper until its cores are free for the job."""
         allocation = barrier.block.data.allocation
         assert allocation is not None
         cores = next(count * allocation.threads for node, count in allocation.helpers if node == helper)
@@ -180,7 +180,7 @@ class Barriers:
             yield Pause(_AGAIN_S)
 
     def _seen(self, block: ClaimedBlock, helper: str, record: NodeRecord | None) -> None:
-        """The record of one of its nodes was read."""
+        """Takes the record of one of its nodes."""
         barrier = self._open.get(block.key)
         if barrier is None or barrier.block is not block or helper in barrier.lost:
             return
@@ -202,7 +202,7 @@ class Barriers:
             del barrier.ready[helper]
 
     def _tell(self, barrier: _Barrier, waiting: list[str], now_s: float) -> None:
-        """Writes down which nodes the start waits for, whenever they are others, so that whoever leads can say it."""
+        """Writes into the block which nodes the start waits for, whenever they change, so that any leader can report it."""
         block = barrier.block
         awaited = tuple(waiting) if block.seat is not None else (block.node, *waiting)
         barrier.tell_s = now_s + _TELL_S
@@ -215,12 +215,12 @@ class Barriers:
         self._node.notes.tell(block, "", awaits=story_line(f"{' and '.join(parts) or 'its files'}{last}"))
 
     def promise_of(self, block: ClaimedBlock, helper: str) -> Promise | None:
-        """What that node said when it was ready."""
+        """Returns the promise of a node that is ready, else None."""
         barrier = self._open.get(block.key)
         return barrier.ready.get(helper) if barrier is not None else None
 
     def forget(self, block: ClaimedBlock) -> None:
-        """The block is over, or not the node's own any more."""
+        """Forgets a block that is over, or no longer the node's own."""
         self._lookouts.end(block)
         barrier = self._open.get(block.key)
         if barrier is not None and barrier.block is block:
@@ -246,10 +246,10 @@ class Barriers:
 
 
 class Lookouts:
-    """Watches on records of nodes. Cost: one a node, however many jobs have a part there.
+    """Watches on records of nodes. Cost: one for each node, however many jobs have a part there.
 
     Args:
-        tell: gets (job, node, its record or None) in the owner's thread, whenever the record was read.
+        tell: called with (job, node, its record or None) in the owner's thread, whenever the record was read.
     """
 
     def __init__(self, node: NodeAgent, tell: Callable[[ClaimedBlock, str, NodeRecord | None], None]) -> None:
@@ -260,7 +260,7 @@ class Lookouts:
         self._jobs: dict[str, list[ClaimedBlock]] = {}
 
     def begin(self, block: ClaimedBlock) -> None:
-        """Looks at the other nodes of this job."""
+        """Watches the other nodes of a job."""
         allocation = block.data.allocation
         for node, _ in allocation.helpers if allocation is not None else ():
             self._jobs.setdefault(node, []).append(block)
@@ -270,7 +270,7 @@ class Lookouts:
                 self._watches[node].start()
 
     def end(self, block: ClaimedBlock) -> None:
-        """Looks no more."""
+        """Ends the watches of a job."""
         allocation = block.data.allocation
         for node, _ in allocation.helpers if allocation is not None else ():
             left = [other for other in self._jobs.get(node, ()) if other is not block]
@@ -295,7 +295,7 @@ class Lookouts:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Case:
-    """One end that is not told yet. tell: takes the ending as it is then. left: nodes that have not answered."""
+    """One end that is not yet reported. tell: reports `ending` as it is then. left: nodes that have not answered."""
 
     block: ClaimedBlock
     ending: Ending
@@ -306,7 +306,7 @@ class _Case:
 
 
 class Verdicts:
-    """Ends of the jobs whose script one node runs."""
+    """Ends of jobs whose script one node runs."""
 
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
@@ -314,7 +314,7 @@ class Verdicts:
         self._open: dict[ClaimedBlock, _Case] = {}
 
     def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
-        """True: `tell` is called later, when `ending` says what is known then."""
+        """Returns True if `tell` is called later, with what is known then in `ending`."""
         allocation = block.data.allocation
         if allocation is None or not allocation.helpers or ending.reason not in _DOUBTFUL or self._shared.peers is None:
             return False
@@ -328,7 +328,7 @@ class Verdicts:
         return True
 
     def _question(self, case: _Case, helper: str) -> Story[None]:
-        """Asks a node until it says that it is still the same, or is known to be another one, or was silent for too long."""
+        """Asks a node until it is known to be unchanged or another one, or was silent for too long."""
         jobs = self._node.jobs
         while not case.is_decided:
             try:
@@ -348,7 +348,7 @@ class Verdicts:
                 try:
                     now: Promise = yield _promised(self._node, case.block, helper, record.endpoint, cores=0, timeout_s=_ASK_S)
                 except RmgrError:
-                    if not case.is_decided and jobs.lost_ranks(case.block):  # this is known, whatever the node would say
+                    if not case.is_decided and jobs.lost_ranks(case.block):  # this is known, whatever the node would answer
                         self._decide(case, "")
                 else:
                     if not case.is_decided:
@@ -360,7 +360,7 @@ class Verdicts:
 
     def _answered(self, case: _Case, helper: str, now: Promise) -> None:
         promise = self._node.jobs.barriers.promise_of(case.block, helper)
-        if promise is not None and now.life != promise.life:  # what ran there was killed before
+        if promise is not None and now.life != promise.life:  # all work there was killed meanwhile
             self._decide(case, helper)
             return
         case.left.discard(helper)
@@ -368,7 +368,7 @@ class Verdicts:
             self._decide(case, "")
 
     def lose(self, block: ClaimedBlock, node: str) -> bool:
-        """A node of the job is lost, the cluster says. False: its end is not awaited."""
+        """Takes the loss of a node, as reported by the cluster. False: the job's end is not awaited."""
         case = self._open.get(block)
         if case is None:
             return False
@@ -376,17 +376,17 @@ class Verdicts:
         return True
 
     def cancelled(self, block: ClaimedBlock) -> None:
-        """Its user wants no more of it: nothing more need be known of its end."""
+        """Decides at once for a job that its user has cancelled."""
         case = self._open.get(block)
         if case is not None:
             self._decide(case, "")
 
     def __len__(self) -> int:
-        """Ends that are awaited."""
+        """Number of awaited ends."""
         return len(self._open)
 
     def forget(self, block: ClaimedBlock) -> None:
-        """The block is not the node's own any more."""
+        """Forgets a block that is no longer the node's own."""
         case = self._open.pop(block, None)
         if case is not None:
             case.is_decided = True

@@ -1,10 +1,9 @@
-"""The way of a job's processes to its other nodes: from its socket here over gRPC to the program that runs them there; and terminals.
+"""How a job's processes reach its other nodes: from a socket here over gRPC to the program that runs them there; and terminals.
 
     rmgr run --socket--> Door (head's Starter) --gRPC Launch--> RanksAnswering (helper's Starter) --socket--> runner/ranks/ranks.py
 
-Both Starters pass bytes on; the head's counts what ranks elsewhere have used.
-Called on threads of the gRPC server and of the door; everything that looks
-at the nodes is asked of the thread that owns them.
+Both Starters pass bytes on; the head's counts what ranks on other nodes have used. Called on threads of the gRPC server and of the door;
+questions about nodes go to the thread that owns them.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
 
 _CHUNK = 64 * 1024
-#: How long the program that runs ranks may take to listen.
+#: How long the program that runs ranks may take to listen, and the pause between two tries.
 _CONNECT_S, _CONNECT_PAUSE_S = 15.0, 0.01
-#: How long it may take until it is known why a node's processes are gone.
+#: How long to wait for the reason why a node's processes are gone.
 _WORDS_S = 5.0
-#: Pause of a door that has no descriptor for who comes.
+#: Pause of a door without a descriptor for the next connection.
 _NO_ROOM_S = 0.2
-#: Longest first line of a connection, how long it may take, and how often it is looked whether that is over.
+#: Longest first line of a connection, how long it may take, and the pause between two checks.
 _LINE_BYTES, _LINE_S, _LOOK_S = 4096, 20.0, 0.5
-#: Connections that a job may have for each other node, and beside that.
+#: Connections that a job may have for each other node, and in addition.
 _LINKS_EACH, _LINKS_MORE = 4, 64
 T = TypeVar("T")
 _UNLIMITED = 1 << 20
 
 
 class RanksAnswering:
-    """`adapters.rpc_ranks.RanksAnswers` of one Starter."""
+    """The `RanksAnswers` (`adapters/rpc/ranks.py`) of one Starter."""
 
     def __init__(self, starter: Starter) -> None:
         self._starter = starter
@@ -84,12 +83,12 @@ class RanksAnswering:
     def launch(self, node: str, hold: str) -> RanksLink:
         """See `RanksAnswers.launch`."""
         agent = self._agent(node)
-        found = self._ask(node, lambda: agent.jobs.holds.get(hold), _CONNECT_S)  # it may be registering again: that takes a while
+        found = self._ask(node, lambda: agent.jobs.holds.get(hold), _CONNECT_S)  # it may be registering, which takes a while
         if found is None or found.place is None:
             raise NotFound(f"the job has no cores on node {node} any more")
         takes_turns = found.record is not None and bool(found.record.gang)
 
-        def clock() -> float:  # the program cannot be quick while it stands still between its turns
+        def clock() -> float:  # the program cannot answer while it is stopped between its turns
             return agent.jobs.gangs.served_us(hold)[0] / 1e6 if takes_turns else machine.monotonic()
 
         end_s = clock() + _CONNECT_S
@@ -99,7 +98,7 @@ class RanksAnswering:
         while True:
             try:
                 link = ranks.connect(str(found.place / "ranks"))
-                if ranks.peer_uid(link) not in (-1, user):  # his directory: he may have put the way to somebody else's socket there
+                if ranks.peer_uid(link) not in (-1, user):  # in the user's directory a link may lead to another user's socket
                     link.close()
                     raise PermissionDenied(f"what listens for the job on node {node} is not its user's")
                 return SocketLink(link, last_words=lambda: self._last_words(node, found, seq))
@@ -109,9 +108,9 @@ class RanksAnswering:
                 machine.sleep(_CONNECT_PAUSE_S)
 
     def _last_words(self, node: str, hold: HeldPart, seq: int) -> bytes:
-        """What is said of processes that are gone all at once."""
+        """Returns the explanation of processes that all ended together."""
         end_s = machine.monotonic() + _WORDS_S
-        while seq not in hold.fates and machine.monotonic() < end_s:  # it is on the way
+        while seq not in hold.fates and machine.monotonic() < end_s:  # it is about to arrive
             machine.sleep(_CONNECT_PAUSE_S)
         fate = hold.fates.get(seq, "")
         if not fate:
@@ -134,9 +133,9 @@ class RanksAnswering:
 
 
 class Places:
-    """Connections from processes of jobs that a Starter may have: they are taken from the descriptors and threads of root. Thread-safe.
+    """Connections that jobs' processes may have to a Starter: they use descriptors and threads of root. Thread-safe.
 
-    all_links: None = half of the descriptors of this process; a user has half of them.
+    all_links: None = half of the descriptors of this process; one user may have half of them.
     """
 
     def __init__(self, all_links: int | None = None) -> None:
@@ -150,12 +149,12 @@ class Places:
         if self._all_links is not None:
             return self._all_links
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # A limit that is lowered for a while makes people wait for descriptors, and refuses nobody.
+        # Even if the limit of descriptors is lowered for a while: then connections wait, but none is refused.
         self._largest = max(self._largest, soft // 2 if soft > 0 else _UNLIMITED)
         return self._largest
 
     def take(self, uid: int) -> bool:
-        """One more for a user; False: there is none for him."""
+        """Takes one more for a user; False if there is none."""
         with self._lock:
             most = self._most
             if self._of[uid] >= max(1, most // 2) or self._of.total() >= most:
@@ -164,18 +163,18 @@ class Places:
         return True
 
     def give(self, uid: int) -> None:
-        """One is closed."""
+        """Gives one back."""
         with self._lock:
             self._of[uid] -= 1
-            self._of += Counter()  # those with none go
+            self._of += Counter()  # drops users without connections
 
 
-#: Of this process.
+#: The places of this process.
 PLACES = Places()
 
 
 class SocketLink:
-    """`adapters.rpc_ranks.Link` over a socket."""
+    """A `RanksLink` (`adapters/rpc/ranks.py`) over a socket."""
 
     def __init__(self, link: socket.socket, *, last_words: Callable[[], bytes] = bytes) -> None:
         self._link = link
@@ -202,14 +201,14 @@ class SocketLink:
 
 
 def _pieces(link: socket.socket) -> Iterator[bytes]:
-    """What arrives, until the other end is gone."""
+    """Yields what arrives, until the other end is gone."""
     with contextlib.suppress(OSError):
         while data := link.recv(_CHUNK):
             yield data
 
 
 def _refuse(link: socket.socket, why: str) -> None:
-    """Says why, as far as that can be taken at once, and closes."""
+    """Sends the reason, if that is possible at once, and closes."""
     link.setblocking(False)
     with contextlib.suppress(OSError):
         link.send(ranks.frame(ranks.FAILED, -1, why.encode()))
@@ -217,17 +216,17 @@ def _refuse(link: socket.socket, why: str) -> None:
 
 
 class Door:
-    """The socket in the private directory of a job through which its processes reach its other nodes.
+    """The socket in a job's private directory through which its processes reach its other nodes.
 
     Args:
         path: of the socket. nodes: the other nodes.
-        endpoint_of: where the Starter of such a node was when it was ready ("": it was not). Called on any thread; ZooKeeper, which may
-            be away, is not asked.
-        hold: the job's name below /holds. uid: whose the job is, -1 = the Starter's.
-        clock: in seconds, by which the job's side has to be quick: it stands still while a job stands still between its turns.
-            None: as time passes.
-        on_starved: called (on any thread) when ranks elsewhere were ended for want of memory.
-    A connection says {"node": "n2"} in its first line; frames of runner/ranks/ranks.py follow.
+        endpoint_of: returns the endpoint of a node's Starter when it was ready ("": it was not). Called on any thread; does not ask
+            ZooKeeper, which may be away.
+        hold: the job's name below /holds. uid: of the job's user, -1 = the Starter's.
+        clock: in seconds, for time limits on the job's side: it stops while a gang's job is stopped between its turns. None: monotonic
+            time.
+        on_starved: called (on any thread) when ranks on another node ran out of memory.
+    The first line of a connection is {"node": "n2"}; frames of runner/ranks/ranks.py follow.
     """
 
     def __init__(
@@ -255,13 +254,13 @@ class Door:
         self._links: set[socket.socket] = set()
         self._cpu_us = self._max_rss_kib = 0
         self._on_starved = on_starved
-        self.starved = ""  #: where ranks were ended for want of memory, and how much they had
+        self.starved = ""  #: where ranks ran out of memory, and how much they had
         self._lock = threading.Lock()
         self._door = ranks.listen(str(path))
         machine.Thread(target=self._accept, name="job-door", daemon=True).start()
 
     def close(self) -> None:
-        """Ends it and what came through it. Idempotent."""
+        """Closes the door and all its connections. Idempotent."""
         self._closed.set()
         for link in (self._door, *self._links):
             with contextlib.suppress(OSError):
@@ -270,12 +269,12 @@ class Door:
 
     @property
     def lost(self) -> str:
-        """Which node's ranks were ended by the system and how that showed; "" = none, or the job has run ranks there since."""
+        """Which node's ranks the system ended, and how that showed; "" if none, or if the job has run ranks there since."""
         return next((why for _, why in list(self._losses.values())), "")
 
     @property
     def used(self) -> tuple[int, int]:
-        """(processor time in us, peak memory of one process in KiB) of the ranks that have ended on other nodes."""
+        """(processor time in us, peak memory of one process in KiB) of ended ranks on other nodes."""
         with self._lock:
             return self._cpu_us, self._max_rss_kib
 
@@ -291,7 +290,7 @@ class Door:
             except OSError:
                 if self._closed.wait(_NO_ROOM_S):
                     return
-                continue  # no descriptor is left: who has come waits
+                continue  # no descriptor is left: the connection waits
             if ranks.peer_uid(link) not in self._users:
                 link.close()
                 continue
@@ -319,11 +318,11 @@ class Door:
             with contextlib.suppress(OSError):
                 link.sendall(ranks.frame(ranks.FAILED, -1, error.message.encode()))
         except OSError:
-            pass  # the job's side is gone, and with it the call
+            pass  # the job's side is gone, and the call with it
         finally:
             self._forget(link)
             with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)  # wakes whoever reads it
+                link.shutdown(socket.SHUT_RDWR)  # wakes a reader
             link.close()
 
     def _relay(self, link: socket.socket) -> None:
@@ -333,7 +332,7 @@ class Door:
         try:
             is_explained = self._pass_on(link, node, left)
         except PermissionDenied:
-            raise  # the work's own doing
+            raise  # the work's own fault
         except RmgrError as error:
             if left.is_set():
                 return
@@ -343,13 +342,13 @@ class Door:
             if not is_explained:
                 self._lose(node, "its processes were ended")
         elif self._losses.get(node, (begun_s, ""))[0] < begun_s:
-            del self._losses[node]  # the job has tried again, and it went well
+            del self._losses[node]  # the job has tried again successfully
 
     def _lose(self, node: str, why: str) -> None:
         self._losses[node] = machine.monotonic(), f"node {node} lost ranks of the job: {why}"
 
     def _node_of(self, link: socket.socket) -> str:
-        """For which node a connection is, "" if it ended before it said so. Raises: NotFound; OSError."""
+        """Returns the node that a connection names, "" if it ended before that. Raises: NotFound; OSError."""
         line, end_s = b"", self._clock() + _LINE_S
         while not line.endswith(b"\n"):
             left_s = end_s - self._clock()
@@ -368,9 +367,9 @@ class Door:
         return node
 
     def _pass_on(self, link: socket.socket, node: str, left: threading.Event) -> bool:
-        """Passes everything on, both ways. left: set when the job's side has ended it. Returns: the node has said why it ended.
+        """Passes everything on, both ways. left: set when the job's side has ended. Returns: whether the node has said why it ended.
 
-        Raises: what `Peers.launch` raises; OSError when the job's side is gone.
+        Raises: errors of `Peers.launch`; OSError if the job's side is gone.
         """
         endpoint, is_explained = self._endpoint_of(node), False
         if not endpoint:
@@ -380,7 +379,7 @@ class Door:
         def sent() -> Iterator[bytes]:
             yield from _pieces(link)
             left.set()
-            for end in cancel:  # nobody asks any more: what runs there ends
+            for end in cancel:  # the caller is gone: its processes there end
                 end()
 
         pieces, end = self._peers.launch(endpoint, node, self._hold, sent())
@@ -389,7 +388,7 @@ class Door:
         try:
             for piece in pieces:
                 for kind, number, rest in cutter.feed(piece):
-                    if kind == ranks.USED:  # before it is passed on: the job may end with it
+                    if kind == ranks.USED:  # before it is passed on, since the job may end with it
                         self._count(*ranks.usage_of(rest))
                     elif kind == ranks.FAILED and number < 0:
                         is_explained = True
@@ -405,7 +404,7 @@ class Door:
 
 
 def node_in(line: bytes) -> str:
-    """The node that the first line of a connection names. Raises NotFound."""
+    """Returns the node that the first line of a connection names. Raises: NotFound."""
     try:
         return str(json.loads(line)["node"])
     except (*UNREADABLE_TEXT, KeyError, TypeError):
@@ -413,12 +412,12 @@ def node_in(line: bytes) -> str:
 
 
 # -- terminals -------------------------------------------------------------------------------------------------------------
-# Terminals of the commands of a Starter: who may sit down at one, and the way there. The command of an interactive job is
-# runner/ranks/terminal.py, which waits at a socket whose name follows from the job's host file.
+# Terminals of a Starter's commands: who may use one, and how to reach it. The command of an interactive job is runner/ranks/terminal.py,
+# which listens at a socket whose name follows from the job's host file.
 
 
 class TerminalAnswering:
-    """`adapters.rpc_terminal.TerminalAnswers` of one Starter."""
+    """The `TerminalAnswers` (`adapters/terminals.py`) of one Starter."""
 
     def __init__(self, starter: Starter, *, operators: Sequence[str] = (), log: Log | None = None) -> None:
         self._starter = starter
@@ -426,7 +425,7 @@ class TerminalAnswering:
         self._log = log
 
     def attach(self, submission: int, index: int, *, caller: Caller) -> RanksLink:
-        """See `TerminalAnswers.attach`. Only its owner may type into a command, operators may not."""
+        """See `TerminalAnswers.attach`. Only its owner may type into a command; operators may not."""
         try:
             found = self._starter.ask(lambda: self._look(submission, index))
         except TimeoutError:
@@ -441,7 +440,7 @@ class TerminalAnswering:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             link.connect(terminal.address(hosts))
-            if ranks.peer_uid(link) != uid:  # everybody may listen by any name
+            if ranks.peer_uid(link) != uid:  # any user may listen at any name
                 raise Unavailable(f"what listens for job {submission} is not its user's")
         except OSError as error:
             link.close()
@@ -452,7 +451,7 @@ class TerminalAnswering:
         return SocketLink(link)
 
     def _look(self, submission: int, index: int) -> tuple[str, int, str] | None:
-        """(host file, whose processes, whose job)."""
+        """Returns (host file, uid of its processes, owner of the job)."""
         for agent in self._starter.agents.values():
             for block in agent.blocks.values():
                 if block.key.submission == submission and block.key.first == index and block.is_placed:

@@ -58,7 +58,7 @@ class _Ended:
 
 
 class NodeAnswering:
-    """`adapters.rpc.NodeAnswers` of one Starter."""
+    """The `NodeAnswers` (`adapters/rpc/services.py`) of one Starter."""
 
     def __init__(
         self,

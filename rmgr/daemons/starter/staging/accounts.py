@@ -174,7 +174,7 @@ class Accounts:
 
     @property
     def uncertain(self) -> frozenset[str]:
-        """Users who are refused, or are to be looked at again before more of their work starts."""
+        """Users who are refused, or must be looked up again before more of their work starts."""
         return frozenset((*self.refused, *self._doubted))
 
     def settle(self) -> float:

@@ -1,7 +1,7 @@
-"""From the end of an attempt to what is committed: values and logs to the store first, then an outcome or a failed record.
+"""From the end of an attempt to what is committed: first values and logs go to the store, then comes an outcome or a failed record.
 
-Everything small stays inline and costs no IO. What needs the store is written by a job on an IO thread (`write`), whose
-result is the finished outcome; only then may a COMPLETE carry it.
+Everything small stays inline and costs no IO. A job on an IO thread (`write`) stores the rest; only with its result is the outcome
+finished, and may a COMPLETE carry it.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
-#: One row of a log; larger output is several.
+#: Size of one row of a log; longer output has several.
 LOG_PART_BYTES = 256 * 1024
-#: Characters of an error in an outcome.
+#: Most characters of an error in an outcome.
 _ERROR_CHARS = 1000
-#: The same in a failed record: eight of them travel on in the block.
+#: The same in a failed record: eight of them travel in the block.
 _PAST_CHARS = 250
-#: Room in a failed record for everything but arguments and output (its past: eight errors).
+#: Bytes in a failed record for everything except arguments and output (its past: eight errors).
 _RECORD_BYTES = 6 * 1024
-#: Bytes of rows of one job, and what a row weighs beside its value.
+#: Most bytes of rows of one job, and weight of a row besides its value.
 _TOGETHER_BYTES = 4 * 1024 * 1024
 _ROW_BYTES = 8 * 1024
-#: Larger values are written one by one, each on a thread of its own: stores keep them as files, or in pieces.
+#: Larger values are written one by one, each on a thread of its own: stores keep them as files or in pieces.
 _LARGE_BYTES = 256 * 1024
-#: Up to so many bytes the owner's thread hashes and signs itself.
+#: Up to this size the owner's thread itself hashes and signs.
 _ALONE_BYTES = 32 * 1024
 _CHUNK = 512 * 1024
-#: What lies beside the value of an output key, by its row and encoding: whose it is.
+#: Makes the note beside the value of an output key, which says whose it is, from its row and encoding.
 Seal = Callable[[str, Encoding], Note]
 
 
 @dataclass(slots=True, kw_only=True)
 class Flushed:
-    """Output of a running attempt that is in the store: bytes (as written, dropped ones too) and parts of (stdout, stderr)."""
+    """Stored output of a running attempt: bytes (as written, with dropped ones) and parts of (stdout, stderr)."""
 
     sizes: list[int] = field(default_factory=lambda: [0, 0])
     parts: list[int] = field(default_factory=lambda: [0, 0])
@@ -76,11 +76,11 @@ class Flushed:
 
 @dataclass(slots=True, kw_only=True)
 class Ending:
-    """End of an attempt, whoever reported it. state: None = as reason says."""
+    """The end of an attempt, by whatever part of the node it was reported."""
 
     reason: Reason = Reason.NONE
     error: str = ""
-    is_final: bool = False  #: the task does not run again, whatever the rule says of the reason
+    is_final: bool = False  #: the task does not run again, even if the rule for the reason allows it
     exit_code: int | None = None
     started_us: int = 0
     elapsed_us: int = 0
@@ -94,22 +94,22 @@ class Ending:
     values: tuple[Value, ...] | None = None
     out: Output = NO_OUTPUT
     err: Output = NO_OUTPUT
-    files: tuple[str, ...] = ()  #: output files of a command as its user named them, in the order of its output keys
-    files_home: str = ""  #: the directory below which those lie that are no whole paths
-    is_far: bool = False  #: some of them do not lie in a directory that the Starter has made
+    files: tuple[str, ...] = ()  #: output files of a command, as named by its user, in the order of its output keys
+    files_home: str = ""  #: directory to which their relative paths refer
+    is_far: bool = False  #: some of them may lie outside directories of the Starter
     flushed: Flushed | None = None
-    kept_paths: tuple[str, ...] = ()  #: files that are the user's: they stay
+    kept_paths: tuple[str, ...] = ()  #: the user's own files, which stay
     directory: str = ""  #: work directory of a command, to be removed
     home: str = ""  #: directory of its slot
-    log_rows: bool = False  #: no output inline: its failed record has no room for it
-    account: Account | None = None  #: whose rights its files are used with; None: the Starter's
-    spilled: set[str] = field(default_factory=set)  #: files that the Starter has written itself
-    output_cap: int = 0  #: bytes that the runner keeps of a stream, 0 = all; a user who speaks in its place names larger files
-    file_cap: int = 0  #: bytes that a file may have whose content becomes a value, holes counted, 0 = as many as any value
+    log_rows: bool = False  #: no inline output: its failed record has no room for it
+    account: Account | None = None  #: whose rights are used for its files; None: the Starter's
+    spilled: set[str] = field(default_factory=set)  #: files written by the Starter itself
+    output_cap: int = 0  #: bytes that the runner keeps of a stream, 0 = all; a user in its place could name larger files
+    file_cap: int = 0  #: most bytes of a file that becomes a value, holes counted, 0 = as for any value
 
     @property
     def needs_store(self) -> bool:
-        """Something of it does not fit into an outcome."""
+        """Whether some of it does not fit into an outcome."""
         return bool(
             len(self.data) > MAX_INLINE_VALUE
             or self.value is not None
@@ -122,37 +122,37 @@ class Ending:
         )
 
     def rights(self, path: str) -> Account | None:
-        """With whose rights one of its files is used."""
+        """Returns whose rights are used for one of its files."""
         return None if path in self.spilled else self.account
 
     @property
     def in_memory_bytes(self) -> int:
-        """Of values, without those that lie in files."""
+        """Bytes of values in memory, without files."""
         inline = (self.value,) if self.value is not None else ()
         return len(self.data) + sum(len(value.data) for value in (*inline, *(self.values or ())))
 
     @property
     def largest_bytes(self) -> int:
-        """The same of the largest one."""
+        """Bytes of the largest value in memory."""
         inline = (self.value,) if self.value is not None else ()
         return max(len(self.data), *(len(value.data) for value in (*inline, *(self.values or ()))), 0)
 
     @property
     def has_files(self) -> bool:
-        """Some of what it left is in files, or is a log of its own."""
+        """Whether some of its output is in files, or is a separate log."""
         inline = (self.value,) if self.value is not None else ()
         is_log = self.out.path or self.err.path or self.flushed is not None or self.log_rows
         return bool(self.files or is_log or any(value.path for value in (*inline, *(self.values or ()))))
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that wait to be stored."""
+        """Bytes that must be stored."""
         size = len(self.data) + (self.value.size or len(self.value.data) if self.value is not None else 0)
         return size + sum(value.size or len(value.data) for value in self.values or ()) + self.out.size + self.err.size
 
 
 def of_task(end: TaskEnd) -> Ending:
-    """The end of a function call."""
+    """Returns the end of a function call."""
     extra = end.extra
     ending = Ending(started_us=end.started_us, elapsed_us=end.elapsed_us, cpu_us=end.cpu_us, data=end.data, pickled=end.pickled)
     if extra is not None:
@@ -165,7 +165,7 @@ def of_task(end: TaskEnd) -> Ending:
 
 
 def of_command(end: CommandEnd) -> Ending:
-    """The end of a command."""
+    """Returns the end of a command."""
     code = 128 + end.signal if end.signal else end.exit_code
     error = end.detail
     if not error and end.reason is Reason.EXIT_CODE:
@@ -186,7 +186,7 @@ def of_command(end: CommandEnd) -> Ending:
 
 
 def of_worker(event: WorkerEnded) -> Ending:
-    """The end of the task that a worker ran when it died."""
+    """Returns the end of the task that a worker ran when it died."""
     return Ending(
         reason=event.reason if event.reason is not Reason.NONE else Reason.WORKER_LOST,
         error=event.detail or ("" if event.reason in {Reason.TIME_LIMIT, Reason.OUT_OF_MEMORY} else f"its worker ended: {event.reason}"),
@@ -201,7 +201,7 @@ def of_worker(event: WorkerEnded) -> Ending:
 
 
 def over_limit(ending: Ending, record: Submission) -> str:
-    """The limit that ended an attempt, and for memory the most that it used, as one phrase; "" for any other end."""
+    """Returns the limit that ended an attempt (for memory with its peak) as one phrase; "" for any other end."""
     if ending.reason not in {Reason.TIME_LIMIT, Reason.OUT_OF_MEMORY}:
         return ""
     request = record.request
@@ -217,9 +217,9 @@ def over_limit(ending: Ending, record: Submission) -> str:
 
 
 def plain_outcome(block: ClaimedBlock, index: int, end: CommandEnd) -> Outcome | None:
-    """The outcome of a command that ended well and left nothing but a little output; None: it takes the long way.
+    """Returns the outcome of a command that succeeded and left only a little output; None if it needs `conclude`.
 
-    What `conclude` makes of `of_command`, for the thousands of short ones of an array. Cost: 2 us instead of 25.
+    The same as `conclude` of `of_command`, for the thousands of short commands of an array. Cost: 2 us instead of 25.
     """
     out, err = end.out, end.err
     if end.reason is not Reason.NONE or end.signal or end.detail or end.directory or out.path or err.path:
@@ -241,7 +241,7 @@ def plain_outcome(block: ClaimedBlock, index: int, end: CommandEnd) -> Outcome |
 
 @dataclass(slots=True, kw_only=True)
 class Written:
-    """Parts of an ending that are in the store now."""
+    """What is now in the store of an ending."""
 
     value_size: int = -1
     value_sha256: bytes | None = None
@@ -253,7 +253,7 @@ class Written:
 
 
 class OutputRow(NamedTuple):
-    """A value that is to be stored. is_named: it is found under an output key."""
+    """A value to be stored. is_named: under an output key."""
 
     key: str
     data: bytes
@@ -262,7 +262,7 @@ class OutputRow(NamedTuple):
 
 
 def rows_of(submission: int, index: int, attempt: int, ending: Ending) -> tuple[list[OutputRow], Written] | None:
-    """What `write` would store of an ending, where all of it is in memory; None: it has files, or logs of its own."""
+    """Returns what `write` would store of an ending that is all in memory; None if it has files, or logs of its own."""
     values = ending.values or ()
     if ending.has_files:
         return None
@@ -283,10 +283,9 @@ def write(
 ) -> Written:
     """Puts the large parts of an ending into the store. Idempotent (the same rows with the same bytes).
 
-    log_ttl_s: how long rows of its logs are kept, None = for ever. seal: of values under output keys (secured clusters); what else
-    is written here has its hash in the fragment, which is signed.
-    Files are left in place (`discard` removes them once it has succeeded). Raises: StoreUnavailable, ValueTooLarge, OSError.
-    What is wrong with an output file of a command, or the way to it, is said in what is returned.
+    log_ttl_s: how long rows of its logs are kept, None = for ever. seal: of values under output keys (secured clusters); the hashes of all
+        other rows are in the signed fragment. Files stay in place until `discard`. Raises: StoreUnavailable, ValueTooLarge, OSError. Faults
+        of a command's output files, or of the way to them, are in the returned `bad_output`.
     """
     written = Written(data=ending.data)
     if ending.value is not None:
@@ -310,7 +309,7 @@ def write(
             row = keys.output(submission, index, attempt, number)
             put_named(store, row, name, ending.files_home, ending.account, seal, most=ending.file_cap)
             written.outputs += 1
-    except (UsageError, ValueTooLarge) as error:  # what it has put out is told all the same
+    except (UsageError, ValueTooLarge) as error:  # its logs are stored nevertheless
         written.outputs, written.bad_output = 0, error.message
     with ending.flushed.lock if ending.flushed is not None else nullcontext():
         written.log, written.log_parts = _write_logs(store, submission, index, attempt, ending, log_ttl_s)
@@ -330,7 +329,7 @@ def _write_logs(
             if rest and ending.log_rows:
                 store.put(keys.log(submission, index, attempt, stream, part), rest, ttl_s=ttl_s)
                 rest, part = b"", part + 1
-        except LimitReached as error:  # a log is cut, and says so: the task has not failed for it
+        except LimitReached as error:  # a log is cut, and says so: the task does not fail for it
             rest = f"\n[rmgr: the rest of this output is not stored: {error.message}]\n".encode()
         rests.append(rest)
         parts.append(part)
@@ -340,7 +339,7 @@ def _write_logs(
 def spill(ending: Ending, directory: Path) -> None:
     """Moves values from memory into files while the store is away. Raises: OSError.
 
-    They are this incarnation's: if it ends before the store is back, its claims are a loss, and the resubmit rule decides.
+    They belong to this incarnation: if it ends before the store is back, its claims are lost, and the resubmit rule decides.
     """
     if len(ending.data) > MAX_INLINE_VALUE and ending.value is None:
         ending.value = _spilled(Value(data=ending.data, pickled=ending.pickled), directory, ending)
@@ -357,7 +356,7 @@ def _spilled(value: Value, directory: Path, ending: Ending) -> Value:
     path = directory / f"spool-{machine.guid()}"
     path.touch(mode=0o600)
     ending.spilled.add(str(path))
-    with path.open("wb") as file:  # memory is let go only when the disk has really taken it: a late ENOSPC shows here
+    with path.open("wb") as file:  # memory is freed only when the disk has really taken it: a late ENOSPC shows here
         file.write(value.data)
         file.flush()
         os.fsync(file.fileno())
@@ -378,9 +377,9 @@ def write_log(
     ttl_s: float | None = None,
     most: int = 0,
 ) -> tuple[bytes, int]:
-    """Stores one stream from `offset` on, as parts from number `part` on; returns the inline rest and the number of parts.
+    """Stores one stream from `offset` on, in parts from number `part` on; returns the inline rest and the number of parts.
 
-    most: about so many bytes of a file, 0 = all of it.
+    most: about how many bytes of a file are stored, 0 = all.
     """
     if not output.path:
         rest = output.data[offset:]
@@ -398,9 +397,9 @@ def write_log(
 
 
 def _unflushed(output: Output, offset: int, account: Account | None, most: int) -> Iterator[bytes]:
-    """Pieces of a file of output beyond the first `offset` bytes as written, of LOG_PART_BYTES but for the last."""
+    """Yields an output file beyond its first `offset` bytes as written, in pieces of LOG_PART_BYTES except the last."""
     with open(open_regular(output.path, account), "rb") as file:
-        # A file that grows, or has terabytes of nothing, would keep its thread for ever. Above `most` there is a line about the gap.
+        # A growing file, or one with terabytes of holes, would keep its thread for ever. A line replaces the gap above `most`.
         pieces = islice(iter(partial(file.read, LOG_PART_BYTES), b""), most // LOG_PART_BYTES + 2 if most else None)
         if not output.dropped:
             file.seek(offset)
@@ -417,7 +416,7 @@ def _unflushed(output: Output, offset: int, account: Account | None, most: int) 
 
 
 def discard(ending: Ending) -> None:
-    """Removes the files of an ending that has been stored."""
+    """Removes the files of an ending that is stored."""
     named = [path for path in (ending.out.path, ending.err.path) if path not in ending.kept_paths]
     if ending.value is not None:
         named.append(ending.value.path)
@@ -428,18 +427,18 @@ def discard(ending: Ending) -> None:
 
 
 def remove_directory(ending: Ending) -> None:
-    """The work directory of a command goes, with the rights of whoever named it."""
+    """Removes the work directory of a command, with the rights of the user who named it."""
     with acting(ending.account):
         remove_tree(ending.directory)
 
 
 def is_users_fault(error: Exception, ending: Ending) -> tuple[bool, bool]:
-    """Whether it is no fault of the node that something was not stored; and whether files of the Starter may have been removed."""
-    # A file that its user may not read, or has taken away, is no fault of the node.
+    """Returns whether a failure to store is not the node's fault, and whether files of the Starter may have been removed."""
+    # The node is not to blame for a file that its user may not read, or has removed.
     is_gone = isinstance(error, FileNotFoundError) and (ending.account is None or not os.path.lexists(ending.home))
     his = isinstance(error, OSError) and ending.account is not None and error.errno not in NODE_TROUBLE and not is_gone
-    his = his or isinstance(error, ValueError)  # a name that no file can have, text where a number should be
-    his = his or (isinstance(error, RmgrError) and not isinstance(error, Unavailable | DataLost))  # no store takes it from him
+    his = his or isinstance(error, ValueError)  # a name that no file can have, or text instead of a number
+    his = his or (isinstance(error, RmgrError) and not isinstance(error, Unavailable | DataLost))  # no store accepts it from the user
     return his, is_gone
 
 
@@ -449,11 +448,11 @@ def is_users_fault(error: Exception, ending: Ending) -> tuple[bool, bool]:
 def conclude(
     block: ClaimedBlock, index: int, ending: Ending, written: Written | None, *, backoff_us: int, max_losses: int, cancelled: str | None
 ) -> Outcome | FailedRange:
-    """The final outcome of an attempt, or the record of a failure after which the task may run again.
+    """Returns the final outcome of an attempt, or the record of a failure after which the task may run again.
 
     Args:
-        written: what `write` returned, None when nothing needed the store.
-        cancelled: the user's words when the task is being cancelled, else None.
+        written: result of `write`, None if the store was not needed.
+        cancelled: the user's words if the task is being cancelled, else None.
     """
     told = written or Written(data=ending.data, log=(ending.out.data, ending.err.data))
     reason, state = ending.reason, State.COMPLETED
@@ -489,7 +488,7 @@ def conclude(
 
 
 def _call(block: ClaimedBlock, index: int) -> Call | None:
-    """What ran, as far as it was a function whose arguments are here, or lie in a row."""
+    """Returns the function call that ran, if its arguments are here or in a row; else None."""
     data = block.data
     if not data.function or block.payloads is None:
         return None
@@ -500,7 +499,7 @@ def _call(block: ClaimedBlock, index: int) -> Call | None:
 
 
 def crowded(block: ClaimedBlock, index: int, ending: Ending) -> bool:
-    """Should the attempt run again, its failed record has room for the arguments but not for the output beside them."""
+    """Returns whether a failed record would have room for the arguments, but not also for the output."""
     logs = len(ending.out.data) + len(ending.err.data)
     return ending.reason is not Reason.NONE and logs > 0 and len(block.payload(index)) + logs > MAX_ZNODE_BYTES - _RECORD_BYTES
 
@@ -524,17 +523,17 @@ def _failed(block: ClaimedBlock, index: int, ending: Ending, told: Written, back
 
 
 # -- on their way ----------------------------------------------------------------------------------------------------------
-# Outputs of tasks on their way to the data store: those that are in memory go many at a time, the others one by one. A task counts as ended
-# only once all that it left is stored (`Ends`): a COMPLETE names nothing else. Rows of a block that is not the node's any more are not
-# written; those that were written before stay unread, and go once their attempt has failed (`delete_outputs` in submitter/repair.py), at
-# the latest with their submission.
+# Outputs of tasks on their way to the data store: outputs in memory go many at a time, the others one by one. A task counts as ended only
+# once all of its output is stored (`Ends`), since a COMPLETE names only stored rows. Rows of a block that is not the node's any more are
+# not written; earlier ones stay unread, and are deleted after their attempt has failed (`delete_outputs` in submitter/repair.py), at the
+# latest with their submission.
 
 
 @dataclass(slots=True, eq=False)
 class StoringEnding:
-    """An ending whose parts are being stored.
+    """An ending that is being stored.
 
-    spool: for what is in memory, while the store is away. log_ttl_s: see `write`. done: told what is in the store, or why it is not.
+    spool: directory for values in memory while the store is away. log_ttl_s: see `write`. done: gets what is stored, or the error.
     """
 
     block: ClaimedBlock
@@ -543,7 +542,7 @@ class StoringEnding:
     spool: Path
     log_ttl_s: float | None
     done: Callable[[Written | Exception], None]
-    charge: Charge | None = None  #: made once it is about to be written
+    charge: Charge | None = None  #: made just before the write
     in_memory_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -551,17 +550,17 @@ class StoringEnding:
 
     @property
     def owner(self) -> str:
-        """Whose values are."""
+        """The user who owns the values."""
         user: str = self.block.info.record.user
         return user
 
 
 class OutputRows:
-    """Stores what endings left, for all nodes of a Starter.
+    """Stores the outputs of endings, for all nodes of a Starter.
 
     Args:
-        deeds: of a secured cluster: values under output keys get a deed each, many of them one signature.
-        cap_bytes: of values in memory, above which no more work should begin. charges: of users.
+        deeds: of a secured cluster: each value under an output key gets a deed; many deeds share a signature.
+        cap_bytes: of values in memory; above it no more work should begin. charges: of users.
     """
 
     def __init__(self, io: StoreIO, deeds: Deeds | None, charges: Charges, *, cap_bytes: int) -> None:
@@ -569,30 +568,30 @@ class OutputRows:
         self._charges = charges
         self._deeds = deeds
         self._convoy: Convoy[StoringEnding] = Convoy(io, self._carry, self._arrived, weight=_weight, most=_TOGETHER_BYTES)
-        self.in_memory_bytes = 0  #: of values that are neither in the store nor in a file
+        self.in_memory_bytes = 0  #: of values that are neither stored nor in a file
         self._lock = threading.Lock()
         self._cap_bytes = cap_bytes
 
     @property
     def is_full(self) -> bool:
-        """Slots make more than the store takes: they wait until it has caught up."""
+        """Whether slots produce faster than the store takes: they must wait."""
         return self.in_memory_bytes > self._cap_bytes
 
     def add(self, leaving: StoringEnding) -> None:
-        """It will be stored, and its `done` be told. Owner's thread."""
+        """Stores an ending, and then calls its `done`. Owner's thread."""
         ending = leaving.ending
         with self._lock:
             self.in_memory_bytes += leaving.in_memory_bytes
         if ending.has_files or ending.largest_bytes > _LARGE_BYTES:
             done = lambda result: self._ended(leaving, result)  # noqa: E731 - beside what it is the end of
-            # A file server that does not answer may keep its thread: one is left for those whose files are here.
+            # A hanging file server may keep its thread: one thread is left for endings with local files.
             size, far = ending.size_bytes, ending.is_far
             self._io.run(lambda store: self._alone(store, leaving), done, user=leaving.owner, size=size, is_synced=not far, is_long=far)
         elif not self._begin(leaving):
             self._convoy.add(leaving, size=ending.size_bytes)
 
     def _begin(self, leaving: StoringEnding) -> bool:
-        """What is alone goes without a thread in between, where the store has such a way."""
+        """Stores a single small row without a thread in between, if the store can."""
         told: list[Written] = []
 
         def put(store: Store, over: Callable[[RmgrError | None], None]) -> bool:
@@ -614,7 +613,7 @@ class OutputRows:
         return size <= _ALONE_BYTES and self._io.begin(put, done, size=size)
 
     def delete(self, block: ClaimedBlock, index: int, outputs: tuple[str, ...] = ()) -> None:
-        """Nothing of an attempt stays. outputs: output keys of a task that does not run again, which lead nowhere else."""
+        """Deletes the outputs of an attempt. outputs: output keys of a task that does not run again, whose pointers go, too."""
         key = block.key
 
         def job(store: Store) -> None:
@@ -636,7 +635,7 @@ class OutputRows:
             except Exception:
                 if len(load) == 1:
                     raise
-            return [self._tried(store, leaving) for leaving in load]  # what cannot be stored is the fault of its own task only
+            return [self._tried(store, leaving) for leaving in load]  # a value that cannot be stored only fails its own task
         except StoreUnavailable:
             for leaving in load:
                 self._spill(leaving)
@@ -651,7 +650,7 @@ class OutputRows:
         return told
 
     def _rows_of(self, load: list[StoringEnding]) -> tuple[dict[Encoding, list[tuple[OutputRow, str]]], list[Written | None]]:
-        """Rows with their owners; and what will be stored of each ending, None: it was spilled, and goes alone."""
+        """Returns rows with their owners, and what will be stored of each ending; None for an ending that was spilled, and goes alone."""
         rows: dict[Encoding, list[tuple[OutputRow, str]]] = {}
         told: list[Written | None] = []
         for leaving in load:
@@ -669,7 +668,7 @@ class OutputRows:
         return rows, told
 
     def _notes(self, rows: list[tuple[OutputRow, str]], encoding: Encoding) -> list[bytes]:
-        """Deeds of values under output keys, none where there are none; what else is stored has its hash in the signed fragment."""
+        """Returns the deeds of values under output keys; the hashes of other rows are in the signed fragment."""
         named = [(row.key, sha256(row.data).digest(), owner) for row, owner in rows if row.is_named]
         if self._deeds is None or not named:
             return []
@@ -732,12 +731,12 @@ def _weight(leaving: StoringEnding) -> int:
 
 
 # -- values ----------------------------------------------------------------------------------------------------------------
-# Puts values that tasks have made into the store: from memory, from files of their runner, from files that users name. On an IO thread.
-# What is in a file is opened with its user's rights, and bounded before it is read and while it is: it may be all holes, and it may grow.
+# Puts values of tasks into the store: from memory, from files of their runner, from files that users name. On an IO thread. A file is
+# opened with its user's rights; its size is checked before and during the read, since it may be all holes, and it may grow.
 
 
 def put_hashed(store: Store, key: str, value: Value, account: Account | None, *, most: int) -> tuple[int, bytes]:
-    """Stores a value; returns its size and the SHA-256 of its bytes, which is said where its task is. Raises: as `put`."""
+    """Stores a value; returns its size and the SHA-256 of its bytes, for the task's outcome. Raises: as `put`."""
     made = _adopted(store, key, value, account, b"")
     if made is not None:
         return made
@@ -761,7 +760,7 @@ def put(
     """Stores a value; returns its size.
 
     Args:
-        most: bytes that a file may have. digest: of what is read from it. is_kept: it stays its user's, to be changed.
+        most: largest size of a file. digest: updated with what is read. is_kept: the file stays its user's, and may change.
     Raises: ValueTooLarge, StoreUnavailable, OSError.
     """
     encoding = encoding_of(pickled=value.pickled)
@@ -775,9 +774,9 @@ def put(
 
 
 def put_named(store: Store, key: str, name: str, home: str, account: Account | None, seal: Seal | None, *, most: int) -> None:
-    """Stores an output file of a command under the name that its user gave it, below `home` unless that is a whole path.
+    """Stores an output file of a command under the name that its user gave it, relative to `home`.
 
-    Raises: UsageError, ValueTooLarge with words for the user: nothing about the node is wrong; StoreUnavailable; OSError.
+    Raises: UsageError, ValueTooLarge with words for the user, for which the node is not to blame; StoreUnavailable; OSError.
     """
     note = seal(key, Encoding.RAW) if seal is not None else b""
     try:
@@ -788,7 +787,7 @@ def put_named(store: Store, key: str, name: str, home: str, account: Account | N
         if error.errno in NODE_TROUBLE:
             raise
         raise UsageError(f"its output file {name[:300]!r} cannot be stored: {error.strerror}") from None
-    except ValueError:  # NUL, or what is no UTF-8
+    except ValueError:  # NUL, or no valid UTF-8
         raise UsageError(f"its output file {name[:300]!r} cannot be stored: no file can have this name") from None
     _put_file(store, key, fd, name, Encoding.RAW, note, most=most)
 
@@ -819,24 +818,24 @@ def _put_file(
 
 
 def _adopted(store: Store, key: str, value: Value, account: Account | None, note: Note) -> tuple[int, bytes] | None:
-    """Stores a value whose file is the Starter's own, where it need not be copied; returns its size and SHA-256."""
+    """Stores a value from a file of the Starter's own that need not be copied; returns its size and SHA-256, None if that is impossible."""
     if not value.path or account is not None:
         return None
     return store.adopt(key, value.path, encoding=encoding_of(pickled=value.pickled), note=note, sha256=value.sha256)
 
 
 def encoding_of(*, pickled: bool) -> Encoding:
-    """How the bytes of a value are written."""
+    """Returns how the bytes of a value are written."""
     return Encoding.PICKLE if pickled else Encoding.RAW
 
 
 # -- what users write ------------------------------------------------------------------------------------------------------
-# Counts what work writes into the data store for its user, on the way there, as a gateway counts what clients write (`store_bytes`). Each
-# Starter counts by itself, as each gateway does: a user may write the limit through each of them within a day.
+# Counts what work writes into the data store for its user before it is written, as a gateway counts what clients write (`store_bytes`).
+# Each Starter and each gateway counts by itself: a user may write the limit through each of them within a day.
 
 
 class Charge:
-    """Counts what one task has written: each row once, however often it has to be tried. For one thread at a time."""
+    """Counts what one task writes: each row once, even if it is tried several times. For one thread at a time."""
 
     __slots__ = ("_bounds", "_rows", "_user")
 
@@ -846,7 +845,7 @@ class Charge:
         self._rows: dict[str, int] = {}
 
     def row(self, key: str, size: int) -> None:
-        """So many bytes of a row are about to be written. Raises: LimitReached, and the row is not to be written."""
+        """Counts bytes of a row that is about to be written. Raises: LimitReached; then the row must not be written."""
         more = size - self._rows.get(key, 0)
         if more > 0:
             self._bounds.write(self._user, more)
@@ -854,7 +853,7 @@ class Charge:
 
 
 class ChargedStore:
-    """A store for `outputs.write` and for pieces of checkpoints: writes are counted and may raise LimitReached, all else is the store's."""
+    """A store for `outputs.write` and for pieces of checkpoints: writes are counted and may raise LimitReached; the rest is the store's."""
 
     def __init__(self, store: Store, charge: Charge) -> None:
         self._store = store
@@ -885,11 +884,11 @@ class ChargedStore:
 
 
 def charged(store: Store, charge: Charge) -> Store:
-    """`store` for one who is charged."""
+    """Returns `store` with its writes charged."""
     made: Any = ChargedStore(store, charge)
     typed: Store = made
     return typed
 
 
-#: Makes the charge of one user.
+#: Makes the charge of a user.
 Charges = Callable[[str], Charge]

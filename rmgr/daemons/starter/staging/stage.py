@@ -1,9 +1,8 @@
 """Stages what single tasks need before they start: values of their input keys, work directories with files in them.
 
-Tasks at the head of a block are staged a few at a time on IO threads, ahead of the lanes (`TaskFiles` makes their files).
-A block whose tasks need nothing passes through untouched. What is staged or being staged stays on this node (`kept`); what
-nobody waits for any more is given up where it stands. While the room for staged files is full, the first task without room is
-the next to get it.
+Tasks at the head of a block are staged a few at a time on IO threads, ahead of the lanes (`TaskFiles` makes their files). A block whose
+tasks need nothing passes through untouched. Tasks that are staged or being staged stay on this node (`kept`); staging stops where it is
+once its task is not wanted any more. While the room for staged files is full, the first task without room gets the next one.
 """
 
 from __future__ import annotations
@@ -42,26 +41,26 @@ from rmgr.runtime import machine
 if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
 
-#: Tasks of a block staged ahead of the lanes.
+#: Tasks of a block that are staged ahead of the lanes.
 _AHEAD = 16
-#: The same of keyed calls, in seconds of all slots, where it is known how long they take.
+#: The same for keyed calls of known length, in seconds of all slots.
 _AHEAD_S = 0.5
-#: So many tasks at the head of a block are looked at: more are not handed to a slot at once.
+#: Most tasks at the head of a block that are looked at: more are not handed to a slot at once.
 _HEAD = BATCH_TASKS
-#: A staged task that has waited for a slot this long, and as long as its staging took, may be given away: to stage it again is no loss.
+#: A staged task may be given away after it waited for a slot this long, and as long as its staging took: to stage it again is no loss.
 _PATIENCE_S = 1.0
-#: A task without room asks again when some was given back, and after this long: what was given back meanwhile was not counted.
+#: A task without room asks again when some was given back, and after this time, since given-back bytes are not counted.
 _ASK_AGAIN_S = 1.0
-#: A full room is logged this often at most.
+#: Shortest time between two log lines about a full room.
 _LOGGED_S = 60.0
-#: Values of the keyed calls of a node that are kept in memory where nobody sets another limit ([starter] values_cap_bytes).
+#: Most memory for values of a node's keyed calls if [starter] values_cap_bytes is not set.
 VALUES_CAP_BYTES = 64 * 1024 * 1024
-#: Input values up to this many bytes travel in the message, larger ones as files.
+#: Largest input value that travels in the message; larger ones are files.
 INLINE_INPUT = 256 * 1024
-#: Bytes of one step of a file's name, and of all (what is above it is ours).
+#: Most bytes of one step of a file's name, and of the whole name (the path above it is the Starter's).
 _MAX_STEP, _MAX_NAME = 255, 3000
 _PLACEHOLDER = re.compile(r"%([jatxN%])")
-#: What waits for the claim of a task: told why it cannot have its keys, or None.
+#: Called after the claim of a task: with the error if it cannot have its keys, else with None.
 Waiting = Callable[[Exception | None], None]
 
 
@@ -69,14 +68,14 @@ Waiting = Callable[[Exception | None], None]
 class _State:
     needed: bool
     begun_to: int = -1  #: all of its ready tasks up to this one are here or coming
-    is_fetched: bool = False  #: a task of it was staged: its uploads are on this node
+    is_fetched: bool = False  #: a task of it was staged, so its uploads are on this node
     here: dict[int, Staged] = field(default_factory=dict)
     coming: dict[int, Wish] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Short:
-    """The task that gets the next room. given: `StagingRoom.given` when there was none for it, at since_s (monotonic)."""
+    """The task that gets the next room. given: `StagingRoom.given` when it found none, at since_s (monotonic)."""
 
     block: ClaimedBlock
     index: int
@@ -95,12 +94,12 @@ class Stager:
         self._reading = ReadAhead(shared.io, shared.inputs, self._read, claims=shared.claims, cap_bytes=shared.values_cap)
         self._files = TaskFiles(shared.inputs, shared.fetcher.uploads, directory, node.accounts)
         self._room = shared.fetcher.uploads.room
-        self._short: dict[str, _Short] = {}  #: by the user whose own limit it is, "" = that of all
-        self._logged_s = -math.inf  # when it was logged last that the room is full
+        self._short: dict[str, _Short] = {}  #: by the user whose own limit is reached, "" for the limit of all
+        self._logged_s = -math.inf  # last log line about a full room
         self._states: dict[ClaimedBlock, _State] = {}
 
     def is_needed(self, block: ClaimedBlock) -> bool:
-        """Its tasks must be staged one by one."""
+        """Returns whether its tasks must be staged one by one."""
         state = self._states.get(block)
         if state is None:
             if block.is_dropped:
@@ -111,7 +110,7 @@ class Stager:
         return state.needed
 
     def startable(self, block: ClaimedBlock) -> int:
-        """How many tasks at the head of its ready ones may start now; sees to it that more follow."""
+        """Returns how many of its first ready tasks may start now; starts to stage the next ones."""
         if not self.is_needed(block):
             return len(block.ready)
         state = self._states[block]
@@ -131,7 +130,7 @@ class Stager:
 
     @property
     def held_bytes(self) -> int:
-        """Memory for inputs that are read ahead."""
+        """Bytes of memory for inputs that are read ahead."""
         return self._reading.held_bytes
 
     @property
@@ -140,12 +139,12 @@ class Stager:
         return self._reading.left
 
     def meet(self, block: ClaimedBlock) -> None:
-        """It may be the node's own soon: inputs of its first tasks are read while that is being decided. Else: `forget`."""
+        """Reads inputs of the first tasks of a block that the node may get; if it does not get it, call `forget`."""
         if block.data.keyed and block.verdict is not BlockVerdict.REFUSED and block.payloads is not None:
             self.read_ahead(block)
 
     def read_ahead(self, block: ClaimedBlock) -> bool:
-        """Sees to it that inputs of a keyed block are read before the turn of its tasks. False: the memory for them is full."""
+        """Starts to read inputs of a keyed block before its tasks' turn. Returns: False if the memory for them is full."""
         if not self.is_needed(block) or not block.ready or block.ready[-1] <= self._states[block].begun_to:
             return True
         state, has_room = self._states[block], self._reading.has_room
@@ -162,7 +161,7 @@ class Stager:
             try:
                 if not self._reading.begin(block, index, wish, is_next=is_next):
                     return False
-            except PermissionDenied as error:  # it ends as if it had been staged in vain: here the node's other work must go on
+            except PermissionDenied as error:  # it ends like a task whose staging fails; other work of the node goes on
                 self._begin(block, state, index, wish, partial(_refuse, error))
             state.coming[index] = wish
             state.begun_to = index
@@ -170,7 +169,7 @@ class Stager:
         return True
 
     def _is_first(self, block: ClaimedBlock) -> bool:
-        """No keyed block before it has tasks that wait: it may read one task though the memory is full of others."""
+        """Returns whether it is the first keyed block with waiting tasks: it may read one task even if other blocks fill the memory."""
         return next((other for other in self._blocks.values() if other.ready and other.data.keyed), None) is block
 
     def _begin(self, block: ClaimedBlock, state: _State, index: int, wish: Wish, job: Callable[[Store], Staged]) -> None:
@@ -178,8 +177,8 @@ class Stager:
         self._io.run(job, done, user=user, is_read=True, is_long=not block.data.keyed)
 
     def kept(self, block: ClaimedBlock, now_s: float) -> int:
-        """How many of its waiting tasks, from the front on, are not to be given to another node: up to the last one that is
-        staged, being staged, or the next to get room. Cost: O(tasks staged ahead)."""
+        """Returns how many waiting tasks, from the front, must stay on this node: up to the last one that is staged, being staged, or next
+        to get room. Cost: O(tasks staged ahead)."""
         state = self._states.get(block)
         if state is None or not state.needed:
             return 0
@@ -194,12 +193,12 @@ class Stager:
         return kept
 
     def take(self, block: ClaimedBlock, index: int) -> Staged | None:
-        """What a staged task starts with."""
+        """Returns what a staged task starts with, None if it is not staged."""
         state = self._states.get(block)
         return state.here.get(index) if state is not None else None
 
     def done(self, block: ClaimedBlock, index: int) -> None:
-        """The task is over, or not this node's any more: its files go, those that are on their way as well."""
+        """Removes the files of a task that is over or not this node's any more, also files that are being made."""
         state = self._states.get(block)
         if state is None:
             return
@@ -212,7 +211,7 @@ class Stager:
             self._remove(staged)
 
     def forget_lost(self) -> None:
-        """What was staged and has been removed is staged again."""
+        """Has tasks staged again whose staged files were removed."""
         for block, state in self._states.items():
             for index in [one for one, staged in state.here.items() if one in block.ready]:
                 staged = state.here[index]
@@ -221,7 +220,7 @@ class Stager:
                     state.begun_to = -1
 
     def forget(self, block: ClaimedBlock) -> None:
-        """The block is over."""
+        """Forgets a block that is over."""
         state = self._states.get(block)
         if state is not None:
             for index in (*state.here, *state.coming, *(short.index for short in self._short.values())):
@@ -231,7 +230,7 @@ class Stager:
         self.left.forget(block)
 
     def outputs_of(self, block: ClaimedBlock, index: int) -> tuple[str, ...]:
-        """Output keys of a task in the keyed form; none where its arguments never came, for then it has not claimed any."""
+        """Returns the output keys of a keyed task; none if its arguments never came, since then it has claimed none."""
         try:
             return keyed_of(block, index).outputs if block.data.keyed and block.payloads is not None else ()
         except PermissionDenied:
@@ -240,10 +239,9 @@ class Stager:
     # -- files that the user named -------------------------------------------------------------------------------------------
 
     def named_outputs(self, block: ClaimedBlock, index: int) -> tuple[str, str]:
-        """Files that the user named for stdout and stderr of a command, "" where none is.
+        """Returns the files that the user named for stdout and stderr of a command, "" if none.
 
-        Whether they can be written is seen by its slot, with its user's rights: here a file server that does not answer would stop
-        the work of all.
+        Its slot finds out, with the user's rights, whether they can be written: here a hanging file server would stop all work.
         """
         command: Command | None = block.info.record.command
         if command is None or not (command.out or command.err):
@@ -256,14 +254,15 @@ class Stager:
         return found[0], found[1]
 
     def appends(self, block: ClaimedBlock) -> bool:
-        """Several tasks write into one named file."""
+        """Returns whether several tasks write into one named file."""
         command: Command | None = block.info.record.command
         return command is not None and any(name and not has_own_name(name) for name in (command.out, command.err))
 
     # -- back on the owner's thread ----------------------------------------------------------------------------------------------
 
     def _read(self, want: Want, result: Message | FoundInputs | Exception) -> bool:
-        """The inputs of a keyed call are here, or some of them are to become files. False: it was announced, and is not the node's yet."""
+        """Takes the inputs of a keyed call; large ones become files now. Returns False if the block is only announced, not yet the
+        node's."""
         block, index, wish = want.block, want.index, want.wish
         state = self._states.get(block)
         staged: Staged | Exception | None = result if isinstance(result, Exception) else None
@@ -289,13 +288,13 @@ class Stager:
         self._staged(want.block, state, want.index, want.wish, staged)
 
     def _staged(self, block: ClaimedBlock, state: _State, index: int, wish: Wish, result: Staged | Exception) -> None:
-        if not wish.is_wanted:  # it was given up just when it was ready
+        if not wish.is_wanted:  # it was given up just as it became ready
             if isinstance(result, Staged):
                 self._remove(result)
             return
         del state.coming[index]
         if isinstance(result, Exception) and self._blocks.get(block.key) is not block:
-            state.begun_to = -1  # it is not the node's own yet: asked again when it is
+            state.begun_to = -1  # the block is not the node's yet: asked again when it is
             return
         if isinstance(result, NoRoom):
             state.begun_to = -1
@@ -311,7 +310,8 @@ class Stager:
     # -- when the room is full -------------------------------------------------------------------------------------------------
 
     def _may_begin(self, block: ClaimedBlock, index: int) -> bool:
-        """While a task waits for room no other one takes it away, and it asks again only when something was given back."""
+        """Returns whether staging may begin: a task that waits for room comes before others, and asks again only when room was given
+        back."""
         for user in ("", block.info.record.user) if self._short else ():
             short = self._short.get(user)
             if short is not None:
@@ -324,12 +324,12 @@ class Stager:
         return any(short.block is block and short.index == index for short in self._short.values())
 
     def _served(self, block: ClaimedBlock, index: int) -> None:
-        """It waits for room no more."""
+        """Notes that a task does not wait for room any more."""
         for user in [user for user, short in self._short.items() if short.block is block and short.index == index]:
             del self._short[user]
 
     def _wait_for_room(self, block: ClaimedBlock, index: int, user: str) -> None:
-        """It is the next to get room. Tasks behind it that have not begun give theirs back: they might wait for its cores.
+        """Makes a task the next to get room. Staged later tasks that have not begun give their room back, as they might wait for its cores.
 
         user: whose own limit is reached; only tasks of that user give way. "" = the limit of all.
         """
@@ -372,20 +372,20 @@ def _sentence(error: Exception) -> str:
 
 
 # -- inputs, read ahead ----------------------------------------------------------------------------------------------------
-# Inputs of keyed calls, read before the turn of their tasks: many at a time, within so many bytes of memory. A task's inputs are read once:
-# its message is kept until it has ended here or was given away. Values that are too large for a message, alone or together, become files
-# (`Stager`); all others go from the store's answer into the message that the worker gets. Output keys that their Submitter has left
-# unclaimed (HAND, protocol.md 5) are claimed at the same time. No task starts before both are done.
+# Inputs of keyed calls, read before their tasks' turn: many at a time, within a limit of memory. A task's inputs are read once: its message
+# is kept until the task has ended here or was given away. Values that are too large for a message, alone or together, become files
+# (`Stager`); all others go from the store's answer into the worker's message. Output keys that their Submitter has left unclaimed (HAND,
+# protocol.md 5) are claimed at the same time. No task starts before both are done.
 
 
 class ReadAhead:
-    """Reads for one node.
+    """Reads inputs for one node.
 
     Args:
-        arrived: gets each task with its `Message`, what was `FoundInputs`, or why it cannot have it; on the owner's thread. False: no
-            node has to settle.
+        arrived: gets each task with its `Message`, its `FoundInputs`, or the error, on the owner's thread. Returns False if no node has to
+            settle.
         claims: of output keys that are left to this node; None: there are none.
-        cap_bytes: of messages, and of what is being read. A task that alone needs more is read when nothing else is held.
+        cap_bytes: of messages and reads in progress. A task that alone needs more is read when nothing else is held.
     """
 
     def __init__(
@@ -406,7 +406,7 @@ class ReadAhead:
         self.left = LeftKeys(io, claims, self._tell_all_of)
 
     def begin(self, block: ClaimedBlock, index: int, wish: Wish, *, is_next: bool) -> bool:
-        """Reads for a task, unless the memory is full: False. is_next: nothing is read before it. Raises: OSError, PermissionDenied."""
+        """Reads for a task; False if the memory is full. is_next: it may exceed the memory once. Raises: OSError, PermissionDenied."""
         keyed = keyed_of(block, index)
         need_bytes = min(len(keyed.inputs) * INLINE_INPUT, MAX_INLINE_PAYLOAD)
         if self.held_bytes + need_bytes > self.cap_bytes and not is_next and self.held_bytes:
@@ -417,7 +417,7 @@ class ReadAhead:
             self.left.begin(want)
         if _weight_of_all(want) <= ROWS_TOGETHER:
             self._convoy.add(want)
-        else:  # seconds of one thread: others' inputs, which few jobs carry, do not wait behind it
+        else:  # it takes seconds of a thread: others' inputs, read by few jobs, must not wait for it
             user, few = block.info.record.user, [want]
             carry, arrived = (lambda store: self._carry(store, few)), (lambda result: self._arrived(few, result))
             self._io.run(carry, arrived, user=user, is_read=True, is_long=True, tells=True)
@@ -425,11 +425,11 @@ class ReadAhead:
 
     @property
     def has_room(self) -> bool:
-        """A task with one input may be read."""
+        """Whether a task with one input may be read."""
         return self.held_bytes + INLINE_INPUT <= self.cap_bytes or not self.held_bytes
 
     def settle(self, taken_bytes: int, really_bytes: int) -> None:
-        """What was taken holds so many bytes: 0 gives it back."""
+        """Corrects the memory taken to the bytes really held; 0 gives it back."""
         self.held_bytes += really_bytes - taken_bytes
 
     # -- on an IO thread
@@ -440,7 +440,7 @@ class ReadAhead:
             TaskReads(
                 user=want.block.info.record.user,
                 inputs=want.keyed.inputs,
-                outputs=() if want.keyed.claims_by else want.keyed.outputs,  # whose they are is asked where they are claimed
+                outputs=() if want.keyed.claims_by else want.keyed.outputs,  # owners of claimed keys are checked at the claim
                 trust=want.keyed.trust,
             )
             for want in wanted
@@ -458,7 +458,7 @@ class ReadAhead:
         return must_settle
 
     def _tell_all_of(self, want: Want) -> bool:
-        """Once its inputs are here and its keys are its own, or somebody else's. True: its node has to settle."""
+        """Delivers a task whose inputs are here and whose keys are claimed or refused. Returns: whether its node has to settle."""
         if want.found is None or want.is_claiming:
             return False
         found, want.found = want.found, None
@@ -466,7 +466,7 @@ class ReadAhead:
 
 
 def keyed_of(block: ClaimedBlock, index: int) -> KeyedPayload:
-    """The arguments of a task in the keyed form. Raises: PermissionDenied where its user has put something else there; OSError."""
+    """Returns the arguments of a task in keyed form. Raises: PermissionDenied if they are anything else; OSError."""
     payload = block.payload(index)
     why = f"they have {len(payload):,} bytes, at most {MAX_KEYED_BYTES:,} are allowed"
     if len(payload) <= MAX_KEYED_BYTES:
@@ -501,15 +501,15 @@ def _weight_of_all(want: Want) -> int:
 
 # -- output keys left to this node -----------------------------------------------------------------------------------------
 # Output keys that a Submitter has left to this node (HAND, protocol.md 5): when their tasks may begin, and when they may be committed. A
-# client with a direct line claims them itself while the HAND is committed, and says how far it is. No task begins before it is decided that
-# nobody else can have its keys. None is committed as completed before it has them. When the client does not say so in time, this node
-# claims them. That is always safe: the pointer of a task is the same, whoever writes it and how often.
+# client with a direct line claims them itself while the HAND is committed, and reports its progress. No task begins before it is certain
+# that no other task can have its keys; none is committed as completed before it has them. If the client does not report in time, this node
+# claims them. That is always safe, since the pointer of a task is the same, whichever process writes it and however often.
 
 
 class LeftKeys:
-    """Keeps the tasks of one node whose keys were left; the owner's thread.
+    """The tasks of one node whose keys were left to it. Owner's thread.
 
-    Args: claims: None: nobody leaves keys here. told: gets each task whose beginning waits for its claim no more.
+    Args: claims: None if no keys are left here. told: gets each task whose start no longer waits for its claim.
     """
 
     def __init__(self, io: StoreIO, claims: OutputClaims | None, told: Callable[[Want], bool]) -> None:
@@ -520,7 +520,7 @@ class LeftKeys:
         self._convoy: Convoy[Want] = Convoy(io, self._carry, self._arrived, weight=_weight_of_outputs, most=ROWS_TOGETHER, is_read=True)
 
     def begin(self, want: Want) -> None:
-        """A task is made ready whose keys were left."""
+        """Takes a task whose keys were left."""
         stage = want.block.claims
         if stage is ClaimStage.MADE:
             return
@@ -530,9 +530,9 @@ class LeftKeys:
             self._convoy.add(want)
 
     def advance(self, block: ClaimedBlock, stage: ClaimStage) -> bool:
-        """How far the claim of a block is, as its client says. HERE: this node claims what is not claimed.
+        """Notes the client's report on the claim of a block. HERE: this node claims what is not claimed yet.
 
-        Returns: something waited for it: a task that has its inputs, or one that has ended.
+        Returns: whether a task waited for it: one with its inputs, or one that has ended.
         """
         if block.claims in (ClaimStage.HERE, ClaimStage.MADE):
             return False
@@ -549,11 +549,11 @@ class LeftKeys:
         return was_awaited
 
     def has(self, block: ClaimedBlock) -> bool:
-        """Keys of its tasks were left, and not all of them were claimed when the first task began."""
+        """Returns whether keys of its tasks were left and not all claimed when the first task began."""
         return block in self._open
 
     def when_claimed(self, block: ClaimedBlock, index: int, then: Waiting) -> None:
-        """Calls `then` once the task has its keys, with None; or with the reason why it cannot have them."""
+        """Calls `then` once the task has its keys, with None; or with the reason for which it cannot have them."""
         want = self._open.get(block, {}).get(index)
         if want is None or want.is_claimed:
             then(want.refusal if want is not None else None)
@@ -561,7 +561,7 @@ class LeftKeys:
             self._waiting[block, index] = then
 
     def forget(self, block: ClaimedBlock) -> None:
-        """Nobody waits for it any more."""
+        """Drops the claims of a block that is over."""
         for want in self._open.pop(block, {}).values():
             self._waiting.pop((block, want.index), None)
             self._may_begin(want)
@@ -581,11 +581,11 @@ class LeftKeys:
             waiting(refusal)
 
     def _carry(self, store: Store, wants: list[Want]) -> dict[tuple[int, int], Exception]:
-        """On an IO thread."""
+        """Claims keys, on an IO thread."""
         asks = [Left(want.block, want.index, want.keyed) for want in wants if want.wish.is_wanted]
         try:
             return self._claims.claim(store, asks) if self._claims is not None and asks else {}
-        except CoordinationUnavailable as error:  # who has a key cannot be known now: tried again, as without the store
+        except CoordinationUnavailable as error:  # the owner of a key is unknown now: retried, as if the store were away
             raise StoreUnavailable(error.message) from error
 
     def _arrived(self, wants: list[Want], result: dict[tuple[int, int], Exception] | Exception) -> bool:
@@ -600,29 +600,29 @@ def _weight_of_outputs(want: Want) -> int:
 
 
 # -- one task --------------------------------------------------------------------------------------------------------------
-# A keyed task whose inputs are to be read, and whose output keys may have to be claimed, before it starts.
+# A keyed task whose inputs must be read, and whose output keys may have to be claimed, before it starts.
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """All that a task needs is in these bytes."""
+    """A task's message, with all that it needs."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FoundInputs:
-    """The inputs of a task are found, and some of them must become files."""
+    """The inputs of a task, some of which must become files."""
 
     inputs: list[Input]
 
 
 @dataclass(slots=True, eq=False)
 class Want:
-    """A task whose inputs are to be read. need_bytes: taken of the memory until they are here.
+    """A task whose inputs must be read. need_bytes: memory taken until they are here.
 
-    found: what was read. is_claiming: it may not begin, for its output keys are not its own yet. is_claimed: they are, or `refusal` says
-    why it cannot have them.
+    found: what was read. is_claiming: it may not begin yet, since its output keys are not certain. is_claimed: it has them, or `refusal`
+        says why it cannot.
     """
 
     block: ClaimedBlock
@@ -641,13 +641,13 @@ class Want:
 
 
 # -- files of single tasks -------------------------------------------------------------------------------------------------
-# Made before these start, on IO threads: inputs of keyed calls that are too large for a message, work directories of commands. What is made
-# is counted against the room for staged files (`core/uploads.py`), and is removed when it cannot be finished.
+# Files made before their tasks start, on IO threads: inputs of keyed calls that are too large for a message, work directories of commands.
+# They count against the room for staged files (`core/uploads.py`), and are removed if they cannot be finished.
 
 
 @dataclass(slots=True, kw_only=True)
 class Staged:
-    """Staged inputs of a task. payload: its message, or (str) a file with it. directory: its work directory."""
+    """What a staged task starts with. payload: its message, or (str) a file with it. directory: its work directory."""
 
     payload: bytes | str = b""
     directory: str = ""
@@ -663,7 +663,7 @@ class Staged:
 class TaskFiles:
     """Makes the files of tasks of one node.
 
-    Args: directory: for files and work directories. accounts: whose the files are to be, None = the Starter's.
+    Args: directory: for files and work directories. accounts: of the files' users, None = the Starter's own.
     """
 
     def __init__(self, inputs: Inputs, uploads: Uploads, directory: Path, accounts: Accounts | None) -> None:
@@ -679,7 +679,7 @@ class TaskFiles:
     def make(
         self, store: Store, block: ClaimedBlock, index: int, wish: Wish, want: Want | None = None, found: FoundInputs | None = None
     ) -> Staged:
-        """Makes the files of a task: all that a command needs, those inputs of a keyed call (`want`, `found`) that must be files.
+        """Makes the files of a task: all that a command needs, or the inputs of a keyed call (`want`, `found`) that must be files.
 
         Raises: NoRoom, GivenUpError, NotFound, PermissionDenied, UsageError, StoreUnavailable, OSError.
         """
@@ -738,11 +738,11 @@ class TaskFiles:
         if found_in.data is not None:
             Path(files[-1]).write_bytes(found_in.data)
         elif self._accounts is not None:
-            to_file(store, user_key, found_in, files[-1], share)  # handed over to its user; what is fetched may be the store's own
+            to_file(store, user_key, found_in, files[-1], share)  # a copy for its user; a fetched file may be the store's
         else:
             try:
                 found = store.fetch(found_in.row, files[-1], largest=found_in.size, is_compared=False)
-            except ValueTooLarge:  # another one by now: its room is taken as it comes
+            except ValueTooLarge:  # replaced by a larger one: its room is taken as it comes
                 to_file(store, user_key, found_in, files[-1], share)
                 return KeyedInput(pickled=found_in.pickled, path=files[-1])
             if found is None:
@@ -767,7 +767,7 @@ class TaskFiles:
             directory = self._directory / machine.guid()
             directory.mkdir(mode=0o755 if self._accounts is None else 0o700)
             try:
-                for found_in, size, (key, name) in zip(rows, sizes, command.input_files, strict=True):  # first: no upload's link is there
+                for found_in, size, (key, name) in zip(rows, sizes, command.input_files, strict=True):  # before uploads bring links
                     target = inside(directory, name)
                     make_way(directory, target, name)
                     share.making(size)
@@ -784,12 +784,12 @@ class TaskFiles:
 
 
 def encode_call(inputs: list[KeyedInput], keyed: KeyedPayload) -> bytes:
-    """The message of a task."""
+    """Returns the message of a task."""
     return msgspec.msgpack.encode(KeyedCall(tuple(inputs), len(keyed.outputs)))
 
 
 def remove_files(staged: Staged) -> None:
-    """Removes what was made for a task."""
+    """Removes the files that were made for a task."""
     for path in staged.files:
         Path(path).unlink(missing_ok=True)
     if staged.directory:
@@ -797,11 +797,11 @@ def remove_files(staged: Staged) -> None:
 
 
 # -- files -----------------------------------------------------------------------------------------------------------------
-# Files of staged work: names that lead nowhere else, and values that go from the data store into them.
+# Names that lead nowhere else, and values that go from the data store into files.
 
 
 def inside(directory: Path, name: str) -> Path:
-    """`name` below `directory`. Raises: PermissionDenied when it leads elsewhere."""
+    """Returns `name` below `directory`. Raises: PermissionDenied if it leads elsewhere."""
     target = Path(os.path.normpath(directory / name))
     if directory != target and directory not in target.parents:
         raise PermissionDenied(f"the file name {name!r} leads out of the work directory")
@@ -809,7 +809,7 @@ def inside(directory: Path, name: str) -> Path:
 
 
 def make_way(directory: Path, target: Path, name: str) -> None:
-    """Makes the directories on the way to a file. Raises: UsageError for a name that no file can have here."""
+    """Makes the directories above a file. Raises: UsageError for a name that no file can have here."""
     steps = target.relative_to(directory).parts
     if not steps or "\0" in name or len(os.fsencode(name)) > _MAX_NAME or any(len(os.fsencode(step)) > _MAX_STEP for step in steps):
         raise UsageError(f"no file can have the name {name[:80]!r} ({len(name)} characters)")
@@ -822,7 +822,7 @@ def make_way(directory: Path, target: Path, name: str) -> None:
 
 
 def plain(name: str) -> str:
-    """The name of an upload: one step below the work directory. Raises: PermissionDenied, UsageError."""
+    """Returns the name of an upload, one step below the work directory. Raises: PermissionDenied, UsageError."""
     if len(os.fsencode(name)) > _MAX_STEP:
         raise UsageError(f"no file can have the name {name[:80]!r} ({len(name)} characters)")
     if name in {"", ".", ".."} or "/" in name or "\0" in name:
@@ -831,7 +831,7 @@ def plain(name: str) -> str:
 
 
 def to_file(store: Store, key: str, found_in: Input, path: str, share: StagingShare) -> None:
-    """The value of an input as a file; its size has its room already. Raises: NotFound, NoRoom, ValueTooLarge, GivenUpError."""
+    """Writes the value of an input, whose room is taken, to a file. Raises: NotFound, NoRoom, ValueTooLarge, GivenUpError."""
     chunks = store.stream(found_in.row)
     if chunks is None:
         raise NotFound(f"{found_in.row} is not in the data store")
@@ -839,7 +839,7 @@ def to_file(store: Store, key: str, found_in: Input, path: str, share: StagingSh
     with open(path, "wb") as file:
         for chunk in chunks:
             size += len(chunk)
-            share.making(max(0, min(len(chunk), size - found_in.size)))  # one that is larger by now; raises once nobody waits for it
+            share.making(max(0, min(len(chunk), size - found_in.size)))  # more room if the value has grown; raises if not wanted any more
             file.write(chunk)
             if found_in.about is not None:
                 digest.update(chunk)
@@ -851,7 +851,7 @@ def to_file(store: Store, key: str, found_in: Input, path: str, share: StagingSh
 
 
 def expand(pattern: str, info: Any, index: int, attempt: int, node: str) -> str:
-    """`pattern` for one attempt of one task; what is not a placeholder stays."""
+    """Returns `pattern` for one attempt of one task, with its placeholders replaced."""
     if "%" not in pattern:
         return pattern
     values = {
@@ -866,5 +866,5 @@ def expand(pattern: str, info: Any, index: int, attempt: int, node: str) -> str:
 
 
 def has_own_name(pattern: str) -> bool:
-    """Each task of a submission has a file of its own."""
+    """Returns whether each task of a submission has a file of its own."""
     return any(match[1] == "a" for match in _PLACEHOLDER.finditer(pattern))
