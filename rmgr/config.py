@@ -1,12 +1,12 @@
 """Configuration: frozen dataclasses filled from defaults, one TOML file, RMGR_* variables and options, in that order.
 
-File: RMGR_CONFIG, else `$XDG_CONFIG_HOME/rmgr/config.toml`, else `/etc/rmgr/config.toml`. When none of them names a
-cluster, the endpoints that a running `rmgr dev` recorded are used (`dev.toml`). An unknown key is an error that names
-file and line. Variables: RMGR_<SECTION>_<KEY> (RMGR_STARTER_CORES), and RMGR_ZK, RMGR_STORE, RMGR_GATEWAY for short.
+File: RMGR_CONFIG, else `$XDG_CONFIG_HOME/rmgr/config.toml`, else `/etc/rmgr/config.toml`. If none of them names a cluster, the endpoints
+    that a running `rmgr dev` recorded are used (`dev.toml`). An unknown key is an error that names file and line. Variables:
+    RMGR_<SECTION>_<KEY> (RMGR_STARTER_CORES), and RMGR_ZK, RMGR_STORE, RMGR_GATEWAY for short.
 
-Credentials: `[security] dir` (RMGR_SECURITY_DIR). Where nothing says anything of it, the bundle in `$XDG_CONFIG_HOME/rmgr/bundle`
-is used if one is there (`rmgr admin init` puts the first user's there); said to be empty (RMGR_SECURITY_DIR=""), none is. A
-running `rmgr dev` that is found by its record brings its own.
+Credentials: `[security] dir` (RMGR_SECURITY_DIR). If it is not set, the bundle in `$XDG_CONFIG_HOME/rmgr/bundle` is used if there is one
+    (`rmgr admin init` puts the first user's there); if it is set to be empty (RMGR_SECURITY_DIR=""), none is. A running `rmgr dev` that is
+    found by its record brings its own.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class ClusterConfig:
     zk: str = ""  #: HOSTS[/CHROOT]
     store: str = ""  #: sqlite:PATH, cassandra://host1,host2/keyspace?...
     gateway: str = ""  #: HOST:PORT[,HOST:PORT...] of Submitter gateways, instead of zk and store; calls of servers always go there
-    session_timeout_s: float = 10.0  #: T: how long a silent process is believed alive
+    session_timeout_s: float = 10.0  #: T: how long a silent process is assumed to be alive
     connect_timeout_s: float = 10.0
-    cluster_id: str = ""  #: when given, any other cluster is refused
+    cluster_id: str = ""  #: if set, any other cluster is refused
 
     @property
     def uses_gateway(self) -> bool:
-        """ZooKeeper and the data store are reached through a gateway."""
+        """Whether ZooKeeper and the data store are reached through a gateway."""
         return bool(self.gateway and not self.zk)
 
     def hosts_and_chroot(self) -> tuple[str, str]:
-        """`h1:2181,h2:2181/rmgr/x` -> (hosts, chroot). Raises NotConnected when nothing is configured, UsageError."""
+        """Splits `h1:2181,h2:2181/rmgr/x` into (hosts, chroot). Raises: NotConnected if nothing is configured, UsageError."""
         if not self.zk and self.gateway:
             raise NotConnected("this needs ZooKeeper itself, and only a gateway is configured", hint="name it: --zk HOSTS or RMGR_ZK")
         if not self.zk:
@@ -68,7 +68,7 @@ class ClusterConfig:
         return hosts, f"/{path.rstrip('/')}" if slash and path.strip("/") else DEFAULT_CHROOT
 
 
-#: Nodes that one Starter may stand for: their records, inboxes and its entry are registered by one commit.
+#: Most nodes of one Starter: one commit registers their records, inboxes and its entry.
 MAX_NODES = 60
 
 
@@ -79,37 +79,38 @@ class StarterConfig:
     node: str = ""  #: default: the host name
     nodes: int = 1  #: virtual nodes that this process stands for, at most `MAX_NODES`
     cores: int = 0  #: 0 = all of the machine
-    call_cores: int = 0  #: of each node's cores: no work is pulled or placed there, a server of calls beside this Starter has them
+    call_cores: int = 0  #: of each node's cores: kept for a server of calls beside this Starter; no work is pulled or placed there
     memory_bytes: int = 0  #: 0 = all of the machine
     partition: str = "default"
     site: str = ""
     speed: float = 1.0
     features: tuple[str, ...] = ()
-    #: countable things that each node offers, { gpu = 2 }; NVIDIA GPUs of the machine are found where nothing is said of "gpu"
+    #: countable things that each node offers, { gpu = 2 }; NVIDIA GPUs of the machine are found if "gpu" is not set
     resources: dict[str, int] = field(default_factory=dict)
-    bind_cpus: str = "auto"  #: yes | no | auto: work has processors of its own; auto = where the Starter has all of the machine
-    #: auto | v2 | signals: how jobs that share cores in time are stopped between their turns: by control groups, or by SIGSTOP
+    bind_cpus: str = "auto"  #: yes | no | auto: work has processors of its own; auto = if the Starter has all of the machine
+    #: auto | v2 | signals: how jobs of a gang are stopped between their turns: by control groups, or by SIGSTOP
     freezer: str = "auto"
     work_dir: str = ""  #: default: a directory of the user's cache
     listen: str = "127.0.0.1:0"
-    advertise: str = ""  #: HOST[:PORT] where others reach it; default: where it listens, or the host name if that is everywhere
-    #: port for direct lines of clients, on the host of `listen`: news of single tasks, some of a millisecond earlier; 0 = any, -1 = none
+    advertise: str = ""  #: HOST[:PORT] for others; default: where it listens, or the host name if that is everywhere
+    #: port for direct lines of clients, on the host of `listen`: news of single tasks come parts of a millisecond earlier; 0 = any, -1 =
+    #: none
     line_port: int = 0
-    #: HOST:PORT, or an address alone: port 9720, or the next of ten that is free
+    #: HOST:PORT, or an address alone: port 9720, or the first free one of the next ten
     metrics: str = "127.0.0.1"
-    stop_grace_s: float = 30.0  #: SIGTERM: how long running work may take to finish
+    stop_grace_s: float = 30.0  #: SIGTERM: time for running work to finish
     log_cap_bytes: int = 64 * 1024 * 1024  #: output kept of one stream of one task
     spool_cap_bytes: int = 1024 * 1024 * 1024  #: finished outputs kept while the store is away
-    #: in memory: inputs of keyed tasks that each node reads ahead; and as much of outputs on their way to the store, of all its nodes
+    #: in memory: inputs of keyed tasks that each node reads ahead; and as much again of outputs, for all its nodes together
     values_cap_bytes: int = 64 * 1024 * 1024
-    #: on disk, of all nodes of the process: uploads, input files and work directories made of them
+    #: on disk, of all nodes of the process: uploads, input files and work directories made from them
     staging_cap_bytes: int = 16 * 1024 * 1024 * 1024
-    staging_cap_user_bytes: int = 0  #: of it, of one user; 0 = three quarters where work runs as its user, else all
-    #: on disk, what the work of one user writes into its directories, where work runs as its user; 0 = half of what is free at the start
+    staging_cap_user_bytes: int = 0  #: of it, for one user; 0 = three quarters if work runs as its user, else all
+    #: on disk: what the work of one user writes into its directories, if work runs as its user; 0 = half of the space free at the start
     work_cap_user_bytes: int = 0
-    work_cap_bytes: int = 0  #: the same of all users; 0 = nine tenths
+    work_cap_bytes: int = 0  #: the same for all users; 0 = nine tenths
     python: str = ""  #: interpreter of workers; default: this one
-    checkpoint_max_bytes: int = 1024 * 1024 * 1024  #: of one job on all its nodes; what is larger is not stored
+    checkpoint_max_bytes: int = 1024 * 1024 * 1024  #: of one job on all its nodes; larger checkpoints are not stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ class SubmitterConfig:
     listen: str = "127.0.0.1:0"
     metrics: str = "127.0.0.1"  #: as a Starter's; 9730
     calls: bool = True  #: passes calls of functions on to servers
-    site: str = ""  #: the network from which servers are reached
+    site: str = ""  #: network from which servers are reached
     refresh_s: float = 10.0  #: how often servers are asked for their load, and links measured: `REFRESH_S`
 
 
@@ -142,7 +143,7 @@ class ServerConfig:
     """A server of calls (section [server])."""
 
     name: str = ""  #: default: the host name
-    site: str = ""  #: the network that it stands in
+    site: str = ""  #: network in which it stands
     functions: str = ""  #: TOML of what it offers; empty = the shipped functions
     slots: int = 0  #: calls that run at once; 0 = one for each processor
     dial: str = ""  #: HOST:PORT[,HOST:PORT...] of gateways; empty = `[cluster] gateway`
@@ -150,11 +151,11 @@ class ServerConfig:
     spool: str = ""  #: directory for arguments and answers; default: a directory of the user's cache
     spool_cap_bytes: int = 4 * 1024 * 1024 * 1024  #: arguments and answers there
     max_bytes: int = 1024 * 1024 * 1024  #: arguments, or answer, of one call
-    most_waiting: int = 100  #: calls that have no slot yet
-    per_user: int = 50  #: of one user
+    most_waiting: int = 100  #: most calls without a slot
+    per_user: int = 50  #: the same for one user
     python: str = ""  #: interpreter of workers; default: this one
     metrics: str = "127.0.0.1"  #: as a Starter's; 9740
-    stop_grace_s: float = 30.0  #: SIGTERM: how long calls that it has may take
+    stop_grace_s: float = 30.0  #: SIGTERM: time for its calls to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +163,13 @@ class SecurityConfig:
     """Identity of this process, and rights that daemons grant (section [security])."""
 
     dir: str = ""  #: the bundle of credentials of this process; empty = an open cluster, on loopback only
-    operators: tuple[str, ...] = ()  #: users who may act on everybody's work, beside those whose certificate says so
-    run_as: str = "auto"  #: user | self | auto: whose rights work has; auto = the user's where the Starter is root and has a bundle
-    min_uid: int = 1000  #: work of accounts below is refused where it runs as its user
-    payload_ttl_s: float = 30 * 86400.0  #: how long signed work may wait before its signature is too old to start it
-    work_bundle: str = ""  #: credentials for what work on this node submits itself; empty = its user's own, in his home
-    work_gateway: str = ""  #: HOST:PORT of the gateway through which that work goes; empty = as the Starter reaches the cluster
-    zookeeper_tls: bool = False  #: ZooKeeper is reached by TLS, with the certificates of the bundle
+    operators: tuple[str, ...] = ()  #: users who may act on everyone's work, besides those whose certificate says so
+    run_as: str = "auto"  #: user | self | auto: whose rights work has; auto = the user's if the Starter is root and has a bundle
+    min_uid: int = 1000  #: work of accounts below is refused if work runs as its user
+    payload_ttl_s: float = 30 * 86400.0  #: how long signed work may wait; then its signature is too old to start it
+    work_bundle: str = ""  #: credentials for work on this node that submits work; empty = its user's own, in the home directory
+    work_gateway: str = ""  #: HOST:PORT of the gateway for that work; empty = as the Starter reaches the cluster
+    zookeeper_tls: bool = False  #: ZooKeeper is reached by TLS, with the bundle's certificates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +205,7 @@ _SECTIONS: dict[str, type[Any]] = {
 }
 _SHOWS = "rmgr config show prints valid ones"
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-#: What a server of calls tells its functions.
+#: A variable of a server of calls for its functions.
 _NO_SETTING = "RMGR_SERVER_LIFE"
 _SHORT = {"RMGR_ZK": ("cluster", "zk"), "RMGR_STORE": ("cluster", "store"), "RMGR_GATEWAY": ("cluster", "gateway")}
 
@@ -212,7 +213,7 @@ _SHORT = {"RMGR_ZK": ("cluster", "zk"), "RMGR_STORE": ("cluster", "store"), "RMG
 def load(
     overrides: Mapping[str, Mapping[str, Any]] | None = None, *, env: Mapping[str, str] | None = None, file: str | None = None
 ) -> Config:
-    """The configuration of this process.
+    """Returns the configuration of this process.
 
     Args:
         overrides: options from the command line by section and key; None values are ignored.
@@ -246,23 +247,23 @@ def load(
 
 
 def user_directory(env: Mapping[str, str] | None = None) -> Path:
-    """Where a user's own files of rmgr lie."""
+    """Returns the directory of a user's own files of rmgr."""
     env = os.environ if env is None else env
     return Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME") or Path.home()) / ".config") / "rmgr"
 
 
 def user_bundle(env: Mapping[str, str] | None = None) -> Path:
-    """Where a user's own credentials are looked for when nothing names them."""
+    """Returns where a user's own credentials are looked for by default."""
     return user_directory(env) / "bundle"
 
 
 def authority_directory(env: Mapping[str, str] | None = None) -> Path:
-    """Where an admin's cluster authority is made and looked for when nothing names it."""
+    """Returns where an admin's cluster authority is made and looked for by default."""
     return user_directory(env) / "authority"
 
 
 def dev_file(env: Mapping[str, str] | None = None) -> Path:
-    """Where a running `rmgr dev` records its endpoints."""
+    """Returns where a running `rmgr dev` records its endpoints."""
     env = os.environ if env is None else env
     runtime = env.get("XDG_RUNTIME_DIR", "")
     if runtime and os.access(runtime, os.W_OK):
@@ -271,14 +272,14 @@ def dev_file(env: Mapping[str, str] | None = None) -> Path:
 
 
 def check_file(path: Path) -> Config:
-    """Reads one file alone, as `rmgr config check` does. Raises ConfigError."""
+    """Reads one file alone, as `rmgr config check` does. Raises: ConfigError."""
     values: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
     _merge_file(values, path)
     return Config(**{name: kind(**values[name]) for name, kind in _SECTIONS.items()}, source=str(path))
 
 
 def _merge(values: dict[str, dict[str, Any]], upper: Mapping[str, Mapping[str, Any]]) -> None:
-    """Lays `upper` over `values`. A layer that names one way to the cluster does not mean the other way of one below."""
+    """Lays `upper` over `values`. A layer that names one way to the cluster replaces the other way of a lower layer."""
     for way, other in (("zk", "gateway"), ("gateway", "zk")):
         if upper["cluster"].get(way) and not upper["cluster"].get(other):
             values["cluster"].pop(other, None)
@@ -318,7 +319,7 @@ def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def line_of(text: str, key: str, section: str) -> int:
-    """Line (from 1) on which `key` of `[section]` stands in a TOML text; a section itself with section=''. 1 if not found."""
+    """Returns the line (from 1) of `key` of `[section]` in a TOML text; with section='', of a section itself. 1 if not found."""
     inside = not section
     for number, line in enumerate(text.split("\n"), 1):  # as editors count; splitlines() knows more ends of lines
         header = re.match(r"\s*\[+\s*([^\]\s]+)\s*\]+", line)
@@ -332,7 +333,7 @@ def line_of(text: str, key: str, section: str) -> int:
 
 
 def _variable(name: str) -> tuple[str, str] | None:
-    """RMGR_STARTER_CORES -> ("starter", "cores"); None for variables that are not settings (RMGR_JOB_ID, ...)."""
+    """Returns section and key: RMGR_STARTER_CORES -> ("starter", "cores"); None for variables that are no settings (RMGR_JOB_ID, ...)."""
     match = re.match(r"^RMGR_([A-Z]+)_([A-Z_]+)$", name)
     if match is None or match[1].lower() not in _SECTIONS or name == _NO_SETTING:
         return None
@@ -345,7 +346,7 @@ def _variable(name: str) -> tuple[str, str] | None:
 
 
 def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
-    """Value of a key from TOML, a variable's text, or an option."""
+    """Converts the value of a key from TOML, a variable's text, or an option."""
     hint = get_type_hints(kind)[key]
     try:
         if key.endswith("_s") and hint is float:
@@ -391,7 +392,7 @@ def _refuse_calls(partition: str) -> None:
 
 
 def _pairs(value: Any) -> list[tuple[str, int]]:
-    """`gpu=2,tape=1`, a table, or pairs. Raises: TypeError, ValueError."""
+    """Splits `gpu=2,tape=1`, a table, or pairs. Raises: TypeError, ValueError."""
     if isinstance(value, str):
         words = [part.strip().partition("=") for part in value.split(",") if part.strip()]
         return [(name.strip(), int(count)) for name, _, count in words]
@@ -399,8 +400,8 @@ def _pairs(value: Any) -> list[tuple[str, int]]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """For a hint: the name that was meant, else all of them."""
-    import difflib  # slips of the pen are rare
+    """Returns for a hint the name that was probably meant, else all of them."""
+    import difflib  # typing errors are rare
 
     known = sorted(known)
     close = difflib.get_close_matches(name, known, 1)
@@ -416,12 +417,12 @@ def _lives(pid: int) -> bool:
 
 
 def is_of_dev(zk: str) -> bool:
-    """This ZooKeeper is that of a `rmgr dev` which was not stopped."""
+    """Returns whether this ZooKeeper belongs to a `rmgr dev` that was not stopped."""
     return bool(zk) and _dev_cluster(os.environ)[0].get("zk") == zk
 
 
 def stopped_dev(env: Mapping[str, str] | None = None) -> str:
-    """The directory of a `rmgr dev` that was not stopped and has lost its ZooKeeper, "" = there is none."""
+    """Returns the directory of a `rmgr dev` that was not stopped and has lost its ZooKeeper, "" if there is none."""
     env = os.environ if env is None else env
     if not dev_file(env).exists() or _dev_cluster(env)[0]:
         return ""
@@ -432,7 +433,7 @@ def stopped_dev(env: Mapping[str, str] | None = None) -> str:
 
 
 def _dev_cluster(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Endpoints and credentials ([cluster], [security]) of a running `rmgr dev`, else nothing."""
+    """Returns endpoints and credentials ([cluster], [security]) of a running `rmgr dev`, else nothing."""
     path = dev_file(env)
     try:
         document = tomllib.loads(path.read_text("utf-8"))

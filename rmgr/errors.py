@@ -1,17 +1,17 @@
 """The whole exception tree: every error that crosses a layer of rmgr, with its code (cli.md section 5) and a hint.
 
-A message says what happened and to which id; `hint` says what to type next.
+A message says what happened, and to which id; `hint` says what to type next.
 """
 
 from __future__ import annotations
 
-#: What parsers of text raise (`json`, `tomllib`) when they cannot read it. Numbers of thousands of digits are a plain ValueError, decimal
-#: ones whose exponent is no number of the machine an ArithmeticError, what is nested thousands deep a RecursionError.
+#: What parsers of text (`json`, `tomllib`) raise for unreadable text: a plain ValueError for numbers of thousands of digits, an
+#: ArithmeticError for decimals with too large an exponent, a RecursionError for nesting thousands deep.
 UNREADABLE_TEXT = (ValueError, ArithmeticError, RecursionError, MemoryError)
 
 
 class RmgrError(Exception):
-    """Root of the tree. `code` is the machine-readable error code, `exit_code` what the command line ends with."""
+    """Root of the tree. `code` is the machine-readable error code, `exit_code` that of the command line."""
 
     code = "INTERNAL"
     exit_code = 1
@@ -21,7 +21,7 @@ class RmgrError(Exception):
         self.message = message
         self.hint = hint
         if hint:
-            self.add_note(f"hint: {hint}")  # tracebacks show it: a script says what to do next, too
+            self.add_note(f"hint: {hint}")  # shown in tracebacks, so that scripts also say what to do next
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles with its attributes: errors travel between processes."""
@@ -46,11 +46,11 @@ class UsageError(RmgrError):
 
 
 class InvalidRecord(UsageError):
-    """A record or a name that holds what rmgr never writes there; the message names where, the field, and what may stand in it."""
+    """A record or name with a value that rmgr never writes; the message names the place, the field, and valid values."""
 
 
 class ConfigError(UsageError):
-    """A configuration file or variable that cannot be accepted; the message names file and line."""
+    """An invalid configuration file or variable; the message names file and line."""
 
 
 class Infeasible(RmgrError):
@@ -68,21 +68,21 @@ class NotFound(RmgrError):
 
 
 class PermissionDenied(RmgrError):
-    """Not allowed to this user."""
+    """The user may not do this."""
 
     code = "PERMISSION"
     exit_code = 4
 
 
 class StateConflict(RmgrError):
-    """The item is not in a state that allows the operation, or someone else changed it meanwhile."""
+    """The item is not in a state that allows the operation, or another process changed it meanwhile."""
 
     code = "CONFLICT"
     exit_code = 1
 
 
 class KeyExists(StateConflict):
-    """An output key that exists already, without `overwrite=True`."""
+    """An output key exists already, and `overwrite=True` is not set."""
 
 
 class ValueTooLarge(RmgrError):
@@ -107,18 +107,18 @@ class QueueFull(RmgrError):
 
 
 class LimitReached(RmgrError):
-    """One user has, or wants, more of what all share than the settings allow; the message names the limit and its value."""
+    """One user has, or wants, more of a shared resource than the settings allow; the message names the limit and its value."""
 
     code = "RESOURCE_EXHAUSTED"
     exit_code = 7
 
 
 class Throttled(LimitReached, QueueFull):
-    """A limit that lets go by itself, soon: clients try again."""
+    """A limit that soon lifts by itself: clients try again."""
 
 
 class QuotaReached(RmgrError):
-    """ZooKeeper's quota of a subtree is used up: nothing was changed. The message names the subtree."""
+    """ZooKeeper's quota of a subtree is used up, and nothing was changed. The message names the subtree."""
 
     code = "RESOURCE_EXHAUSTED"
     exit_code = 7
@@ -129,14 +129,14 @@ class PickleFailed(UsageError):
 
 
 class VersionMismatch(UsageError):
-    """A Python or package version that cannot run the work; names both versions."""
+    """A Python or package version that cannot run the work; the message names both versions."""
 
 
-# -- the parts rmgr stands on -------------------------------------------------------------------------------------------
+# -- what rmgr depends on -----------------------------------------------------------------------------------------------
 
 
 class Unavailable(RmgrError):
-    """A part that is needed does not answer."""
+    """A required part does not answer."""
 
     code = "UNAVAILABLE"
     exit_code = 5
@@ -151,7 +151,7 @@ class CoordinationUnavailable(Unavailable):
 
 
 class StoreUnavailable(Unavailable):
-    """The data store did not answer within the deadline, or refuses."""
+    """The data store did not answer within the deadline, or refused."""
 
 
 class WrongCluster(Unavailable):
@@ -166,11 +166,11 @@ class DataLost(RmgrError):
 
 
 class RowGone(DataLost):
-    """A row that was written before its task was committed is not in the store any more: the store was emptied, or lost it."""
+    """A row that was written before its task was committed is gone: the store was emptied, or lost it."""
 
 
 class DeadlineExceeded(RmgrError, TimeoutError):
-    """The caller's own timeout ran out; nothing was changed by that."""
+    """The caller's own timeout ran out; that changed nothing."""
 
     code = "UNAVAILABLE"
     exit_code = 6
@@ -194,8 +194,8 @@ class SubmitUnknown(RmgrError):
 class TaskFailed(RmgrError):
     """A task ended FAILED.
 
-    Attributes: task_id ("42_7"), reason (a name of `model.states.Reason`), attempts (how many), node (the last one),
-    log_tail (last lines of its output), work_exit_code (of a command, else None), exit_code (with which `rmgr` ends).
+    Attributes: task_id ("42_7"), reason (a name of `model.base.states.Reason`), attempts (their number), node (the last one), log_tail
+        (last lines of its output), work_exit_code (of a command, else None), exit_code (of `rmgr`).
     """
 
     code = "INTERNAL"
@@ -223,7 +223,7 @@ class TaskFailed(RmgrError):
 
 
 class CallFailed(RmgrError):
-    """The function of a live call raised, or ended its process; the message is its traceback there, as text."""
+    """The function of a live call raised, or ended its process; the message is its traceback as text."""
 
 
 class CallTimeout(DeadlineExceeded):
@@ -231,7 +231,7 @@ class CallTimeout(DeadlineExceeded):
 
 
 class NoServer(Unavailable):
-    """No server offers the function of a live call: nothing was sent."""
+    """No server offers the function of a live call, and nothing was sent."""
 
 
 class CallLost(RmgrError):
@@ -242,7 +242,7 @@ class CallLost(RmgrError):
 
 
 class RemoteTraceback(Exception):
-    """The `__cause__` of an exception that was raised inside a task: its traceback there, as text."""
+    """The `__cause__` of an exception from a task: its traceback there, as text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

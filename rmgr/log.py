@@ -1,7 +1,7 @@
-"""structlog set-up of daemons: JSON lines when stderr is not a terminal, pretty on one; closed field names, no secrets, an audit.
+"""structlog set-up of daemons: JSON lines if stderr is no terminal, pretty on one; closed field names, no secrets, an audit.
 
-One fact a line, past tense: `log.info("task_assigned", task_id=..., attempt=2, node=...)`. A field that is not in
-`FIELDS` is a defect: tests raise on it, production renames it to `extra_<name>` and goes on.
+One fact a line, past tense: `log.info("task_assigned", task_id=..., attempt=2, node=...)`. A field that is not in `FIELDS` is a defect:
+tests raise on it, production renames it to `extra_<name>` and goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rmgr.runtime.interpreter import defer
 from rmgr.runtime.machine import Log
 
 defer()  # daemons import this module before those that would load them
-# structlog (26.1) imports rich where it is installed, for tracebacks in colours: 7 MiB and 50 modules in every daemon, which draws nothing.
+# structlog (26.1) imports rich if installed, for tracebacks in colours: 7 MiB and 50 modules in every daemon, which draws nothing.
 # tests/unit/runtime/test_log.py::test_daemons_log_without_rich would fail without this.
 _HAD_RICH = "rich" in sys.modules
 if not _HAD_RICH:
@@ -30,7 +30,7 @@ import structlog  # noqa: E402
 if not _HAD_RICH:
     del sys.modules["rich"]
 
-#: Every field name that a log line may have. The same thing has the same name in code, log, CLI, znode and proto.
+#: All field names that log lines may have. The same thing has the same name in code, log, CLI, znode and proto.
 FIELDS = frozenset(
     {
         "event", "level", "timestamp", "logger", "exception", "exc_info", "stack_info",
@@ -44,12 +44,12 @@ FIELDS = frozenset(
         "who", "what", "target", "allowed",
     }
 )  # fmt: skip
-#: How many refusals of one user are written a minute; the settings may say something else.
+#: Refusals of one user that are logged in a minute; the settings may change the number.
 BOOK = AuditBook(UserLimits().audit_lines)
 _AUDIT_CHARS = 400
 _SECRETS = ("password", "passwd", "secret", "private_key", "credential")
 _HIDDEN = "***"
-#: What looks like a secret wherever it stands: private keys, tokens to join with, passwords in addresses and assignments.
+#: Patterns of secrets, wherever they stand: private keys, join tokens, passwords in addresses and assignments.
 _PATTERNS = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), _HIDDEN),
     (re.compile(r"\brmgr1\.[A-Za-z0-9_-]{16,}"), f"rmgr1.{_HIDDEN}"),
@@ -98,7 +98,7 @@ def _closed_fields(logger: Any, method: str, event: MutableMapping[str, Any]) ->
 
 def _no_secrets(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:  # noqa: ARG001 - structlog's signature
     for field, value in list(event.items()):
-        if field not in FIELDS and any(word in field.lower() for word in _SECRETS):  # none of those that are known
+        if field not in FIELDS and any(word in field.lower() for word in _SECRETS):  # no known field holds a secret
             event[field] = _HIDDEN
         elif type(value) is str:
             if _is_suspect(value.casefold()):
@@ -109,7 +109,7 @@ def _no_secrets(logger: Any, method: str, event: MutableMapping[str, Any]) -> Mu
 
 
 def _no_controls(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Names and words of users do not steer the terminal of whoever runs the daemon. (JSON escapes them by itself.)"""
+    """Keeps users' names and words from steering the terminal of the person who runs the daemon. (JSON escapes them anyway.)"""
     for field, value in list(event.items()):
         if isinstance(value, str) and not value.isprintable():
             shown = (char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode("ascii") for char in value)
@@ -118,7 +118,7 @@ def _no_controls(_logger: object, _method: str, event: MutableMapping[str, Any])
 
 
 def redacted(value: Any) -> Any:
-    """`value` without what looks like a secret, in texts and in whatever contains texts. Cost: about 1 us a harmless text."""
+    """Returns `value` with apparent secrets hidden, in texts and in containers of texts. Cost: about 1 us a harmless text."""
     if isinstance(value, str):
         if not _is_suspect(value.casefold()):
             return value
@@ -133,13 +133,13 @@ def redacted(value: Any) -> Any:
 
 
 def audit(log: Log, *, who: str, role: str, what: str, target: str = "", allowed: bool, why: str = "") -> None:
-    """One line for something that not everybody may do, or that somebody may not do.
+    """Logs an operation that only some users may do, or a refused one.
 
     Args:
-        who, role: the one who wanted it, "" = nobody knows. what: run, commit, read, cancel, drain, settings, join, ...
+        who, role: the user who wanted it, "" if unknown. what: run, commit, read, cancel, drain, settings, join, ...
         target: the submission, node, row, method. why: the rule by which it was allowed or refused.
 
-    Refusals of one user beyond `BOOK.lines` a minute are counted, and told in one line. Long texts are cut: users write them.
+    Refusals of one user beyond `BOOK.lines` a minute are counted, and reported in one line. Long texts, which come from users, are cut.
     """
     line = {
         "who": who[:_AUDIT_CHARS],
@@ -155,7 +155,7 @@ def audit(log: Log, *, who: str, role: str, what: str, target: str = "", allowed
 
 
 class _Redacting(logging.Formatter):
-    """For what libraries say."""
+    """Formats messages of libraries."""
 
     def format(self, record: logging.LogRecord) -> str:
         return str(redacted(super().format(record)))

@@ -1,4 +1,4 @@
-"""Starts one command and describes its end: program, environment, work directory, output files, exit. It loads no user's Python code."""
+"""Starts one command and describes its end: program, environment, work directory, output files, exit. It never loads users' Python code."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from rmgr.runner.host.files import blind_ns, marks_of
 from rmgr.runner.host.kernel import CLOCK, DISK_WAS_FULL, NODE_TROUBLE, is_full, oom_kills, prefer_for_oom
 from rmgr.runner.host.outputs import open_output, settle, take
 
-#: How long a work directory waits for the next command when none follows at once.
+#: How long a work directory is kept for a next command if none follows at once.
 _SPARE_NS = 300_000_000
 #: Work directories with at most this many plain files are emptied in place, others by `rm` in the background.
 _FEW = 32
-#: Removes a directory, also what a command has closed to itself.
+#: Removes a directory, even what a command has closed to itself.
 _REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; exec rm -rf -- "$1"; } 2>/dev/null'
 _OOM_SCORE = 800
-#: Between two looks whether a program that is not yet executed stands still, and is not to be waited for.
+#: Pause between two checks whether a program is stopped before it is executed, and must not be awaited.
 _HANDSHAKE_S = 0.002
-#: Ends that missing files may be the cause of.
+#: Ends that missing files may have caused.
 _OWN = frozenset({Reason.EXIT_CODE, Reason.SIGNAL})
-#: Ignored by the spawner; a command begins with their defaults.
+#: Signals ignored by the spawner; a command begins with their defaults.
 _DEFAULT_SIGNALS = [*PYTHONS_OWN, signal.SIGINT]
 
 
 class StartFailed(Exception):
-    """A command that cannot be started. exit_code: 127 not found, 126 not executable, as shells say.
+    """A command that cannot be started. exit_code: 127 not found, 126 not executable, as in shells.
 
-    reason: START_FAILED, or NODE_LOST when it is this node that is in trouble (disk full, no memory, no processes).
+    reason: START_FAILED, or NODE_LOST if this node is in trouble (disk full, no memory, no processes).
     """
 
     def __init__(self, detail: str, exit_code: int, number: int | None = None) -> None:
@@ -75,12 +75,12 @@ class RunningCommand:
     group: ControlGroup | None
     ooms: int
     program: str
-    handshake: int  #: where it tells that it cannot be executed, if that was not waited for; -1 = it is executed
+    handshake: int  #: pipe for the error if it cannot be executed, not yet read; -1 = it is executed
     is_told: bool = False
-    used_bytes: int = 0  #: memory of all its processes when it was killed for it
+    used_bytes: int = 0  #: memory of all its processes when it was killed for that
 
     def started(self) -> CommandStarted:
-        """For the Starter."""
+        """Returns the report of the start for the Starter."""
         cap = self.batch.shape.output_cap
         return CommandStarted(self.item.seq, self.pid, self.started_us, self.directory, self.out_path, self.err_path, cap)
 
@@ -99,17 +99,17 @@ class Launcher:
         self._base: dict[str, str] = {}
         self._stdin = os.devnull
         self._script: list[str] = []
-        self._shared = dict(os.environ)  #: nothing changes it later
-        self._spare = ""  #: a work directory as new
-        self._spare_until: int | None = None  #: when it goes (ns), None = a command may follow at once
+        self._shared = dict(os.environ)  #: never changes
+        self._spare = ""  #: an unused work directory
+        self._spare_until: int | None = None  #: when it is removed (ns), None = a command may follow at once
         self._made: tuple[int, ...] = ()  #: its marks when it was made
-        self._named = 0  #: its attributes when it was made
-        self._aged_ns = math.inf  #: a command that begins later cannot change it unseen by its marks
+        self._named = 0  #: number of its extended attributes when it was made
+        self._aged_ns = math.inf  #: a command that begins later cannot change it without changing its marks
         self._at = directory  #: the present directory of this process
         self.removers: set[int] = set()  #: processes that remove work directories
 
     def start(self, batch: CommandBatch, item: CommandItem, group: ControlGroup | None) -> RunningCommand:
-        """Starts one command. Raises: StartFailed (its work directory is gone again), DirectoryGone."""
+        """Starts one command. Raises: StartFailed (its work directory is removed again), DirectoryGone."""
         try:
             return self._start(batch, item, group)
         except StartFailed as error:
@@ -119,9 +119,9 @@ class Launcher:
             raise
 
     def check(self) -> None:
-        """Raises: DirectoryGone. Cost: an lstat."""
+        """Raises DirectoryGone if the slot's directory was removed. Cost: an lstat."""
         if self._identity is None or _identity(self._directory) != self._identity:
-            self._identity = None  # for good, whatever is made there
+            self._identity = None  # for ever, whatever is made there
             raise DirectoryGone
 
     def _start(self, batch: CommandBatch, item: CommandItem, group: ControlGroup | None) -> RunningCommand:
@@ -149,7 +149,7 @@ class Launcher:
             except OSError as error:
                 where = batch.cwd or directory
                 failed = StartFailed(f"the work directory {where} cannot be used: {error.strerror}", 126, error.errno)
-                if _identity(directory) is None:  # removed by something else than its user, whose `cwd` may be wrong
+                if _identity(directory) is None:  # not removed by its user, whose `cwd` may be wrong
                     failed.reason = Reason.NODE_LOST
                 raise failed from None
             own_umask = os.umask(umask_of(batch.shape.environ))
@@ -168,7 +168,7 @@ class Launcher:
                 os.close(fd)
             self._leave(directory if owns and not batch.keep else "")
             raise
-        if self._at != directory or not owns:  # a directory of its own may be the next one's, too
+        if self._at != directory or not owns:  # the next command may have the same directory
             self._go_home()
         return RunningCommand(
             batch=batch,
@@ -189,7 +189,7 @@ class Launcher:
         )
 
     def failed(self, batch: CommandBatch, item: CommandItem, error: StartFailed) -> CommandEnd:
-        """End of a command that never ran."""
+        """Returns the end of a command that never ran."""
         return CommandEnd(
             seq=item.seq,
             reason=error.reason,
@@ -200,11 +200,11 @@ class Launcher:
         )
 
     def finish(self, run: RunningCommand, status: int, usage: resource.struct_rusage, *, reason: Reason, leftovers: int) -> CommandEnd:
-        """End of a command whose processes are all dead.
+        """Returns the end of a command whose processes are all dead.
 
         Args:
             reason: why it was killed, NONE = it ended by itself.
-            leftovers: processes it left behind, killed.
+            leftovers: number of processes that it left behind, now killed.
         """
         elapsed_us = (time.clock_gettime_ns(CLOCK) - run.started_ns) // 1000
         code, signum = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), 0)
@@ -216,13 +216,13 @@ class Launcher:
             elif code:
                 reason = Reason.EXIT_CODE
         rss_kib = usage.ru_maxrss
-        if reason is Reason.OUT_OF_MEMORY:  # what was compared with the limit: of all its processes
+        if reason is Reason.OUT_OF_MEMORY:  # what was compared with the limit: memory of all its processes
             rss_kib = max(rss_kib, run.used_bytes // 1024, run.group.peak_bytes() // 1024 if run.group is not None else 0)
         detail = ""
         if (number := _failure(run.handshake)) and reason is Reason.EXIT_CODE:
             failed = StartFailed(*self._why(run.program, OSError(number, os.strerror(number))), number)
             reason, detail, code = failed.reason, failed.detail, failed.exit_code if failed.reason is Reason.START_FAILED else None
-        if reason in _OWN and not detail and is_full(self._directory):  # before anything of it is removed
+        if reason in _OWN and not detail and is_full(self._directory):  # before any of its files is removed
             how = f"killed by signal {signum}" if signum else f"exit code {code}"
             reason, detail = Reason.NODE_LOST, f"{DISK_WAS_FULL} on node {self._node} when it ended ({how})"
         is_bereft = reason in _OWN and not self._has_files(run)
@@ -258,7 +258,7 @@ class Launcher:
     # -- start -------------------------------------------------------------------------------------------------------
 
     def _prepare(self, batch: CommandBatch) -> None:
-        """What all commands of a batch share is made once."""
+        """Makes once what all commands of a batch share."""
         self._batch = None
         self._base = self._shared | shared_variables(batch.shape, self._node)
         if slurm.FLAG in batch.shape.environ:
@@ -281,7 +281,7 @@ class Launcher:
         return path
 
     def _output(self, path: str, number: int, batch: CommandBatch, opened: list[int]) -> tuple[str, int]:
-        """(path, descriptor) of an output stream: a private one where none is named, or its directory does not exist here."""
+        """Returns (path, descriptor) of an output stream: a private one if none is named, or if its directory does not exist here."""
         if not path:
             return self._paths[number], self._fds[number]
         try:
@@ -313,9 +313,9 @@ class Launcher:
         return [found, *argv[1:]]
 
     def _has_files(self, run: RunningCommand) -> bool:
-        """What rmgr has made for a command is still there. Cost: up to six lstats.
+        """Returns whether the files that rmgr made for a command still stand. Cost: up to six lstats.
 
-        Its output files, too: a cleaner that is not through yet has taken what is in the work directory, and not the directory itself.
+        That includes its output files: a cleaner still at work may have emptied the work directory, but not yet removed it.
         """
         own = [path for path in (self._stdin, *self._script[-1:], *self._paths) if path.startswith(self._directory)]
         return _identity(self._directory) == self._identity and all(map(os.path.lexists, (run.directory, *own)))
@@ -323,7 +323,7 @@ class Launcher:
     def _go_home(self) -> None:
         try:
             self._go(self._directory)
-        except OSError:  # it was removed: `check` will say so
+        except OSError:  # it was removed: `check` will notice
             os.chdir("/")
 
     def _go(self, directory: str) -> None:
@@ -335,7 +335,7 @@ class Launcher:
     def _spawn(
         self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None, *, halts: bool
     ) -> tuple[int, int]:
-        """(pid, its handshake if that was not waited for)."""
+        """Returns (pid, its handshake if that was not awaited)."""
         try:
             if group is not None or halts or not hasattr(os, "posix_spawn"):
                 return self._fork(argv, environ, out, err, group, halts=halts)
@@ -344,7 +344,7 @@ class Launcher:
             except OSError as error:
                 if error.errno != errno.ENOEXEC:
                     raise
-                return self._execute(["/bin/sh", *argv], environ, out, err)  # a text without #! line, as shells do
+                return self._execute(["/bin/sh", *argv], environ, out, err)  # a text without a #! line, as in shells
         except OSError as error:
             raise StartFailed(*self._why(argv[0], error), error.errno) from None
         except ValueError as error:
@@ -357,7 +357,7 @@ class Launcher:
     def _fork(
         self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None, *, halts: bool
     ) -> tuple[int, int]:
-        """The slow start: into a cgroup of its own, or halted. What stands still is not waited for: it is executed in its next turn."""
+        """The slow start: into a cgroup of its own, or halted. A stopped process is not awaited: it is executed in its next turn."""
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -384,7 +384,7 @@ class Launcher:
             os.dup2(os.open(self._stdin, os.O_RDONLY), 0)
             os.dup2(out, 1)
             os.dup2(err, 2)
-            os.closerange(3, write)  # it may stand still from now on, and the spawner's sockets are to end with the spawner
+            os.closerange(3, write)  # it may be stopped from now on, but the spawner's sockets must end with the spawner
             os.closerange(write + 1, os.sysconf("SC_OPEN_MAX"))
             if group is not None:
                 group.enter()
@@ -437,16 +437,16 @@ class Launcher:
             return Output(data=f"[rmgr: the output is lost: {error}]\n".encode())
 
     def _reopen(self) -> None:
-        """Makes output files again that were removed: their absence tells nothing of the next command."""
+        """Makes removed output files again, so that the next command is not blamed for their absence."""
         for number, path in enumerate(self._paths):
             if not os.path.lexists(path):
-                with contextlib.suppress(OSError):  # the directory is gone: `check` will say so
+                with contextlib.suppress(OSError):  # the directory is gone: `check` will notice
                     fd = open_output(path)
                     os.close(self._fds[number])
                     self._fds[number] = fd
 
     def tidy(self, now: int) -> None:
-        """No command follows at present: if none does in a moment, no work directory stays."""
+        """Removes the spare work directory if no command follows for a moment."""
         if not self._spare:
             return
         if self._spare_until is None:
@@ -457,13 +457,13 @@ class Launcher:
 
     @property
     def tidies_ns(self) -> int | None:
-        """When `tidy` is to be called again, None = it need not be."""
+        """When `tidy` must be called again, None if not needed."""
         return self._spare_until
 
     def _leave(self, directory: str, *, again: bool = False, began_ns: float = -math.inf) -> None:
         """Leaves and removes a work directory; a big one in the background.
 
-        again: it may be the next command's if it is as it was made. began_ns: when the command began that had it.
+        again: the next command may have it if it is unchanged. began_ns: start of the command that had it.
         """
         if directory and again and not self._spare:
             with contextlib.suppress(OSError):
@@ -482,7 +482,7 @@ class Launcher:
             self.remove(directory)
 
     def remove(self, directory: str) -> None:
-        """Removes a directory that is not empty: at once when it holds a few plain files, else by a process of its own."""
+        """Removes a directory that is not empty: at once if it holds a few plain files, else by a process of its own."""
         with contextlib.suppress(OSError):
             with os.scandir(directory) as entries:
                 few = list(itertools.islice(entries, _FEW + 1))
@@ -498,7 +498,7 @@ class Launcher:
 
 
 def _name_directory(environ: dict[str, str], directory: str) -> None:
-    """PWD names the directory as it was asked for, with its symbolic links; a relative name is nobody's, and PWD is unset."""
+    """Sets PWD to the directory as it was asked for, with its symbolic links; unsets PWD for a relative name."""
     environ.pop("PWD", None)
     environ.pop("OLDPWD", None)
     if os.path.isabs(directory):
@@ -506,7 +506,7 @@ def _name_directory(environ: dict[str, str], directory: str) -> None:
 
 
 def _failure(handshake: int) -> int:
-    """The error of a program that could not be executed, 0 = none is known. Closes the handshake."""
+    """Returns the error of a program that could not be executed, 0 if none is known. Closes the handshake."""
     if handshake < 0:
         return 0
     with os.fdopen(handshake, "rb", buffering=0) as pipe:
@@ -514,7 +514,7 @@ def _failure(handshake: int) -> int:
 
 
 def _identity(directory: str) -> tuple[int, int] | None:
-    """Which directory it is, None if it is none."""
+    """Returns the identity of a directory, None if there is none."""
     try:
         found = os.lstat(directory)
     except OSError:
@@ -523,14 +523,14 @@ def _identity(directory: str) -> tuple[int, int] | None:
 
 
 def _attributes(directory: str) -> int:
-    """How many extended attributes it has; 0 on a file system without."""
+    """Returns the number of its extended attributes; 0 on a file system without."""
     with contextlib.suppress(OSError):
         return len(os.listxattr(directory, follow_symlinks=False)) if hasattr(os, "listxattr") else 0
     return 0
 
 
 def _interpreter(script: str) -> list[str]:
-    """What runs a script: its #! line (done here, so that the file need not be executable), else /bin/sh."""
+    """Returns what runs a script: its #! line (so that the file need not be executable), else /bin/sh."""
     first = script.split("\n", 1)[0].rstrip("\r")
     if not first.startswith("#!"):
         return ["/bin/sh"]

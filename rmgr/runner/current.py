@@ -1,4 +1,4 @@
-"""The task that runs in this worker: what it asks about itself, and how it gives its slot back while it waits for another task."""
+"""The task that runs in this worker: what it can ask about itself, and how it gives its slot back while it waits for another task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Current:
 
 
 class _Running:
-    """Set by the worker before each task; nothing is built unless somebody asks."""
+    """Set by the worker before each task; `Current` is built only on request."""
 
     __slots__ = ("hash_seed", "item", "node", "shape")
 
@@ -42,7 +42,7 @@ running = _Running()
 
 
 def current() -> Current | None:
-    """The task that runs in this process, None outside of work (also in a Python that a command started)."""
+    """Returns the task that runs in this process, None outside of work (also in a Python that a command started)."""
     shape, item = running.shape, running.item
     if shape is None or item is None:
         return None
@@ -68,18 +68,18 @@ class TaskTerminated(BaseException):
 
 
 class BlockingGate:
-    """Hook of the worker. block(seq), unblock(seq): tell the Starter, the second waits for its answer."""
+    """Hook of the worker. block(seq), unblock(seq): tell the Starter; the second waits for its answer."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.waiting: dict[int, int] = {}  # by task: how many of its threads wait
+        self.waiting: dict[int, int] = {}  # task -> number of its waiting threads
         self.seq: Callable[[], int] | None = None
         self.block: Callable[[int], None] = _nothing
         self.unblock: Callable[[int], None] = _nothing
 
 
 def _nothing(_seq: int) -> None:
-    """Outside of a worker."""
+    """Does nothing, outside of a worker."""
 
 
 gate = BlockingGate()
@@ -87,10 +87,10 @@ gate = BlockingGate()
 
 @contextmanager
 def blocking() -> Iterator[None]:
-    """While inside, this task's cores belong to others; leaving waits until they are its own again.
+    """Gives this task's cores to other work while the block runs; leaving the block waits until the task has them again.
 
-    Outside of a worker it does nothing. Several threads of one task may be inside: the cores are free from the first
-    one's entry to the last one's exit. Cost: two messages to the Starter; use it around waits, not around work.
+    Outside of a worker it does nothing. Several threads of one task may be inside: the cores are free from the first entry to the last
+    exit. Cost: two messages to the Starter; use it around waits, not around work.
     """
     if gate.seq is None:
         yield

@@ -1,10 +1,10 @@
 """One program, one `__main__`, wherever its functions run: pickles that name what a program defines, and bring each definition once.
 
-A *program* is a client process. What it defines where no node can import it (`__main__`, modules that pytest has rewritten, modules made
-at run time) are its **names**. A pickle does not hold their values; it says `_named(program, module, name)`, and `hold(...)` in front of it
+A *program* is a client process. What it defines where no node can import it (`__main__`, modules that pytest has rewritten, modules made at
+run time) are its **names**. A pickle does not hold their values; it says `_named(program, module, name)`, and `hold(...)` in front of it
 brings the definitions that its reader may lack, in **groups** that were pickled together. A worker serves one program: it sets each name in
-its own `__main__` once a version, so that functions, initializers and results share one dictionary of globals, as in the workers of a
-process pool. What a worker has set itself stays until the program binds that name anew. Nothing that is read ever changes a name that the
+its own `__main__` once for each version, so that functions, initializers and results share one dictionary of globals, as in the workers of
+a process pool. What a worker has set itself stays until the program binds that name anew. Reading a pickle never changes a name that the
 program itself has.
 
 Imported by clients and workers: standard library, cloudpickle, rmgr.errors only.
@@ -46,7 +46,7 @@ Name = tuple[str, str]
 _MAIN = "__main__"
 _MISSING = object()
 _LRU = type(functools.lru_cache(None)(id))
-#: What `functools.update_wrapper`, `lru_cache` and `singledispatch` set anew.
+#: Attributes that `functools.update_wrapper`, `lru_cache` and `singledispatch` set themselves.
 _OF_WRAPPERS = frozenset(
     (*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "cache_parameters", "register", "dispatch", "registry", "_clear_cache")
 )
@@ -55,8 +55,8 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Names that were pickled together, so that what they share stays shared. at: how many were made before it. needs: every name that one
-    of them mentions."""
+    """Names that were pickled together, so that shared objects stay shared. at: number of groups made before. needs: every name that one of
+    them mentions."""
 
     at: int
     versions: tuple[tuple[str, str, int], ...]
@@ -66,7 +66,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Bound:
-    """A name as it was last sent or received. group: None when it would have to be pickled."""
+    """A name as last sent or received. group: None if it would have to be pickled."""
 
     value: object
     version: int
@@ -75,19 +75,20 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a pickle depends on. A later one is the same as long as each name is bound to the same object."""
+    """What a pickle depends on. A later pickle is the same as long as each name is bound to the same object."""
 
     bound: tuple[tuple[dict[str, Any], str, object], ...] = ()
 
     def holds(self) -> bool:
-        """Whether no name was bound anew. Cost: 0.1 us a name."""
+        """Returns whether no name was bound anew. Cost: 0.1 us a name."""
         return all(namespace.get(name, _MISSING) is value for namespace, name, value in self.bound)
 
 
 class Program:
     """A program as this process knows it.
 
-    is_here: this process is it; its names have the last word. is_own: this process is it, or a worker of it; then `__main__` is its.
+    is_here: this process is the program, and its own names win. is_own: this process is the program or its worker, and `__main__` is the
+        program's.
     """
 
     def __init__(self, number: str, *, is_here: bool, is_own: bool) -> None:
@@ -95,19 +96,19 @@ class Program:
         self.is_here = is_here
         self.is_own = is_own
         self._bound: dict[Name, _Bound] = {}
-        self._left_out: dict[Name, object] = {}  # what cannot be pickled
-        self._modules: dict[str, types.ModuleType] = {}  # that were made here
+        self._left_out: dict[Name, object] = {}  # values that cannot be pickled
+        self._modules: dict[str, types.ModuleType] = {}  # made here
         self._groups = 0  # made so far
         self._last_version = 0
 
     # -- names -------------------------------------------------------------------------------------------------------
 
     def modules(self) -> Iterable[str]:
-        """Names of the modules that only the program has."""
+        """Returns the names of modules that only the program has."""
         return _unimportable() if self.is_here else (_MAIN, *self._modules)
 
     def namespace(self, module: str) -> dict[str, Any]:
-        """The globals of one of its modules here."""
+        """Returns the globals here of one of its modules."""
         if self.is_own and module in sys.modules:
             return vars(sys.modules[module])
         made = self._modules.get(module)
@@ -119,14 +120,14 @@ class Program:
         return vars(made)
 
     def name_of(self, thing: object) -> tuple[str, str] | None:
-        """(module, qualified name) of a function or class that its module has under that name, None for any other."""
+        """Returns (module, qualified name) of a function or class that its module has under that name, else None."""
         module, qualname = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
         if not isinstance(module, str) or not isinstance(qualname, str) or module not in self.modules():
             return None
         return (module, qualname) if self._look_up(module, qualname) is thing else None
 
     def module_with(self, namespace: dict[str, Any]) -> str | None:
-        """The module whose globals these are."""
+        """Returns the module with these globals."""
         for module in self.modules():
             if module in sys.modules and self.is_own:
                 if vars(sys.modules[module]) is namespace:
@@ -144,7 +145,7 @@ class Program:
         return found
 
     def get(self, module: str, qualname: str) -> object:
-        """What a pickle names. Raises AttributeError when it is not here."""
+        """Returns the object that a pickle names. Raises: AttributeError if it is not here."""
         found = self._look_up(module, qualname)
         if found is _MISSING:
             raise AttributeError(f"{module} of this program has no {qualname!r}")
@@ -153,7 +154,7 @@ class Program:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def load(self, versions: tuple[tuple[str, str, int], ...], data: bytes) -> None:
-        """Sets the names of a group that are newer here than what this process has; a program keeps all that it has itself."""
+        """Sets those names of a group that are newer than this process's; a program keeps all names that it has itself."""
         if self.is_here:
             wanted = [entry for entry in versions if entry[1] not in self.namespace(entry[0])]
         else:
@@ -167,18 +168,18 @@ class Program:
             self._bound[module, name] = _Bound(values[module, name], version)
 
     def version_of(self, module: str, name: str) -> int:
-        """The last version of a name that was received, 0 = none."""
+        """Returns the last version received of a name, 0 if none."""
         bound = self._bound.get((module, name))
         return bound.version if bound is not None else 0
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def groups_of(self, needs: Iterable[Name], strict: Iterable[Name] = ()) -> tuple[list[_Group], Snapshot]:
-        """The groups, oldest first, of all names that these need in turn.
+        """Returns the groups, oldest first, of all names that `needs` reach.
 
         Args:
-            strict: names without which the work cannot run. Of others those that cannot be pickled are left out: a class may have a
-                method, which is not called there, that uses a connection.
+            strict: names without which the work cannot run. Other names are left out if they cannot be pickled: a class may have a
+                method that uses a connection, and is not called there.
         Raises: PickleFailed naming one of `strict`.
         """
         with _lock:
@@ -210,7 +211,7 @@ class Program:
         return self._left_out.get(name, _MISSING) is value
 
     def _make_group(self, names: set[Name], must: set[Name]) -> None:
-        """Pickles names together, with those that they turn out to need. Raises: PickleFailed."""
+        """Pickles names together, with further names that they turn out to need. Raises: PickleFailed."""
         while True:
             values = {name: self.namespace(name[0])[name[1]] for name in names}
             versions = {name: self._next_version(name, value) for name, value in values.items()}
@@ -240,10 +241,10 @@ class Program:
         return bound is None or bound.value is not value or bound.group is None
 
     def _next_version(self, name: Name, value: object) -> int:
-        """Of a name as it is bound now.
+        """Returns the version of a name as it is bound now.
 
-        The program counts in nanoseconds of its clock. A worker, whose clock may be another one, goes on from what it has seen: the
-        program's next word is newer.
+        The program counts in nanoseconds of its clock. A worker, whose clock may differ, counts on from the versions that it has seen, so
+        that the program's next version is newer.
         """
         bound = self._bound.get(name)
         if bound is not None and bound.value is value:
@@ -258,7 +259,7 @@ class Program:
         return file.getvalue(), pickler.needs
 
     def _leave_out(self, values: Mapping[Name, object], versions: Mapping[Name, int], must: set[Name], error: Exception) -> set[Name]:
-        """Those that cannot be pickled. Raises: PickleFailed for one of `must`, and when it is none of them alone."""
+        """Returns names that cannot be pickled. Raises: PickleFailed for one of `must`; `error` if each can be pickled alone."""
         bad: set[Name] = set()
         for name, value in values.items():
             try:
@@ -278,7 +279,7 @@ class Program:
     # -- what code mentions ----------------------------------------------------------------------------------------------
 
     def _reached(self, names: Iterable[Name]) -> set[Name]:
-        """These, and the names that their functions mention, and so on; not through classes."""
+        """Returns these names and those that their functions mention, recursively; not through classes."""
         found: set[Name] = set()
         todo = list(names)
         while todo:
@@ -292,7 +293,7 @@ class Program:
         return found
 
     def _mentioned(self, value: object) -> Iterator[Name]:
-        """What functions and the methods of classes mention, so that it is pickled in one go."""
+        """Yields names mentioned by functions and by methods of classes, so that all are pickled in one go."""
         if isinstance(value, types.FunctionType):
             yield from self.mentioned_by(value)
         elif isinstance(value, type):
@@ -304,19 +305,19 @@ class Program:
             yield from self._mentioned(value.__wrapped__)
 
     def needed_by(self, function: types.FunctionType) -> set[Name]:
-        """Its own name where it has one, else what its code uses."""
+        """Returns its own name if it has one, else the names that its code uses."""
         name = self.name_of(function)
         return {(name[0], name[1].partition(".")[0])} if name is not None else self.mentioned_by(function)
 
     def mentioned_by(self, function: types.FunctionType) -> set[Name]:
-        """Names of the program that the code of a function uses."""
+        """Returns names of the program that the code of a function uses."""
         module = self.module_with(function.__globals__)
         if module is None:
             return set()
         return {(module, name) for name in _globals_of(function.__code__) if name in function.__globals__}
 
     def perhaps_mentioned_by(self, thing: types.FunctionType | type) -> set[Name]:
-        """Names that its code may look up by their text, and those in its annotations: without them it may well run."""
+        """Returns names that its code may look up as text, and those in its annotations; it may well run without them."""
         module = thing.__module__
         if isinstance(thing, types.FunctionType):
             module = self.module_with(thing.__globals__) or ""
@@ -330,16 +331,16 @@ class Program:
 
 
 def _reduce_code(code: types.CodeType) -> Any:
-    """With the name of its file, which tracebacks show."""
+    """Keeps the name of the code's file, for tracebacks."""
     maker, arguments = cp._code_reduce(code)  # noqa: SLF001 - which leaves it out from 3.1.2 on
     return maker, tuple(code.co_filename if argument == "<dynamic-code>" else argument for argument in arguments)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Names what the program defines; what has no name travels by value, with the program's globals instead of a copy of its own.
+    """Names what the program defines; objects without a name travel by value, with the program's globals instead of a copy.
 
     Args:
-        versions: of the group that is being pickled, whose names are defined here; None: everything is named.
+        versions: of the group being pickled, whose names are defined here; None: everything is named.
     """
 
     dispatch_table = ChainMap({types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
@@ -349,7 +350,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._program = program
         self._versions = versions
         self.needs: set[Name] = set()
-        #: Objects that other groups define: an object that two names share stays one.
+        #: Objects defined by other groups: an object that two names share stays one object.
         self._others: dict[int, Name] = {}
         if versions is not None:
             self._others = {
@@ -359,7 +360,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             }
 
     def reducer_override(self, thing: Any) -> Any:
-        """How functions, classes and shared objects are pickled; everything else as pickle does it."""
+        """Returns how functions, classes and shared objects are pickled; everything else is left to pickle."""
         if self._others and (other := self._others.get(id(thing))) is not None:
             return self._name(*other)
         kind = type(thing)
@@ -384,7 +385,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _reduce_other(self, thing: Any, kind: type) -> Any:
         name = self._program.name_of(thing) if hasattr(thing, "__qualname__") else None
-        if name is not None:  # made by a decorator that is a class, ...
+        if name is not None:  # e.g. made by a decorator that is a class
             if not self._defines(name):
                 return self._name(*name)
             if kind is typing.NewType:
@@ -410,7 +411,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             registry = dict(function.registry)  # type: ignore[attr-defined]
             return _single_dispatch, (registry.pop(object), registry, _own(function))
         module = self._program.module_with(function.__globals__)
-        if module is None:  # of another module, such as what a decorator returns
+        if module is None:  # of another module, e.g. a decorator's result
             is_ours = function.__module__ in self._program.modules()
             return self._dynamic_function_reduce(function) if is_ours else super().reducer_override(function)
         self.needs.update(self._program.mentioned_by(function), self._program.perhaps_mentioned_by(function))
@@ -451,7 +452,7 @@ _EACH_ITS_OWN: dict[type, Callable[[], object]] = {
     threading.local: threading.local,
     random.SystemRandom: random.SystemRandom,
 }
-#: They hold a reference to themselves, which cannot be pickled.
+#: Dictionaries with a reference to themselves, which cannot be pickled.
 _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 
 
@@ -459,12 +460,12 @@ def _own(wrapper: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(wrapper).items() if name not in _OF_WRAPPERS}
 
 
-#: They are set before a class's other attributes, which may be its instances: to make one again may take its `__new__`.
+#: Set before a class's other attributes, which may be instances of it, whose rebuilding may call its `__new__`.
 _METHODS = (types.FunctionType, classmethod, staticmethod, property)
 
 
 class _Methods:
-    """Methods of a class on their way: reading them sets them."""
+    """Methods of a class in a pickle: reading them sets them."""
 
     def __init__(self, kind: type, methods: dict[str, object]) -> None:
         self._given = kind, methods
@@ -474,7 +475,7 @@ class _Methods:
 
 
 def _known_by_members(kind: type) -> dict[str, dict[str, object]]:
-    """What members of an enumeration know beside their values, by their names."""
+    """Returns what members of an enumeration have besides their values, by name."""
     members: Mapping[str, object] = kind.__members__ if isinstance(kind, enum.EnumMeta) else {}
     own = {name: {key: value for key, value in vars(member).items() if not re.fullmatch("_.*_", key)} for name, member in members.items()}
     return {name: attributes for name, attributes in own.items() if attributes}
@@ -484,7 +485,7 @@ def _known_by_members(kind: type) -> dict[str, dict[str, object]]:
 
 
 def hold(data: bytes) -> None:
-    """Takes the definitions that stand in front of a pickle, as far as this process lacks them."""
+    """Takes definitions in front of a pickle that this process lacks."""
     number, groups = pickle.loads(data)  # noqa: S301 - part of what is being unpickled
     program = _known(number)
     with _lock:
@@ -512,7 +513,7 @@ def _fill_function(function: types.FunctionType, state: tuple[dict[str, Any], di
     attributes, slots = state
     vars(function).update(attributes)
     closure = slots.pop("__closure__")
-    slots.pop("_cloudpickle_submodules", None)  # they are imported by now
+    slots.pop("_cloudpickle_submodules", None)  # imported by now
     for mine, given in zip(function.__closure__ or (), closure or (), strict=True):
         try:
             mine.cell_contents = given.cell_contents
@@ -522,12 +523,12 @@ def _fill_function(function: types.FunctionType, state: tuple[dict[str, Any], di
         setattr(function, name, value)
 
 
-#: Classes that were just made and are not set up yet: (program, module, qualified name, version).
+#: Classes just made and not yet set up: (program, module, qualified name, version).
 _unfinished: weakref.WeakKeyDictionary[type, tuple[str, str, str, int]] = weakref.WeakKeyDictionary()
 
 
 def _class(where: tuple[str, str, str, int], maker: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    """A class: the one that this process has, where it has it, else a new one that `_fill_class` sets up."""
+    """Returns the class that this process has, or else a new one that `_fill_class` sets up."""
     number, module, qualname, version = where
     if module:
         program = _known(number)
@@ -546,12 +547,12 @@ def _class(where: tuple[str, str, str, int], maker: Callable[..., type], argumen
 
 
 def _is_sent(kind: type) -> bool:
-    """A class that came in a pickle, or went in one: what it did when a class was made was done where the program made that class."""
+    """Returns whether a class came or went in a pickle: then its effects on new subclasses took place where the program made them."""
     return kind in cp._DYNAMIC_CLASS_TRACKER_BY_CLASS  # noqa: SLF001 - where cloudpickle keeps them
 
 
 def _skeleton(metaclass: type, name: str, bases: tuple[Any, ...], options: dict[str, Any], tracker: str, extra: object) -> type:
-    """An empty class, as `cp._make_skeleton_class` makes it, without what a metaclass of the program's own does then."""
+    """Makes an empty class like `cp._make_skeleton_class`, without the effects of the program's own metaclass."""
     maker = next(kind for kind in metaclass.__mro__ if not _is_sent(kind))
     if maker is metaclass:
         return cp._make_skeleton_class(metaclass, name, bases, options, tracker, extra)  # type: ignore[no-any-return] # noqa: SLF001
@@ -566,7 +567,7 @@ def _skeleton(metaclass: type, name: str, bases: tuple[Any, ...], options: dict[
 
 @contextlib.contextmanager
 def _without(kinds: Iterable[type], method: str) -> Iterator[None]:
-    """These classes and their bases lack this method meanwhile, as far as they came in a pickle."""
+    """Hides a method of these classes and their bases, as far as they came in a pickle, while the block runs."""
     having = {base for kind in kinds for base in kind.__mro__ if method in vars(base) and _is_sent(base)}
     if not having:
         yield
@@ -593,7 +594,7 @@ def _set(made: type, attributes: dict[str, object]) -> None:
 
 
 def _fill_class(made: type, state: Any) -> None:
-    """Sets a class up, once in each process: what the program has changed in it since stays."""
+    """Sets a class up, once in each process, so that later changes by the program stay."""
     where = _unfinished.pop(made, None)
     if where is None:
         return
@@ -604,7 +605,7 @@ def _fill_class(made: type, state: Any) -> None:
     number, module, name, version = where
     program = _known(number)
     if module and "." not in name and not program.is_here and version > program.version_of(module, name):
-        program.namespace(module)[name] = made  # at once: the making of a subclass may use it
+        program.namespace(module)[name] = made  # at once, since making a subclass may use it
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any], attributes: dict[str, Any]) -> object:
@@ -644,7 +645,7 @@ _mine: Program | None = None
 
 
 def mine() -> Program:
-    """The program that this process is, or works for."""
+    """Returns the program that this process is, or works for."""
     global _mine
     if _mine is None:
         with _lock:
@@ -655,7 +656,7 @@ def mine() -> Program:
 
 
 def serve(number: str) -> None:
-    """Makes this process a worker of a program ("" = of none that is known): its `__main__` is the program's from now on."""
+    """Makes this process a worker of a program ("" = of no known one): its `__main__` is the program's from now on."""
     global _mine
     main = sys.modules[_MAIN] = types.ModuleType(_MAIN)
     vars(main)["__builtins__"] = builtins
@@ -672,7 +673,7 @@ def _known(number: str) -> Program:
 
 
 def _forked() -> None:
-    """A child goes its own way from here: what it binds is not its parent's. It can still read what was meant for its parent."""
+    """Separates a child from its parent: its new names are its own. It can still read pickles meant for its parent."""
     global _mine, _lock
     _lock = threading.RLock()
     if _mine is not None and _mine.is_here:
@@ -687,7 +688,7 @@ _encoded: tuple[bytes, ...] = (_MAIN.encode(),)
 
 
 def _unimportable() -> tuple[str, ...]:
-    """Modules of this process that no other process can import. Cost: 0.1 us where none was loaded since it was asked last."""
+    """Returns modules of this process that no other process can import. Cost: 0.1 us if none was loaded since the last call."""
     global _looked, _found, _encoded
     now = len(sys.modules), len(cp._PICKLE_BY_VALUE_MODULES)  # noqa: SLF001 - those that a user has told cloudpickle
     if now != _looked:
@@ -716,7 +717,8 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def _is_private(name: str, module: object) -> bool:
-    """Whether a module exists in this process only: made at run time, loaded from a file that no import finds, rewritten by pytest."""
+    """Returns whether a module exists only in this process: made at run time, loaded from a file that no import finds, rewritten by
+    pytest."""
     if not isinstance(module, types.ModuleType) or name in sys.builtin_module_names:
         return False
     spec = getattr(module, "__spec__", None)
@@ -732,7 +734,7 @@ def _is_private(name: str, module: object) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _globals_of(code: types.CodeType) -> frozenset[str]:
-    """Globals that code and the functions in it use."""
+    """Returns globals that code and the functions in it use."""
     names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _GLOBAL_OPS}
     if any(instruction.opname == "IMPORT_NAME" for instruction in dis.get_instructions(code)):
         names.add("__package__")  # for a relative import
@@ -744,7 +746,7 @@ def _globals_of(code: types.CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _looks_up(code: types.CodeType) -> bool:
-    """Whether it may look up names that only its data say."""
+    """Returns whether the code may look up names that only its data contain."""
     names = set(code.co_names)
     by_text = bool(names & {"globals", "eval", "exec"}) or {"modules", "__name__"} <= names
     return by_text or any(_looks_up(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
@@ -760,7 +762,7 @@ _GLOBAL_OPS = frozenset(
 
 
 def mentions(data: bytes | bytearray) -> bool:
-    """Whether a pickle may name something that only its program has. Cost: 0.3 ms a MiB."""
+    """Returns whether a pickle may name something that only its program has. Cost: 0.3 ms a MiB."""
     program = mine() if _mine is None else _mine
     if not program.is_here:
         return any(module.encode() in data for module in program.modules())
@@ -772,7 +774,7 @@ def mentions(data: bytes | bytearray) -> bool:
 
 
 def plain_or_own(value: object) -> bytes:
-    """What the plain pickler makes of an object where that will do, else as `dumps`. Raises: as `dumps`."""
+    """Returns the plain pickle of an object if that suffices, else as `dumps`. Raises: as `dumps`."""
     try:
         data = pickle.dumps(value, PROTOCOL)
     except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything
@@ -781,7 +783,7 @@ def plain_or_own(value: object) -> bytes:
 
 
 def dumps(value: object) -> bytes:
-    """Pickle of any object for processes of this program and others. Raises: whatever pickling raises; PickleFailed."""
+    """Returns a pickle of any object for processes of this program and others. Raises: whatever pickling raises; PickleFailed."""
     file = io.BytesIO()
     front, _ = dump(value, file)
     return front + file.getvalue()
@@ -798,7 +800,7 @@ def dump(value: object, file: Any) -> tuple[bytes, Snapshot]:
 
 
 def _functions_in(value: object) -> Iterator[types.FunctionType]:
-    """Plain functions that a callable is, or is made of: nothing that these use may be left out."""
+    """Yields the plain functions in a callable, whose names must not be left out."""
     if isinstance(value, types.FunctionType):
         yield value
     elif isinstance(value, functools.partial):
@@ -809,8 +811,8 @@ def _functions_in(value: object) -> Iterator[types.FunctionType]:
 
 
 def _front(program: Program, groups: list[_Group]) -> bytes:
-    """Opcodes that call `hold`, drop its answer, and leave the rest to the pickle behind them. They use no memo, so that they may stand
-    in front of any."""
+    """Returns opcodes that call `hold`, drop its result, and leave the rest to the following pickle. They use no memo, so that they can
+    precede any pickle."""
     if not groups:
         return b""
     data = pickle.dumps((program.number, [(group.versions, group.data) for group in groups]), PROTOCOL)

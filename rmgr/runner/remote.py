@@ -1,4 +1,4 @@
-"""Values and exceptions on their way out of a worker: pickled so that the client gets what the task meant, or says why not.
+"""Values and exceptions on their way out of a worker: pickled so that the client gets what the task meant, or an explanation.
 
 Imported by clients too (an exception's pickle names `rebuild` here): standard library, cloudpickle, rmgr.errors only.
 """
@@ -19,20 +19,20 @@ from rmgr.runner import program
 
 #: Frames of the runner itself, left out of tracebacks.
 _OWN_FILES = ("rmgr/runner/python/worker.py", "rmgr/runner/python/calls.py", "rmgr/runner/python/served.py")
-#: A line of a traceback that names a place, also inside of a group. Bytes of a file that is read for its lines.
+#: Matches a line of a traceback that names a place, also inside a group; most bytes of a file that is read for source lines.
 _FRAME, _MOST_SOURCE_BYTES = re.compile(r'([\s|]*)File "([^"]+)", line (\d{1,9}), in '), 4 * 1024 * 1024
-#: Exceptions of a chain that travel: more is told by the traceback's text.
+#: Most exceptions of a chain that travel; the traceback's text has the rest.
 _CHAIN = 50
-#: A class that has one of these says itself how it is pickled.
+#: Methods of a class that define how it is pickled.
 _OWN_PICKLING = frozenset({"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"})
-#: What code of users may raise to end a process.
+#: Exceptions by which users' code may end a process.
 _ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
-#: What every exception has, and `AttributeError.obj`, which may be anything.
+#: Attributes of every exception, and `AttributeError.obj`, which may be anything.
 _NOT_MEMBERS = frozenset({"args", "obj"})
 
 
 def rebuild(error: BaseException, text: str) -> BaseException:
-    """An exception that was raised in a task. Its traceback there is its cause; where it has one of its own, the first cause's."""
+    """Returns an exception of a task with its remote traceback as its cause, or if it has a cause, as that of the first one."""
     last, seen = error, {id(error)}
     while last.__cause__ is not None and id(last.__cause__) not in seen:
         last = last.__cause__
@@ -44,7 +44,7 @@ def rebuild(error: BaseException, text: str) -> BaseException:
 
 
 def with_sources(text: str) -> str:
-    """A traceback with the source lines that its node has not got, and this process has: of scripts, and of cells of a notebook."""
+    """Adds source lines to a traceback that its node lacked and this process has: of scripts, and of cells of a notebook."""
     lines, told = text.split("\n"), []
     for at, line in enumerate(lines):
         told.append(line)
@@ -58,7 +58,7 @@ def with_sources(text: str) -> str:
 def _source(name: str, number: int) -> str:
     import linecache
 
-    with contextlib.suppress(OSError, ValueError):  # no name that a file can have
+    with contextlib.suppress(OSError, ValueError):  # not a name that a file can have
         if name not in linecache.cache:
             found = os.stat(name)
             if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_SOURCE_BYTES:
@@ -68,7 +68,7 @@ def _source(name: str, number: int) -> str:
 
 
 def _chained(error: BaseException, state: dict[str, Any]) -> BaseException:
-    """One that says itself how it is pickled, with cause, context and notes."""
+    """Rebuilds an exception that defines its own pickling, with cause, context and notes."""
     for name, value in state.items():
         setattr(error, name, value)
     return error
@@ -86,7 +86,7 @@ class _Travelling:
 
 
 class _Carrier:
-    """Carries an exception and what it is chained to: each is one object, however often it is met.
+    """Carries an exception and its chain: each exception is one object, however often it occurs.
 
     checks: attributes and arguments that cannot be pickled are left out, or replaced by their text. Cost: a pickle of each.
     """
@@ -96,14 +96,14 @@ class _Carrier:
         self._met: dict[int, _Carried] = {}
 
     def carry(self, error: BaseException) -> _Carried | None:
-        """What pickles as it, None beyond the longest chain."""
+        """Returns an object that pickles as the exception, None beyond the longest chain."""
         carried = self._met.get(id(error))
         if carried is None and len(self._met) < _CHAIN:
             carried = self._met[id(error)] = _Carried(self, error)
         return carried
 
     def argument(self, value: object) -> object:
-        """An argument of an exception, as it travels: there may be exceptions among them, as in a group."""
+        """Returns an argument of an exception as it travels; it may contain exceptions, as in a group."""
         if isinstance(value, BaseException):
             return self.carry(value) or str(value)
         if type(value) in {list, tuple}:
@@ -111,7 +111,7 @@ class _Carrier:
         return value if not self.checks or _travels(value) else repr(value)
 
     def state(self, error: BaseException, attributes: dict[str, object]) -> dict[str, object]:
-        """Attributes, cause and context."""
+        """Returns attributes, cause and context as they travel."""
         state = {name: self.argument(value) for name, value in attributes.items() if not self.checks or _travels(value)}
         for name in ("__cause__", "__context__"):
             linked = getattr(error, name)
@@ -123,8 +123,8 @@ class _Carrier:
 
 
 class _Carried:
-    """Pickles as an exception of the same class, arguments, attributes and chain, whose constructor is not called when it is built again:
-    it may build a message from its arguments, or take others. One that says itself how it is pickled is built as it says.
+    """Pickles as an exception of the same class, arguments, attributes and chain. Rebuilding does not call its constructor, which may build
+    a message from its arguments, or take others. An exception that defines its own pickling is rebuilt by that.
     """
 
     def __init__(self, carrier: _Carrier, error: BaseException) -> None:
@@ -139,7 +139,7 @@ class _Carried:
         base = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
         args = tuple(self._carrier.argument(arg) for arg in error.args)
         state = self._carrier.state(error, {**_members(error, base), **vars(error)})
-        # What builds it is Python's own (`__new__` of its built-in base, `BaseException.__setstate__`).
+        # It is built by Python's own methods (`__new__` of its built-in base, `BaseException.__setstate__`).
         return base.__new__, (kind, *args), {"args": args, **state}
 
 
@@ -148,7 +148,7 @@ def _pickles_itself(kind: type) -> bool:
 
 
 def _members(error: BaseException, base: type) -> dict[str, object]:
-    """Fields of built-in exceptions that stand in no `__dict__`: `errno`, `filename`, `code`, ..."""
+    """Returns fields of built-in exceptions that are not in `__dict__`: `errno`, `filename`, `code`, ..."""
     found: dict[str, object] = {}
     for parent in base.__mro__:
         if parent in {BaseException, object} or issubclass(parent, BaseExceptionGroup):
@@ -170,7 +170,7 @@ def _travels(value: object) -> bool:
 
 
 def _pickled(error: BaseException, text: str, *, checks: bool) -> bytes | None:
-    """The pickle of an exception with its traceback, or None where what comes out of it is not of the type of `error`."""
+    """Returns the pickle of an exception with its traceback, None if it does not load as the type of `error`."""
     try:
         data = program.plain_or_own(_Travelling(_Carrier(checks=checks).carry(error), text))
         survives = type(pickle.loads(data)).__name__ == type(error).__name__  # noqa: S301 - our own bytes
@@ -180,7 +180,7 @@ def _pickled(error: BaseException, text: str, *, checks: bool) -> bytes | None:
 
 
 def dump_value(value: object) -> bytes:
-    """Pickle of a result: the plain pickler, the program's for what it cannot (objects of `__main__`, lambdas).
+    """Returns the pickle of a result: by the plain pickler, or the program's if that fails (objects of `__main__`, lambdas).
 
     Raises: PickleFailed, saying what and why.
     """
@@ -194,10 +194,10 @@ def dump_value(value: object) -> bytes:
 
 
 def dump_exception(error: BaseException) -> tuple[bytes, str]:
-    """(pickle of `error` with its traceback, one line "Type: message").
+    """Returns (pickle of `error` with its traceback, one line "Type: message").
 
-    It arrives with its arguments, attributes, notes, cause and context, those excepted that cannot be pickled. What does not survive
-    pickling at all is replaced by a `RemoteError` that keeps its type's name, its message and its traceback.
+    The exception arrives with its arguments, attributes, notes, cause and context, except those that cannot be pickled. If it cannot be
+    pickled at all, a `RemoteError` replaces it, with its type's name, its message and its traceback.
     """
     text = format_traceback(error)
     line = summary(error)
@@ -210,7 +210,7 @@ def dump_exception(error: BaseException) -> tuple[bytes, str]:
 
 
 def format_traceback(error: BaseException) -> str:
-    """Traceback text without the runner's own frames."""
+    """Returns the text of a traceback without the runner's own frames."""
     try:
         shown = traceback.TracebackException.from_exception(error, compact=True)
         for part in (shown, shown.__cause__, shown.__context__):
@@ -222,13 +222,13 @@ def format_traceback(error: BaseException) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """ "Type: message", one line of valid Unicode, at most 500 characters."""
+    """Returns "Type: message", one line of valid Unicode, at most 500 characters."""
     try:
         message = " ".join(str(error).split())
     except BaseException:  # noqa: BLE001 - __str__ of user classes
         message = "(its message cannot be shown)"
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    text = text.encode("utf-8", "backslashreplace").decode()  # a file's name may have halves of characters, which no message carries
+    text = text.encode("utf-8", "backslashreplace").decode()  # a file's name may contain lone surrogates, which no message carries
     return text if len(text) <= 500 else text[:497] + "..."
 
 

@@ -1,11 +1,11 @@
 """The spawner of a slot: a small single-threaded program that forks Python workers, starts commands, and kills what must end.
 
-`Spawner` is the loop, its orders and its ends. `Commands` is the queue of commands, and the one that runs, with its limits; how one is
-started is in `command.py`. What workers run is watched by `Workers`.
+`Spawner` is the loop, with orders and ends of processes. `Commands` has the queue of commands, and the running one with its limits;
+`command.py` starts a command. `Workers` watches what workers run.
 
-Exec'd by the Starter (`python -m rmgr.runner.spawner FD`) with one end of a socket. It imports nothing heavy and no
-thread ever starts in it, so that forking is safe and cheap. It is the shim between work and Starter: when the socket
-closes (the Starter died) everything is killed; when the lease ends (the Starter hangs) exclusive work is killed.
+Exec'd by the Starter (`python -m rmgr.runner.spawner FD`) with one end of a socket. It imports nothing heavy and never starts a thread, so
+that forking is safe and cheap. It stands between work and Starter: when the socket closes (the Starter died) it kills everything; when the
+lease ends (the Starter hangs) it kills exclusive work.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ from rmgr.runner.host.outputs import trim_path
 from rmgr.runner.python.workers import Workers
 
 _MS = 1_000_000
-#: How often limits and output files of running work are looked at; idle workers hardly ever: one that begins a task says so.
+#: Pause between two checks of limits and output files; much longer for idle workers, since a worker that begins a task reports that.
 _TICK_NS = 100 * _MS
 _SLOW_TICK_NS = 5_000 * _MS
 _LINGER_TICK_NS = 20 * _MS
-#: What cannot be killed this long costs the slot its life: the Starter ends it from outside and opens another.
+#: If something cannot be killed for this long, the Starter ends the slot from outside and opens another.
 _STUBBORN_NS = 5_000 * _MS
 _OOM_SCORE = 500
 _RECEIVE = 256 * 1024
@@ -85,9 +85,9 @@ class Spawner:
         self._setup = setup
         self._reader = reader
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
-        self._waits = False  #: for room in the socket
+        self._waits = False  #: whether it waits for room in the socket
         self._selector = selectors.DefaultSelector()
-        # Pages of it exist as far as a message has ever been long; a new one for each message would cost four system calls.
+        # Only pages that a message has ever reached exist; a new buffer for each message would cost four system calls.
         self._buffer = memoryview(mmap.mmap(-1, _RECEIVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._closing = False
         self._dirty_since: int | None = None
@@ -120,7 +120,7 @@ class Spawner:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self, orders: list[object]) -> NoReturn:
-        """Until the socket closes or a `Shutdown` is done. orders: what came together with the set-up."""
+        """Runs until the socket closes or a `Shutdown` is done. orders: those that came with the set-up."""
         gc.collect()
         gc.freeze()
         trim_memory()
@@ -154,7 +154,7 @@ class Spawner:
         return max(0, until - time.clock_gettime_ns(CLOCK)) / 1e9
 
     def _tick(self, now: int) -> None:
-        """Everything that nobody tells: limits, leases, memory, files that grow, what lingers."""
+        """Checks everything that is not reported: limits, leases, memory, growing files, lingering processes."""
         calm = self._workers.calm(now)
         self._soon = self._workers.check(now)
         self._look(now)
@@ -166,7 +166,7 @@ class Spawner:
         )
 
     def _look(self, now: int) -> None:
-        """At the present command."""
+        """Checks the present command."""
         soon = self._commands.check(now)
         if soon is not None and (self._soon is None or soon < self._soon):
             self._soon = soon
@@ -249,7 +249,7 @@ class Spawner:
                 self.launcher.check()
             except DirectoryGone:
                 what = DIRECTORY_GONE
-            self.surprise(what, detail)  # first: what comes back is not sent here again
+            self.surprise(what, detail)  # first, so that returned tasks are not sent here again
             self.send(frames.WorkerGone(worker=spec.worker, reason=Reason.WORKER_LOST, detail=detail))
             return
         self.send(forked, fds)
@@ -265,7 +265,7 @@ class Spawner:
             self._workers.stop(watched, 0, reason, grace_us, now)
 
     def make_group(self, name: str) -> ControlGroup | None:
-        """Of a command or worker; None where there are none."""
+        """Makes the group of a command or worker; None if there are no cgroups."""
         setup = self._setup
         if not (setup.cgroup or setup.freezer or setup.memory):
             return None
@@ -297,13 +297,13 @@ class Spawner:
                 if watched.group is not None:
                     watched.group.kill()
                 send_group(pid, signal.SIGKILL)
-                if self._commands.is_idle:  # else what it left is ended together with what the command leaves
+                if self._commands.is_idle:  # otherwise its leftovers end together with the command's
                     self.sweep()
                 self._workers.forget(watched, self.launcher.remove)
                 self.send(gone)
 
     def strangers(self) -> list[int]:
-        """Processes of this slot that are neither the command nor a worker."""
+        """Returns processes of this slot that are neither the command nor a worker."""
         known = self._known()
         return [pid for pid in self._children.pids() if pid not in known]
 
@@ -311,7 +311,7 @@ class Spawner:
         return self._workers.pids | self.launcher.removers | {self._commands.pid}
 
     def sweep(self) -> int:
-        """Ends what the last piece of work left behind; returns how many processes that was."""
+        """Kills what the last piece of work left behind; returns the number of processes."""
         killed, left = kill_strangers(self._children, self._known(), forks=self._forks)
         if killed:
             self.surprise("leftovers", f"{counted(killed, 'process')} killed")
@@ -321,7 +321,7 @@ class Spawner:
         return killed
 
     def _clean(self, now: int) -> None:
-        """Something did not die: again, and then the whole slot."""
+        """Tries again to kill what did not die, and finally ends the whole slot."""
         _, left = kill_strangers(self._children, self._known(), forks=self._forks)
         if not left:
             self._dirty_since = None
@@ -351,7 +351,7 @@ class Spawner:
         os._exit(0)
 
     def _leave_cgroups(self) -> None:
-        """Nobody else is left to remove them (the last spawner of the node removes the node's too)."""
+        """Removes cgroups that no other process will remove (the last spawner of the node also removes the node's)."""
         setup = self._setup
         for slot in filter(None, (setup.cgroup, setup.freezer, setup.memory, setup.pids)):
             node = os.path.dirname(slot)
@@ -363,11 +363,11 @@ class Spawner:
     # -- telling the Starter ---------------------------------------------------------------------------------------------
 
     def surprise(self, what: str, detail: str) -> None:
-        """Something that the Starter counts and logs."""
+        """Reports something unusual, which the Starter counts and logs."""
         self.send(frames.Surprise(what, detail))
 
     def send(self, frame: object, fds: list[int] | None = None) -> None:
-        """Queues a frame: a Starter that is stopped must not stop the spawner."""
+        """Queues a frame, since a stopped Starter must not block the spawner."""
         self._outbox.append((stream.encode(frame), fds or []))
         if len(self._outbox) == 1:
             self._push()
@@ -383,7 +383,7 @@ class Spawner:
                 waits = True
                 break
             except OSError:
-                self._outbox.clear()  # the Starter is gone: the read side says so
+                self._outbox.clear()  # the Starter is gone: the next read sees that
                 return
             for fd in fds:
                 os.close(fd)
@@ -399,17 +399,17 @@ class Spawner:
 # -- commands, one after another -------------------------------------------------------------------------------------------------
 
 
-#: Ends are collected this long before they are reported, while others follow: less than what is queued here when the
-#: Starter sends more (`starter_estimate.LOW_COMMANDS_S`), or the slot would run dry before it is known to.
+#: Ends are collected this long before they are reported, while commands follow. It must be shorter than the work left here when the Starter
+#: sends more (`LOW_COMMANDS_S` in `daemons/starter/core/shares.py`), or the slot would run dry unnoticed.
 _REPORT_NS = 10 * _MS
-#: A command that runs longer than this is told of while it runs.
+#: A command that runs longer is reported while it runs.
 _TELL_NS = 20 * _MS
 _MEMORY_TICK_NS = 100 * _MS
 
 
 @dataclass(slots=True)
 class CommandEnding:
-    """The running command is being ended: SIGTERM was sent, SIGKILL follows."""
+    """End of the running command: SIGTERM was sent, SIGKILL follows."""
 
     reason: Reason
     kill_ns: int
@@ -425,11 +425,11 @@ class Commands:
         self._board = board
         self._queue: deque[tuple[CommandBatch, CommandItem]] = deque()
         self._current: RunningCommand | None = None
-        self._exit: tuple[int, resource.struct_rusage] | None = None  # of a command whose processes are not all gone yet
+        self._exit: tuple[int, resource.struct_rusage] | None = None  # of an ended command with processes that still live
         self._ending: CommandEnding | None = None
         self._suspended_ns: int | None = None
-        self.limit_us = 0  #: time limit of the present command, 0 = none; another one than its batch's where that was changed since
-        self._shift_ns = 0  # by how much suspensions move the time limit
+        self.limit_us = 0  #: time limit of the present command, 0 = none; may have changed since its batch
+        self._shift_ns = 0  # extension of the time limit by suspensions
         self._ends: list[CommandEnd] = []
         self._ends_since = -math.inf
         self._capped = 0
@@ -437,17 +437,17 @@ class Commands:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing runs (something may be queued)."""
+        """Whether nothing runs (commands may be queued)."""
         return self._current is None
 
     @property
     def lingers(self) -> bool:
-        """The command has ended, what it started has not, and still may."""
+        """Whether the command has ended, but its processes have not, and still may."""
         return self._exit is not None
 
     @property
     def pid(self) -> int:
-        """Of the command that runs, 0 = none."""
+        """Pid of the running command, 0 if none."""
         return self._current.pid if self._current is not None and self._exit is None else 0
 
     # -- orders ------------------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ class Commands:
         self._queue.extend((batch, item) for item in batch.items)
 
     def give_back(self, *, keep: int = 0, reason: Reason = Reason.NONE, exclusive_only: bool = False) -> None:
-        """Returns queued commands beyond the first `keep`; says so even when there are none (unless only exclusive ones are meant)."""
+        """Returns queued commands beyond the first `keep`; also reports an empty result (unless only exclusive ones are asked for)."""
         entries = [entry for entry in list(self._queue)[keep:] if entry[0].shape.exclusive or not exclusive_only]
         if entries or not exclusive_only:
             gone = {item.seq for _, item in entries}
@@ -465,11 +465,11 @@ class Commands:
             self._spawner.send(frames.CommandsReturned(tuple(item.seq for _, item in entries), reason))
 
     def is_running(self, seq: int) -> bool:
-        """`seq` (0: any) is what runs."""
+        """Returns whether `seq` (0: any) is running."""
         return self._current is not None and seq in {0, self._current.item.seq}
 
     def stop(self, seq: int, reason: Reason, grace_us: int, now: int) -> None:
-        """Ends command `seq`: SIGTERM, grace, SIGKILL; a queued one is dropped. seq 0: whatever runs."""
+        """Ends command `seq`: SIGTERM, grace, SIGKILL; a queued one is dropped. seq 0: the running one."""
         current = self._current
         if current is None or not self.is_running(seq):
             self._drop(seq, reason)
@@ -488,7 +488,7 @@ class Commands:
         self.resume(now)
 
     def kill(self, reason: Reason) -> None:
-        """SIGKILL to the present command and all it started; a reason given before stays."""
+        """Kills the present command and all that it started; a reason given before stays."""
         current = self._current
         if current is None:
             return
@@ -503,12 +503,12 @@ class Commands:
             self._finish(current, *self._exit)
 
     def signal(self, signum: int) -> None:
-        """To everything the present command started."""
+        """Sends a signal to everything that the present command started."""
         if self._current is not None:
             send_all(self._current.pid, signum, self._current.group)
 
     def suspend(self, now: int) -> None:
-        """Stops it in place; its time limit stands still too."""
+        """Stops it in place; its time limit stops, too."""
         current = self._current
         if current is not None and self._suspended_ns is None:
             self._suspended_ns = now
@@ -516,7 +516,7 @@ class Commands:
                 send_all(current.pid, signal.SIGSTOP)
 
     def resume(self, now: int) -> None:
-        """Continues it."""
+        """Continues a suspended command."""
         current = self._current
         if current is not None and self._suspended_ns is not None:
             self._shift_ns += now - self._suspended_ns
@@ -534,7 +534,7 @@ class Commands:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """Starts the next command when there is none; True: something was started or reported."""
+        """Starts the next command if none runs. Returns: whether something was started or reported."""
         moved = False
         while self._current is None and self._queue:
             batch, item = self._queue.popleft()
@@ -566,7 +566,7 @@ class Commands:
         return moved
 
     def check(self, now: int) -> int | None:
-        """Enforces limits; returns when to look again at the latest (ns), None = no sooner than the usual tick."""
+        """Enforces limits; returns when to look again at the latest (ns), None for the usual tick."""
         current = self._current
         if current is None:
             return None
@@ -612,14 +612,14 @@ class Commands:
                 self._spawner.surprise("output_capped", f"command {current.item.seq}")
 
     def exited(self, pid: int, status: int, usage: resource.struct_rusage) -> bool:
-        """Process `pid` was reaped; True: it was the command."""
+        """Takes the status of a reaped process. Returns: whether it was the command."""
         current = self._current
         if current is None or pid != current.pid or self._exit is not None:
             return False
         self._exit = (status, usage)
         if self._ending is None or self._ending.killed or not self._spawner.strangers():
             self._finish(current, status, usage)
-        return True  # else what it started has the rest of the grace time
+        return True  # otherwise its processes have the rest of the grace
 
     def _finish(self, current: RunningCommand, status: int, usage: resource.struct_rusage) -> None:
         if current.group is not None:
@@ -635,7 +635,7 @@ class Commands:
     # -- telling -------------------------------------------------------------------------------------------------------
 
     def next_report(self) -> float | None:
-        """When `report` has something to tell at the latest (ns)."""
+        """Returns when `report` has something to report at the latest (ns)."""
         moments = [self._ends_since + _REPORT_NS] if self._ends else []
         if self._launcher.tidies_ns is not None:
             moments.append(self._launcher.tidies_ns)
@@ -644,7 +644,7 @@ class Commands:
         return min(moments, default=None)
 
     def report(self, now: int, *, at_once: bool = False) -> None:
-        """Tells what ended; short commands share a message, a long one is told of while it runs."""
+        """Reports ends; short commands share a message, a long one is reported while it runs."""
         current = self._current
         started: tuple[CommandStarted, ...] = ()
         if current is not None and not current.is_told and now - current.started_ns >= _TELL_NS:
@@ -663,14 +663,14 @@ class Commands:
         self._ends.append(end)
 
     def remove_group(self) -> None:
-        """At the very end."""
+        """Removes the group at the very end."""
         os.chdir("/")
         if self._current is not None and self._current.group is not None:
             self._current.group.remove()
 
 
 def _wake(_signum: int, _frame: object) -> None:
-    """The byte in the wake-up pipe is what counts."""
+    """Does nothing: the byte in the wake-up pipe counts."""
 
 
 def _pipe() -> tuple[int, int]:
@@ -681,12 +681,12 @@ def _pipe() -> tuple[int, int]:
 
 
 def main(fd: int, *, closed: bool = False) -> None:
-    """Runs a spawner on control socket `fd`; its first frame is the `Setup`. closed: to other processes of its user."""
+    """Runs a spawner on control socket `fd`; its first frame is the `Setup`. closed: other processes of its user cannot look into it."""
     prefer_for_oom(_OOM_SCORE)
     if closed:
         close_to_others()
     running.hash_seed = os.environ.get("PYTHONHASHSEED", "")
-    for name in OF_SPAWNERS:  # they are nothing that work should see
+    for name in OF_SPAWNERS:  # work should not see them
         if (value := os.environ.pop(f"RMGR_SPAWNER_{name}", None)) is None:
             continue
         os.environ.pop(name, None)

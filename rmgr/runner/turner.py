@@ -1,12 +1,12 @@
 """The turner of a node: at the boundaries of slots it stops the parts of gangs that leave, and continues those that come.
 
-Exec'd by the Starter (`python -m rmgr.runner.turner FD`) with one end of a socket, single-threaded, with the Starter's own rights: work
-of users is never asked to give way by itself. It knows the rows of the next half minute, so it goes on while its Starter stands still;
-when the socket closes (the Starter died) it kills all parts. Spawners are never stopped.
+Exec'd by the Starter (`python -m rmgr.runner.turner FD`) with one end of a socket, single-threaded, with the Starter's own rights: users'
+processes are never asked to stop themselves. It knows the rows of the next half minute, so it goes on while its Starter stands still; when
+the socket closes (the Starter died) it kills all parts. Spawners are never stopped.
 
 A part is stopped by the freezer of its control group (version 2), or by SIGSTOP to everything below its spawner, again and again until no
-new process is found. What its spawner starts meanwhile is born stopped: in the frozen group, or it has halted itself, and a look in the
-part's turn continues it. Nobody who comes is continued before all who leave stand still.
+new process is found. Processes that its spawner starts meanwhile are born stopped: in the frozen group, or halted by themselves; a look in
+the part's turn continues them. No coming part is continued before all leaving parts are stopped.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from rmgr.runner.host.contain import below, cpu_ticks, halted, send, state_of, s
 from rmgr.runner.host.kernel import CLOCK
 
 _MS = 1_000_000
-#: Who does not stand still after this is late; after the second he is killed, if he computes.
+#: A part that is not stopped after the first time is late; after the second it is killed if it computes.
 _LATE_NS, _STUBBORN_NS = 20 * _MS, 1_000 * _MS
-#: Who has used less in that second sleeps; and so long he may take to die.
+#: A part that used less processor time in that second sleeps; and the time that a killed part may take to die.
 _LITTLE_NS, _DYING_NS = 20 * _MS, 500 * _MS
 _TICK_NS = 1_000 * _MS // os.sysconf("SC_CLK_TCK")
-#: Between two looks whether those that leave stand still.
+#: Pause between two checks whether leaving parts are stopped.
 _POLL_S = 0.0003
-#: How often parts are looked at in between. Of those that are stopped a process of their user may have continued some, or left their group;
-#: below those that run, where groups are not frozen, some may have been born halted.
+#: Pause between two looks at parts between boundaries. A stopped part's processes may have been continued by its user, or have left their
+#: group; below a running part without a frozen group, processes may have been born halted.
 _LOOK_NS = 50 * _MS
 _REPORT_NS = 500 * _MS
 _RECEIVE = 256 * 1024
-#: Messages that wait for a Starter that stands still.
+#: Most messages that wait for a Starter that stands still.
 _MOST_WAITING = 256
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """since_ns: it runs since then. is_new: it was told to stop, and nobody has seen yet that it stands still.
+    """One part. since_ns: start of its present turn. is_new: it was told to stop, and was not yet seen stopped.
 
-    is_awake: it is stopped, and something of it sleeps where no signal reaches; is_deep: so it was the last time that it was stopped.
-    stopped: pids that were sent SIGSTOP.
+    is_awake: it is stopped, but part of it sleeps where signals do not reach; is_deep: the same at its last stop. stopped: pids that were
+        sent SIGSTOP.
     """
 
     name: str
@@ -62,32 +62,32 @@ class _Part:
     is_held: bool = False
     is_awake: bool = False
     is_deep: bool = False
-    until_ns: int = 0  #: it was let go until then
+    until_ns: int = 0  #: it may run until then
     since_ns: int = 0
     served_ns: int = 0
     turns: int = 0
     stopped: set[int] = field(default_factory=set)
 
     def stop(self) -> None:
-        """Asks all of it to stand still."""
+        """Begins to stop all of it."""
         if self.freeze:
             write_file(self.freeze, "1")
         else:
             self.is_still()
 
     def is_still(self) -> bool:
-        """All of it stands still; what does not is stopped again (it was born meanwhile)."""
+        """Returns whether all of it is stopped; stops again what is not (new processes)."""
         if self.freeze:
-            return b"frozen 0" not in self._read("events")  # without a group there is nothing in it
+            return b"frozen 0" not in self._read("events")  # without a group there are no processes in it
         seen = below(self.spawner)
         running = set(seen) - still(seen)
         for pid in running:
             send(pid, signal.SIGSTOP)
         self.stopped |= running
-        return not running and set(below(self.spawner)) <= set(seen)  # who was born before his parent stopped is found at this look
+        return not running and set(below(self.spawner)) <= set(seen)  # finds processes born before their parent was stopped
 
     def sleeps_deeply(self) -> bool:
-        """Nothing of it runs, and something waits in the kernel, where it will stop when it wakes."""
+        """Returns whether nothing of it runs, but something waits in the kernel, and will stop when it wakes."""
         states = {pid: state_of(pid) for pid in below(self.spawner)}
         return "R" not in states.values() and "D" in states.values()
 
@@ -101,32 +101,33 @@ class _Part:
         self.stopped.clear()
 
     def release(self) -> None:
-        """Continues what was born in its turn."""
+        """Continues processes that were born halted in its turn."""
         if not self.freeze:
             for pid in halted(self.spawner):
                 send(pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kills all of it but its spawner, stopped or not."""
+        """Kills all of it except its spawner, stopped or not."""
         if self.freeze and write_file(f"{self.freeze.removesuffix('freeze')}kill", "1"):
             return
         for pid in below(self.spawner):
             send(pid, signal.SIGKILL)
 
     def is_gone(self) -> bool:
-        """Nothing of it lives."""
+        """Returns whether no process of it lives."""
         if self.freeze:
             return b"populated 1" not in self._read("events")
         return all(state_of(pid) in "ZX" for pid in below(self.spawner))
 
     def used_ns(self) -> int:
-        """Processor time of all of it."""
+        """Returns the processor time of all of it."""
         if self.freeze:
             return 1000 * int((self._read("stat", "cpu").split() or (b"", b"0"))[1])  # usage_usec comes first
         return sum(map(cpu_ticks, below(self.spawner))) * _TICK_NS
 
     def fetch(self) -> bool:
-        """Brings back who has left the group for the slot's own, as a user may where no controller is in use. True: somebody had."""
+        """Brings back processes that left the group for the slot's own, as a user may if no controller is in use. Returns: whether there
+        were any."""
         escaped: list[bytes] = []
         work = os.path.dirname(self.freeze)
         if self.freeze:
@@ -158,7 +159,7 @@ class Turner:
         self._has_news = False
 
     def run(self) -> NoReturn:
-        """Until the socket closes."""
+        """Runs until the socket closes."""
         while True:
             now = time.clock_gettime_ns(CLOCK)
             self._count_out_of_turn(now)
@@ -213,12 +214,12 @@ class Turner:
         self._has_news = True
 
     def _stop(self, leaving: list[_Part]) -> None:
-        """All of them stand still afterwards, or are dead, or sleep too deeply to be stopped."""
+        """Stops parts; afterwards all are stopped, or dead, or sleep too deeply to be stopped."""
         began = time.clock_gettime_ns(CLOCK)
         for part in leaving:
             part.stop()
         waits = list(leaving)
-        used: dict[str, int] = {}  # by those that are late
+        used: dict[str, int] = {}  # of late parts
         is_late = False
         while True:
             still_ones = [part for part in waits if part.is_still()]
@@ -228,19 +229,19 @@ class Turner:
                 self._has_stopped(part, now)
                 part.is_deep = False
             for part in [part for part in waits if part.is_deep and now - began > _LATE_NS and part.sleeps_deeply()]:
-                waits.remove(part)  # a second was given to it the last time
+                waits.remove(part)  # it had a second the last time
                 self._has_stopped(part, now)
                 part.is_awake = is_late = True
             if not waits or (used and now - began > _STUBBORN_NS):
                 break
             if now - began > _LATE_NS and not used:
                 used = {part.name: part.used_ns() for part in waits}
-                began = now - _LATE_NS  # this process may have stood still meanwhile: nobody's fault
+                began = now - _LATE_NS  # this process itself may have stood still meanwhile
             time.sleep(_POLL_S if not used else 0.005)
         self._late += is_late or bool(used)
         computing = [part for part in waits if part.used_ns() - used[part.name] > _LITTLE_NS]
         for part in waits:
-            self._send(Stubborn(part.name, part in computing))  # before its spawner can tell of its end
+            self._send(Stubborn(part.name, part in computing))  # before its spawner can report its end
         while computing and time.clock_gettime_ns(CLOCK) - began < _STUBBORN_NS + _DYING_NS:
             for part in computing:
                 part.kill()
@@ -258,9 +259,9 @@ class Turner:
         part.runs = part.is_new = False
 
     def _look(self, now: int) -> None:
-        """Stops again what should stand still and does not: it slept too deeply, or a process of its user has continued it.
+        """Stops parts again that should be stopped and are not: they slept too deeply, or a process of their user continued them.
 
-        Continues what was born halted in its part's turn.
+        Continues processes that were born halted in their part's turn.
         """
         if now - self._looked_ns < _LOOK_NS:
             return
@@ -270,7 +271,7 @@ class Turner:
             if part.runs:
                 part.release()
                 continue
-            is_trusted = bool(part.freeze) and not part.is_awake  # nobody but the Starter continues its group
+            is_trusted = bool(part.freeze) and not part.is_awake  # only the Starter continues its group
             if not has_left if is_trusted else part.is_still():
                 part.is_awake = False
             elif part.has_begun and not part.is_awake:
@@ -320,7 +321,7 @@ class Turner:
                 self._parts[order.part].is_held = order.on
 
     def _end(self) -> NoReturn:
-        """The Starter is dead: nothing of its work goes on, and nothing stays stopped."""
+        """The Starter is dead: kills all parts, and leaves nothing stopped."""
         deadline = time.clock_gettime_ns(CLOCK) + _DYING_NS
         while True:
             for part in self._parts.values():
@@ -335,7 +336,7 @@ class Turner:
     # -- telling -----------------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
-        now = time.clock_gettime_ns(CLOCK)  # somebody may just have been continued
+        now = time.clock_gettime_ns(CLOCK)  # read now, since a part may just have been continued
         self._told_ns, self._has_news = now, False
         for part in self._parts.values():
             if part.runs:
@@ -348,7 +349,7 @@ class Turner:
         return Served(told, self._switches, self._late, self._out_ns)
 
     def _send(self, frame: object) -> None:
-        """Queues a frame: a Starter that stands still does not stop the turner, and is not told all that it has missed."""
+        """Queues a frame, since a Starter that stands still must not block the turner; drops reports when too many wait."""
         if isinstance(frame, Served) and len(self._outbox) > _MOST_WAITING:
             return
         self._outbox.append(stream.encode(frame))
@@ -362,7 +363,7 @@ class Turner:
             except BlockingIOError:
                 return
             except OSError:
-                self._outbox.clear()  # the Starter is gone: the read side says so
+                self._outbox.clear()  # the Starter is gone: the next read sees that
                 return
             if sent < len(data):
                 self._outbox[0] = data[sent:]
@@ -371,7 +372,7 @@ class Turner:
 
 
 def _hurry() -> None:
-    """Before all work, where that is allowed."""
+    """Takes priority over all work, if allowed."""
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         return

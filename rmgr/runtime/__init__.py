@@ -1,5 +1,5 @@
-"""The ground of daemons and client: clocks, threads and randomness, mailbox, timers, lease, back-off, failpoints, the watched store.
+"""The foundation of daemons and client: clocks, threads and randomness, mailbox, timers, lease, back-off, failpoints, the watched store.
 
-`machine` is the door to time and threads; loops and timers are built on it. The room may use adapters, `coord` and `model`. It must not
-import a procedure, the client or a daemon, and it decides nothing about work.
+`machine` gives time and threads; loops and timers are built on it. The room may use adapters, `coord` and `model`. It must not import a
+procedure, the client or a daemon, and it decides nothing about work.
 """

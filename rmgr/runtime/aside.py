@@ -1,7 +1,7 @@
 """Sets aside what makes a handler raise: one poisoned znode must not stop the work of others, nor fill the log.
 
-A *subject* is what is handled: the path of a znode, or the name of a place in the code where nobody knows more. Its version says whether it
-has changed since. Owner's thread only.
+A *subject* is what is handled: the path of a znode, or if no more is known, a place in the code. Its version tells whether it has changed
+    since. Owner's thread only.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TypeVarTuple
 from rmgr.runtime.machine import Log
 
 Ts = TypeVarTuple("Ts")
-#: Subjects that are remembered; the oldest are forgotten first. Characters of an error.
+#: Most subjects remembered (the oldest are forgotten first), and characters of an error.
 MOST, _MOST_CHARACTERS = 1000, 300
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """version: of the subject when it failed, None = it has none. error: class and message."""
+    """A failure. version: of the subject then, None if it has none. error: class and message."""
 
     version: object
     error: str
@@ -39,7 +39,7 @@ class Aside:
         self._kept: OrderedDict[str, SetAside] = OrderedDict()
 
     def run(self, subject: str, version: object, what: Callable[[*Ts], object], *given: *Ts) -> bool:
-        """Handles it, by `what` of what is given. False: it raised; then it is told once, and set aside until it has another version.
+        """Calls `what` for a subject. False: it raised; the error is logged once, and the subject set aside until its version changes.
 
         Cost: about 0.2 us.
         """
@@ -53,7 +53,7 @@ class Aside:
         return True
 
     def attempt(self, what: Callable[[*Ts], object], *given: *Ts) -> Exception | None:
-        """Handles something of which nobody knows more than the place in the code where it raises; returns what it raised."""
+        """Calls `what` for an unknown subject: a failure counts for the place in the code. Returns the exception, if any."""
         try:
             what(*given)
         except Exception as error:  # noqa: BLE001 - as above
@@ -62,14 +62,14 @@ class Aside:
         return None
 
     def holds(self, subject: str, version: object) -> bool:
-        """It failed at this version, and is not to be tried again."""
+        """Returns whether the subject failed at this version, and must not be tried again."""
         if not self._kept:
             return False
         kept = self._kept.get(subject)
         return kept is not None and kept.version == version
 
     def add(self, subject: str, version: object, error: Exception) -> None:
-        """It failed."""
+        """Sets a subject aside after a failure."""
         found = SetAside(version, f"{type(error).__name__}: {error}"[:_MOST_CHARACTERS])
         self._failed()
         if self._kept.get(subject) != found:
@@ -80,11 +80,11 @@ class Aside:
             self._kept.popitem(last=False)
 
     def forget(self, subject: str) -> None:
-        """It has gone."""
+        """Forgets a subject that is gone."""
         self._kept.pop(subject, None)
 
     def keep(self, parent: str, names: Iterable[str]) -> None:
-        """Only these are below that path now: the others have gone. Cost: nothing where nothing is set aside."""
+        """Forgets subjects below a path that are not among `names`, since they are gone. Cost: none if nothing is set aside."""
         if self._kept:
             there = frozenset(names)
             for subject in list(self._kept):
@@ -93,12 +93,12 @@ class Aside:
                     del self._kept[subject]
 
     def told(self) -> dict[str, str]:
-        """Subject -> its error."""
+        """Returns subject -> error."""
         return {subject: kept.error for subject, kept in self._kept.items()}
 
     @property
     def words(self) -> str:
-        """What was set aside, in one line, the last one by name; "" = nothing."""
+        """What was set aside, in one line that names the last; "" if nothing."""
         if not self._kept:
             return ""
         subject, last = next(reversed(self._kept.items()))
@@ -107,6 +107,6 @@ class Aside:
 
 
 def place_of(error: BaseException) -> str:
-    """Where it was raised, as a subject: `leader/nodes.py:214`."""
+    """Returns where an error was raised, as a subject: `nodes.py:214`."""
     frames = extract_tb(error.__traceback__)
     return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "somewhere"

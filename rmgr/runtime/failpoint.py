@@ -1,8 +1,8 @@
 """Failpoints: named places where a test makes a process die, stop, wait or fail. Without RMGR_FAILPOINT they do nothing.
 
-RMGR_FAILPOINT=name:n=kill|stop|delay:S|until:FILE|error (comma separated): the n-th pass of `failpoint(name)` triggers, n from 1,
-default 1. kill: SIGKILL to this process; stop: SIGSTOP; delay: sleeps S seconds; until: sleeps until FILE is there, a minute at most, while
-its sessions live on; error: raises FailpointError.
+RMGR_FAILPOINT=name:n=kill|stop|delay:S|until:FILE|error (comma separated): the n-th pass of `failpoint(name)` triggers, n from 1, default
+1. kill: SIGKILL to this process; stop: SIGSTOP; delay: sleeps S seconds; until: sleeps until FILE exists, for a minute at most, while its
+sessions live on; error: raises FailpointError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FailpointTrigger:
 
 
 def parse(text: str) -> dict[str, tuple[FailpointTrigger, ...]]:
-    """The variable's value, by name. Raises: ConfigError."""
+    """Returns the triggers in the variable's value, by failpoint. Raises: ConfigError."""
     found: dict[str, tuple[FailpointTrigger, ...]] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         where, equals, what = entry.partition("=")
@@ -55,7 +55,7 @@ def parse(text: str) -> dict[str, tuple[FailpointTrigger, ...]]:
 
 
 class Failpoints:
-    """The failpoints of one process and how often each was passed. Thread-safe."""
+    """The failpoints of one process, with the number of passes of each. Thread-safe."""
 
     def __init__(self, text: str) -> None:
         self._triggers = parse(text)
@@ -63,7 +63,7 @@ class Failpoints:
         self._lock = threading.Lock()
 
     def hit(self, name: str) -> None:
-        """One pass of `name`."""
+        """Counts a pass of `name`, and triggers."""
         triggers = self._triggers.get(name)
         if triggers is None:
             return
@@ -95,6 +95,6 @@ _ACTIVE = Failpoints(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
 
 
 def failpoint(name: str) -> None:
-    """A place where a test may interfere. Cost when RMGR_FAILPOINT is unset: one comparison."""
+    """Marks a place where a test may interfere. Cost if RMGR_FAILPOINT is unset: one comparison."""
     if _ACTIVE is not None:
         _ACTIVE.hit(name)

@@ -1,4 +1,4 @@
-"""Reads the clock that gang time is counted by: CLOCK_BOOTTIME of another machine, asked over gRPC by least round trip."""
+"""Reads the clock by which gang time is counted: CLOCK_BOOTTIME of another machine, over gRPC, from the shortest of several round trips."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from rmgr.errors import RmgrError
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
-#: Questions of one reading: that with the shortest round trip counts.
+#: Questions of one reading, of which the one with the shortest round trip counts.
 _ASKED = 8
-#: Between two readings, and after one without an answer.
+#: Pause between two readings, and after one without an answer.
 _EVERY_S, _AGAIN_S = 10.0, 1.0
 _CALL_S = 1.0
-#: Boot clocks drift apart by less than this (us a second): an exact reading that is old may be better than one taken under load.
+#: Boot clocks drift apart by less than this (us a second): an old exact reading may be better than a new one taken under load.
 _DRIFT = 100
 
 
 class ClockReading(NamedTuple):
-    """offset_us: so much their boot clock is ahead of ours, give or take error_us (half a round trip). at_ns: by our boot clock."""
+    """offset_us: their boot clock minus ours, give or take error_us (half a round trip). at_ns: by our boot clock."""
 
     offset_us: int
     error_us: int
     at_ns: int
 
 
-#: Of a node of one's own machine.
+#: The reading for a node on this machine.
 OWN = ClockReading(0, 0, 0)
 
 
 def better(old: ClockReading | None, new: ClockReading) -> ClockReading:
-    """Which of them is nearer to the truth when the new one was taken, for all that is known."""
+    """Returns the reading that is more exact at the time of the new one, as far as known."""
     if old is None:
         return new
     age_s = (new.at_ns - old.at_ns) / 1e9
@@ -43,9 +43,9 @@ def better(old: ClockReading | None, new: ClockReading) -> ClockReading:
 
 
 class ClockReader:
-    """Asks one Starter at a time, in a thread of its own. `reading` is read from any thread.
+    """Asks one Starter at a time, in a thread of its own. `reading` may be read from any thread.
 
-    Args: told: called on that thread whenever there is a new reading.
+    Args: told: called on that thread after each new reading.
     """
 
     def __init__(self, credentials: Credentials | None, told: Callable[[], None]) -> None:
@@ -54,17 +54,17 @@ class ClockReader:
         self._lock = threading.Condition()
         self._target: tuple[str, int, str] | None = None  # node, incarnation, endpoint
         self._reading: ClockReading | None = None
-        self.problem = "it has not answered yet"  #: why the last try has brought no reading, "" = it has brought one
+        self.problem = "it has not answered yet"  #: why the last try failed, "" if it did not
         self._thread: threading.Thread | None = None
         self._closed = False
 
     @property
     def reading(self) -> ClockReading | None:
-        """The last one of whom it follows; None: there is none yet. It stays while nobody answers."""
+        """The last reading of the followed Starter; None if there is none yet. It stays while the Starter does not answer."""
         return self._reading
 
     def follow(self, node: str, incarnation: int, endpoint: str) -> None:
-        """Whom to ask from now on. What it knew of another one is forgotten; the same again changes nothing."""
+        """Sets the Starter to ask from now on. Forgets the reading of another one; does nothing if unchanged."""
         target = (node, incarnation, endpoint)
         with self._lock:
             if self._closed or target == self._target:
@@ -78,7 +78,7 @@ class ClockReader:
             self._lock.notify()
 
     def close(self) -> None:
-        """Asks no more. Idempotent."""
+        """Ends the questions. Idempotent."""
         with self._lock:
             self._closed = True
             self._lock.notify()
@@ -107,7 +107,7 @@ class ClockReader:
         best: ClockReading | None = None
         try:
             with NodeClient(endpoint, timeout_s=_CALL_S, credentials=self._credentials) as client:
-                client.clock(node)  # the first one opens the connection
+                client.clock(node)  # the first call opens the connection
                 for _ in range(_ASKED):
                     began_ns = machine.boottime_ns()
                     there_us, its_incarnation = client.clock(node)

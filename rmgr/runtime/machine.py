@@ -1,10 +1,10 @@
-"""Gives daemons and client what they need of the machine: clocks, waits, threads and randomness; and says what a log is to them.
+"""Gives daemons and client what they need of the machine: clocks, waits, threads and randomness; and defines what a log is to them.
 
 Nothing in `rmgr/daemons` or `rmgr/client` asks `time`, `random`, `os.urandom` or `threading` for these (`tests/test_house_machine.py`
-compares), so a test can put another machine in place of this one (`replaced`) and let a whole cluster run on a virtual clock in one thread.
+checks), so a test can put another machine in place of this one (`replaced`) and run a whole cluster on a virtual clock in one thread.
 
-Use it as `machine.monotonic()`: a name that was imported from here, or became a default argument, stays this machine's for ever.
-A call costs what the call of the standard library costs: the names are bound, not looked up in an object.
+Use it as `machine.monotonic()`: a name imported from here, or bound as a default argument, stays this machine's for ever. A call costs as
+much as that of the standard library: the names are bound, not looked up in an object.
 """
 
 from __future__ import annotations
@@ -20,66 +20,67 @@ from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
-#: Seconds that only grow, from an unknown beginning: for deadlines, pauses and ages.
+#: Seconds that only grow, from an unknown start: for deadlines, pauses and ages.
 monotonic: Callable[[], float] = time.monotonic
-#: The same in the finest steps: for durations that become metrics.
+#: The same in the finest steps, for durations that become metrics.
 perf_counter: Callable[[], float] = time.perf_counter
 #: Seconds since 1970, as the machine believes: for people, signatures and retention.
 wall_s: Callable[[], float] = time.time
 #: Lets the calling thread wait for so many seconds.
 sleep: Callable[[float], None] = time.sleep
-#: A number between two others, each equally likely: for jitter, never for secrets.
+#: A uniformly distributed number between two others: for jitter, never for secrets.
 uniform: Callable[[float, float], float] = random.uniform
 #: As `threading.Thread` and `threading.Timer`.
 Thread: Callable[..., threading.Thread] = threading.Thread
 Timer: Callable[..., threading.Timer] = threading.Timer
 
-_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS's monotonic clock does not stand still
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS's monotonic clock does not stop during suspension
 
 
 def wall_us() -> int:
-    """Microseconds since 1970."""
+    """Returns microseconds since 1970."""
     return time.time_ns() // 1000
 
 
 def boottime_ns() -> int:
-    """Nanoseconds since the machine was started, its suspensions included."""
+    """Returns nanoseconds since the machine was started, with its suspensions."""
     return time.clock_gettime_ns(_BOOTTIME)
 
 
 def random_hex(count: int) -> str:
-    """So many random bytes in hexadecimal digits, fit for secrets."""
+    """Returns `count` random bytes in hexadecimal digits, fit for secrets."""
     return os.urandom(count).hex()
 
 
 def guid() -> str:
-    """A name of 32 hexadecimal digits that nothing else has."""
+    """Returns a unique name of 32 hexadecimal digits."""
     return os.urandom(16).hex()
 
 
 def pool(most: int, name: str) -> Executor:
-    """Up to `most` threads for calls that wait (store, files, callbacks of users)."""
+    """Returns an executor with up to `most` threads for calls that wait (store, files, callbacks of users)."""
     return ThreadPoolExecutor(most, thread_name_prefix=name)
 
 
 def steady_pool(most: int, name: str) -> Executor:
-    """The same, started at once, for a daemon that must not become mute when the machine has no thread left. Raises: RuntimeError."""
+    """The same, with threads started at once, for a daemon that must answer even if the machine has no thread left. Raises:
+    RuntimeError."""
     from rmgr.adapters.rpc.server import SteadyThreads
 
     return SteadyThreads(most, name)
 
 
 def result(future: Future[T], timeout_s: float | None) -> T:
-    """What another thread of this process brings. Raises: TimeoutError; what the future holds."""
+    """Waits for the result of another thread of this process. Raises: TimeoutError; the future's exception."""
     return future.result(timeout_s)
 
 
 def wait_for(condition: threading.Condition, holds: Callable[[], object], timeout_s: float | None) -> bool:
-    """Waits, with the condition's lock, until another thread has seen to it. False: it does not hold after so many seconds."""
+    """Waits, holding the condition's lock, until `holds`. Returns: False if it does not hold within the timeout."""
     return bool(condition.wait_for(holds, timeout_s))
 
 
-#: What another machine has to offer, by these names.
+#: Names that another machine must offer.
 OFFERED = (
     "monotonic", "perf_counter", "wall_s", "wall_us", "boottime_ns", "sleep", "uniform", "random_hex", "guid",
     "Thread", "Timer", "pool", "steady_pool",
@@ -102,10 +103,10 @@ def replaced(other: object) -> Iterator[None]:
 
 
 class Backoff:
-    """Delays that grow by `factor` from `first_s` to `most_s`, each drawn between half of it and all of it.
+    """Delays that grow by `factor` from `first_s` to `most_s`; each is drawn between half of it and all of it.
 
     Args:
-        rng: where the jitter comes from; tests pass a seeded one.
+        rng: source of the jitter; tests pass a seeded one.
     """
 
     def __init__(self, first_s: float = 0.1, most_s: float = 5.0, *, factor: float = 2.0, rng: random.Random | None = None) -> None:
@@ -120,14 +121,14 @@ class Backoff:
         self.attempts = 0
 
     def next_s(self) -> float:
-        """Seconds to wait now; each call counts as one more failure."""
+        """Returns the seconds to wait now; each call counts one more failure."""
         full_s = self._next_s
         self._next_s = min(self._most_s, full_s * self._factor)
         self.attempts += 1
         return full_s * self._draw(0.5, 1.0)
 
     def reset(self) -> None:
-        """It worked: the next failure starts from the beginning."""
+        """Notes a success: the next failure starts from the beginning."""
         self._next_s = self._first_s
         self.attempts = 0
 
@@ -136,7 +137,7 @@ class Backoff:
 
 
 class Log(Protocol):
-    """Takes one fact a call, in the past tense; `fields` are of `rmgr.log.FIELDS`."""
+    """Takes one fact for each call, in the past tense; `fields` are those of `rmgr.log.FIELDS`."""
 
     def debug(self, event: str, /, **fields: object) -> object: ...
     def info(self, event: str, /, **fields: object) -> object: ...
@@ -144,5 +145,5 @@ class Log(Protocol):
     def error(self, event: str, /, **fields: object) -> object: ...
     def exception(self, event: str, /, **fields: object) -> object: ...
     def bind(self, **fields: object) -> Log:
-        """The same logger, with `fields` on each line."""
+        """Returns the same logger, with `fields` on each line."""
         ...

@@ -1,12 +1,11 @@
 """The mailbox: facts from any thread, taken out by the one thread that owns the state; its timers, its loop, and signals as messages.
 
-Timers are delivered from the wait itself, so there is no thread per timer. A *wake* is a level-triggered hint: however often it is raised
-before it is taken out, it arrives once. The loop of a daemon or a client takes messages out of one mailbox, and their owner handles each
-(`run_loop`). A simulation gives the same owners their turns by itself, one after another, in one thread: of an owner, only `Mailbox.get`
-here waits.
+Timers are delivered from the wait itself, so timers need no threads. A *wake* is a level-triggered hint: however often it is raised before
+it is taken out, it arrives once. The loop of a daemon or a client takes messages out of one mailbox, and their owner handles each
+(`run_loop`). A simulation gives the same owners their turns itself, one after another, in one thread: only `Mailbox.get` ever waits.
 
-SIGTERM and SIGINT go into the mailbox, the second one of the kind ends the process at once (`SignalMessages`). Python runs a handler in the
-main thread between two byte codes, even while that thread holds the mailbox's lock; so the handler only writes a byte into a pipe, and a
+SIGTERM and SIGINT go into the mailbox; the second one of a kind ends the process at once (`SignalMessages`). Python runs a handler in the
+main thread between two byte codes, even while that thread holds the mailbox's lock. So the handler only writes a byte into a pipe, and a
 small thread puts the message.
 """
 
@@ -29,14 +28,14 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Closed(Exception):
-    """The mailbox was closed and everything in it has been taken out."""
+    """The mailbox was closed and is empty."""
 
 
 class Mailbox(Generic[M]):
-    """A queue with many senders and one owner. A message is never None: that is what `get` says when there is none.
+    """A queue with many senders and one owner. A message is never None, which `get` returns for no message.
 
     Args:
-        clock: monotonic seconds; tests pass their own and call `get` with a deadline of 0.
+        clock: monotonic seconds; tests pass their own and call `get` with a timeout of 0.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -51,7 +50,7 @@ class Mailbox(Generic[M]):
     # -- from any thread
 
     def put(self, message: M) -> None:
-        """Adds a message; never blocks. Dropped when the mailbox is closed. Cost: O(1), about 1 us."""
+        """Adds a message, unless the mailbox is closed; never blocks. Cost: O(1), about 1 us."""
         with self._arrived:
             if self._closed:
                 return
@@ -62,7 +61,7 @@ class Mailbox(Generic[M]):
     post = put  # as stories call it
 
     def wake(self, message: M, key: Hashable | None = None) -> None:
-        """Adds `message` unless one of the same key (default: the message itself) is still inside."""
+        """Adds `message` unless one with the same key (default: the message itself) is still inside."""
         with self._arrived:
             if self._closed:
                 return
@@ -83,7 +82,7 @@ class Mailbox(Generic[M]):
             return timer
 
     def close(self) -> None:
-        """Accepts nothing more; the owner still gets what is inside, then `Closed`. Timers are dropped."""
+        """Accepts nothing more; the owner still gets the messages inside, then `Closed`. Drops timers."""
         with self._arrived:
             self._closed = True
             self._timers.clear()
@@ -93,16 +92,16 @@ class Mailbox(Generic[M]):
         return len(self._messages)
 
     def due_s(self) -> float | None:
-        """When the next timer is due (on the mailbox's clock), None without one."""
+        """Returns when the next timer is due (on the mailbox's clock), None without one."""
         with self._arrived:
             return self._timers.next_s()
 
     # -- from the owner
 
     def get(self, timeout_s: float | None = None) -> M | None:
-        """The next message or due timer; None when none came within `timeout_s` (None: waits for ever).
+        """Returns the next message or due timer; None if none came within `timeout_s` (None: waits for ever).
 
-        Messages come in the order of `put`; a due timer comes before messages that wait, so that a flood delays no deadline.
+        Messages come in the order of `put`; a due timer comes before waiting messages, so that a flood delays no deadline.
         Raises: Closed.
         """
         end = None if timeout_s is None else self._clock() + timeout_s
@@ -121,7 +120,7 @@ class Mailbox(Generic[M]):
                 self._wait(end, now)
 
     def drain(self, limit: int = 1000) -> Iterator[M]:
-        """What is inside now, without waiting, at most `limit` messages."""
+        """Yields the messages inside now, without waiting, at most `limit`."""
         for _ in range(limit):
             try:
                 message = self.get(0)
@@ -154,7 +153,7 @@ class _Wake:
 
 
 class Timer:
-    """One message to be delivered once. `due_s`: monotonic seconds."""
+    """One message to be delivered once. due_s: monotonic seconds."""
 
     __slots__ = ("cancelled", "due_s")
 
@@ -178,7 +177,7 @@ class Due(Timer, Generic[M]):
 
 
 class Timers(Generic[M]):
-    """Timers as data, which somebody else waits on: no thread, no clock of its own.
+    """Timers as data, on which another object waits: without thread or clock.
 
     In the order of their due times, equal ones in the order of their making. Not thread-safe.
     """
@@ -188,20 +187,20 @@ class Timers(Generic[M]):
         self._made = 0
 
     def add(self, due_s: float, message: M) -> Due[M]:
-        """Cost: O(log n)."""
+        """Adds a timer. Cost: O(log n)."""
         timer = Due(due_s, message)
         self._made += 1
         heapq.heappush(self._heap, (due_s, self._made, timer))
         return timer
 
     def next_s(self) -> float | None:
-        """When the next timer is due, None without one."""
+        """Returns when the next timer is due, None without one."""
         while self._heap and self._heap[0][2].cancelled:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now_s: float) -> Due[M] | None:
-        """The next timer that is due at `now_s`."""
+        """Takes the next timer that is due at `now_s`, None if there is none."""
         due = self.next_s()
         if due is None or due > now_s:
             return None
@@ -210,7 +209,7 @@ class Timers(Generic[M]):
         return timer
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Forgets all timers."""
         self._heap.clear()
 
     def __len__(self) -> int:
@@ -218,24 +217,24 @@ class Timers(Generic[M]):
 
 
 class LoopOwner(Protocol[M]):
-    """Owns a state that only its messages change."""
+    """The owner of a state that only its messages change."""
 
     @property
     def mailbox(self) -> Mailbox[M]:
-        """Where its messages come in."""
+        """The mailbox for its messages."""
         ...
 
     def wait_s(self) -> float | None:
-        """Seconds that it may wait for the next message; None: for ever. Asked before each wait."""
+        """Returns the seconds that it may wait for the next message; None: for ever. Called before each wait."""
         ...
 
     def turn(self, message: M | None) -> bool:
-        """Handles what came; None: nothing has come in `wait_s`. False: the loop is over."""
+        """Handles a message; None: none came within `wait_s`. Returns: False if the loop is over."""
         ...
 
 
 def run_loop(owner: LoopOwner[M]) -> None:
-    """Gives turns until the owner ends the loop, or its mailbox is closed and empty. Cost: about 0.2 us a turn beside the mailbox."""
+    """Gives the owner turns until it ends the loop, or its mailbox is closed and empty. Cost: about 0.2 us a turn besides the mailbox."""
     mailbox, wait_s, turn = owner.mailbox, owner.wait_s, owner.turn
     try:
         while turn(mailbox.get(wait_s())):
@@ -249,7 +248,7 @@ class SignalMessages:
 
     Args:
         deliver: gets the signal; puts a message into a mailbox.
-        signals: which ones.
+        signals: those to catch.
         patience: how often the same stop signal is delivered before the next one ends the process with 128 + N.
     """
 
@@ -284,7 +283,7 @@ class SignalMessages:
         self._seen[number] = self._seen.get(number, 0) + 1
         if number in STOP_SIGNALS and self._seen[number] > self._patience:
             os._exit(128 + number)
-        with contextlib.suppress(OSError):  # full or closed: the message is there already, or nobody reads any more
+        with contextlib.suppress(OSError):  # full or closed: the message is already there, or is not read any more
             os.write(self._write, bytes([number]))
 
     def _pass_on(self, source: int) -> None:

@@ -1,7 +1,6 @@
 """Secures a process of a cluster: its credentials, its way to ZooKeeper, where it may listen, and at which address others reach it.
 
-One place for daemons and clients. An open cluster has no credentials; then daemons listen on loopback only, unless
-`--insecure` was typed.
+One place for daemons and clients. An open cluster has no credentials; then daemons listen on loopback only, unless `--insecure` was given.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ if TYPE_CHECKING:
     from rmgr.config import Config
     from rmgr.coord.protocol.ports import Coordinator
 
-#: Hosts that mean every address: nobody can dial them.
+#: Hosts that mean every address, and cannot be dialled.
 _EVERYWHERE = frozenset({"", "*", "0.0.0.0", "::", "[::]"})  # noqa: S104 - compared with, not bound to
 
 
 def credentials_of(config: Config, *roles: Role) -> Credentials | None:
-    """The bundle that the configuration names, None for an open cluster.
+    """Returns the bundle that the configuration names, None for an open cluster.
 
     Args:
-        roles: what its holder may be; none = anything.
+        roles: accepted roles of its holder; none = any.
     Raises: ConfigError naming the file and what to do.
     """
     if not config.security.dir:
@@ -42,9 +41,9 @@ def credentials_of(config: Config, *roles: Role) -> Credentials | None:
 
 
 def zookeeper_security(config: Config, credentials: Credentials | None, *, insecure: bool = False) -> ZkSecurity | None:
-    """How connections to ZooKeeper are protected, and as whom they speak; None in an open cluster.
+    """Returns how connections to ZooKeeper are protected, and as whom they authenticate; None in an open cluster.
 
-    Raises: ConfigError for a bundle without the secret, and where it would travel in clear to another machine, unless `insecure`.
+    Raises: ConfigError if the bundle lacks the secret, or if that would travel in clear to another machine, unless `insecure`.
     """
     if credentials is None:
         return None
@@ -76,7 +75,7 @@ def zookeeper_security(config: Config, credentials: Credentials | None, *, insec
 
 
 def zookeeper_options(config: Config, credentials: Credentials | None, *, insecure: bool = False) -> dict[str, Any]:
-    """Keyword arguments of every `ZkCoordinator` of this process: `zookeeper_security`, and the access lists of what it makes."""
+    """Returns the keyword arguments of this process's `ZkCoordinator`s: `zookeeper_security`, and access lists for new znodes."""
     security = zookeeper_security(config, credentials, insecure=insecure)
     if credentials is None or security is None:
         return {}
@@ -86,10 +85,10 @@ def zookeeper_options(config: Config, credentials: Credentials | None, *, insecu
 
 
 def close_zookeeper(config: Config, credentials: Credentials, *, heap_mib: int) -> RootReport:
-    """ZooKeeper's own `/` is closed to strangers, and the cluster's subtrees get quotas for servers with such a heap.
+    """Closes ZooKeeper's own `/` to strangers, and gives the cluster's subtrees quotas for servers with a heap of `heap_mib`.
 
     Args: credentials: the admin's, or a WatchDog's.
-    Raises: as `zookeeper_options`, `zk_root.close_root`; NotConnected where no ZooKeeper is named.
+    Raises: as `zookeeper_options`, and `close_root` of `adapters/zookeeper/tree.py`; NotConnected if no ZooKeeper is named.
     """
     from rmgr.adapters.zookeeper.tree import close_root
 
@@ -98,9 +97,9 @@ def close_zookeeper(config: Config, credentials: Credentials, *, heap_mib: int) 
 
 
 def open_zookeeper(config: Config, credentials: Credentials | None, *, insecure: bool = False) -> ZkCoordinator:
-    """A session with the ZooKeeper that the configuration names, connecting in the background.
+    """Returns a session with the configured ZooKeeper, connecting in the background.
 
-    Raises: as `zookeeper_options`; NotConnected where no ZooKeeper is named.
+    Raises: as `zookeeper_options`; NotConnected if no ZooKeeper is named.
     """
     from rmgr.adapters.zookeeper.client import ZkCoordinator
 
@@ -110,7 +109,7 @@ def open_zookeeper(config: Config, credentials: Credentials | None, *, insecure:
 
 
 def open_trust(coordinator: Coordinator, credentials: Credentials | None) -> Trust | None:
-    """Whose keys count at present, None in an open cluster."""
+    """Returns which keys are valid at present, None in an open cluster."""
     if credentials is None:
         return None
     from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
@@ -119,9 +118,9 @@ def open_trust(coordinator: Coordinator, credentials: Credentials | None) -> Tru
 
 
 def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str, insecure: bool) -> None:
-    """Raises ConfigError where other machines could reach what nobody guards, unless `--insecure` was typed.
+    """Raises ConfigError if other machines could reach what is not guarded, unless `--insecure` was given.
 
-    Args: listen, metrics: HOST:PORT. Both are guarded by TLS where there are credentials.
+    Args: listen, metrics: HOST:PORT. With credentials, TLS guards both.
     """
     if insecure or credentials is not None:
         return
@@ -140,7 +139,7 @@ def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str
 
 
 def certifier(credentials: Credentials) -> Callable[[bytes], tuple[str, bytes]]:
-    """Key id and canonical form of a signing key's certificate of this cluster. What reads certificates is not loaded for one's own."""
+    """Returns a function for the key id and canonical form of a signing certificate. For its own it loads no reader of certificates."""
 
     def certify(pem: bytes) -> tuple[str, bytes]:
         if pem == credentials.certificate_pem:
@@ -153,7 +152,7 @@ def certifier(credentials: Credentials) -> Callable[[bytes], tuple[str, bytes]]:
 
 
 def is_loopback(address: str) -> bool:
-    """HOST:PORT (or HOST) that only this machine reaches."""
+    """Returns whether only this machine reaches HOST:PORT (or HOST)."""
     host, colon, port = address.strip().rpartition(":")
     host = (host if colon and port.isdigit() else address.strip()).strip("[]")
     try:
@@ -163,12 +162,12 @@ def is_loopback(address: str) -> bool:
 
 
 def advertised(endpoint: str, advertise: str = "") -> str:
-    """The HOST:PORT that a daemon listening on `endpoint` tells the others.
+    """Returns the HOST:PORT that a daemon listening on `endpoint` tells the others.
 
     Args:
         endpoint: HOST:PORT that it listens on, with the real port.
-        advertise: HOST or HOST:PORT from the configuration; "" = `endpoint` itself, or this machine's name (a container's
-            name, in a container) where `endpoint` stands for every address.
+        advertise: HOST or HOST:PORT from the configuration; "" = `endpoint` itself, or if that stands for every address, this
+            machine's name (in a container, the container's).
     """
     host, _, port = endpoint.rpartition(":")
     if advertise:
@@ -178,7 +177,7 @@ def advertised(endpoint: str, advertise: str = "") -> str:
 
 
 def advertised_metrics(address: str, advertise: str = "") -> str:
-    """As `advertised`, of where measurements are served; `advertise` is of gRPC, and only its host counts."""
+    """As `advertised`, for the address of metrics; `advertise` is for gRPC, and only its host counts."""
     if address.rpartition(":")[0] not in _EVERYWHERE:
         return address
     is_bare = advertise.endswith("]") or ":" not in advertise
@@ -186,9 +185,9 @@ def advertised_metrics(address: str, advertise: str = "") -> str:
 
 
 def address_towards(endpoint: str, *, timeout_s: float) -> str:
-    """The address of this machine from which a connection to HOST:PORT goes out, an IPv6 one in brackets.
+    """Returns this machine's address from which a connection to HOST:PORT goes out, an IPv6 one in brackets.
 
-    "" where only this machine (loopback) or only its link would reach it, or where no connection comes about.
+    "" if only this machine (loopback) or its link would reach that address, or if there is no connection.
     Cost: a connection, ended at once.
     """
     host, _, port = endpoint.rpartition(":")

@@ -1,8 +1,8 @@
-"""The data store as a daemon has it: it may be away at the start and go at any time, and it must be our cluster's.
+"""ms of processor in each daemon; a failed call causes a check at once.
 
-`WatchedStore` is a `Store` in front of another one. A thread looks at it (often while it is away) and knows since when
-it does not serve and why. Until it is known whose store it is, and for as long as it is another cluster's, nothing is
-read from it or written to it: every call fails at once with `StoreUnavailable`, and whoever waits for the store waits.
+`WatchedStore` is a `Store` in front of another one. A thread checks it (often while it is away) and knows since when it does not serve, and
+why. While its cluster is unknown or another one, nothing is read from it or written to it: every call fails at once with
+`StoreUnavailable`, and its callers wait as for an absent store.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from rmgr.runtime.release import emptied
 
 T = TypeVar("T")
 
-#: Between two looks at a store that serves (a file, a server), and at one that does not (s). A look at a file is a commit, 1 ms of
-#: processor in each daemon; who meets a failure makes the thread look at once.
+#: Pause between two checks of a file that serves, of a server that serves, and of a store that does not (s). A check of a file is a commit,
 CALM_S, SERVER_CALM_S, AWAY_S = 10.0, 2.0, 0.5
 _HEALTH_S = 2.0
-#: How long a daemon waits at its start for a store that begins to answer, before it goes on without.
+#: How long a daemon waits at its start for a store to answer, before it goes on without.
 FIRST_S = 2.0
 
 
 def meet_store(url: str, *, log: Log, patience_s: float, create: bool = True) -> tuple[WatchedStore, str | None]:
-    """A daemon's store, and the cluster id that it remembers (None: none, or it is away).
+    """Returns a daemon's store, and the cluster id that it remembers (None: none, or it is away).
 
     Args:
-        patience_s: for a file that another process holds; it cannot be away for long, so then the daemon gives up.
+        patience_s: for a file that another process holds; it cannot be away for long, so the daemon gives up afterwards.
         create: make a file that does not exist.
-    Raises: `ConfigError`, `UsageError`; `StoreUnavailable` for a file only: a server that is away is waited for later.
+    Raises: `ConfigError`, `UsageError`; `StoreUnavailable` for a file only: a server that is away is awaited later.
     """
     is_file = url.startswith("sqlite:")
     store = WatchedStore(partial(open_store, url, create=create), log=log, calm_s=CALM_S if is_file else SERVER_CALM_S, url=url)
@@ -55,7 +54,7 @@ class WatchedStore(Store):
     """A `Store` (coord/protocol/ports.py) that knows whether it serves. Thread-safe.
 
     Args:
-        opener: opens the real store; tried again and again while it raises StoreUnavailable.
+        opener: opens the real store; called again while it raises StoreUnavailable.
         url: of the real store, for people.
     """
 
@@ -67,23 +66,23 @@ class WatchedStore(Store):
         self._away_s = away_s
         self._store: Store | None = None
         self._cluster_id = ""
-        self._is_ours = True  #: False: it is not known, or known not to be
-        self._was_bound = False  #: the cluster has used it: from then on an empty one is refused
-        self.failure: StoreUnavailable | None = None  #: why `meet` did not meet it
+        self._is_ours = True  #: False: unknown, or known not to be ours
+        self._was_bound = False  #: the cluster has used it: an empty store is refused from then on
+        self.failure: StoreUnavailable | None = None  #: why `meet` found no store
         self._trouble = ""
         self._away_since: datetime | None = None
         self._away_since_s = math.inf
         self._look_now = threading.Event()
         self._closing = threading.Event()
-        self._lock = threading.Lock()  #: of one look
+        self._lock = threading.Lock()  #: held during a check
         self._thread: threading.Thread | None = None
 
     # -- the start
 
     def meet(self, *, wait_s: float = FIRST_S) -> str | None:
-        """Opens the store; returns the cluster id that it remembers, None when it remembers none, or is away.
+        """Opens the store; returns the cluster id that it remembers, None if it remembers none or is away.
 
-        Raises: what no waiting heals (`ConfigError`, `UsageError`: wrong URL, keyspace, credentials, schema).
+        Raises: errors that waiting does not heal (`ConfigError`, `UsageError`: wrong URL, keyspace, credentials, schema).
         """
         end_s = time.monotonic() + wait_s
         while True:
@@ -98,11 +97,11 @@ class WatchedStore(Store):
                 return None
 
     def belong_to(self, cluster_id: str, *, was_bound: bool = False) -> None:
-        """From now on the store must be this cluster's; binds a new one. Then a thread looks at it.
+        """Requires that the store is this cluster's; binds a new one. Starts the thread that checks it.
 
         Args:
             was_bound: the cluster has bound its store before (`Meta.store_bound_us`), so an empty store has lost its data.
-        Raises: `WrongCluster`, `ConfigError` when that can be told now.
+        Raises: `WrongCluster`, `ConfigError` if that is known at once.
         """
         self._cluster_id, self._was_bound = cluster_id, was_bound
         self._is_ours = False
@@ -118,16 +117,16 @@ class WatchedStore(Store):
 
     @property
     def trouble(self) -> str:
-        """Why it does not serve, "" while it does; as old as the last look, which every failure of a call brings about. Never waits."""
+        """Why it does not serve, "" while it does; as of the last check, which every failed call causes. Never waits."""
         return self._trouble
 
     @property
     def is_up(self) -> bool:
-        """It serves."""
+        """Whether it serves."""
         return not self._trouble
 
     def facts(self) -> dict[str, object]:
-        """For `rmgr status`: ok, kind and url; while it does not serve since when (ISO 8601) and why."""
+        """Returns facts for `rmgr status`: ok, kind and url; while it does not serve, also since when (ISO 8601) and why."""
         since, trouble = self._away_since, self._trouble
         if not trouble:
             return {"ok": True, **self._shown}
@@ -136,7 +135,7 @@ class WatchedStore(Store):
         return {"ok": False, **self._shown, "since": iso, "problem": told}
 
     def note(self) -> str:
-        """One clause for people, "" while it serves."""
+        """Returns one clause for people, "" while it serves."""
         since = self._away_since
         return f"data store away since {_iso(since)}" if self._trouble and since else ""
 
@@ -169,7 +168,7 @@ class WatchedStore(Store):
 
     @property
     def puts_soon(self) -> bool:
-        """See `Store.puts_soon`; not while it is away."""
+        """See `Store.puts_soon`; False while it is away."""
         return self._is_ours and self._store is not None and self._store.puts_soon
 
     def write_soon(self, rows: Sequence[tuple[str, bytes]], how: Writing, done: Callable[[RmgrError | None], None]) -> bool:
@@ -214,7 +213,7 @@ class WatchedStore(Store):
         return self._through(lambda store: store.sweep(timeout_s=timeout_s))
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:  # noqa: ARG002 - the port's
-        """What the last look has found; never waits."""
+        """Returns the result of the last check; never waits."""
         return self._trouble or None
 
     def close(self) -> None:
@@ -235,7 +234,7 @@ class WatchedStore(Store):
             raise StoreUnavailable(f"the data store is not used: {why}", hint="rmgr waits for it; rmgr doctor looks closer")
         try:
             return call(store)
-        except (ConfigError, WrongCluster) as error:  # it came back as something else: wait for the right one
+        except (ConfigError, WrongCluster) as error:  # it came back as another store: wait for the right one
             self._look_now.set()
             raise StoreUnavailable(error.message, hint=error.hint) from error
         except StoreUnavailable:
@@ -262,16 +261,16 @@ class WatchedStore(Store):
             self._look_now.clear()
             self._tell(self._look())
             if hurry and not self._trouble:
-                self._closing.wait(0.1)  # many calls failed at once: one look is enough
+                self._closing.wait(0.1)  # many calls failed at once: one check is enough
 
     def _look(self) -> str:
         try:
             store = self._opened()
             if problem := store.health(timeout_s=_HEALTH_S):
                 return problem
-            if self._trouble or not self._is_ours:  # it was away: is it still the same one?
+            if self._trouble or not self._is_ours:  # it was away: it may be another one now
                 self._bind(store, timeout_s=_HEALTH_S)
-            elif not store.cluster_id(timeout_s=_HEALTH_S):  # emptied under us: work that waits must not run without its inputs
+            elif not store.cluster_id(timeout_s=_HEALTH_S):  # emptied meanwhile: waiting work must not run without its inputs
                 raise emptied(self._cluster_id)
         except WrongCluster as error:
             self._is_ours = False

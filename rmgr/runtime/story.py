@@ -1,11 +1,11 @@
-"""Stories: what happens over time, told from top to bottom by a generator that yields what it waits for.
+"""Stories: what happens over time, written from top to bottom as a generator that yields what it waits for.
 
     def look(self) -> Story[None]:
         found = yield self._coordinator.get(path)
         ...
         yield Pause(0.2)
 
-A story runs on its owner's thread alone, from one `yield` to the next. What may have changed while it waited is read again after it.
+A story runs only on its owner's thread, from one `yield` to the next. After a wait it reads again what may have changed meanwhile.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _LOG = logging.getLogger("rmgr.story")
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A story that yields it goes on so many seconds later."""
+    """Yielded by a story that goes on so many seconds later."""
 
     seconds: float
 
 
-#: Yields futures (it gets their results, and what they raise is raised in it) and pauses; returns a T.
+#: Yields futures (whose results it gets, and whose exceptions are raised in it) and pauses; returns a T.
 Story: TypeAlias = Generator[Future[Any] | Pause, Any, T]
 
 
 def each(answers: Iterable[Future[T]]) -> Story[list[T]]:
-    """The answers to what was asked together, in that order, when all are there. The first error among them is raised."""
+    """Returns the answers to questions asked together, in order, when all are there. Raises the first error among them."""
     asked = list(answers)
     for answer in reversed(asked):  # mostly the others are there when the last one is
         if not answer.done():
@@ -44,32 +44,32 @@ def each(answers: Iterable[Future[T]]) -> Story[list[T]]:
 
 
 class StoryLoop(Protocol):
-    """The thread of whoever tells stories."""
+    """The thread on which stories run."""
 
     def post(self, job: Callable[[], object]) -> None:
-        """Runs `job` on it, soon. From any thread."""
+        """Runs `job` on that thread, soon. Any thread may call it."""
         ...
 
     def after(self, delay_s: float, job: Callable[[], object]) -> Any:
-        """Runs `job` on it later."""
+        """Runs `job` on that thread later."""
         ...
 
 
 class Stories:
-    """The stories of one owner. Every method is called on its thread.
+    """The stories of one owner. All methods are called on its thread.
 
-    Answers are posted, so no story is entered while it runs. What escapes from one ends it alone, and is logged.
+    Answers are posted, so no story is entered while it runs. An exception that escapes from a story ends only that one, and is logged.
     """
 
     def __init__(self, loop: StoryLoop, *, escaped: Callable[[Exception], object] | None = None) -> None:
-        """escaped: gets what a story has raised, in place of the log."""
+        """escaped: gets a story's exception, instead of the log."""
         self._loop = loop
         self._escaped = escaped
         self._told: dict[Hashable, Story[None]] = {}
         self._unnamed = 0
 
     def begin(self, story: Story[None], *, key: Hashable | None = None) -> bool:
-        """Tells it, up to its first wait now. False: one of the same key is under way, and this one is not begun."""
+        """Runs a story up to its first wait. False: one with the same key is under way, and this one is not begun."""
         if key is None:
             self._unnamed += 1
             key = self._unnamed
@@ -81,14 +81,14 @@ class Stories:
         return True
 
     def stop(self) -> None:
-        """Ends all of them where they wait; late answers are dropped. Not from inside a story: that one ends at its next wait."""
+        """Ends all stories at their waits and drops late answers. A story that calls this itself ends at its next wait."""
         told, self._told = self._told, {}
         for story in told.values():
             if not cast("GeneratorType[Any, Any, Any]", story).gi_running:
                 story.close()
 
     def end(self, key: Hashable) -> None:
-        """Ends the one of this key where it waits, if it is under way."""
+        """Ends the story with this key at its wait, if it is under way."""
         story = self._told.pop(key, None)
         if story is not None and not cast("GeneratorType[Any, Any, Any]", story).gi_running:
             story.close()
@@ -112,7 +112,7 @@ class Stories:
                 _LOG.exception("story_ended: %s", cast("GeneratorType[Any, Any, Any]", story).__qualname__)
             self._end(key, story)
         else:
-            if self._told.get(key) is not story:  # stopped from inside
+            if self._told.get(key) is not story:  # stopped by itself
                 story.close()
             elif isinstance(awaited, Pause):
                 self._loop.after(awaited.seconds, lambda: self._go_on(key, story, None))
@@ -125,7 +125,7 @@ class Stories:
 
 
 class Bell:
-    """What a story waits for that is no answer: a watch that fires, a hint from elsewhere. Rings that nobody waits for are kept as one."""
+    """A wait without an answer: for a watch that fires, or a hint from elsewhere. Unheard rings are kept as one."""
 
     def __init__(self, loop: StoryLoop) -> None:
         self._loop = loop
@@ -134,18 +134,18 @@ class Bell:
         self._rang = False
 
     def ring(self) -> None:
-        """From any thread."""
+        """Rings, from any thread."""
         self._loop.post(self.ring_here)
 
     def ring_here(self) -> None:
-        """On the owner's thread: a story that waits goes on a moment sooner."""
+        """Rings on the owner's thread, where a waiting story goes on a moment sooner."""
         if self._waits is None:
             self._rang = True
         else:
             self._end(self._waits)
 
     def heard(self, within_s: float | None = None) -> Future[None]:
-        """Done at the next ring, or after so long. One story waits at a time; on the owner's thread."""
+        """Returns a future, done at the next ring, or after `within_s`. One story waits at a time; on the owner's thread."""
         waits: Future[None] = Future()
         if self._rang:
             self._rang = False

@@ -1,19 +1,19 @@
-"""Watches over a daemon: its lease, the stall guard, which ends a process that stands still, and what the service manager is told.
+"""Watches over a daemon: its lease; the stall guard, which ends a process that stands still; and messages to the service manager.
 
-The lease says until when a process may act on what it was given, counted from the last request that was answered. ZooKeeper ends a session
-no earlier than T - tick/2 after it received the last request, and a client that is cut off is told nothing at all. So the holder counts for
-himself, from the *send* of the last answered request, and stops at L < T: with L + (time to kill) + tick < 0.95 T his work is dead before
-anybody may requeue it (reliability.md 5.2).
+The lease tells until when a process may act on what it was given, counted from the last answered request. ZooKeeper ends a session no
+earlier than T - tick/2 after it received the last request, and a client that is cut off is told nothing at all. So the holder counts
+itself, from the *send* of the last answered request, and stops at L < T: with L + (time to kill) + tick < 0.95 T its work is dead before
+any other process may requeue it (reliability.md 5.2).
 
 A heartbeat thread alone proves nothing: kazoo pings from a thread of its own, and a process whose main loop is dead keeps its session, its
 leadership and its nodes for ever (reliability.md rule 25). So the guard is a thread that ends the process when its main loop makes no
-progress, with all stacks on stderr. Exit, and let the supervisor restart. The supervisor's own beats come from here too (`on_progress`), so
+progress, with all stacks on stderr; the supervisor then restarts it. The supervisor's own beats also come from here (`on_progress`), so
 that they stop with the loop, not with the process.
 
-sd_notify tells the service manager that a daemon is ready, alive, what it does, and that it ends; nothing without NOTIFY_SOCKET. One
-datagram a message to the socket that systemd names (a path, or `@name` in the abstract name space). The beats (WATCHDOG=1) are sent from
-the daemon's own loop, through `StallGuard.progress`: a loop that stands still sends none, and systemd restarts the service even when the
-stall guard itself cannot run any more.
+sd_notify tells the service manager that a daemon is ready, alive, what it does, and that it ends; it does nothing without NOTIFY_SOCKET.
+Each message is one datagram to the socket that systemd names (a path, or `@name` in the abstract name space). The beats (WATCHDOG=1) are
+sent from the daemon's own loop, through `StallGuard.progress`: a loop that stands still sends none, and systemd restarts the service even
+if the stall guard itself cannot run any more.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _NOISE_S = 0.05
 
 
 class Lease:
-    """The lease of one coordinator's session. One thread asks it.
+    """The lease of one coordinator's session. Used by one thread.
 
     Args:
-        coordinator: whose session it is.
+        coordinator: of the session.
         share: L as a part of the session timeout T.
         clock: the clock of `last_answer_s`, monotonic seconds.
-        suspended: seconds that the host has been suspended since its boot. The monotonic clock stands still meanwhile:
+        suspended: returns the seconds for which the host was suspended since its boot, when the monotonic clock stands still:
             without them a host that wakes up after an hour would find its lease still running.
     """
 
@@ -63,7 +63,7 @@ class Lease:
         self._suspended = suspended or suspended_s
         self._seen_s = self._suspended()
         self._woke_s = -math.inf  # when the last suspension was noticed
-        self._slept_s = 0.0  # by those that no answer has followed
+        self._slept_s = 0.0  # by suspensions since the last answer
 
     @property
     def length_s(self) -> float:
@@ -76,20 +76,20 @@ class Lease:
         return last_s + self.length_s - self._slept_since_s(last_s)
 
     def remaining_s(self) -> float:
-        """Seconds left, 0.0 when it is over."""
+        """Returns the seconds left, 0.0 when it is over."""
         return max(0.0, self.valid_until_s() - self._clock())
 
     def is_valid(self) -> bool:
-        """Whether the holder may act."""
+        """Returns whether the holder may act."""
         return self.valid_until_s() > self._clock()
 
     def rearm(self) -> None:
-        """A new session: suspensions of the host before it count no more."""
+        """Begins a new session: earlier suspensions of the host do not count."""
         self._seen_s = self._suspended()
         self._slept_s = 0.0
 
     def _slept_since_s(self, last_s: float) -> float:
-        """How long the host slept after the last answered request was sent; too long rather than too short."""
+        """Returns how long the host slept after the last answered request was sent; rather too long than too short."""
         if last_s > self._woke_s:
             self._slept_s = 0.0
         suspended = self._suspended()
@@ -101,8 +101,8 @@ class Lease:
 
 
 def suspended_s() -> float:
-    """Seconds that this host was suspended since its boot (or a little less); 0.0 where the system does not tell."""
-    boottime = getattr(time, "CLOCK_BOOTTIME", None)  # Linux; macOS's monotonic clock has no such sister
+    """Returns the seconds for which this host was suspended since its boot (or a little less); 0.0 if the system does not tell."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)  # Linux; macOS has no such clock
     if boottime is None:
         return 0.0
     # A thread switch between the two readings makes the difference smaller, never larger.
@@ -127,7 +127,7 @@ def _exit(what: str) -> None:
         sys.stderr.flush()
         faulthandler.dump_traceback(all_threads=True)
     finally:
-        os._exit(EXIT_CODE)  # no clean-up: whatever hangs would hang it too
+        os._exit(EXIT_CODE)  # no clean-up: it would hang, too
 
 
 class StallGuard:
@@ -158,14 +158,14 @@ class StallGuard:
         self._thread: threading.Thread | None = None
 
     def progress(self) -> None:
-        """The loop has come round. Cost: about 0.1 us."""
+        """Notes that the loop has made a turn. Cost: about 0.1 us."""
         self._last_s = self._clock()
         if self._on_progress is not None:
             self._on_progress()
 
     @property
     def silent_s(self) -> float:
-        """How long ago the loop came round. From any thread."""
+        """Seconds since the loop's last turn. From any thread."""
         return self._clock() - self._last_s
 
     def start(self) -> Self:
@@ -181,9 +181,9 @@ class StallGuard:
         self._stopped.set()
 
     def check(self) -> None:
-        """One look, about every quarter of the limit; calls `on_stall` when the loop stands still.
+        """Checks once, about every quarter of the limit; calls `on_stall` if the loop stands still.
 
-        When this thread itself was not run (SIGSTOP, a suspended host, a starved machine), the loop gets a new limit.
+        If this thread itself did not run (SIGSTOP, a suspended host, a starved machine), the loop gets a new limit.
         """
         now = self._clock()
         if now - self._checked_s > self._limit_s / 2:
@@ -199,11 +199,11 @@ class StallGuard:
 
 
 class Notifier:
-    """The line to the service manager. One thread uses it; sending never blocks and never fails the daemon.
+    """The line to the service manager. Used by one thread; sending never blocks and never fails the daemon.
 
     Args:
-        address: of the socket; "" = there is none, and every call does nothing.
-        beat_s: longest time between two beats; None = nobody waits for beats.
+        address: of the socket; "" = none, and every call does nothing.
+        beat_s: longest time between two beats; None = no beats are needed.
     """
 
     def __init__(self, address: str = "", *, beat_s: float | None = None, clock: Callable[[], float] | None = None) -> None:
@@ -220,7 +220,7 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] | None = None) -> Self:
-        """As systemd told this process. The variables are taken out: work that it starts must not speak in its name."""
+        """Builds it from systemd's variables, and removes these: work that the process starts must not speak in its name."""
         variables = os.environ if environ is None else environ
         address, microseconds, pid = (variables.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
         if address[:1] not in {"/", "@"}:
@@ -230,15 +230,15 @@ class Notifier:
 
     @property
     def is_on(self) -> bool:
-        """Somebody listens: a status is worth making."""
+        """Whether a service manager listens, so that a status is worth making."""
         return self._socket is not None
 
     def round_s(self, usual_s: float) -> float:
-        """How long a loop may sleep: half of the limit for beats, or what is usual."""
+        """Returns how long a loop may sleep: half of the limit for beats, or `usual_s`."""
         return usual_s if self._beat_s is None else min(usual_s, self._beat_s * 2)
 
     def beat(self) -> None:
-        """The loop has come round: WATCHDOG=1, at most four times in the limit. Cost otherwise: about 0.1 us."""
+        """Sends WATCHDOG=1 for a turn of the loop, at most four times in the limit. Cost otherwise: about 0.1 us."""
         if self._beat_s is None:
             return
         now_s = self._clock()
@@ -247,19 +247,19 @@ class Notifier:
             self._send("WATCHDOG=1")
 
     def ready(self) -> None:
-        """It serves (registered, in the line of candidates, listening). Only the first call counts."""
+        """Reports that the daemon serves (registered, in the line of candidates, listening). Only the first call counts."""
         if not self._ready:
             self._ready = True
             self._send("READY=1")
 
     def tell(self, status: str) -> None:
-        """One line for `systemctl status`; sent when it changes."""
+        """Sets the line for `systemctl status`; sends it when it changes."""
         if status != self._status:
             self._status = status
             self._send("STATUS=" + " ".join(status.split())[:_MAX_STATUS])
 
     def stopping(self, *, within_s: float = 0.0) -> None:
-        """It was told to end, and may need `within_s` for it: systemd waits that long, whatever TimeoutStopSec says."""
+        """Reports that the daemon ends within `within_s`: systemd waits that long, whatever TimeoutStopSec says."""
         if self._stopping:
             return
         self._stopping = True
@@ -267,12 +267,12 @@ class Notifier:
         self._send("STOPPING=1" + more)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the socket. Idempotent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def _send(self, message: str) -> None:
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # a full or vanished socket: the service manager's own affair
+            with contextlib.suppress(OSError):  # a full or vanished socket concerns only the service manager
                 self._socket.sendto(message.encode(), self._address)

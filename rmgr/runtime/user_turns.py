@@ -1,4 +1,4 @@
-"""Jobs of several users that wait for few threads, taken in turns: a Starter's work with the store, a gateway's orders."""
+"""Jobs of several users that wait for few threads, and get them in turns: a Starter's work with the store, a gateway's orders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class HasUser(Protocol):
-    """A job. user: whose it is, "" = the process's own."""
+    """A job. user: its owner, "" for the process itself."""
 
     @property
     def user(self) -> str: ...
@@ -18,33 +18,34 @@ J = TypeVar("J", bound=HasUser)
 
 
 class UserTurns(Generic[J]):
-    """Jobs that wait; those of the process itself (user "") go first. Cost: O(1), `newcomer` O(users); `next` too, with `had`.
+    """Waiting jobs; those of the process itself (user "") go first. Cost: O(1), `newcomer` O(users); `next` too, with `had`.
 
-    Args: most_of_one: jobs of one user that may be under way.
-        had: what a job's user has had, whoever has had least goes first; None: one after the other.
+    Args:
+        most_of_one: most running jobs of one user.
+        had: returns what a job's user has used, the user with the least goes first; None: users go in turn.
     """
 
     def __init__(self, most_of_one: int, had: Callable[[J], float] | None = None) -> None:
         self._most_of_one = most_of_one
         self._had = had
-        self._of: OrderedDict[str, deque[J]] = OrderedDict()  #: none of them is empty; whose turn is next stands first
+        self._of: OrderedDict[str, deque[J]] = OrderedDict()  #: no queue is empty; the next user stands first
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def append(self, job: J) -> None:
-        """It is its user's last."""
+        """Adds a job as its user's last."""
         self._of.setdefault(job.user, deque()).append(job)
         self._count += 1
 
     def appendleft(self, job: J) -> None:
-        """It is its user's next."""
+        """Adds a job as its user's next."""
         self._of.setdefault(job.user, deque()).appendleft(job)
         self._count += 1
 
     def next(self, under_way: Mapping[str, int]) -> str | None:
-        """Whose job is next; nobody's who has as many under way as one may (under_way: of each)."""
+        """Returns the user with the next job; skips users who have as many jobs running as allowed. under_way: running jobs by user."""
         if "" in self._of:
             return ""
         able = (user for user in self._of if under_way[user] < self._most_of_one)
@@ -52,7 +53,7 @@ class UserTurns(Generic[J]):
         return next(able, None) if had is None else min(able, key=lambda user: had(self._of[user][0]), default=None)
 
     def take(self, user: str) -> J:
-        """The next job of a user who waits here."""
+        """Takes the next job of a waiting user."""
         jobs = self._of[user]
         job = jobs.popleft()
         self._count -= 1
@@ -63,10 +64,10 @@ class UserTurns(Generic[J]):
         return job
 
     def newcomer(self, *served: Container[str]) -> str | None:
-        """The first user who waits here and is in none of these."""
+        """Returns the first waiting user who is in none of `served`."""
         return next((user for user in self._of if not any(user in some for some in served)), None)
 
     def clear(self) -> None:
-        """Drops all."""
+        """Drops all jobs."""
         self._of.clear()
         self._count = 0

@@ -1,4 +1,5 @@
-"""Serves the runner with kernel calls, containment, privileges, processors, output files, environment, the shared page.
+"""What the runner needs of the operating system: kernel calls, containment, privileges, processors, output files, environment, the shared
+page.
 
-Each file is about one thing of the operating system. It knows no command, no worker and no protocol.
+Each file is about one thing. It knows no command, no worker and no protocol.
 """

@@ -1,13 +1,12 @@
-"""The board: a page of memory that a worker, its spawner and its Starter share, so that no task needs a message.
+"""The board: a page of memory that a worker, its spawner and its Starter share, so that tasks need no messages.
 
-The worker writes what it runs (spawner: time limit, lease; Starter: what is live) and every result it has not sent
-yet: when it is killed, only the task that ran is lost. The Starter writes which tasks it takes back; the spawner
-writes why it terminates a task and until when exclusive work may run.
+The worker writes what it runs (read by the spawner for time limit and lease, by the Starter for live tasks) and every unsent result: when
+it is killed, only the running task is lost. The Starter writes which tasks it takes back; the spawner writes why it terminates a task and
+until when exclusive work may run.
 
-Each field is 8 aligned bytes with one writer, written and read in one machine operation: an item of a memoryview of
-words (`struct.pack_into` is not that, it zeroes the bytes first). Taking tasks back needs "worker: store current, load
-revoked" against "Starter: store revoked, load current": the Starter waits (`SETTLE_S`) between its two, far longer
-than any store stays invisible.
+Each field is 8 aligned bytes with one writer, written and read in one machine operation: an item of a memoryview of words (not
+`struct.pack_into`, which zeroes the bytes first). Taking tasks back needs "worker: store current, load revoked" against "Starter: store
+revoked, load current": the Starter waits (`SETTLE_S`) between the two, far longer than any store stays invisible.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from rmgr.model.base.states import Reason
 PAGE = 4096
 RESULTS_BYTES = 256 * 1024
 SIZE = PAGE + RESULTS_BYTES
-#: Bytes kept free in front of the results for the frame's header (`worker.Results`).
+#: Bytes kept free before the results for the frame's header (`_flush` in `runner/python/worker.py`).
 RESULTS_HEAD = 16
-#: How long the Starter waits before what it has revoked is surely seen.
+#: How long the Starter waits until a revocation is surely seen.
 SETTLE_S = 0.002
 
-# Fields, as indices of words. What the worker touches at every task it touches without a method call: it stores STARTED
-# and then SEQ, loads REVOKED_AFTER, REVOKED_UNTIL, and TERM_SEQ afterwards. Writers have cache lines of their own.
+# Fields, as indices of words. The worker accesses those of every task without a method call: it stores STARTED and then SEQ, loads
+# REVOKED_AFTER, REVOKED_UNTIL, and TERM_SEQ afterwards. Writers have cache lines of their own.
 SEQ, STARTED = 0, 1
 _LIMIT, _GRACE, _EXCLUSIVE, _BUSY, _MEMORY, _CAP = 2, 3, 4, 5, 6, 7
 _RESULTS, _GENERATION = 8, 9
@@ -39,16 +38,16 @@ _NUMBER = {reason: number for number, reason in enumerate(_REASONS)}
 
 
 def create_board() -> int:
-    """Descriptor of a new, zeroed board (memory where the system has memfd, else an unlinked file)."""
+    """Returns the descriptor of a new, zeroed board (memory if the system has memfd, else an unlinked file)."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("rmgr-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
-        import tempfile  # it loads compressors, which every worker would have
+        import tempfile  # it loads compressors, which every worker would then have
 
         fd, path = tempfile.mkstemp(prefix="rmgr-board-")
         os.unlink(path)
     os.ftruncate(fd, SIZE)
-    if hasattr(os, "memfd_create"):  # whoever maps it may rely on its size, whoever else has it
+    if hasattr(os, "memfd_create"):  # so that every process that maps it can rely on its size
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return fd
 
@@ -64,7 +63,7 @@ class Board:
         self.words = self.view[:PAGE].cast("Q")
 
     def close(self) -> None:
-        """Unmaps."""
+        """Unmaps the board."""
         self.words.release()
         self.view.release()
         self.memory.close()
@@ -72,16 +71,16 @@ class Board:
     # -- written by the worker --------------------------------------------------------------------------------------
 
     def start(self, seq: int, now_ns: int) -> None:
-        """Task `seq` starts."""
+        """Notes that task `seq` starts."""
         self.words[STARTED] = now_ns
         self.words[SEQ] = seq
 
     def rest(self) -> None:
-        """No task runs; `begun` stays: what has been run must never look as if it had not begun."""
+        """Notes that no task runs; `begun` stays, since a task that has run must never look as if it had not begun."""
         self.words[STARTED] = 0
 
     def set_batch(self, *, limit_ns: int, grace_ns: int, exclusive: bool, memory_bytes: int, output_cap: int) -> None:
-        """What holds for the tasks that follow."""
+        """Sets what holds for the following tasks."""
         self.words[_CAP] = output_cap
         self.words[_LIMIT] = limit_ns
         self.words[_GRACE] = grace_ns
@@ -89,21 +88,21 @@ class Board:
         self.words[_MEMORY] = memory_bytes
 
     def running(self) -> tuple[int, int]:
-        """(seq, started_ns) of the present task, (0, 0) when there is none."""
+        """Returns (seq, started_ns) of the present task, (0, 0) if there is none."""
         words = self.words
-        while True:  # the two stores of `start` are not one
+        while True:  # the two stores of `start` are not atomic
             seq, started = words[SEQ], words[STARTED]
             if (seq, started) == (words[SEQ], words[STARTED]):
                 return (seq, started) if started else (0, 0)
 
     @property
     def seq(self) -> int:
-        """Present task, 0 when there is none."""
+        """Present task, 0 if there is none."""
         return self.running()[0]
 
     @property
     def begun(self) -> int:
-        """The last task that was begun (or skipped), whether or not it still runs; never goes back."""
+        """The last task that began (or was skipped), whether or not it still runs; never decreases."""
         return self.words[SEQ]
 
     @property
@@ -113,12 +112,12 @@ class Board:
 
     @property
     def grace_ns(self) -> int:
-        """Between SIGTERM and SIGKILL."""
+        """Time between SIGTERM and SIGKILL."""
         return self.words[_GRACE]
 
     @property
     def exclusive(self) -> bool:
-        """The present task dies with the lease."""
+        """Whether the present task dies with the lease."""
         return bool(self.words[_EXCLUSIVE])
 
     @property
@@ -133,7 +132,7 @@ class Board:
 
     @property
     def busy(self) -> bool:
-        """The worker has tasks; written at the start and the end of a run of batches."""
+        """Whether the worker has tasks; written at the start and the end of a run of batches."""
         return bool(self.words[_BUSY])
 
     @busy.setter
@@ -143,16 +142,16 @@ class Board:
     # -- results not sent yet: written by the worker, read by the Starter ----------------------------------------------
 
     def set_results(self, size: int, count: int) -> None:
-        """The first `size` bytes after RESULTS_HEAD are `count` finished results."""
+        """Notes that the first `size` bytes after RESULTS_HEAD are `count` finished results."""
         self.words[_RESULTS] = size << 32 | count
 
     def clear_results(self) -> None:
-        """They have been sent. (This order: who read the old count sees the new generation before anything is overwritten.)"""
+        """Notes that they were sent. (In this order a reader of the old count sees the new generation before anything is overwritten.)"""
         self.words[_RESULTS] = 0
         self.words[_GENERATION] = self.words[_GENERATION] + 1
 
     def unsent(self) -> tuple[bytes, int]:
-        """(encoded results one after another, how many); (b"", 0) when there are none or they are being sent just now."""
+        """Returns (encoded results in a row, their number); (b"", 0) if there are none or they are just being sent."""
         generation, results = self.words[_GENERATION], self.words[_RESULTS]
         if not results:
             return b"", 0
@@ -164,18 +163,18 @@ class Board:
     # -- written by the spawner ----------------------------------------------------------------------------------------
 
     def terminate(self, seq: int, reason: Reason) -> None:
-        """Why the SIGTERM that follows is sent, and for which task."""
+        """Notes the reason of the following SIGTERM, and its task."""
         self.words[_TERM_REASON] = _NUMBER[reason]
         self.words[TERM_SEQ] = seq
 
     @property
     def terminated(self) -> tuple[int, Reason]:
-        """(task, why) of the last termination."""
+        """(task, reason) of the last termination."""
         return self.words[TERM_SEQ], _REASONS[self.words[_TERM_REASON]]
 
     @property
     def lease_end_ns(self) -> int:
-        """Exclusive tasks must not start after this."""
+        """Time after which exclusive tasks must not start."""
         return self.words[_LEASE]
 
     @lease_end_ns.setter
@@ -184,7 +183,7 @@ class Board:
 
     @property
     def watched(self) -> bool:
-        """The spawner looks often; otherwise a worker that starts to be busy pokes it."""
+        """Whether the spawner looks often; if not, a worker that becomes busy pokes it."""
         return bool(self.words[_WATCHED])
 
     @watched.setter
@@ -194,11 +193,11 @@ class Board:
     # -- written by the Starter ------------------------------------------------------------------------------------------
 
     def revoke(self, after: int, until: int) -> None:
-        """Tasks with after < seq <= until must not start any more."""
+        """Revokes tasks with after < seq <= until, which must not start any more."""
         self.words[REVOKED_AFTER] = after
         self.words[REVOKED_UNTIL] = until
 
     @property
     def revoked(self) -> tuple[int, int]:
-        """(after, until)."""
+        """The revoked range (after, until)."""
         return self.words[REVOKED_AFTER], self.words[REVOKED_UNTIL]

@@ -1,9 +1,8 @@
 """Finding and killing everything that a piece of work started: its session, its descendants, its cgroup.
 
-The spawner is a subreaper, so a process that forks twice to escape becomes its child: "no unknown child is left" is
-an exact test for emptiness, one read of a small file. Killing works from the cheap and usual to the certain: the
-process group (atomic against forks inside it), then unknown descendants in rounds with forking forbidden by the pids
-cgroup where there is one, then the cgroup.
+The spawner is a subreaper, so a process that forks twice to escape becomes its child. "No unknown child is left" is therefore an exact test
+for emptiness, with one read of a small file. Killing goes from the cheap and usual to the certain: the process group (atomic against forks
+inside it), then unknown descendants in rounds, with forking forbidden by the pids cgroup if there is one, then the cgroup.
 """
 
 from __future__ import annotations
@@ -15,26 +14,26 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: Signals that work may send to all processes of its user (`pkill -u`). A spawner catches them: only its Starter ends it, over the
-#: socket. It does not ignore them, because what it starts would inherit that.
+#: Signals that work may send to all processes of its user (`pkill -u`). A spawner catches them, since only its Starter may end it, over the
+#: socket. It does not ignore them, because its children would inherit that.
 OF_WORK = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-#: Below the slot's control group of version 2: what holds the groups of workers and isolated commands, and can be frozen as a whole.
+#: Group below the slot's control group (version 2) that holds the groups of workers and isolated commands; frozen as a whole.
 WORK = "work"
 _ROUNDS_S = 0.5
 _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 
 class Children:
-    """The children of this (single-threaded) process, including those it inherited as subreaper."""
+    """The children of this (single-threaded) process, including those inherited as subreaper."""
 
     def __init__(self) -> None:
-        self.none = False  #: there were none when they were last looked at
+        self.none = False  #: there were none at the last look
         self._fd = -1
         with contextlib.suppress(OSError):
             self._fd = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
 
     def pids(self) -> list[int]:
-        """All children, zombies too. Cost: about 10 us; a scan of /proc where the kernel has no such file."""
+        """Returns all children, also zombies. Cost: about 10 us; a scan of /proc if the kernel has no such file."""
         if self._fd >= 0:
             data = os.pread(self._fd, 65536, 0)
             self.none = not data
@@ -53,7 +52,7 @@ class Process:
 
 
 def process_table() -> list[Process]:
-    """All processes. Cost: about 15 us each. Empty where there is no /proc."""
+    """Returns all processes. Cost: about 15 us each. Empty without /proc."""
     found: list[Process] = []
     try:
         names = os.listdir("/proc")
@@ -68,7 +67,7 @@ def process_table() -> list[Process]:
 
 
 def descendants(roots: Iterable[int]) -> list[Process]:
-    """`roots` that exist and everything below them, or in a session that one of `roots` leads."""
+    """Returns existing `roots`, and everything below them or in a session that one of them leads."""
     table = process_table()
     below: dict[int, list[Process]] = {}
     for process in table:
@@ -89,7 +88,7 @@ def _children_by_scan(parent: int) -> list[int]:
 
 
 def send(pid: int, signum: int) -> bool:
-    """Sends a signal; False: there is no such process (or it is not ours any more)."""
+    """Sends a signal; False if there is no such process (or it is not ours any more)."""
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -115,7 +114,7 @@ def send_all(leader: int, signum: int, group: ControlGroup | None = None, *, lea
 
 
 def resident_bytes(leader: int, group: ControlGroup | None = None, *, also: Iterable[int] = ()) -> int:
-    """Resident memory of `leader` and what it started (shared pages count for each). Cost: about 15 us a process of its own."""
+    """Returns the resident memory of `leader` and its processes (shared pages count for each). Cost: about 15 us a process."""
     pids = group.members() if group is not None else _tree(leader)
     total = 0
     for pid in {*pids, *also}:
@@ -125,23 +124,23 @@ def resident_bytes(leader: int, group: ControlGroup | None = None, *, also: Iter
 
 
 def processor_seconds(leader: int, members: Iterable[int] = ()) -> tuple[float, float, bool]:
-    """(processor time, time for which a processor was waited for, one is waited for or had now) of `leader`, and of what it started and
-    still lives.
+    """Returns (processor time, time spent waiting for a processor, whether a thread waits for or has one now) of `leader` and its living
+    processes.
 
-    members: processes that are its children no more; what they waited counts, too: on a busy machine they would use more if they could.
-    The second is that of threads that live, 0 where the kernel does not say; it grows once the wait is over. Cost: about 20 us a process
-    and 20 us a thread.
+    members: processes that are not its children any more; their waiting counts, too: on a busy machine they would use more if they could.
+        The second value covers living threads, 0 if the kernel does not tell; it grows once a wait is over. Cost: about 20 us a process and
+        20 us a thread.
     """
     tree, ticks = _tree(leader), 0
     for pid in tree:
         with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
-            ticks += sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))  # with what ended, and was waited for
+            ticks += sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))  # with ended children that it waited for
     waited = [_waited(pid) for pid in {*tree, *members}]
     return ticks / _TICKS, sum(waited_ns for waited_ns, _ in waited) / 1e9, any(is_ready for _, is_ready in waited)
 
 
 def _waited(pid: int) -> tuple[int, bool]:
-    """(ns for which its threads have waited for a processor, one of them waits for it or has it)."""
+    """Returns (ns for which its threads have waited for a processor, whether one of them waits for or has one)."""
     waited_ns, is_ready = 0, False
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -154,14 +153,14 @@ def _waited(pid: int) -> tuple[int, bool]:
 
 
 def below(root: int) -> list[int]:
-    """All descendants of `root`, and not it itself. Cost: about 20 us a process."""
+    """Returns all descendants of `root`, without `root`. Cost: about 20 us a process."""
     return _tree(root)[1:]
 
 
 def halted(spawner: int) -> list[int]:
-    """Children of `spawner` that have stopped themselves before they are executed: their command line is still its own.
+    """Returns children of `spawner` that stopped themselves before exec: their command line is still the spawner's.
 
-    Cost: about 20 us, and 20 more for each child that stands still.
+    Cost: about 20 us, and 20 more for each stopped child.
     """
     own = _read(f"/proc/{spawner}/cmdline")
     children = map(int, _read(f"/proc/{spawner}/task/{spawner}/children").split())
@@ -175,19 +174,19 @@ def _read(path: str) -> bytes:
 
 
 def lists_children() -> bool:
-    """The kernel lists the children of a process: without that `below` finds nothing."""
+    """Returns whether the kernel lists the children of a process; otherwise `below` finds nothing."""
     return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 def state_of(pid: int) -> str:
-    """The letter of the process's state (`T`: stopped), "X" when there is none."""
+    """Returns the letter of the process's state (`T`: stopped), "X" if there is none."""
     return _state(f"/proc/{pid}/stat")[0]
 
 
 def still(pids: list[int]) -> set[int]:
-    """Those that run no instruction until they are continued: stopped, or dead, or in vfork for a child that is stopped.
+    """Returns those that execute nothing until continued: stopped, or dead, or in vfork for a stopped child.
 
-    A process whose first thread has ended is a zombie by its state, and runs on in others. Cost: about 15 us a process.
+    A process whose first thread has ended has the state of a zombie, but runs on in other threads. Cost: about 15 us a process.
     """
     states = {pid: _state(f"/proc/{pid}/stat") for pid in pids}
     forking = {parent for state, parent in states.values() if state in "Tt"}
@@ -203,7 +202,7 @@ def still(pids: list[int]) -> set[int]:
 
 
 def _state(path: str) -> tuple[str, int]:
-    """(letter, parent)."""
+    """Returns (letter, parent)."""
     with contextlib.suppress(OSError, IndexError, ValueError), open(path, "rb") as file:
         words = file.read().rpartition(b") ")[2].split(None, 2)
         return words[0].decode(), int(words[1])
@@ -211,14 +210,14 @@ def _state(path: str) -> tuple[str, int]:
 
 
 def cpu_ticks(pid: int) -> int:
-    """Processor time of one process and of those that it has waited for, in ticks of the kernel."""
+    """Returns the processor time of a process and of the children that it waited for, in ticks of the kernel."""
     with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
         return sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))
     return 0
 
 
 def _tree(root: int) -> list[int]:
-    """`root` and its descendants by the kernel's lists of children; only `root` where there are none."""
+    """Returns `root` and its descendants by the kernel's lists of children; only `root` without such lists."""
     found, todo = [], [root]
     while todo:
         pid = todo.pop()
@@ -236,8 +235,8 @@ def kill_strangers(children: Children, known: Iterable[int], *, forks: Forks | N
     Args:
         known: children that live on.
         forks: switch that forbids forking meanwhile, None = there is none.
-    Returns: (how many were killed, how many still live after half a second: in uninterruptible sleep, or not ours).
-    Cost: one read when there is nothing to do.
+    Returns: (number killed, number still alive after half a second: in uninterruptible sleep, or not ours).
+    Cost: one read if there is nothing to do.
     """
     keep = set(known)
     strangers = [pid for pid in children.pids() if pid not in keep]
@@ -273,14 +272,14 @@ def kill_strangers(children: Children, known: Iterable[int], *, forks: Forks | N
 
 
 class Forks:
-    """Forbids forking in a pids cgroup for a moment (`pids.max` below what is there)."""
+    """Forbids forking in a pids cgroup for a moment (`pids.max` below the present number)."""
 
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(directory, "pids.max")
         self._old = ""
 
     def forbid(self) -> bool:
-        """False: not possible."""
+        """Forbids forking. Returns: False if not possible."""
         try:
             with open(self._path, encoding="ascii") as file:
                 self._old = file.read().strip()
@@ -289,7 +288,7 @@ class Forks:
         return write_file(self._path, "1")
 
     def allow(self) -> None:
-        """Back to what it was."""
+        """Restores the old limit."""
         write_file(self._path, self._old)
 
 
@@ -309,43 +308,43 @@ class ControlGroup:
 
     @property
     def limits_memory(self) -> bool:
-        """The kernel enforces `set_memory`."""
+        """Whether the kernel enforces `set_memory`."""
         return bool(self._memory) or (bool(self._unified) and self._has_memory)
 
     def enter(self) -> bool:
-        """Moves this process in (before it starts anything)."""
+        """Moves this process into the group (before it starts anything)."""
         entered = [write_file(os.path.join(path, "cgroup.procs"), str(os.getpid())) for path in self._paths()]
         return all(entered)
 
     def set_memory(self, limit: int) -> bool:
-        """Limit in bytes, 0 = none."""
+        """Sets a limit in bytes, 0 = none."""
         if self._unified and self._has_memory:
             write_file(os.path.join(self._unified, "memory.swap.max"), "0")
             return write_file(os.path.join(self._unified, "memory.max"), str(limit) if limit else "max")
         return bool(self._memory) and write_file(os.path.join(self._memory, "memory.limit_in_bytes"), str(limit or -1))
 
     def had_oom(self) -> bool:
-        """The kernel killed something here for lack of memory."""
+        """Returns whether the kernel killed something here for lack of memory."""
         if self._unified and self._has_memory:
             return _counter(os.path.join(self._unified, "memory.events"), "oom_kill") > 0
         return bool(self._memory) and _counter(os.path.join(self._memory, "memory.oom_control"), "oom_kill") > 0
 
     def peak_bytes(self) -> int:
-        """The most memory that was used here at a time, 0 where the kernel does not say."""
+        """Returns the most memory used here at a time, 0 if the kernel does not tell."""
         for path, name in ((self._unified, "memory.peak"), (self._memory, "memory.max_usage_in_bytes")):
             with contextlib.suppress(OSError, ValueError), open(os.path.join(path or "/", name), "rb") as file:
                 return int(file.read())
         return 0
 
     def members(self) -> list[int]:
-        """Pids."""
+        """Returns the pids of its processes."""
         for path in self._paths():
             with contextlib.suppress(OSError), open(os.path.join(path, "cgroup.procs"), encoding="ascii") as file:
                 return [int(pid) for pid in file.read().split()]
         return []
 
     def kill(self) -> None:
-        """Kills all in it at once (version 2), frozen first (version 1)."""
+        """Kills all its processes: at once (version 2), or frozen first (version 1)."""
         if self._unified:
             write_file(os.path.join(self._unified, "cgroup.kill"), "1")
             return
@@ -355,20 +354,20 @@ class ControlGroup:
         self.freeze(False)
 
     def freeze(self, frozen: bool) -> bool:
-        """Stops or continues all in it."""
+        """Stops or continues all its processes."""
         if self._unified:
             return write_file(os.path.join(self._unified, "cgroup.freeze"), "1" if frozen else "0")
         return bool(self._freezer) and write_file(os.path.join(self._freezer, "freezer.state"), "FROZEN" if frozen else "THAWED")
 
     def is_frozen(self) -> bool:
-        """Whoever is in it, or comes in, stands still (version 2)."""
-        path = os.path.join(self._unified or "/", "cgroup.events")  # the root has none
+        """Returns whether its processes, also those that enter, are stopped (version 2)."""
+        path = os.path.join(self._unified or "/", "cgroup.events")  # the root has no such file
         with contextlib.suppress(OSError), open(path, "rb") as file:
             return b"frozen 1" in file.read()
         return False
 
     def remove(self) -> bool:
-        """Removes the directories; False: something is still in it."""
+        """Removes the directories; False if a process is still in one."""
         for path in self._paths():
             try:
                 os.rmdir(path)
@@ -389,7 +388,7 @@ def _counter(path: str, name: str) -> int:
 
 
 def write_file(path: str, text: str) -> bool:
-    """Writes to a control file; False: refused or absent."""
+    """Writes to a control file; False if refused or absent."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,6 +1,6 @@
 """Resets signal dispositions that were inherited across exec: a script's `&` ignores SIGINT and SIGQUIT, nohup ignores SIGHUP.
 
-An ignored signal and a blocked one stay so in every descendant. Work and daemons begin as from an interactive shell instead.
+A signal that is ignored or blocked stays so in every descendant. Work and daemons begin as from an interactive shell instead.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import signal
 from collections.abc import Collection
 from types import FrameType
 
-#: Python ignores these by itself; what it executes gets them back.
+#: Signals that Python ignores by itself; programs that it executes get their defaults.
 PYTHONS_OWN = frozenset(number for name in ("SIGPIPE", "SIGXFSZ") if (number := getattr(signal, name, None)) is not None)
 
 
@@ -33,4 +33,4 @@ def is_deaf_to(number: int) -> bool:
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """The signal has no effect here."""
+    """Ignores the signal."""

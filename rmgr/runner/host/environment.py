@@ -1,7 +1,7 @@
 """The RMGR_* variables of work, made from its ids: for a command a few strings, for Python tasks buffers written in place.
 
-A worker runs hundreds of thousands of tasks a second and setenv() never frees a value it has seen, so the variables that
-change with each task are buffers handed to putenv() once and overwritten.
+A worker runs hundreds of thousands of tasks a second, and setenv() never frees a value that it has seen. So the variables that change with
+each task are buffers handed to putenv() once and overwritten.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rmgr.runner.host import kernel, slurm
 #: Variables that differ from task to task.
 _CHANGING = ("RMGR_TASK_ID", "RMGR_ARRAY_INDEX", "RMGR_ATTEMPT", "RMGR_TOKEN")
 _ROOM = 64
-#: The submitter's umask, in octal digits, as work finds it and its processes are started.
+#: Variable with the submitter's umask, in octal digits.
 UMASK = "RMGR_UMASK"
 _DEFAULT_UMASK = 0o022
 
 
 def umask_of(environ: Mapping[str, str]) -> int:
-    """With which a process of the work creates files; what is no umask, which a user may have set, is as none."""
+    """Returns the umask with which the work's processes create files; ignores an invalid one, which a user may have set."""
     text = environ.get(UMASK, "")
     try:
         mask = int(text, 8)
@@ -32,7 +32,7 @@ def umask_of(environ: Mapping[str, str]) -> int:
 
 
 def shared_variables(shape: BatchShape, node: str) -> dict[str, str]:
-    """Variables that all tasks of a batch share; `shape.environ` (jobs: ranks, host file) goes before them."""
+    """Returns variables that all tasks of a batch share; `shape.environ` (jobs: ranks, host file) overrides them."""
     threads = str(shape.cores)
     return {
         "RMGR_JOB_ID": str(shape.submission),
@@ -46,14 +46,14 @@ def shared_variables(shape: BatchShape, node: str) -> dict[str, str]:
 
 
 def task_variables(shape: BatchShape, item: CommandItem | TaskItem) -> tuple[str, str, str, str]:
-    """Values of `_CHANGING` for one attempt."""
+    """Returns the values of `_CHANGING` for one attempt."""
     label = item.index if item.label < 0 else item.label
     task = f"{shape.submission}_{label}"
     return task, str(label), str(item.attempt), f"{task}.{item.attempt}"
 
 
 def command_environment(base: dict[str, str], shape: BatchShape, item: CommandItem) -> dict[str, str]:
-    """The whole environment of one command. base: everything that its batch shares."""
+    """Returns the whole environment of one command. base: the variables that its batch shares."""
     environ = dict(base)
     environ.update(zip(_CHANGING, task_variables(shape, item), strict=True))
     if item.environ:
@@ -64,7 +64,7 @@ def command_environment(base: dict[str, str], shape: BatchShape, item: CommandIt
 
 
 class TaskEnvironment:
-    """Sets the variables in this process: os.environ and the C environment that programs started by a task inherit."""
+    """Sets the variables in this process: os.environ, and the C environment that programs started by a task inherit."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -72,7 +72,7 @@ class TaskEnvironment:
         self._libc.putenv.argtypes = (ctypes.c_void_p,)
         self._data: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
         self._buffers = [ctypes.create_string_buffer(f"{name}=".encode(), len(name) + 1 + _ROOM) for name in _CHANGING]
-        for buffer in self._buffers:  # the C environment points at them until the very end of the process
+        for buffer in self._buffers:  # the C environment points at them until the end of the process
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(buffer))
         self._views = [memoryview(buffer).cast("B") for buffer in self._buffers]
         self._batch: list[str] = []
@@ -82,7 +82,7 @@ class TaskEnvironment:
         self._job = b""
 
     def start_batch(self, shape: BatchShape) -> None:
-        """Variables that the tasks to come share. OMP_NUM_THREADS has an effect only on libraries not yet loaded."""
+        """Sets variables that the coming tasks share. OMP_NUM_THREADS only affects libraries that are not yet loaded."""
         variables = shared_variables(shape, self._node)
         for name in self._batch:
             if name not in variables:
@@ -91,7 +91,7 @@ class TaskEnvironment:
         data = self._data
         if data is None or shape.submission != self._submission:
             os.environ.update(variables)
-        else:  # of one submission's batches most have the same values, and each putenv() searches all that there is
+        else:  # batches of one submission mostly have the same values, and each putenv() searches all variables
             for name, value in variables.items():
                 if data.get(os.fsencode(name)) != os.fsencode(value):
                     os.environ[name] = value
@@ -103,7 +103,7 @@ class TaskEnvironment:
             self._libc.putenv(ctypes.addressof(buffer))
 
     def start_task(self, index: int, attempt: int, label: int) -> None:
-        """Variables of the next task. Cost: a microsecond (which is why it is written out)."""
+        """Sets the variables of the next task. Cost: a microsecond (which is why it is written out)."""
         number = b"%d" % (index if label < 0 else label)
         task = self._job + number
         token = b"%b.%d" % (task, attempt)

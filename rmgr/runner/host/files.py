@@ -1,6 +1,6 @@
 """Files and directories of work: removed, written, and compared with how they were made.
 
-Directories that work has had to itself are removed without following links, however deep they are and whatever their owner has closed.
+Directories of work are removed without following links, however deep they are and whatever their owner has closed.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import os
 import stat
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Opens also what its owner may not read.
+#: Also opens what its owner may not read.
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OWNER = stat.S_IRWXU
 
 
 def remove_tree(directory: str | os.PathLike[str]) -> None:
-    """Removes a directory, or what has been put in its place (a file, a link), as far as that is possible. Raises nothing."""
+    """Removes a directory, or what was put in its place (a file, a link), as far as possible. Raises nothing."""
     with contextlib.suppress(OSError):
         remove_all(directory)
 
 
 def remove_all(directory: str | os.PathLike[str]) -> None:
-    """The same. Raises: OSError for what cannot be removed, once the rest has gone; nothing where there is nothing.
+    """Removes the same. Raises: OSError for what cannot be removed, after the rest is removed; nothing if absent.
 
-    Directories below are moved up into the first one, and removed from there: as deep as they may be, two are open at once.
+    Directories below are moved up into the first one, and removed from there: however deep they are, only two are open at once.
     Cost: 20 us a directory, 5 us a file.
     """
     parent, name = os.path.split(os.path.abspath(directory))
@@ -49,7 +49,7 @@ def remove_all(directory: str | os.PathLike[str]) -> None:
 
 
 def _empty(top: int) -> OSError | None:
-    """Removes what is in an open directory; returns what kept it from that."""
+    """Removes the content of an open directory; returns the last error, None if all is gone."""
     mark, made = os.urandom(8).hex(), 0
     failed: OSError | None = None
     todo = [""]
@@ -63,13 +63,13 @@ def _empty(top: int) -> OSError | None:
                     if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
                         os.unlink(name, dir_fd=fd)
                         continue
-                    os.close(_opened(name, fd))  # only who may write into a directory can move it
+                    os.close(_opened(name, fd))  # only a user with write access to a directory can move it
                     made += 1
                     moved = f".{mark}-{made}"
                     os.rename(name, moved, src_dir_fd=fd, dst_dir_fd=top)
                     todo.append(moved)
                 except FileNotFoundError:
-                    continue  # somebody else is at it, too
+                    continue  # another process removes them, too
                 except OSError as error:
                     failed = error
         except OSError as error:
@@ -88,13 +88,13 @@ def _empty(top: int) -> OSError | None:
 
 
 def _opened(name: str, below: int) -> int:
-    """A directory, opened to its owner if it is closed to him. Raises: OSError."""
+    """Returns a descriptor of a directory, opened to its owner first if necessary. Raises: OSError."""
     look = os.open(name, _LOOK, dir_fd=below)
     try:
         mode = stat.S_IMODE(os.fstat(look).st_mode)
         if mode & _OWNER != _OWNER:
-            with contextlib.suppress(OSError):  # somebody else's: it may be open to us all the same
-                # What was opened is changed, whatever stands under its name by now.
+            with contextlib.suppress(OSError):  # another owner's, which may be open to us nevertheless
+                # This changes what was opened, whatever has its name by now.
                 os.chmod(f"/proc/self/fd/{look}" if os.path.isdir("/proc/self/fd") else look, mode | _OWNER)
     finally:
         os.close(look)
@@ -104,8 +104,8 @@ def _opened(name: str, below: int) -> int:
 # -- writing -------------------------------------------------------------------------------------------------------------------
 
 
-#: What is written at a time. Linux takes page cache in pieces as large as the write, the largest free ones first: in a virtual
-#: machine those are what its host has taken back, and a file of 1 MiB costs 2.5 ms of the system's time instead of 0.4.
+#: Bytes of one write. Linux takes page cache in pieces as large as the write, the largest free ones first. In a virtual machine the host
+#: has taken these back, and a file of 1 MiB would cost 2.5 ms of system time instead of 0.4.
 _WRITE_BYTES = 64 * 1024
 
 
@@ -119,16 +119,16 @@ def write_whole(fd: int, data: bytes | memoryview) -> None:
 # -- whether a directory is as it was made, by what its file system notes of it: its listing and attributes are six system calls
 
 
-#: The clock of a file system moves at least this often, by whether it counts below seconds.
+#: Longest time between two ticks of a file system's clock, with and without fractions of a second.
 _FINE_NS, _COARSE_NS = 50_000_000, 3_000_000_000
 
 
 def marks_of(directory: str | os.PathLike[str]) -> tuple[int, ...]:
-    """What changes when anything in or of a directory is changed, as finely as its time stamps tell. Raises: OSError."""
+    """Returns values that change with any change in or of a directory, as finely as its time stamps tell. Raises: OSError."""
     found = os.lstat(directory)
     return (found.st_ino, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, found.st_ctime_ns, found.st_mtime_ns)
 
 
 def blind_ns(marks: tuple[int, ...]) -> int:
-    """How long after its making a change of a directory with these marks may leave them as they are."""
+    """Returns how long after its making a directory with these marks may be changed without a change of the marks."""
     return _FINE_NS if marks[-1] % 1_000_000_000 else _COARSE_NS

@@ -1,4 +1,4 @@
-"""The interpreter and the package with which a node's work is started. Read at each use: tests put others here."""
+"""The interpreter and the package with which a node's work is started. Read at each use, since tests replace them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 PYTHON = sys.executable
 #: Directory that holds the package `rmgr`.
 ROOT = Path(str(sys.modules["rmgr"].__file__)).resolve().parents[1]
-#: Both are this process's own: what it has imported is what they import.
+#: Whether both are this process's own: then spawners import what it has imported.
 IS_OWN = True
 
 
 def source(module: str) -> Path:
-    """File of a module of rmgr, for programs that start from a file, without the package. module: dotted, as in an import."""
+    """Returns the file of a module of rmgr, for programs that start from a file, without the package. module: dotted, as in an import."""
     return ROOT.joinpath(*module.split(".")).with_suffix(".py")

@@ -1,8 +1,8 @@
-"""Output files of tasks: appended to by the work itself (nothing in between), kept below a cap, read while they grow.
+"""Output files of tasks: the work itself appends to them (nothing stands between), they are kept below a cap, and read while they grow.
 
-A file above its cap keeps its first and its last half: the middle is given back to the file system while the work runs
-(a hole), so 1 GB of output costs 64 MiB of disk and slows nobody. Where holes are not supported the file is cut at
-the cap again and again, which keeps its first part only.
+A file above its cap keeps its first and its last half: the middle is given back to the file system while the work runs (a hole), so 1 GB of
+output costs 64 MiB of disk and slows nothing. Without support for holes the file is cut at the cap again and again, which keeps only its
+first part.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _BLOCK = 4096
 
 
 def open_output(path: str, *, append: bool = True) -> int:
-    """Descriptor of an output file: created, appended to. Raises: OSError."""
+    """Opens an output file for appending, created if absent. Raises: OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     return os.open(path, flags if append else flags | os.O_TRUNC, 0o666)
 
 
 def trim(fd: int, cap: int) -> bool:
-    """Gives back the middle of a file above `cap` bytes. True: it was above. Cost: one fstat when it is below."""
+    """Gives back the middle of a file above `cap` bytes; returns whether it was above. Cost: one fstat when below."""
     size = os.fstat(fd).st_size
     if size <= cap:
         return False
     head = _aligned(cap // 2)
     tail = _aligned(size - cap // 2)
     if not _punch(fd, head, tail - head):
-        os.ftruncate(fd, cap)  # the writers append: they go on at the new end
+        os.ftruncate(fd, cap)  # writers append: they go on at the new end
     return True
 
 
 def trim_path(path: str, cap: int) -> bool:
-    """`trim` of a file that another process writes; an absent one is fine."""
+    """Trims a file that another process writes; ignores an absent one."""
     try:
         if os.stat(path).st_size <= cap:
             return False
@@ -58,9 +58,9 @@ def trim_path(path: str, cap: int) -> bool:
 def take(fd: int, path: str, final: str, cap: int) -> Output:
     """Ends one task's use of an output file and empties it for the next.
 
-    Small output is returned inline; else it is moved (copied, when its middle was dropped) to `final`. After a move
-    `path` is a new name: the caller opens it again when `Output.path` is not empty.
-    Cost: one lseek when nothing was written.
+    Small output is returned inline; otherwise the file is moved (copied, if its middle was dropped) to `final`. After a move `path` is
+    free: the caller opens it again if `Output.path` is not empty.
+    Cost: one lseek if nothing was written.
     """
     size = os.lseek(fd, 0, os.SEEK_END)
     if size == 0:
@@ -79,7 +79,7 @@ def take(fd: int, path: str, final: str, cap: int) -> Output:
 
 
 def settle(path: str, cap: int) -> Output:
-    """Describes a file that stays where it is (`--out FILE`), with what was dropped from it condensed away."""
+    """Describes a file that stays where it is (`--out FILE`), after condensing away its dropped part."""
     size = os.stat(path).st_size
     if size <= cap:
         return Output(size=size, path=path)
@@ -93,10 +93,10 @@ def settle(path: str, cap: int) -> Output:
 
 
 def read_live(fd: int, offset: int, limit: int, cap: int) -> tuple[bytes, int] | None:
-    """(bytes of a growing output file from `offset`, where to go on), b"" at its end, None when it cannot be read.
+    """Returns (bytes of a growing output file from `offset`, next offset), b"" at its end; None if it cannot be read.
 
-    A read stops before the dropped middle; one that begins in it gets the line that counts what is missed, and what follows the gap.
-    `limit` does not count that line.
+    A read stops before the dropped middle; one that begins there gets the line that counts missing bytes, and what follows the gap. `limit`
+    does not count that line.
     """
     try:
         return _read_around(fd, offset, limit, cap)
@@ -110,7 +110,7 @@ def _read_around(fd: int, offset: int, limit: int, cap: int) -> tuple[bytes, int
         data = os.pread(fd, limit, start)
         if os.fstat(fd).st_size <= cap:  # a hole in it is the work's own
             break
-        # Looked at after the read: what was given back meanwhile was read as NULs.
+        # Checked after the read: bytes given back meanwhile were read as NULs.
         head = max(start, _aligned(cap // 2))
         hole = _seek(fd, head, os.SEEK_HOLE)
         if hole >= start + len(data):
@@ -120,14 +120,14 @@ def _read_around(fd: int, offset: int, limit: int, cap: int) -> tuple[bytes, int
             break
         following = _seek(fd, start, os.SEEK_DATA)
         if following <= start:
-            break  # the file system says no more of it
+            break  # the file system does not tell
         start = following
     line = gap_line(start - offset, cap) if start > offset else b""
     return line + data, start + len(data)
 
 
 def _seek(fd: int, offset: int, whence: int) -> int:
-    """Where the next data or hole begins; the end of the file when nothing is said of it."""
+    """Returns where the next data or hole begins; the end of the file if the system does not tell."""
     try:
         return os.lseek(fd, offset, whence)
     except OSError as error:
@@ -137,7 +137,7 @@ def _seek(fd: int, offset: int, whence: int) -> int:
 
 
 def _condense(fd: int, final: str, size: int, cap: int) -> int:
-    """Writes head, marker and tail of `fd` to `final`; returns how many bytes were left out."""
+    """Writes head, marker and tail of `fd` to `final`; returns the number of bytes left out."""
     head = _aligned(cap // 2)
     tail = max(head, _aligned(size - cap // 2) + _BLOCK)
     dropped = tail - head
@@ -170,7 +170,7 @@ def _punch(fd: int, start: int, length: int) -> bool:
         return length <= 0
     if _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, start, length) == 0:
         return True
-    # anything else (interrupted, the disk is in trouble) is tried again at the next tick
+    # other errors (interrupted, disk in trouble) are tried again at the next tick
     return ctypes.get_errno() not in {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM}
 
 

@@ -1,8 +1,8 @@
-"""Becomes the user whose work a spawner is to run, for good, and only then loads anything: between a root Starter and its spawner.
+"""Becomes the user whose work a spawner is to run, irrevocably, and only then loads anything: runs between a root Starter and its spawner.
 
-Exec'd by a Starter that is root, in an isolated interpreter and of the standard library alone (`python -I -S host/privileges.py
-PLAN`), because whatever is loaded before the change is loaded as root. PLAN is JSON and holds no secret. The order matters:
-the cgroup first (a user may not move himself in), then groups, then uid, then what can only be given up.
+Exec'd by a Starter that is root, in an isolated interpreter with the standard library alone (`python -I -S host/privileges.py PLAN`),
+because anything loaded before the change is loaded as root. PLAN is JSON and holds no secret. The order matters: the cgroup first (a user
+may not enter it), then groups, then uid, then what can only be given up.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import sys
 from typing import NoReturn
 
 _PR_SET_NO_NEW_PRIVS = 38
-#: As the spawner's own (`runner/spawner.py`): set by root, no work of the user goes below it again.
+#: The same as the spawner's own (`runner/spawner.py`): set by root, so that no work of the user can go below it.
 _OOM_SCORE = 500
 
 
 def drop(uid: int, gid: int, groups: list[int]) -> None:
-    """This process is the user's from now on, and cannot be anybody else's again. Raises: OSError, PermissionError."""
+    """Makes this process the user's, irrevocably. Raises: OSError, PermissionError."""
     if uid <= 0 or gid < 0:
         raise PermissionError(f"work never runs as uid {uid}, gid {gid}")
     os.setgroups(groups)
@@ -37,16 +37,16 @@ def drop(uid: int, gid: int, groups: list[int]) -> None:
 
 
 def forbid() -> None:
-    """Set-uid programs gain nothing from here on, and no memory of this user's work is dumped to disk. Raises: OSError."""
+    """Keeps set-uid programs from gaining rights, and this user's memory from being dumped to disk. Raises: OSError."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_NO_NEW_PRIVS")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def bound(processes: int) -> None:
-    """What only root may set: a least score for the kernel's out-of-memory killer, and how many processes and threads the user has.
+    """Sets what only root may set: a minimum score for the kernel's out-of-memory killer, and a limit of processes and threads of the user.
 
-    processes: of all his work on this machine, 0 = as many as before. Where the system refuses, things stay as they were.
+    processes: of all the user's work on this machine, 0 = unchanged. If the system refuses, nothing changes.
     """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write(str(_OOM_SCORE))
@@ -70,7 +70,7 @@ def main(plan: str) -> NoReturn:
     os.closerange(3, keep)
     os.closerange(keep + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] if sys.platform == "darwin" else 1 << 20)
     os.set_inheritable(keep, True)
-    silence = os.open(os.devnull, os.O_RDWR)  # the Starter's own log is not the user's to write
+    silence = os.open(os.devnull, os.O_RDWR)  # the user must not write the Starter's own log
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     os.closerange(silence, silence + 1)

@@ -1,7 +1,7 @@
 """The SLURM_* variables of work that was submitted with `--slurm-env`, made from its own RMGR_* variables; and its programs.
 
-What only the submitter knows (directory, queue, array) stands in the command's variables already; the flag is one of them, so that
-no record has a field for it.
+What only the submitter knows (directory, queue, array) is already in the command's variables; the flag is one of them, so that records need
+no field for it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-#: Work that has this variable finds those of Slurm, and `srun`.
+#: Work with this variable gets those of Slurm, and `srun`.
 FLAG = "RMGR_SLURM_ENV"
 _NUMBERED = re.compile(r"(.*?)([0-9]+)")
 _MIB = 1024 * 1024
-#: Open MPI sees Slurm's variables and would ask its daemons, which are not here.
+#: Open MPI sees Slurm's variables and would ask Slurm's daemons, which are not here.
 _NOT_SLURMS = {"OMPI_MCA_plm": "rsh", "OMPI_MCA_ras": "^slurm", "PRTE_MCA_plm": "ssh", "PRTE_MCA_ras": "^slurm"}
 _PROGRAM = """import sys
 sys.path.insert(0, {root!r})
 from rmgr.runner.ranks.srun import {main}
 sys.exit({main}(sys.argv[1:]))"""
-#: Name in the work's PATH -> the function that it calls.
+#: Name in the work's PATH -> function that it calls.
 _PROGRAMS = {"srun": "main", "scontrol": "scontrol"}
 
 
 def bracketed(nodes: Sequence[str]) -> str:
-    """`n[1-3,7],login`: names in their order, as Slurm writes them; digits keep their width."""
+    """Returns `n[1-3,7],login`: names in their order, as Slurm writes them; digits keep their width."""
     pieces: list[str] = []
     for prefix, group in itertools.groupby(nodes, key=_prefix):
         names = list(group)
@@ -49,7 +49,7 @@ def _prefix(name: str) -> str:
 
 
 def hostnames(text: str) -> list[str]:
-    """The nodes of a bracketed list, in order. Raises: ValueError."""
+    """Returns the nodes of a bracketed list, in order. Raises: ValueError."""
     names: list[str] = []
     for piece in re.findall(r"[^,\[\]]+(?:\[[^\[\]]*\])?", text):
         prefix, _, inside = piece.rstrip("]").partition("[")
@@ -63,13 +63,13 @@ def hostnames(text: str) -> list[str]:
 
 
 def _repeated(numbers: Iterable[int]) -> str:
-    """`2(x3),1`: as Slurm writes what each node has."""
+    """Returns `2(x3),1`, as Slurm writes a number for each node."""
     runs = ((number, len(list(group))) for number, group in itertools.groupby(numbers))
     return ",".join(f"{number}(x{count})" if count > 1 else str(number) for number, count in runs)
 
 
 def _shares(environ: Mapping[str, str]) -> list[tuple[str, int]]:
-    """(node, processes there), the node of the script first."""
+    """Returns (node, processes there), the node of the script first."""
     nodes = environ.get("RMGR_NODELIST", "").split(",")
     with contextlib.suppress(OSError, KeyError, ValueError, IndexError), open(environ["RMGR_HOSTFILE"], encoding="utf-8") as file:
         return [(line.split()[0], int(line.split()[1].removeprefix("slots="))) for line in file if line.strip()]
@@ -77,10 +77,10 @@ def _shares(environ: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def variables(environ: Mapping[str, str], memory_bytes: int, own: Mapping[str, str]) -> dict[str, str]:
-    """Slurm's variables for one attempt, at the start of its script.
+    """Returns Slurm's variables for one attempt, at the start of its script.
 
     Args:
-        environ: its variables. memory_bytes: of one process, 0 = no limit. own: what its user has set: that stays.
+        environ: its variables. memory_bytes: of one process, 0 = no limit. own: set by its user; they stay.
     """
     shares = _shares(environ)
     nodes, threads = [node for node, _ in shares], int(environ.get("RMGR_THREADS", "1"))
@@ -119,15 +119,15 @@ def variables(environ: Mapping[str, str], memory_bytes: int, own: Mapping[str, s
 
 
 def add(environ: dict[str, str], memory_bytes: int, own: Mapping[str, str]) -> None:
-    """Adds them; what a Starter that runs in a job of Slurm's has itself does not stay."""
+    """Adds Slurm's variables; removes those of a Slurm job in which the Starter itself runs."""
     for name in [name for name in environ if name.startswith(("SLURM_", "SLURMD_"))]:
         del environ[name]
     environ.update(variables(environ, memory_bytes, own))
 
 
 def furnish(directory: str) -> str:
-    """Makes `srun` and `scontrol` in a directory below `directory`; returns its name. Raises: OSError."""
-    import shlex  # with paths, too: what every spawner would load for the few that furnish something
+    """Makes `srun` and `scontrol` in a directory below `directory`; returns its path. Raises: OSError."""
+    import shlex  # like the path imports: few spawners need them
 
     from rmgr.runner.host import home
 

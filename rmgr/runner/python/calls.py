@@ -1,4 +1,4 @@
-"""One function call in a worker: the function from its blob (kept by hash), the arguments, the call, what came of it."""
+"""One function call in a worker: the function from its blob (kept by hash), the arguments, the call, and its result."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from rmgr.runner.host.files import write_whole
 from rmgr.runner.remote import dump_exception, dump_value
 
 _KEPT = 128
-#: What is the same object at home, too, however often it is called.
+#: Types of objects that stay the same, however often they are called.
 _STATELESS = (types.FunctionType, types.BuiltinFunctionType, type, type(lru_cache(None)(id)))
 _keyed = msgspec.msgpack.Decoder(KeyedCall)
 _NONE = pickle.dumps(None, 5)
 
 
 class WrongCount(RmgrError):
-    """A function of the keyed form returned another number of values than it has output keys."""
+    """A function of the keyed form returned a number of values that differs from its output keys."""
 
 
 class FunctionCache:
-    """The last functions, by hash. Anything else that can be called is unpickled for each call: no call finds what another left in it."""
+    """The latest functions, by hash. Other callables are unpickled for each call, so that no call finds what another left in them."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Callable[..., object]] = OrderedDict()
         self._pickled_by = self._node = ""
 
     def pickled_by(self, cloudpickle: str, node: str) -> None:
-        """The client's cloudpickle, and the node, for the message when its functions cannot be read."""
+        """Notes the client's cloudpickle, and the node, for the message about unreadable functions."""
         self._pickled_by, self._node = cloudpickle, node
 
     def get(self, batch: TaskBatch) -> Callable[..., object]:
-        """The function of a batch, as each call is to find it. Raises: as `read`."""
+        """Returns the function of a batch, fresh for each call unless it is stateless. Raises: as `read`."""
         kept = self._kept.get(batch.function)
         if kept is not None:
             self._kept.move_to_end(batch.function)
@@ -66,9 +66,9 @@ class FunctionCache:
         return function
 
     def read(self, blob: bytes, digest: str) -> Callable[..., object]:
-        """A function from its pickle.
+        """Reads a function from its pickle.
 
-        Raises: VersionMismatch when our cloudpickle lacks what the client's used; whatever else its unpickling raises (a module
+        Raises: VersionMismatch if our cloudpickle lacks what the client's used; whatever else the unpickling raises (a module
             that this node lacks, ...).
         """
         try:
@@ -87,7 +87,7 @@ def _call_anew(blob: bytes, /, *args: object, **kwargs: object) -> object:
 
 
 def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str, Any], int]:
-    """(args, kwargs, number of output values or -1) of one call. Raises: DataLost, and whatever unpickling raises."""
+    """Returns (args, kwargs, number of output values or -1) of one call. Raises: DataLost, and whatever unpickling raises."""
     payload = item.payload
     if item.path:
         with open(item.path, "rb", buffering=0) as file:
@@ -111,11 +111,11 @@ def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str
 
 
 def read_part(fd: int, start: int, size: int) -> bytes:
-    """Bytes of a file. The kernel gives 2 GiB at a time at most. Fewer: the file ends before."""
+    """Reads a part of a file, in pieces, since the kernel returns 2 GiB at most. The result is shorter if the file ends before."""
     data = os.pread(fd, size, start)
     if len(data) == size:
         return data
-    whole = io.BytesIO()  # it gives its bytes away uncopied
+    whole = io.BytesIO()  # returns its bytes without a copy
     while data:
         whole.write(data)
         data = os.pread(fd, size - whole.tell(), start + whole.tell())
@@ -123,14 +123,14 @@ def read_part(fd: int, start: int, size: int) -> bytes:
 
 
 class ResultWriter:
-    """Turns what a call returned into bytes; values above `inline_bytes` go to files in `directory`."""
+    """Turns results of calls into bytes; values above `inline_bytes` go to files in `directory`."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self.inline_bytes = MAX_INLINE_VALUE
 
     def plain(self, seq: int, value: object) -> tuple[bytes, bool, TaskExtra | None]:
-        """(data, pickled, extra) of the plain form. Raises: PickleFailed, OSError (full disk)."""
+        """Returns (data, pickled, extra) for a result of the plain form. Raises: PickleFailed, OSError (full disk)."""
         if value is None:
             return _NONE, True, None
         pickled = type(value) is not bytes
@@ -140,7 +140,7 @@ class ResultWriter:
         return data, pickled, None  # type: ignore[return-value]
 
     def keyed(self, seq: int, value: object, count: int) -> TaskExtra:
-        """One value per output key. Raises: WrongCount, PickleFailed, OSError."""
+        """Returns one value for each output key. Raises: WrongCount, PickleFailed, OSError."""
         if count == 1:
             values: tuple[object, ...] = (value,)
         elif count == 0 and value is None:
@@ -169,19 +169,19 @@ class ResultWriter:
 
 
 def _hash(data: bytes) -> bytes:
-    from hashlib import sha256  # a worker without large values does without OpenSSL
+    from hashlib import sha256  # a worker without large values needs no OpenSSL
 
     return sha256(data).digest()
 
 
 def failure(error: BaseException, reason: Reason) -> TaskExtra:
-    """What is reported of a call that raised."""
+    """Returns the report of a call that raised."""
     data, line = told_with_cure(error)
     return TaskExtra(reason=reason, error=data, summary=line)
 
 
 def told_with_cure(error: BaseException) -> tuple[bytes, str]:
-    """As `dump_exception`; of a module that is missing it is said where, and what to do."""
+    """As `dump_exception`; for a missing module it also says where, and what to do."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return dump_exception(error)
     top = error.name.partition(".")[0]
@@ -195,7 +195,7 @@ def told_with_cure(error: BaseException) -> tuple[bytes, str]:
 
 
 def found_no_room(error: BaseException) -> bool:
-    """It, or what it was raised from, is a write that found no room on a disk."""
+    """Returns whether the error, or one behind it, is a write to a full disk."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -210,7 +210,7 @@ def found_no_room(error: BaseException) -> bool:
 
 
 def not_begun(error: BaseException, path: str, *, keyed: bool = False) -> TaskExtra:
-    """What is reported of a call that could not begin. path: its file. keyed: it may have several."""
+    """Returns the report of a call that could not begin. path: its file. keyed: it may have several."""
     if isinstance(error, DataLost):
         return TaskExtra(reason=Reason.DATA_LOST, summary=error.message)
     is_removed = isinstance(error, FileNotFoundError) and (keyed or error.filename == path)  # a file of the Starter
@@ -239,7 +239,7 @@ def check_versions(spec: StartWorker, node: str) -> None:
 
 
 def mismatch(theirs: str, node: str) -> VersionMismatch:
-    """The work's cloudpickle is not ours."""
+    """Returns the error for a cloudpickle that differs from ours."""
     here = cloudpickle.__version__
     return VersionMismatch(
         f"the work was pickled by cloudpickle {theirs}, node {node} has cloudpickle {here} ({sys.executable})",

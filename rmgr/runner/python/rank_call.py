@@ -1,8 +1,8 @@
-"""One call of a task of several processes: a bundle, a launcher, an answer.
+"""One call of a task with several processes: a bundle, a launcher, an answer.
 
     worker --bundle--> `rmgr run` or mpirun --> `main`, a process a rank --answer of rank 0--> worker
 
-The worker of the first node reads neither function nor arguments: a module of theirs may begin MPI, and that process is no rank.
+The worker of the first node reads neither function nor arguments: their modules may begin MPI, and that process is no rank.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, ar
 from rmgr.runner.ranks import ranks
 
 _PROGRAM = f"import sys; sys.path.append({str(home.ROOT)!r}); from rmgr.runner.python.rank_call import main; main()"
-#: What Open MPI wants to hear from root; who runs work as root has decided so.
+#: Variables that let Open MPI run as root, as the administrator of the node has decided.
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _keyed = msgspec.msgpack.Decoder(KeyedCall)
 
 
 class RankFailed(RmgrError):
-    """A rank ended badly without a word, and with it the call."""
+    """A rank failed without an answer, and with it the call."""
 
 
 class Bundle(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """All that a rank needs, on whichever node it is.
+    """All that a rank needs, on any node.
 
-    spec: of the worker; archives: the bytes of its archives. payload: arguments, with nothing in files. directory: of the worker, and
-    answer: where rank 0, which is on its node, leaves values and what came of the call. launch: see `Rigid.launch`.
+    spec: of the worker; archives: the bytes of its archives. payload: arguments, nothing in files. directory: of the worker; answer: file
+        for the result from rank 0, which is on the worker's node. launch: see `Rigid.launch`.
     """
 
     spec: StartWorker
@@ -67,7 +67,7 @@ class RankAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def in_ranks(batch: TaskBatch, item: TaskItem, spec: StartWorker, *, directory: str) -> tuple[bytes, bool, TaskExtra | None]:
-    """(data, pickled, extra) of rank 0, or what went wrong. Raises: TaskTerminated when the task is to end, and its ranks have.
+    """Returns (data, pickled, extra) of rank 0, or a failure. Raises: TaskTerminated if the task is to end, after its ranks have ended.
 
     Cost: an interpreter a rank, and its bundle once a node.
     """
@@ -117,7 +117,7 @@ def _bytes(path: str) -> bytes:
 
 
 def _payload(item: TaskItem, *, keyed: bool) -> bytes:
-    """The arguments without files."""
+    """Returns the arguments without files."""
     payload = item.payload
     if item.path:
         with open(item.path, "rb", buffering=0) as file:
@@ -130,7 +130,7 @@ def _payload(item: TaskItem, *, keyed: bool) -> bytes:
 
 
 def _launch(launch: str, variables: dict[str, str]) -> int:
-    """The launcher's exit code. Raises: OSError, RankFailed where there is no launcher, TaskTerminated."""
+    """Returns the launcher's exit code. Raises: OSError, RankFailed if there is no launcher, TaskTerminated."""
     python = [sys.executable, "-c", _PROGRAM]
     if launch == "mpi":
         if shutil.which("mpirun") is None:
@@ -144,14 +144,14 @@ def _launch(launch: str, variables: dict[str, str]) -> int:
         return process.wait()
     except TaskTerminated:
         process.terminate()
-        process.wait()  # or the grace ends, and this process with it
+        process.wait()  # or the grace ends, and kills this process
         raise
 
 
 # -- one rank: reads its bundle, makes the call, and as rank 0 leaves what came of it for the worker ---------------------------
 
 
-#: What mpirun calls a rank, and how work knows it.
+#: mpirun's variables -> ours
 _MPI = {"OMPI_COMM_WORLD_RANK": "RMGR_RANK", "OMPI_COMM_WORLD_LOCAL_RANK": "RMGR_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE": "RMGR_NPROCS"}
 
 
@@ -160,11 +160,11 @@ class NoMpi(Exception):
 
 
 def main() -> NoReturn:
-    """The whole life of a rank."""
+    """Runs the whole life of a rank."""
     for theirs, ours in _MPI.items():
         if theirs in os.environ:
             os.environ[ours] = os.environ[theirs]
-    path = os.environ.pop("RMGR_BUNDLE")  # not for what the function starts
+    path = os.environ.pop("RMGR_BUNDLE")  # not for processes that the function starts
     os.environ.pop("PYTHONHASHSEED", None)  # as above
     place = os.path.dirname(path)
     rank, node = int(os.environ["RMGR_RANK"]), os.environ.get("RMGR_NODE", "")
@@ -205,7 +205,7 @@ def main() -> NoReturn:
 
 
 def _find_modules(bundle: Bundle, directory: str) -> None:
-    """The modules that travel with the function, where this rank can import them."""
+    """Writes the modules that travel with the function, and lets this rank import them."""
     os.makedirs(directory, exist_ok=True)
     for name, data in zip(reversed(bundle.spec.archives), reversed(bundle.archives), strict=True):
         path = os.path.join(directory, os.path.basename(name))
@@ -218,7 +218,7 @@ def _find_modules(bundle: Bundle, directory: str) -> None:
 
 
 def _communicator() -> Any:
-    """Of all ranks. Raises: NoMpi."""
+    """Returns the communicator of all ranks. Raises: NoMpi."""
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -242,13 +242,13 @@ def _answer(path: str, answer: RankAnswer) -> None:
 
 
 def _fail(bundle: Bundle, place: str, rank: int, error: BaseException, reason: Reason, comm: Any) -> NoReturn:
-    """Tells it, and ends the others, which may be waiting for this one. place: directory of the bundle."""
+    """Reports a failure, and ends the other ranks, which may be waiting for this one. place: directory of the bundle."""
     answer = RankAnswer(b"", True, failure(error, reason))
     if rank == 0:
         _answer(bundle.answer, answer)
     if isinstance(error, SystemExit) and error.code == ranks.SAVED_EXIT_CODE:
-        sys.exit(0)  # the others save themselves
-    if rank:  # on another node, perhaps: it travels back as the bundle came
+        sys.exit(0)  # the other ranks save themselves
+    if rank:  # perhaps on another node: the answer travels back as the bundle came
         _answer(os.path.join(place, f"{ranks.LEFT_PREFIX}{rank}"), answer)
         sys.stderr.write(f"rank {rank} on node {running.node}:\n{''.join(traceback.format_exception(error))}")
     for stream in (sys.stdout, sys.stderr):

@@ -1,10 +1,10 @@
-"""A call of a named function in a worker of a server: arguments from one file, the answer into another, what became of it as JSON.
+"""A call of a named function in a worker of a server: arguments from one file, the answer into another, the result as JSON.
 
-Nothing that travelled is unpickled. Which function it is says the server's own TOML file, as `module:callable`.
+Nothing that travelled is unpickled. The server's own TOML file names the function, as `module:callable`.
 
     python -m rmgr.runner.python.served '{"calls": ["solvers:lin"], "measures": true}'
 
-says, before a server offers anything, which of these cannot be called, and how fast linpack is.
+tells, before a server offers anything, which of these cannot be called, and how fast linpack is.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from rmgr.runner.remote import format_traceback, summary
 
 S = TypeVar("S")
 
-#: Linpack of this size, as in paper 004, is measured until it has run so long, and so often at least; the best counts.
+#: Size of linpack, as in paper 004; shortest total time and number of its measurements, of which the best counts.
 LINPACK_N, _MEASURED_S, _FEWEST = 600, 0.5, 3
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a call. bytes: of the answer's file."""
+    """Result of a call. bytes: size of the answer's file."""
 
     kind: Literal["OK", "FAILED"]
     error: str = ""
@@ -45,7 +45,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server wants to know before it offers anything. calls: module:callable. measures: the speed, too."""
+    """What a server asks before it offers anything. calls: module:callable. measures: also measure the speed."""
 
     calls: tuple[str, ...]
     sys_path: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """troubles: why those cannot be called that cannot. mops: million operations a second, 0: not measured. numpy: it is there."""
+    """troubles: of calls that cannot be made. mops: million operations a second, 0 if not measured. numpy: whether it is there."""
 
     troubles: dict[str, str] = {}
     mops: float = 0.0
@@ -61,12 +61,12 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer_of(data: bytes | str) -> Answer:
-    """What `call` returned, in a process that a function may have spoilt. Raises: ValueError."""
+    """Decodes the result of `call`, from a process that a function may have spoilt. Raises: ValueError."""
     return _decoded(data, Answer)
 
 
 def found_of(data: bytes | str) -> Found:
-    """What `look` printed, in such a process. Raises: ValueError."""
+    """Decodes the output of `look`, from a process that a function may have spoilt. Raises: ValueError."""
     return _decoded(data, Found)
 
 
@@ -78,10 +78,10 @@ def _decoded(data: bytes | str, kind: type[S]) -> S:
 
 
 def call(reference: str, interface: bytes, arguments: str, answer: str, most_bytes: int) -> bytes:
-    """Runs in the worker. Returns an `Answer` as JSON. Raises: what ends the call from outside (`TaskTerminated`).
+    """Makes a call in the worker. Returns an `Answer` as JSON. Raises: exceptions that end the call from outside (`TaskTerminated`).
 
     Args:
-        reference: module:callable. interface: canonical JSON. arguments, answer: files. most_bytes: of the second.
+        reference: module:callable. interface: canonical JSON. arguments, answer: files. most_bytes: of the answer.
     """
     try:
         return msgspec.json.encode(_called(reference, interface, arguments, answer, most_bytes))
@@ -94,7 +94,7 @@ def call(reference: str, interface: bytes, arguments: str, answer: str, most_byt
 def _called(reference: str, text: bytes, arguments: str, answer: str, most_bytes: int) -> Answer:
     function, interface = load(reference), _interface(text)
     given = _mapped(arguments)
-    room = max(arrays.MAX_BYTES, len(given))  # the server has taken so many
+    room = max(arrays.MAX_BYTES, len(given))  # the server has accepted so many
     fitting = fit_inputs(interface, arrays.decode(given, max_bytes=room), max_bytes=room)
     result = function(*fitting.values)
     count = len(interface.outputs)
@@ -115,13 +115,13 @@ def _interface(text: bytes) -> Interface:
 
 
 def _mapped(path: str) -> memoryview:
-    """A file's bytes, of which pages are read as they are used. Private: what a function changes in place stays in this process."""
+    """Maps a file, whose pages are read when used. Private: changes by a function in place stay in this process."""
     with open(path, "rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
 
 
 def load(reference: str) -> Callable[..., object]:
-    """What `module:callable` names. Raises: whatever importing it raises; AttributeError, TypeError."""
+    """Returns the callable that `module:callable` names. Raises: whatever its import raises; AttributeError, TypeError."""
     module, _, name = reference.partition(":")
     found: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -132,7 +132,7 @@ def load(reference: str) -> Callable[..., object]:
 
 
 def warm(calls: Sequence[str]) -> None:
-    """Imports what the calls of a worker need, before the first one comes; what cannot be imported is that call's own trouble."""
+    """Imports the modules of a worker's calls before the first one comes; a failure is left to its call."""
     for reference in calls:
         with suppress(Exception):
             load(reference)
@@ -141,7 +141,7 @@ def warm(calls: Sequence[str]) -> None:
 
 
 def measured_mops() -> float:
-    """Million operations a second of linpack on one core. Raises: ImportError without numpy."""
+    """Returns million operations a second of linpack on one core. Raises: ImportError without numpy."""
     import numpy as np
 
     from rmgr.runner.python.shipped import linpack
@@ -159,7 +159,7 @@ def measured_mops() -> float:
 
 
 def look(asked: Question) -> Found:
-    """Imports what is to be called, and measures the speed. Cost: a second or two."""
+    """Imports the functions to be called, and measures the speed. Cost: a second or two."""
     sys.path.extend(asked.sys_path)
     troubles: dict[str, str] = {}
     for reference in asked.calls:
@@ -175,7 +175,7 @@ def look(asked: Question) -> Found:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Prints what `look` says, as the last line."""
+    """Prints the result of `look` as the last line."""
     found = look(msgspec.json.decode(arguments[0], type=Question))
     sys.stdout.write("\n" + msgspec.json.encode(found).decode() + "\n")
 

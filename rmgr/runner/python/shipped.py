@@ -1,4 +1,4 @@
-"""The functions that every server can offer (`shipped.toml` beside this file has their interfaces)."""
+"""The functions that every server can offer; `shipped.toml` beside this file has their interfaces."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-#: Columns that are eliminated before the rest of the matrix is brought up to date.
+#: Columns eliminated before the rest of the matrix is updated.
 _PANEL = 48
 
 
 def linsolve(matrix: Floats, right: Floats) -> Any:
-    """x with matrix @ x = right. matrix: (n, n). right: (n,). Cost: 2/3 n^3 + 2 n^2 operations.
+    """Returns x with matrix @ x = right. matrix: (n, n). right: (n,). Cost: 2/3 n^3 + 2 n^2 operations.
 
-    Raises: numpy.linalg.LinAlgError for a singular one.
+    Raises: numpy.linalg.LinAlgError for a singular matrix.
     """
     import numpy as np
 
@@ -27,9 +27,9 @@ def linsolve(matrix: Floats, right: Floats) -> Any:
 
 
 def linpack(matrix: Floats, right: Floats) -> tuple[Any, Any]:
-    """As LINPACK's dgefa and dgesl: (x, pivots) by Gaussian elimination with row exchanges; row k was exchanged with row pivots[k].
+    """Returns (x, pivots) as LINPACK's dgefa and dgesl: Gaussian elimination with row exchanges; row k was exchanged with row pivots[k].
 
-    matrix: (n, n). right: (n,). Raises: ZeroDivisionError for a singular one. Cost: 2/3 n^3 + 2 n^2 operations.
+    matrix: (n, n). right: (n,). Raises: ZeroDivisionError for a singular matrix. Cost: 2/3 n^3 + 2 n^2 operations.
     """
     import numpy as np
 
@@ -47,7 +47,7 @@ def linpack(matrix: Floats, right: Floats) -> tuple[Any, Any]:
                 x[[k, chosen]] = x[[chosen, k]]
             a[k + 1 :, k] /= a[k, k]
             a[k + 1 :, k + 1 : last] -= np.outer(a[k + 1 :, k], a[k, k + 1 : last])
-        for k in range(first, last):  # the panel's rows to its right
+        for k in range(first, last):  # rows of the panel, to the right of it
             a[k + 1 : last, last:] -= np.outer(a[k + 1 : last, k], a[k, last:])
         a[last:, last:] -= a[last:, first:last] @ a[first:last, last:]
     for k in range(n):
@@ -59,11 +59,11 @@ def linpack(matrix: Floats, right: Floats) -> tuple[Any, Any]:
 
 
 def echo(data: bytes) -> bytes:
-    """What it was given."""
+    """Returns its argument."""
     return data
 
 
 def model(operations: int, data: bytes) -> bytes:
-    """Takes as long as so many operations at this server's speed, computing nothing; gives back what it was given."""
+    """Sleeps as long as so many operations take at this server's speed; returns `data`."""
     time.sleep(operations / (float(os.environ["RMGR_CALL_MOPS"]) * 1e6))
     return data

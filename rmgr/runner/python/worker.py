@@ -1,7 +1,7 @@
-"""The Python worker: takes batches of calls from its Starter, runs them one after another, sends back what came of them.
+"""The Python worker: takes batches of calls from its Starter, runs them one after another, and sends back their results.
 
-Forked by the spawner. Results are collected on the board and sent when 5 ms have passed or nothing is left to do; a
-worker that is killed loses only the call it was in.
+Forked by the spawner. Results are collected on the board and sent after 5 ms, or when nothing is left to do; a worker that is killed loses
+only its present call.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ from rmgr.runner.python.calls import (
 )
 
 _FLUSH_NS = 5_000_000
-#: A result above this is not kept on the board but sent at once.
+#: A larger result is sent at once instead of being kept on the board.
 _DIRECT = 32 * 1024
-#: An idle worker looks after this time whether tasks left processes behind.
+#: After this time an idle worker checks whether tasks left processes behind.
 _IDLE_S = 2.0
-#: Tasks shorter than this are not worth a look at the clock of the processor.
+#: For shorter tasks the processor clock is not read.
 _SHORT_NS = 1_000_000
 _RECEIVE = 256 * 1024
 
 
 def run(spec: StartWorker, sock: socket.socket, board: Board, directory: str, node: str, poke: Callable[[], None]) -> NoReturn:
-    """The whole life of a worker, from after the fork (session, descriptors, cgroup are settled) to its `_exit`."""
+    """Runs the whole life of a worker, from after the fork (session, descriptors, cgroup are settled) to its `_exit`."""
     worker = WorkerProcess(sock, board, directory, node, poke)
     if worker.furnish(spec):
         worker.serve()
@@ -83,7 +83,7 @@ def run(spec: StartWorker, sock: socket.socket, board: Board, directory: str, no
 
 
 class WorkerProcess:
-    """State of the worker process; everything but `blocking()` happens on its main thread."""
+    """State of the worker process; everything except `blocking()` happens on its main thread."""
 
     def __init__(self, sock: socket.socket, board: Board, directory: str, node: str, poke: Callable[[], None]) -> None:
         self._socket = sock
@@ -95,7 +95,7 @@ class WorkerProcess:
         self._pid = os.getpid()
         self._reader: FrameReader[TaskBatch | Granted] = FrameReader(ToWorker)
         self._queue: deque[TaskBatch] = deque()
-        # Pages of it exist as far as a message has ever been long: an idle worker has a few.
+        # Only pages that a message has ever reached exist: an idle worker has few.
         self._buffer = memoryview(mmap.mmap(-1, _RECEIVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._functions = FunctionCache()
         self._results = ResultWriter(directory)
@@ -108,7 +108,7 @@ class WorkerProcess:
         self._seq = 0
         self._in_call = False
         self._missed = 0  # task of a SIGTERM that came outside of a call
-        self._forking: dict[int, set[int]] = {}  # threads that fork now, with their masks of signals
+        self._forking: dict[int, set[int]] = {}  # forking threads, with their signal masks
         self._late = 0  # a signal that came meanwhile
         self._submission = -1
         self._shape: BatchShape | None = None
@@ -119,18 +119,18 @@ class WorkerProcess:
     # -- set-up ------------------------------------------------------------------------------------------------------
 
     def furnish(self, spec: StartWorker) -> bool:
-        """Makes the environment the spec asks for; False: it cannot be made, the Starter has been told."""
+        """Makes the environment that the spec asks for; False if that is impossible, and the Starter was told."""
         self._spec = spec
         self._results.inline_bytes = spec.inline_bytes
         self._open_outputs()
         os.chdir(self._cwd)
         program.serve(spec.program)
         os.environ.update(spec.environ)
-        os.environ["PWD"] = self._cwd  # the Starter's own names another one
+        os.environ["PWD"] = self._cwd  # the variable inherited from the Starter names another directory
         os.environ.pop("OLDPWD", None)
         self._environment = TaskEnvironment(self._node)
         running.node = self._node
-        faulthandler.enable(self._fds[1])  # where it was, in its log, when a task crashes the interpreter
+        faulthandler.enable(self._fds[1])  # its log shows where a task crashed the interpreter
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         os.register_at_fork(before=self._before_fork, after_in_parent=self._in_parent, after_in_child=self._in_child)
@@ -161,7 +161,7 @@ class WorkerProcess:
         self._open_streams()
         self._libc = ctypes.CDLL(None)
         keep_memory()
-        for name in ("stdout", "stderr"):  # printf of C code shows while the task runs
+        for name in ("stdout", "stderr"):  # output of C's printf shows while the task runs
             try:
                 self._libc.setvbuf(ctypes.c_void_p.in_dll(self._libc, name), None, 1, 0)
             except ValueError:
@@ -178,7 +178,7 @@ class WorkerProcess:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Runs tasks until the Starter goes away or this worker should be replaced."""
+        """Runs tasks until the Starter is gone or this worker should be replaced."""
         gc.collect()
         gc.freeze()
         idle_checked = True
@@ -210,19 +210,19 @@ class WorkerProcess:
             self._run(batch)
 
     def _run(self, batch: TaskBatch) -> None:
-        """Runs one batch. Everything in the loop costs every task: about 4 us in all."""
+        """Runs one batch. The code of the loop costs each task about 4 us in all."""
         shape = batch.shape
         board = self._board
         try:
             os.chdir(self._cwd)
         except OSError:
-            os._exit(0)  # it was removed: nothing of this batch has begun
+            os._exit(0)  # the directory was removed: nothing of this batch has begun
         os.dup2(self._fds[0], 1)
         os.dup2(self._fds[1], 2)
-        if self._streams[0].closed or self._streams[1].closed:  # a task's doing
+        if self._streams[0].closed or self._streams[1].closed:  # closed by a task
             self._open_streams()
         sys.stdout, sys.stderr = self._streams
-        for signum in (signal.SIGTERM, signal.SIGINT):  # a task may have set its own
+        for signum in (signal.SIGTERM, signal.SIGINT):  # a task may have set its own handlers
             signal.signal(signum, self._on_signal)
         if shape != self._shape:
             self._shape = shape
@@ -245,9 +245,9 @@ class WorkerProcess:
         function: Callable[..., object] | None = None
         broken: TaskExtra | None = None
         now = clock(CLOCK)
-        board.start(batch.items[0].seq, now)  # a module that crashes the worker is the first task's fault
+        board.start(batch.items[0].seq, now)  # a module that crashes the worker counts against the first task
         try:
-            function = self._leave if in_ranks else self._functions.get(batch)  # one for ranks is not read here: it may begin MPI
+            function = self._leave if in_ranks else self._functions.get(batch)  # not read here if for ranks: it may begin MPI
         except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
             broken = not_begun(error, batch.path)
         wall = time.time_ns() - clock(CLOCK)
@@ -269,10 +269,10 @@ class WorkerProcess:
             else:
                 try:
                     data, pickled, extra = call(function, item, keyed)
-                except TaskTerminated as error:  # it came while another exception was being handled
+                except TaskTerminated as error:  # raised while another exception was being handled
                     data, pickled, extra = b"", True, failure(error, Reason.USER_CANCEL)
             if getpid() != self._pid:
-                os._exit(0)  # the task forked and its child came back from the function: there is one worker only
+                os._exit(0)  # the task forked, and its child returned from the function: it must not go on as a second worker
             then, now = now, clock(CLOCK)
             elapsed = now - then
             if words[TERM_SEQ] == seq:
@@ -294,7 +294,7 @@ class WorkerProcess:
         running.item = None
 
     def _call(self, function: Callable[..., object], item: TaskItem, keyed: bool) -> tuple[bytes, bool, TaskExtra | None]:
-        """Decodes, calls, encodes; whatever happens in the call is an answer."""
+        """Decodes, calls, encodes; every outcome of the call is an answer."""
         try:
             args, kwargs, outputs = arguments(item, keyed=keyed)
         except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
@@ -317,14 +317,14 @@ class WorkerProcess:
             return self._results.plain(item.seq, value)
         except WrongCount as error:
             return b"", True, failure(error, Reason.BAD_OUTPUT)
-        except OSError as error:  # the spool file: this node's trouble, not the task's
+        except OSError as error:  # the spool file: the node is at fault, not the task
             is_ours = error.errno in NODE_TROUBLE or isinstance(error, FileNotFoundError)
             return b"", True, failure(error, Reason.NODE_LOST if is_ours else Reason.EXCEPTION)
         except Exception as error:  # noqa: BLE001 - __reduce__ of the result's class may raise anything
             return b"", True, failure(error, Reason.EXCEPTION)
 
     def _raised(self, error: BaseException) -> TaskExtra:
-        """What a call raised is its own failure, unless its node had taken away what it needs: its directory, or room on the disk."""
+        """Reports an exception of a call: its own failure, unless the node took away its directory or room on the disk."""
         if not os.path.isdir(self._cwd):
             return failure(error, Reason.NODE_LOST)
         if found_no_room(error) and is_full(self._directory):
@@ -333,7 +333,7 @@ class WorkerProcess:
         return failure(error, Reason.EXCEPTION)
 
     def _call_ranks(self, batch: TaskBatch, _f: object, item: TaskItem, _keyed: bool) -> tuple[bytes, bool, TaskExtra | None]:
-        """As `_call`; each process of the job makes the call, and what rank 0 answers is the answer."""
+        """As `_call`; each process of the job makes the call, and the answer of rank 0 counts."""
         from rmgr.runner.python.rank_call import in_ranks
 
         try:
@@ -348,16 +348,16 @@ class WorkerProcess:
 
     def _on_signal(self, signum: int, _frame: object) -> None:
         if self._forking:
-            self._late = signum  # what is raised while a hook of fork runs is lost
+            self._late = signum  # an exception raised while a hook of fork runs would be lost
         elif not self._in_call:
-            self._missed = self._board.terminated[0]  # the call that is just beginning looks
+            self._missed = self._board.terminated[0]  # the call that is just beginning will check this
         elif signum == signal.SIGINT:
             raise KeyboardInterrupt
         elif self._board.terminated[0] == self._seq:
             self._give_way()
 
     def _before_fork(self) -> None:
-        """A SIGTERM that a child gets at once waits until `_in_child`: before, this process's handler would take it, and it be lost."""
+        """Delays a child's early SIGTERM until `_in_child`: before, the handler inherited from this process would take and lose it."""
         if signal.getsignal(signal.SIGTERM) == self._on_signal:
             me = threading.get_ident()
             self._forking[me] = set()
@@ -375,7 +375,7 @@ class WorkerProcess:
             again.start()
 
     def _in_child(self) -> None:
-        """Processes of a task end by signals as anywhere: a pool of processes waits for that."""
+        """Lets signals end processes of a task as usual: a pool of processes relies on that."""
         mask = self._forking.get(threading.get_ident())
         self._forking.clear()
         self._late = 0
@@ -392,11 +392,11 @@ class WorkerProcess:
     # -- after a call ------------------------------------------------------------------------------------------------
 
     def _take_outputs(self, seq: int, cap: int = 1 << 30, *, long: bool = True) -> tuple[Output, Output]:
-        """What the task wrote. Cost: two lseeks when it was silent."""
+        """Takes the output of a task. Cost: two lseeks if there is none."""
         for stream in self._streams:
             try:
                 stream.flush()
-            except (OSError, ValueError):  # full disk; a task closed it
+            except (OSError, ValueError):  # a full disk, or closed by a task
                 continue
         if long:
             self._libc.fflush(None)
@@ -417,12 +417,12 @@ class WorkerProcess:
         return taken[0], taken[1]
 
     def _usage(self) -> tuple[int, int]:
-        """(processor time in us, peak memory in KiB) of the task that just ended, its dead children included."""
+        """Returns (processor time in us, peak memory in KiB) of the task that just ended, with its dead children."""
         before, self._cpu_us = self._cpu_us, _cpu_us()
         return max(0, self._cpu_us - before), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def _left_children(self) -> bool:
-        """A task's process still lives (the dead ones are reaped)."""
+        """Returns whether a task's process still lives; reaps dead ones."""
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -467,10 +467,10 @@ class WorkerProcess:
             try:
                 self._socket.sendall(data)
             except OSError:
-                os._exit(0)  # the Starter is gone: nobody waits for this
+                os._exit(0)  # the Starter is gone, and with it the recipient
 
     def _receive(self, *, only_if_ready: bool = False) -> bool:
-        """Takes what has arrived, waiting for something; False: the Starter is gone."""
+        """Takes messages that have arrived, waiting for one; False if the Starter is gone."""
         with self._receive_lock:
             if only_if_ready and not select.select([self._socket], [], [], 0)[0]:
                 return True  # another thread has taken it
@@ -486,13 +486,13 @@ class WorkerProcess:
                     self._granted = frame.seq
             return bool(size)
 
-    # A signal must not raise in the middle of a message: `_in_call` is off around sending and receiving.
+    # A signal must not raise in the middle of a message: `_in_call` is False during sending and receiving.
 
     def _block(self, seq: int) -> None:
         main = threading.current_thread() is threading.main_thread()
         if main:
             self._in_call = False
-            self._flush()  # in another thread: the Starter reads them from the board
+            self._flush()  # for another thread, the Starter reads them from the board
         self._send(encode(Blocked(seq)))
         if main:
             self._back_in_call(seq)
@@ -505,7 +505,7 @@ class WorkerProcess:
         while self._granted != seq:
             if main:
                 self._back_in_call(seq)
-            select.select([self._socket], [], [])  # here a time limit or a cancel may break the wait
+            select.select([self._socket], [], [])  # here a time limit or a cancel may interrupt
             if main:
                 self._in_call = False
             if not self._receive(only_if_ready=True):
@@ -527,14 +527,14 @@ _NOTHING = TaskExtra()
 
 
 def _terminated(extra: TaskExtra | None, reason: Reason) -> TaskExtra:
-    """The task was told to end (and may have ended by itself just then): that is why it ended."""
+    """Makes the order to end the reason of an end, even if the task ended by itself just then."""
     if extra is None or not extra.error:
         return failure(TaskTerminated(f"terminated: {reason}"), reason)
     return msgspec.structs.replace(extra, reason=reason)
 
 
 def _ends_header(count: int, size: int) -> bytes:
-    """Frame header and the beginning of `TaskEnds` for `count` encoded ends of `size` bytes: [60, [..."""
+    """Returns the frame header and the beginning of `TaskEnds` for `count` encoded ends of `size` bytes: [60, [..."""
     body = b"\x92\x3c\xdd" + count.to_bytes(4, "big")
     return (len(body) + size).to_bytes(4, "little") + body
 

@@ -1,4 +1,4 @@
-"""The spawner's side of Python workers: forks them, watches what they run (limit, lease, memory, output), tells how they died."""
+"""The spawner's side of Python workers: forks them, enforces limits of their tasks (time, lease, memory, output), reports how they died."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rmgr.runner.host.outputs import open_output, take, trim_path
 from rmgr.runner.python import worker as worker_process
 
 _OOM_SCORE = 800
-#: Bytes of results that a worker may have on the way: 1 MiB is a send and a receive, not five. The system's limit may be less.
+#: Most bytes of results on the way from a worker: 1 MiB is one send and receive, not five. The system's limit may be lower.
 _SEND_BYTES = 1024 * 1024
-#: A worker that has been idle this long is not looked at often any more; it pokes when it starts again.
+#: A worker that has been idle this long is looked at less often; it pokes when it starts again.
 _CALM_NS = 1_000_000_000
 
 
@@ -50,14 +50,14 @@ class Watched:
     memory_bytes: int
     ooms: int
     stopping: _Stopping | None = None
-    killed_for: tuple[int, Reason] | None = None  #: (seq it was meant for, why)
-    limit: tuple[int, int] = (0, 0)  #: (seq, ns): the time limit of a task that got another one while it ran
-    limit_seq: int = 0  #: the task whose limit has been acted on
-    suspended_ns: int | None = None  #: since when; None = it is not
-    shift: tuple[int, int] = (0, 0)  #: (seq, ns by which its suspensions move its time limit)
-    busy_ns: float = -math.inf  #: when its worker was last found at work
+    killed_for: tuple[int, Reason] | None = None  #: (seq for which it was meant, reason)
+    limit: tuple[int, int] = (0, 0)  #: (seq, ns): the changed time limit of a running task
+    limit_seq: int = 0  #: the task whose limit was enforced
+    suspended_ns: int | None = None  #: start of its suspension; None = not suspended
+    shift: tuple[int, int] = (0, 0)  #: (seq, ns by which suspensions extend its time limit)
+    busy_ns: float = -math.inf  #: when the worker was last found at work
     capped: set[int] = field(default_factory=set)
-    used_bytes: int = 0  #: memory of all its processes when it was killed for it
+    used_bytes: int = 0  #: memory of all its processes when it was killed for that
 
 
 class Workers:
@@ -89,22 +89,22 @@ class Workers:
 
     @property
     def pids(self) -> set[int]:
-        """Of the workers themselves."""
+        """Pids of the workers themselves."""
         return set(self._by_pid)
 
     def get(self, number: int) -> Watched | None:
-        """None: it is dead."""
+        """Returns a worker, None if it is dead."""
         return self._by_number.get(number)
 
     # -- birth -------------------------------------------------------------------------------------------------------
 
     def fork(self, spec: StartWorker) -> tuple[WorkerForked, list[int]]:
-        """Forks a worker; returns what to tell, with the descriptors to pass (which the caller closes). Raises: OSError."""
+        """Forks a worker; returns the message for the Starter, and descriptors to pass (which the caller closes). Raises: OSError."""
         directory = os.path.join(self._directory, f"w{spec.worker}")
-        os.mkdir(directory)  # alone: a slot's directory that was removed is not made here
+        os.mkdir(directory)  # not makedirs: a slot's removed directory must not be made here
         os.mkdir(os.path.join(directory, "cwd"))
         fd = create_board()
-        with contextlib.ExitStack() as undo:  # where there is no descriptor, memory or process left, none stays behind
+        with contextlib.ExitStack() as undo:  # without descriptors, memory or processes nothing stays behind
             undo.callback(os.close, fd)
             board = Board(fd)
             board.lease_end_ns = self.lease_end_ns
@@ -128,12 +128,12 @@ class Workers:
     def _child(
         self, spec: StartWorker, sock: socket.socket, board: Board, directory: str, group: ControlGroup | None, parent: int
     ) -> NoReturn:
-        """In the child: nothing of the spawner's is kept but what a worker needs."""
+        """Runs in the child, which keeps only what a worker needs of the spawner's."""
         try:
             signal.set_wakeup_fd(-1)
             for signum in (signal.SIGCHLD, *OF_WORK):
                 signal.signal(signum, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until the worker has its own
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until the worker sets its own handler
             os.setsid()
             if group is not None:
                 group.enter()
@@ -159,7 +159,7 @@ class Workers:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def calm(self, now: int) -> bool:
-        """No worker needs a look often."""
+        """Returns whether all workers can be looked at less often."""
         quiet = True
         for watched in self._by_pid.values():
             board = watched.board
@@ -178,7 +178,7 @@ class Workers:
         return quiet
 
     def check(self, now: int) -> int | None:
-        """Enforces limits; returns when to look again at the latest (ns), None = no sooner than the usual tick."""
+        """Enforces limits; returns when to look again at the latest (ns), None for the usual tick."""
         soonest: int | None = None
         for watched in self:
             board = watched.board
@@ -225,7 +225,7 @@ class Workers:
         return soonest
 
     def stop(self, watched: Watched, seq: int, reason: Reason, grace_us: int, now: int) -> None:
-        """Asks a task (or, with seq 0, the worker) to end; kills after the grace. A task that does not run is left alone."""
+        """Asks a task (or, with seq 0, the worker) to end; kills it after the grace. Ignores a task that does not run."""
         current = watched.board.seq
         if seq and current != seq:
             return
@@ -240,7 +240,7 @@ class Workers:
             self.resume(watched, now)
 
     def kill(self, watched: Watched, reason: Reason, seq: int) -> None:
-        """Kills the worker and everything it started; `bury` follows when it is reaped."""
+        """Kills the worker and all that it started; `bury` follows when it is reaped."""
         watched.killed_for = (seq, reason)
         watched.stopping = None
         if watched.group is not None:
@@ -249,18 +249,18 @@ class Workers:
         send(watched.pid, signal.SIGKILL)
 
     def signal(self, watched: Watched, signum: int) -> None:
-        """To the worker and everything it started."""
+        """Sends a signal to the worker and all that it started."""
         send_all(watched.pid, signum, watched.group)
 
     def suspend(self, watched: Watched, now: int) -> None:
-        """Stops it in place; its time limit stands still too."""
+        """Stops it in place; its time limit stops, too."""
         if watched.suspended_ns is None:
             watched.suspended_ns = now
             if watched.group is None or not watched.group.freeze(True):
                 send_all(watched.pid, signal.SIGSTOP)
 
     def resume(self, watched: Watched, now: int) -> None:
-        """Continues it."""
+        """Continues a suspended worker."""
         if watched.suspended_ns is not None:
             seq = watched.board.seq
             before = watched.shift[1] if watched.shift[0] == seq else 0
@@ -271,7 +271,7 @@ class Workers:
             send_all(watched.pid, signal.SIGCONT)
 
     def set_lease(self, end_ns: int) -> None:
-        """Exclusive tasks may run until then."""
+        """Sets the time until which exclusive tasks may run."""
         self.lease_end_ns = end_ns
         for watched in self._by_pid.values():
             watched.board.lease_end_ns = end_ns
@@ -279,7 +279,7 @@ class Workers:
     # -- death -------------------------------------------------------------------------------------------------------
 
     def bury(self, pid: int, status: int, usage: resource.struct_rusage) -> tuple[Watched, WorkerGone] | None:
-        """What the death of process `pid` means, None when it is no worker. The caller ends what it left behind."""
+        """Explains the death of process `pid`; None if it is no worker. The caller ends what the worker left behind."""
         watched = self._by_pid.pop(pid, None)
         if watched is None:
             return None
@@ -297,13 +297,13 @@ class Workers:
         elif seq:
             reason, detail = Reason.EXIT_CODE, f"the task ended its worker process with exit code {code}"
         if (code is not None or reason is Reason.WORKER_LOST) and not os.path.isdir(watched.directory):
-            code, signum = None, 0  # not its own doing, also where it died of that while it was being stopped
+            code, signum = None, 0  # not its own fault, even if it died of that while being stopped
             if watched.killed_for is None:
                 reason, detail = Reason.NODE_LOST, f"its directory on node {self._node} was removed"
         if reason in {Reason.EXIT_CODE, Reason.SIGNAL} and watched.killed_for is None and is_full(self._directory):
             reason, detail = Reason.NODE_LOST, f"{DISK_WAS_FULL} on node {self._node} when it ended ({detail})"
         rss_kib = usage.ru_maxrss
-        if reason is Reason.OUT_OF_MEMORY:  # what was compared with the limit: of all its processes
+        if reason is Reason.OUT_OF_MEMORY:  # what was compared with the limit: memory of all its processes
             rss_kib = max(rss_kib, watched.used_bytes // 1024, watched.group.peak_bytes() // 1024 if watched.group is not None else 0)
         out, err = self._outputs(watched, seq) if seq or watched.killed_for is None else (NO_OUTPUT, NO_OUTPUT)
         return watched, WorkerGone(
@@ -320,7 +320,7 @@ class Workers:
         )
 
     def forget(self, watched: Watched, remove: Callable[[str], None]) -> None:
-        """Tidies up after a buried worker; spool files and long outputs stay: they are the Starter's."""
+        """Tidies up after a buried worker; spool files and long outputs stay for the Starter."""
         watched.board.close()
         if watched.group is not None and not watched.group.remove():
             self._surprise("escaped", f"something still lives in the cgroup of worker {watched.number}")

@@ -1,7 +1,8 @@
 """`rmgr run` inside a job: one process a rank on all of its nodes, their output, signals and codes; and the launcher of mpirun.
 
-Ranks of this node are children of this process; the others are started through the socket RMGR_RANKS (runner/ranks/ranks.py says what
-is spoken). Standard library alone: mpirun's launcher is run with nothing else. And little of that: each rank's start waits for it.
+Ranks of this node are children of this process; the others are started through the socket RMGR_RANKS (runner/ranks/ranks.py has the
+protocol). Standard library alone, since mpirun's launcher runs without anything else; and little of that, since each rank's start waits for
+it.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from typing import NamedTuple
 from rmgr.runner.host import dispositions
 from rmgr.runner.ranks import ranks
 
-#: Ranks that are ended because one has failed get this long between SIGTERM and SIGKILL.
+#: Time between SIGTERM and SIGKILL for ranks that are ended because one has failed.
 _GRACE_S = 2.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-#: Output without an end of line is held back up to this many bytes.
+#: Output without an end of line is held back up to so many bytes.
 _LINE_BYTES = 64 * 1024
 _LOST = 125
 _FLAGS = {"-l": "label", "--label": "label", "-K": "kill", "--kill-on-bad-exit": "kill"}
-#: Two nodes that are one machine (`rmgr dev`): Open MPI 4 gives the memory that ranks of a node share a name that is the machine's,
-#: and its files, too, and crashes. So only one of the nodes has such memory; tests/integration/starter/test_mpi.py would fail without this.
+#: Variables for two nodes on one machine (`rmgr dev`): Open MPI 4 names the shared memory of a node's ranks, and its files, after the
+#: machine, and crashes. So only one node has such memory; tests/integration/starter/test_mpi.py would fail without this.
 _ON_ONE_MACHINE = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_orte_tmpdir_base": "{directory}"}
 _CHUNK = 64 * 1024
 
 
 class NotInJob(ValueError):
-    """The environment describes a job that cannot be."""
+    """The environment describes no valid job."""
 
 
 class OwnAllocation(NamedTuple):
@@ -48,7 +49,7 @@ class OwnAllocation(NamedTuple):
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> OwnAllocation:
-        """From the variables of the job. Raises: NotInJob."""
+        """Reads it from the job's variables. Raises: NotInJob."""
         try:
             with open(environ["RMGR_HOSTFILE"], encoding="utf-8") as file:
                 lines = [line.split() for line in file if line.strip()]
@@ -61,11 +62,11 @@ class OwnAllocation(NamedTuple):
 
     @property
     def processes(self) -> int:
-        """Of all nodes."""
+        """Processes on all nodes."""
         return sum(count for _, count in self.shares)
 
     def spread(self, processes: int) -> list[tuple[str, int, int]]:
-        """(node, first rank, ranks): node after node, each as many as it has. Raises: NotInJob for more than there are."""
+        """Returns (node, first rank, ranks), filling node after node. Raises: NotInJob for more than there are."""
         if not 0 < processes <= self.processes:
             raise NotInJob(f"-n {processes} is more than the job has ({self.processes}): rmgr submit -n {processes} asks for so many")
         found, first = [], 0
@@ -86,7 +87,7 @@ class _Remote:
 
 
 class _Printer:
-    """Output of ranks to this process's own streams: lines stay whole; with labels each begins with its rank."""
+    """Prints output of ranks to this process's own streams: lines stay whole; with labels each begins with its rank."""
 
     def __init__(self, *, label: bool, is_single: bool) -> None:
         self._label = label
@@ -107,7 +108,7 @@ class _Printer:
             self._print(kind, rank, whole)
 
     def finish(self, rank: int) -> None:
-        """What it has left without an end of line."""
+        """Prints output that the rank left without an end of line."""
         for kind in (ranks.OUT, ranks.ERR):
             rest = self._rests.pop((kind, rank), b"")
             if rest:
@@ -130,7 +131,7 @@ class Launch:
 
     Args:
         spread: (node, first rank, ranks). environ: of all ranks. This process's standard input goes to the first rank.
-        binds: each rank has processors of its own, where the job has some on its nodes.
+        binds: each rank has processors of its own, if the job has some on its nodes.
     """
 
     def __init__(
@@ -161,24 +162,24 @@ class Launch:
         self._total = total
         self._names = {first + at: node for node, first, count in spread for at in range(count)}
         self._kill_s: float | None = None
-        self._first_bad = 0  #: code of the rank for which the others were ended
+        self._first_bad = 0  #: code of the rank whose failure ended the others
         self._signals: list[tuple[int, int]] = []
         self._wake_r, self._wake_w = os.pipe()
-        self._input: tuple[_Remote, int] | None = None  #: whose standard input ours is, if it is on another node
-        self._input_ahead = 0  #: bytes sent that the rank has not taken
+        self._input: tuple[_Remote, int] | None = None  #: the rank on another node that gets our standard input
+        self._input_ahead = 0  #: bytes sent that the rank has not taken yet
         self._input_is_watched = False
 
     def run(self) -> int:
-        """The highest code of all ranks, or of the rank for which the others were ended; 125 when a node was lost."""
+        """Returns the highest code of all ranks, or of the rank whose failure ended the others; 125 if a node was lost."""
         os.set_blocking(self._wake_r, False)
         self._selector.register(self._wake_r, selectors.EVENT_READ, self._on_signals)
-        forwarded = [signum for signum in _FORWARDED if signum != signal.SIGHUP or not dispositions.is_deaf_to(signum)]  # nohup rmgr run
+        forwarded = [signum for signum in _FORWARDED if signum != signal.SIGHUP or not dispositions.is_deaf_to(signum)]  # for nohup
         old = {signum: signal.signal(signum, self._caught) for signum in forwarded}
-        mask: set[int] | None = None  # of this thread before
+        mask: set[int] | None = None  # this thread's former mask
         try:
             for node, first, count in self._spread:
                 self._start(node, first, count)
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # not before: ranks would have it, too
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # not earlier: ranks would inherit it
             threading.Thread(target=self._catch, args=(_spawner(),), name="signals", daemon=True).start()
             while len(self._codes) < self._total:
                 self._turn()
@@ -240,7 +241,7 @@ class Launch:
             link.sendall(json.dumps({"node": node}).encode() + b"\n")
             self._send_bundle(link)
             link.sendall(ranks.frame(ranks.SPEC, 0, json.dumps(spec).encode()))
-        except OSError:  # refused: why is on its way, and the end
+        except OSError:  # refused: the reason and the end of the link will arrive
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_WR)
         self._selector.register(link, selectors.EVENT_READ, lambda: self._hear(remote))
@@ -249,20 +250,20 @@ class Launch:
             self._watch_input()
 
     def _send_bundle(self, link: socket.socket) -> None:
-        """The file that the ranks of another node find a copy of there. Raises: OSError."""
+        """Sends the file of which ranks on another node get a copy. Raises: OSError."""
         if "RMGR_BUNDLE" in self._environ:
             with open(self._environ["RMGR_BUNDLE"], "rb") as file:
                 while piece := file.read(_CHUNK):
                     link.sendall(ranks.frame(ranks.BUNDLE, 0, piece))
 
     def _watch_input(self) -> None:
-        """Reads our standard input while the rank takes it."""
+        """Reads our standard input as fast as the rank takes it."""
         wanted = self._input is not None and self._input_ahead < ranks.MOST_INPUT
         if wanted and not self._input_is_watched:
             try:
                 self._selector.register(0, selectors.EVENT_READ, self._feed)
                 self._input_is_watched = True
-            except (OSError, ValueError):  # a file: always ready, and at its end some time
+            except (OSError, ValueError):  # a file is always ready, and ends
                 while self._input is not None and self._input_ahead < ranks.MOST_INPUT:
                     self._feed()
         elif not wanted and self._input_is_watched:
@@ -330,7 +331,7 @@ class Launch:
                 os.rename(f"{path}.new", path)
 
     def _lose(self, numbers: Sequence[int] | set[int] | range) -> None:
-        """These ranks are gone, nobody knows how they ended; the others end, too."""
+        """Gives up ranks that are gone without a code; ends the others, too."""
         for number in sorted(numbers):
             self._codes[number] = _LOST
         self._first_bad = self._first_bad or _LOST
@@ -358,7 +359,7 @@ class Launch:
         self._post(signum, 0)
 
     def _catch(self, spawner: int) -> None:
-        """Waits for signals with their senders: what the Starter sends to the job has reached the ranks of this node already."""
+        """Waits for signals and their senders: signals from the Starter to the job have already reached the ranks of this node."""
         while True:
             info = signal.sigwaitinfo(_FORWARDED)
             self._post(info.si_signo, info.si_pid if info.si_pid == spawner else 0)
@@ -388,7 +389,7 @@ def _ranks(numbers: set[int]) -> str:
 
 
 def _spawner() -> int:
-    """The process that has started the job on this node: the parent of its session's leader; 0 = not known."""
+    """Returns the process that started the job on this node, the parent of its session's leader; 0 if unknown."""
     with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{os.getsid(0)}/stat", "rb") as file:
         return int(file.read().rpartition(b") ")[2].split()[1])
     return 0
@@ -402,10 +403,10 @@ def run(
     kill_on_bad_exit: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> int:
-    """One process a rank, on all nodes of the job around us; returns the highest code. Raises: NotInJob.
+    """Runs a command on all nodes of the job around us, one process a rank; returns the highest code. Raises: NotInJob.
 
     Args:
-        processes: how many ranks, 0 = as many as the job has.
+        processes: number of ranks, 0 = as many as the job has.
     """
     environ = os.environ if environ is None else environ
     place = OwnAllocation.of(environ)
@@ -416,18 +417,18 @@ def run(
 
 
 def agent(words: Sequence[str]) -> int:
-    """NODE CMD...: what ssh would be asked for; CMD goes to a shell there. What mpirun has set for itself does not travel."""
+    """Runs NODE CMD... as ssh would: CMD goes to a shell there. Variables that mpirun has set for itself stay here."""
     if len(words) < 2:
         raise NotInJob("rmgr agent NODE CMD...")
     node, argv = words[0], ["/bin/sh", "-c", " ".join(words[1:])]
     place = OwnAllocation.of(os.environ)
-    # RMGR_RESOURCES neither: it starts ranks of its own, and all that the job has on that node is theirs
+    # nor RMGR_RESOURCES: mpirun starts ranks of its own, which get everything that the job has on that node
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_", "RMGR_RESOURCES"))}
     return Launch(place, argv, [(node, 0, 1)], environ=plain, binds=False).run()
 
 
 def main(words: Sequence[str]) -> int:
-    """What stands as `rmgr` on the PATH of a job's script, and as the launcher of mpirun: `run` and `agent` are quick here."""
+    """Runs as `rmgr` on the PATH of a job's script, and as mpirun's launcher: `run` and `agent` start fast here."""
     try:
         if words[:1] == ["agent"]:
             return agent(words[1:])
@@ -445,7 +446,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _plain_run(words: Sequence[str]) -> Callable[[], int] | None:
-    """`run` with options that need no explanation, None for everything else."""
+    """Returns the call for a `run` with simple options, None for everything else."""
     if words[:1] != ["run"]:
         return None
     rest, processes, flags = list(words[1:]), 0, set()

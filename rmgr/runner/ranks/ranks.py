@@ -1,8 +1,8 @@
 """The ranks of a job on one node: k processes of a command with their output, and the program that runs them in a hold.
 
-`python -I -S ranks/ranks.py DIR` serves DIR/ranks: each connection is one launch, whose processes end with it; the spawner that
-started this program ends everything when it does. Standard library alone, and no package around it, so that it is there
-in a few milliseconds. The frames on every connection, either way:
+`python -I -S ranks/ranks.py DIR` serves DIR/ranks: each connection is one launch, whose processes end with it; when this program ends, its
+spawner ends everything. Standard library alone, without a package around it, so that it starts in a few milliseconds. The frames on every
+connection, in both directions:
 
     length of the rest (4 bytes), kind (1), number (4: a rank, or a signal), the rest; integers little-endian
 """
@@ -22,41 +22,41 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-#: Asked: start these (JSON), bytes for a rank's standard input (none: its end), a signal for all, the end of all.
-#: Before `SPEC`: a piece of the file that its processes find as RMGR_BUNDLE.
+#: Requests: start these (JSON), bytes for a rank's standard input (none: its end), a signal for all, the end of all. Before `SPEC`: a piece
+#:     of the file that its processes find as RMGR_BUNDLE.
 SPEC, STDIN, SIGNAL, KILL, BUNDLE = 1, 2, 3, 4, 5
-#: Told: output of a rank, its end (code, or 128 + signal, as text), what went wrong (number -1: with all of them), how many
-#: bytes of its input it has taken (as text): no more than `MOST_INPUT` are sent ahead.
+#: Reports: output of a rank, its end (code, or 128 + signal, as text), an error (number -1: of all ranks), bytes of its input that it has
+#:     taken (as text): at most `MOST_INPUT` are sent ahead.
 OUT, ERR, EXIT, FAILED, TAKEN = 11, 12, 13, 14, 15
-#: Before the end of a rank: what it has used, as `usage_of` reads it. The Starter of the asking side listens, too.
+#: Before the end of a rank: what it has used, as read by `usage_of`. The Starter of the asking side reads it, too.
 USED = 16
-#: Before `FAILED` of all of them (text): they used more memory than the job has on that node. The Starter of the asking side listens.
+#: Before `FAILED` of all ranks (text): they used more memory than the job has on that node. The Starter of the asking side reads it.
 STARVED = 18
-#: Before the end of a rank of a launch with a bundle: a file `left.*` beside it (name, NUL, content), for the asking side.
+#: Before the end of a rank of a launch with a bundle: a file `left.*` beside that (name, NUL, content), for the asking side.
 LEFT, LEFT_PREFIX = 17, "left."
 MOST_INPUT = 1 << 20
-SAVED_EXIT_CODE = 85  #: a rank that ends so has saved its state (rmgr/checkpoint.py), and has not failed
+SAVED_EXIT_CODE = 85  #: a rank with this code has saved its state (rmgr/checkpoint.py), and has not failed
 
 _HEAD = struct.Struct("<IBi")
 _CHUNK = 64 * 1024
-#: The largest frame: `SPEC`, with arguments and variables of a process; others bear a chunk.
+#: The largest frame: `SPEC`, with arguments and variables of a process; others carry a chunk.
 MOST_FRAME_BYTES = 16 * 2**20
-#: Where processes cannot be watched for their end they are looked at this often.
+#: Pause between two checks of processes whose end cannot be watched.
 _TICK_S = 0.05
-#: Variables of the asking side that mean nothing on another node.
+#: Variables of the asking side that have no meaning on another node.
 _THEIRS = ("RMGR_SLOT", "RMGR_RANKS", "RMGR_HOSTFILE", "RMGR_BUNDLE", "RMGR_CPU_BIND")
-_MOST_UNSENT = 1 << 20  #: unsent output of a launch above which its ranks are not read from
+_MOST_UNSENT = 1 << 20  #: above this, a launch's ranks are not read from until output was sent
 
 Tell = Callable[[int, int, bytes], None]
 
 
 def frame(kind: int, number: int = 0, rest: bytes = b"") -> bytes:
-    """One frame."""
+    """Returns one frame."""
     return _HEAD.pack(len(rest), kind, number) + rest
 
 
 def usage_of(rest: bytes) -> tuple[int, int]:
-    """(processor time in us, peak memory of one process in KiB) of a frame `USED`; nothing of what makes no sense."""
+    """Returns (processor time in us, peak memory of one process in KiB) from a `USED` frame; zeros if it makes no sense."""
     try:
         cpu_us, max_rss_kib = map(int, rest.split())
     except ValueError:
@@ -65,7 +65,7 @@ def usage_of(rest: bytes) -> tuple[int, int]:
 
 
 class FrameTooLong(ValueError):
-    """More than any process of a job sends. An error of this file's own: it runs where the package cannot be imported."""
+    """A frame larger than any that a process of a job sends. Its own class, since this file runs where the package cannot be imported."""
 
 
 class Cutter:
@@ -75,7 +75,7 @@ class Cutter:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """(kind, number, rest) of all frames that `data` completes. Raises FrameTooLong."""
+        """Yields (kind, number, rest) of all frames that `data` completes. Raises: FrameTooLong."""
         buffer = self._buffer
         buffer += data
         while len(buffer) >= _HEAD.size:
@@ -92,7 +92,7 @@ class Cutter:
 
 @contextlib.contextmanager
 def address(path: str) -> Iterator[str]:
-    """A name for the socket at `path` that fits a socket address, however long the path is. Raises: OSError."""
+    """Yields a name for the socket at `path` that fits a socket address, however long the path is. Raises: OSError."""
     if len(os.fsencode(path)) < 100:
         yield path
         return
@@ -104,7 +104,7 @@ def address(path: str) -> Iterator[str]:
 
 
 def listen(path: str) -> socket.socket:
-    """A listening socket that only its owner may use. Raises: OSError."""
+    """Returns a listening socket that only its owner may use. Raises: OSError."""
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with address(path) as name:
         door.bind(name)
@@ -114,7 +114,7 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str) -> socket.socket:
-    """Raises: OSError."""
+    """Connects to the socket at `path`. Raises: OSError."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with address(path) as name:
@@ -126,7 +126,7 @@ def connect(path: str) -> socket.socket:
 
 
 def peer_uid(link: socket.socket) -> int:
-    """Whose process is at the other end; -1 where the system does not tell."""
+    """Returns the uid of the process at the other end; -1 if the system does not tell."""
     wanted = getattr(socket, "SO_PEERCRED", None)
     if wanted is None:
         return -1
@@ -137,7 +137,7 @@ def peer_uid(link: socket.socket) -> int:
 
 
 def own_share(environ: Mapping[str, str], local: int) -> dict[str, str]:
-    """The variables of a rank's own part of what the job was lent on this node (RMGR_RESOURCES: how many a process has of what)."""
+    """Returns the variables of a rank's part of the job's resources on this node (RMGR_RESOURCES: pieces of each for one process)."""
     found = {}
     for word in filter(None, environ.get("RMGR_RESOURCES", "").split(",")):
         name, _, count = word.partition("=")
@@ -149,7 +149,7 @@ def own_share(environ: Mapping[str, str], local: int) -> dict[str, str]:
 
 
 def _slurms(environ: Mapping[str, str], local: int) -> dict[str, str]:
-    """Slurm's variables that differ from rank to rank, for work that asked for them (`runner/host/slurm.py` has the others)."""
+    """Returns the Slurm variables that differ between ranks, for work that asked for them (`runner/host/slurm.py` has the others)."""
     total, node = environ.get("RMGR_NPROCS", "1"), environ.get("RMGR_NODE", "")
     nodes = environ.get("RMGR_NODELIST", "").split(",")
     found = {"SLURM_PROCID": environ["RMGR_RANK"], "SLURM_LOCALID": str(local), "SLURM_NTASKS": total, "SLURM_NPROCS": total}
@@ -158,7 +158,7 @@ def _slurms(environ: Mapping[str, str], local: int) -> dict[str, str]:
 
 
 def _is_here(named: str, directory: str) -> bool:
-    """Both names are of one directory: PWD may have symbolic links that the system's own name for it has not."""
+    """Returns whether both names mean one directory: PWD may have symbolic links that the system's own name does not have."""
     try:
         return os.path.isabs(named) and os.path.samefile(named, directory)
     except OSError:
@@ -166,7 +166,7 @@ def _is_here(named: str, directory: str) -> bool:
 
 
 def _bind(cpus: list[int], threads: int, local: int) -> dict[str, str]:
-    """This process, and what it starts next, uses the processors of one rank only; its variable."""
+    """Binds this process, and those that it starts next, to the processors of one rank; returns the variable."""
     own = cpus[local * threads : (local + 1) * threads]
     try:
         os.sched_setaffinity(0, own if len(own) == threads else cpus)  # more ranks than processes: they share all
@@ -176,19 +176,19 @@ def _bind(cpus: list[int], threads: int, local: int) -> dict[str, str]:
 
 
 class _Rank:
-    """One process. streams: its pipes that are open, by descriptor."""
+    """One process. streams: its open pipes, by descriptor."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
         self.number = number
         self.process = process
         self.streams: dict[int, int] = {}
         self.pidfd = -1
-        self.input = bytearray()  #: not written to its standard input yet
+        self.input = bytearray()  #: not yet written to its standard input
         self.input_ends = self.is_writing = False
 
 
 class Crew:
-    """The processes of one launch on this node; what they do is told (kind, rank, bytes)."""
+    """The processes of one launch on this node; reports go to `tell` (kind, rank, bytes)."""
 
     def __init__(self, selector: selectors.BaseSelector, tell: Tell, *, is_jammed: Callable[[], bool] = lambda: False) -> None:
         self._selector = selector
@@ -198,19 +198,19 @@ class Crew:
 
     @property
     def alive(self) -> int:
-        """Processes whose end was not told yet."""
+        """Number of processes whose end was not reported yet."""
         return len(self._ranks)
 
     @property
     def tick_s(self) -> float | None:
-        """How long to wait at most before `reap`, None: until something happens."""
+        """Longest wait before `reap`, None: until something happens."""
         return _TICK_S if any(rank.pidfd < 0 for rank in self._ranks.values()) or self._is_jammed() else None
 
     def start(self, spec: Mapping[str, Any], *, stdin: int | None = None) -> None:
-        """Starts them all. stdin: of the first one; otherwise `spec["stdin"]` says whether it comes as frames.
+        """Starts all ranks. stdin: of the first one; otherwise `spec["stdin"]` says whether it comes as frames.
 
-        `spec["binds"]`: each has processors of its own, where the job has some here. `spec["slots"]`: processes of the job here; where
-        it has more processors than they were asked for, all ranks have all of them.
+        `spec["binds"]`: each rank has processors of its own, if the job has some here. `spec["slots"]`: processes of the job here; if the
+        job has more processors than they asked for, all ranks share all of them.
         """
         binding = [int(cpu) for cpu in spec["environ"].get("RMGR_CPU_BIND", "").split(",") if cpu] if spec.get("binds") else []
         if len(binding) > int(spec["environ"].get("RMGR_THREADS", "1")) * spec.get("slots", len(binding)):
@@ -284,7 +284,7 @@ class Crew:
                     return
 
     def reap(self) -> None:
-        """Looks whether some have ended."""
+        """Takes the ends of ranks."""
         for rank in list(self._ranks.values()):
             self._ended(rank)
 
@@ -297,7 +297,7 @@ class Crew:
         code = rank.process.returncode = os.waitstatus_to_exitcode(status)
         for fd in list(rank.streams):
             self._read(rank, fd, to_the_end=True)
-            if fd in rank.streams:  # something that it left behind still has it
+            if fd in rank.streams:  # a process that it left behind still has it
                 self._selector.unregister(fd)
         if rank.pidfd >= 0:
             self._selector.unregister(rank.pidfd)
@@ -312,7 +312,7 @@ class Crew:
         self._tell(EXIT, rank.number, str(128 - code if code < 0 else code).encode())
 
     def write(self, number: int, data: bytes) -> None:
-        """For the standard input of a rank; b"": it ends. What the rank does not read yet is kept."""
+        """Writes to the standard input of a rank; b"" ends it. Keeps what the rank does not read yet."""
         rank = self._ranks.get(number)
         if rank is None or rank.process.stdin is None:
             self._tell(TAKEN, number, str(len(data)).encode())
@@ -331,7 +331,7 @@ class Crew:
             taken = os.write(stdin.fileno(), rank.input[:_CHUNK]) if rank.input else 0
         except BlockingIOError:
             return
-        except OSError:  # it has closed it
+        except OSError:  # the rank has closed it
             taken, rank.input_ends = len(rank.input), True
         del rank.input[:taken]
         if taken:
@@ -348,14 +348,14 @@ class Crew:
         rank.is_writing = False
 
     def signal(self, signum: int) -> None:
-        """To every process of every rank's session."""
+        """Sends a signal to every process of every rank's session."""
         for rank in self._ranks.values():
             for pid in _session(rank.process.pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signum)
 
     def kill(self) -> None:
-        """Ends them all, with what they have started; their ends are told later."""
+        """Kills all ranks and what they have started; their ends are reported later."""
         pids = _descendants([rank.process.pid for rank in self._ranks.values()])
         for rank in self._ranks.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -366,7 +366,7 @@ class Crew:
 
 
 def _table() -> list[tuple[int, int, int]]:
-    """(pid, parent, session) of all processes; empty where there is no /proc."""
+    """Returns (pid, parent, session) of all processes; empty without /proc."""
     found = []
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
@@ -378,12 +378,12 @@ def _table() -> list[tuple[int, int, int]]:
 
 
 def _session(leader: int) -> list[int]:
-    """Everything in the session of a rank, the rank itself where nothing else is known."""
+    """Returns all processes in a rank's session, or only the rank if that is unknown."""
     return [pid for pid, _, session in _table() if session == leader] or [leader]
 
 
 def _descendants(roots: list[int]) -> list[int]:
-    """`roots`, what is below them, and what is in their sessions."""
+    """Returns `roots`, their descendants, and all processes in these sessions."""
     found, table = set(roots), _table()
     grew = bool(roots)
     while grew:
@@ -397,20 +397,20 @@ def _descendants(roots: list[int]) -> list[int]:
 
 
 def _passed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the asking side that mean something on another node: not the pieces of its resources that the job was lent there."""
+    """Returns variables of the asking side that are valid on another node, without the pieces of resources lent to the job there."""
     theirs = (*_THEIRS, "CUDA_VISIBLE_DEVICES") if "RMGR_RESOURCE_GPU" in environ else _THEIRS
     return {name: value for name, value in environ.items() if name not in theirs and not name.startswith("RMGR_RESOURCE_")}
 
 
 class _Launch:
-    """One connection."""
+    """One launch, over one connection."""
 
     def __init__(self, host: _Host, link: socket.socket) -> None:
         self.link = link
         self._host = host
         self._cutter = Cutter()
         self._unsent = bytearray()
-        self.directory = ""  #: of files that came with it
+        self.directory = ""  #: of files that came with the launch
         self.crew = Crew(host.selector, self._tell, is_jammed=lambda: len(self._unsent) > _MOST_UNSENT)
         link.setblocking(False)
         host.selector.register(link, selectors.EVENT_READ, self._ready)
@@ -437,7 +437,7 @@ class _Launch:
         except BlockingIOError:
             pass
         except OSError:
-            self._unsent.clear()  # the read side sees the end
+            self._unsent.clear()  # the next read sees the end
         with contextlib.suppress(KeyError, ValueError):
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
             self._host.selector.modify(self.link, events, self._ready)
@@ -492,7 +492,7 @@ class _Host:
         self.selector.register(self._door, selectors.EVENT_READ, self._accept)
 
     def serve(self) -> None:
-        """For ever: whoever started this ends it."""
+        """Serves until the process is ended from outside."""
         while True:
             crews = [launch.crew for launch in (*self._launches, *self._leaving)]
             ticks = [crew.tick_s for crew in crews]
@@ -505,18 +505,18 @@ class _Host:
             self._leaving = [launch for launch in self._leaving if launch.crew.alive]
 
     def shared(self, spec: Mapping[str, Any]) -> dict[str, str]:
-        """Variables for ranks of a node that is the same machine as that of the asking side."""
+        """Returns variables for ranks of a node on the same machine as the asking side."""
         if spec["machine"] != socket.gethostname():
             return {}
         return {name: value.replace("{directory}", self.directory) for name, value in spec["on_one_machine"].items()}
 
     def end(self, launch: _Launch) -> None:
-        """Nobody listens to it any more: its processes end."""
+        """Ends the processes of a launch whose connection is closed."""
         self.selector.unregister(launch.link)
         launch.link.close()
         launch.crew.kill()
         if launch.directory:
-            import shutil  # compressors, which few launches need
+            import shutil  # loads compressors, which few launches need
 
             shutil.rmtree(launch.directory, ignore_errors=True)
         self._launches.discard(launch)
@@ -525,7 +525,7 @@ class _Host:
     def _accept(self) -> None:
         try:
             link, _ = self._door.accept()
-        except OSError:  # no descriptor is left: who has come waits for a later round
+        except OSError:  # no descriptor is left: the connection waits for a later round
             time.sleep(_TICK_S)
             return
         if peer_uid(link) in (-1, 0, os.getuid()):

@@ -1,6 +1,7 @@
-"""`srun` in work that was submitted with `--slurm-env`: a step on the nodes of its job, started as `rmgr run` starts it.
+"""`srun` in work that was submitted with `--slurm-env`: a step on the nodes of its job, started as by `rmgr run`.
 
-What a step cannot do here is refused with words: nothing is computed in another way than was asked. Standard library alone, as client.py.
+Options that a step does not support are refused with words, so that nothing runs otherwise than asked. Standard library alone, as
+client.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _WHOLE_JOB = "is for the whole job here: give it to rmgr submit"
 _SHELL = "redirect in the shell: srun ./a > out"
 _EXACT = "steps do not divide the cores of their job among them: a job array does, rmgr submit -a 1-N"
 _BOUND = "each rank has processors of its own anyway"
-#: What a step cannot do -> why, and what to type instead.
+#: Options that a step does not support -> why, and what to type instead.
 _REFUSED = {
     "--mpi": "an MPI program is started by mpirun: mpirun ./solver (no options are needed)",
     "--multi-prog": "all ranks run one command: choose by $SLURM_PROCID in it",
@@ -51,7 +52,7 @@ _REFUSED = {
     "--distribution": "ranks are numbered node after node",
     "--wait": "--kill-on-bad-exit ends all ranks when one fails",
 }
-#: What changes nothing that is computed.
+#: Options without effect on results.
 _FLAGS_WITHOUT_EFFECT = {"--unbuffered", "--verbose", "--quiet"}
 _NUMBERS = {"--ntasks", "--nodes", "--cpus-per-task", "--ntasks-per-node"}
 _WITH_VALUE = {*_NUMBERS, "--job-name", "--export", "--chdir"} | (_REFUSED.keys() - {"--multi-prog", "--pty", "--exact", "--overlap"})
@@ -81,14 +82,14 @@ _SHORT = {
     "-r": "--relative",
     "-W": "--wait",
 }
-#: A value of theirs stands behind "=" alone.
+#: Options whose value, if any, follows "=".
 _MAYBE = {"--exclusive", "--kill-on-bad-exit", "--mpi", "--cpu-bind", "--mem-bind"}
-#: A program that is linked with MPI has this name in its first so many bytes.
+#: A program that is linked with MPI contains this name within its first bytes, of which so many are read.
 _MPI, _LOOK_BYTES = b"libmpi", 16 * 1024 * 1024
 
 
 class Unlike(ValueError):
-    """An option, or a command, that means something else here; the text says what to type."""
+    """An option or a command with another meaning here; the text says what to type."""
 
 
 class Step(NamedTuple):
@@ -105,7 +106,7 @@ class Step(NamedTuple):
 
 
 def parsed(words: Sequence[str]) -> Step:
-    """Raises: Unlike."""
+    """Parses the words of a command line. Raises: Unlike."""
     rest, asked, flags = list(words), dict.fromkeys(_NUMBERS, 0), set()
     directory = ""
     while rest and rest[0].startswith("-"):
@@ -147,7 +148,7 @@ def parsed(words: Sequence[str]) -> Step:
 
 
 def _split(word: str) -> tuple[str, str | None]:
-    """(long name, the value that is joined to it)."""
+    """Returns (long name, joined value)."""
     if word.startswith("--"):
         name, equals, value = word.partition("=")
         return name, value if equals else None
@@ -161,7 +162,7 @@ def _number(name: str, value: str) -> int:
 
 
 def check_shape(step: Step, place: client.OwnAllocation, cores: int) -> None:
-    """Raises: Unlike for a shape that the step would not have, NotInJob for more processes than there are."""
+    """Raises: Unlike if the step would have another shape, NotInJob for more processes than there are."""
     spread = place.spread(step.processes or place.processes)
     told = ", ".join(f"{node} ({count})" for node, _, count in spread)
     if step.nodes not in {0, len(spread)}:
@@ -173,7 +174,7 @@ def check_shape(step: Step, place: client.OwnAllocation, cores: int) -> None:
 
 
 def check_program(program: str) -> None:
-    """Raises: Unlike for one that is linked with MPI: ranks would not find each other, and each would compute the whole."""
+    """Raises: Unlike for a program linked with MPI: its ranks would not find each other, and each would compute everything."""
     found = shutil.which(program)
     if found is None or os.path.basename(found) in {"env", "sh", "bash"}:
         return
@@ -182,13 +183,13 @@ def check_program(program: str) -> None:
             head = file.read(4)
             is_mpi = head == b"\x7fELF" and _MPI in file.read(_LOOK_BYTES)
     except OSError:
-        return  # whoever starts it says why
+        return  # the error comes when it is started
     if is_mpi:
         raise Unlike(f"{program} is an MPI program, and srun has no MPI here: mpirun {program} (no options are needed)")
 
 
 def main(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
-    """Runs a step; returns the highest code of its ranks, 2 for what is refused."""
+    """Runs a step; returns the highest code of its ranks, 2 if refused."""
     environ = os.environ if environ is None else environ
     try:
         step = parsed(words)
@@ -208,7 +209,7 @@ def main(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
 
 
 def _place(environ: Mapping[str, str]) -> client.OwnAllocation:
-    """The allocation around us; of a task that a Starter has pulled it is this one process."""
+    """Returns the allocation around us; for a pulled task it is this one process."""
     if "RMGR_HOSTFILE" in environ:
         return client.OwnAllocation.of(environ)
     if "RMGR_TASK_ID" not in environ:
@@ -218,7 +219,7 @@ def _place(environ: Mapping[str, str]) -> client.OwnAllocation:
 
 
 def _alone(step: Step, environ: Mapping[str, str]) -> int:
-    """One process in this one's place, which has its signals and its code."""
+    """Runs the command in place of this process, with its signals and code."""
     if step.label:
         raise Unlike("--label: this work has one process, so its lines need none")
     try:
@@ -229,7 +230,7 @@ def _alone(step: Step, environ: Mapping[str, str]) -> int:
 
 
 def scontrol(words: Sequence[str]) -> int:
-    """`scontrol show hostnames [LIST]`, which scripts ask for the names of their nodes; anything else is refused."""
+    """Runs `scontrol show hostnames [LIST]`, by which scripts get the names of their nodes; refuses anything else."""
     if list(words[:2]) not in (["show", "hostnames"], ["show", "hostname"]) or len(words) > 3:
         sys.stderr.write("scontrol: only `scontrol show hostnames [LIST]` is here; rmgr --help lists what rmgr can do\n")
         return 2

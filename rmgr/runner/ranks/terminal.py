@@ -1,6 +1,6 @@
-"""A command on a terminal of its own, for somebody who sits elsewhere: `rmgr run --pty` runs it as the script of a placed job.
+"""A command on a terminal of its own, for a user elsewhere: `rmgr run --pty` runs it as the script of a placed job.
 
-It waits until somebody attaches (through his node's Starter), and ends with him. Spoken are frames of runner/ranks/ranks.py:
+It waits until the user attaches (through the node's Starter), and ends when the user leaves. It uses the frames of runner/ranks/ranks.py:
 `STDIN` and `SIZE` (lines and columns) come, `OUT` and `EXIT` go. Standard library alone.
 """
 
@@ -25,33 +25,33 @@ from typing import NoReturn
 from rmgr.model.base.units import format_duration
 from rmgr.runner.ranks import ranks
 
-#: Beside the kinds of `ranks`: lines and columns of the terminal at the other end.
+#: An additional kind of frame: lines and columns of the user's terminal.
 SIZE = 6
-#: How long nobody may come, and how long the command has once he has gone.
+#: Longest wait for the user, and time for the command to end after the user has left.
 _ARRIVE_S, _LEAVE_S = 60.0, 2.0
-#: One look for him counts for so long at most: a job that shares its cores in time stands still between its turns, and that does not count.
+#: Most that one wait counts: the time for which a job of a gang is stopped between its turns must not count.
 _LOOK_S = 0.05
 _CHUNK = 64 * 1024
-#: Keys that the command has not read, above which no more are taken.
+#: Most unread keys; while there are more, none are taken.
 _MOST_KEYS = 64 * 1024
-#: Signals that a terminal's command must be able to get, and what Python ignores.
+#: Signals that a command on a terminal must get, and those that Python ignores.
 _KEYS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _OF_TERMINALS = (*_KEYS, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE)
 _SIZE = struct.Struct("<HH")
 
 
 def address(hosts: str) -> str:
-    """Of the socket of the job with this host file; in no directory, so that its place needs no rights of anybody."""
+    """Returns the address of the socket of the job with this host file; it is in no directory, so that it needs no rights."""
     return "\0rmgr-terminal-" + hashlib.sha256(hosts.encode()).hexdigest()[:40]
 
 
 def size_frame(lines: int, columns: int) -> bytes:
-    """For the terminal to be of this size."""
+    """Returns the frame that sets the size of the terminal."""
     return ranks.frame(SIZE, 0, _SIZE.pack(min(lines, 0xFFFF), min(columns, 0xFFFF)))
 
 
 def serve(argv: Sequence[str]) -> int:
-    """The life of the program: the command's exit code, 128 + its signal, 129 when nobody sits there any more."""
+    """Runs the program; returns the command's exit code, 128 + its signal, or 129 if the user has left."""
     if not argv:
         sys.stderr.write("rmgr: there is no command for the terminal\n")
         return 2
@@ -63,7 +63,7 @@ def serve(argv: Sequence[str]) -> int:
 
 
 def arrival(name: str) -> socket.socket | None:
-    """Whoever attaches first. Raises: OSError."""
+    """Returns the first connection, None if no user comes. Raises: OSError."""
     waited_s = 0.0
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         door.bind(name)
@@ -81,7 +81,7 @@ def arrival(name: str) -> socket.socket | None:
 
 
 class _Session:
-    """One command and its terminal, until either is over."""
+    """One command and its terminal, until either ends."""
 
     def __init__(self, link: socket.socket, argv: Sequence[str]) -> None:
         self._link = link
@@ -104,10 +104,10 @@ class _Session:
         self._selector.register(self._wake_r, selectors.EVENT_READ, lambda _events: self._reap())
         self._selector.register(self._master, selectors.EVENT_READ, self._on_master)
         self._selector.register(self._link, selectors.EVENT_READ, lambda _events: self._on_link())
-        self._tell(ranks.frame(ranks.OUT))  # it is there, though the command may be silent
+        self._tell(ranks.frame(ranks.OUT))  # shows that it is there even if the command is silent
 
     def run(self) -> int:
-        self._reap()  # it may have ended before its end could be heard of
+        self._reap()  # it may have ended before the handler was set
         end_s: float | None = None
         while self._code is None:
             for key, events in self._selector.select(max(0.0, end_s - time.monotonic()) if end_s is not None else None):
@@ -134,11 +134,11 @@ class _Session:
             self._show()
 
     def _show(self) -> bool:
-        """Passes on what the command has written; False: nothing now."""
+        """Passes on output of the command; False if there is none now."""
         try:
             data = os.read(self._master, _CHUNK)
         except OSError as error:
-            if error.errno == errno.EIO and self._master in self._selector.get_map():  # nobody has the terminal open any more
+            if error.errno == errno.EIO and self._master in self._selector.get_map():  # no process has the terminal open any more
                 self._selector.unregister(self._master)
             return False
         self._tell(ranks.frame(ranks.OUT, 0, data))
@@ -181,7 +181,7 @@ class _Session:
                 self._selector.register(self._link, selectors.EVENT_READ, lambda _events: self._on_link())
 
     def _leave(self) -> None:
-        """Nobody sits there any more."""
+        """Notes that the user has left."""
         self._is_left = True
         if self._link in self._selector.get_map():
             self._selector.unregister(self._link)
@@ -189,7 +189,7 @@ class _Session:
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """As a terminal that is switched off: shells ignore SIGTERM."""
+        """Acts like a terminal that is switched off, since shells ignore SIGTERM."""
         for signum in (signal.SIGHUP, signal.SIGCONT):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signum)
@@ -206,9 +206,9 @@ class _Session:
 
 
 def _become(argv: Sequence[str]) -> NoReturn:
-    """The command, in the child."""
+    """Becomes the command, in the child."""
     try:
-        for signum in _OF_TERMINALS:  # whoever started us may ignore them, and what is ignored stays so
+        for signum in _OF_TERMINALS:  # they may be ignored here, and would stay ignored
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execvp(argv[0], list(argv))  # noqa: S606 - that is the point
