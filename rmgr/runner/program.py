@@ -88,7 +88,7 @@ class Program:
     """A program as this process knows it.
 
     is_here: this process is the program, and its own names win. is_own: this process is the program or its worker, and `__main__` is the
-        program's.
+    program's.
     """
 
     def __init__(self, number: str, *, is_here: bool, is_own: bool) -> None:

@@ -128,8 +128,8 @@ def processor_seconds(leader: int, members: Iterable[int] = ()) -> tuple[float, 
     processes.
 
     members: processes that are not its children any more; their waiting counts, too: on a busy machine they would use more if they could.
-        The second value covers living threads, 0 if the kernel does not tell; it grows once a wait is over. Cost: about 20 us a process and
-        20 us a thread.
+    The second value covers living threads, 0 if the kernel does not tell; it grows once a wait is over. Cost: about 20 us a process and
+    20 us a thread.
     """
     tree, ticks = _tree(leader), 0
     for pid in tree:

@@ -43,7 +43,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """All that a rank needs, on any node.
 
     spec: of the worker; archives: the bytes of its archives. payload: arguments, nothing in files. directory: of the worker; answer: file
-        for the result from rank 0, which is on the worker's node. launch: see `Rigid.launch`.
+    for the result from rank 0, which is on the worker's node. launch: see `Rigid.launch`.
     """
 
     spec: StartWorker

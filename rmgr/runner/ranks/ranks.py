@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 #: Requests: start these (JSON), bytes for a rank's standard input (none: its end), a signal for all, the end of all. Before `SPEC`: a piece
-#:     of the file that its processes find as RMGR_BUNDLE.
+#: of the file that its processes find as RMGR_BUNDLE.
 SPEC, STDIN, SIGNAL, KILL, BUNDLE = 1, 2, 3, 4, 5
 #: Reports: output of a rank, its end (code, or 128 + signal, as text), an error (number -1: of all ranks), bytes of its input that it has
-#:     taken (as text): at most `MOST_INPUT` are sent ahead.
+#: taken (as text): at most `MOST_INPUT` are sent ahead.
 OUT, ERR, EXIT, FAILED, TAKEN = 11, 12, 13, 14, 15
 #: Before the end of a rank: what it has used, as read by `usage_of`. The Starter of the asking side reads it, too.
 USED = 16

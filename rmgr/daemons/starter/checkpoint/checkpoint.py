@@ -234,10 +234,10 @@ class Checkpoints:
     def _ask(self, case: OpenCheckpoint, _detail: str | Exception) -> Story[None]:
         """Asks the program to save its state, and waits for its answer within its grace.
 
-        asked -> answered                         it has saved its state, which is stored (for a job that stops: once it has ended) asked ->
-        silent -> what lies there        of a job that goes on: its files are stored as they are asked -> silent -> ended
-        of a job that is to stop on a person's order asked -> silent -> withdrawn -> goes on   of a job that a policy would move: it loses
-        nothing, and is told that it need not stop
+        asked -> answered                         it has saved its state, which is stored (if the job is to stop: once it has ended)
+        asked -> silent -> what lies there        of a job that goes on: its files are stored as they are
+        asked -> silent -> ended                  of a job that is to stop on a person's order
+        asked -> silent -> withdrawn -> goes on   of a job that a policy would move: it loses nothing, and learns that it need not stop
 
         Each step is noted in the block (`saving`, `stopping`, `story`), for people and for any leader.
         """

@@ -229,8 +229,8 @@ class LocalPart:
     """The directory of a job on a node of this Starter.
 
     marker: of the slot that runs the job here ("" = none yet). spare: processes with the marker that are not the job's. ends: `collect`
-        kills the job's remaining processes (on the head its spawner has done so). written: pieces of this attempt in the store. number: of
-        the last request. told: processes that got its signal. lacks: what the last `collect` left out, for people.
+    kills the job's remaining processes (on the head its spawner has done so). written: pieces of this attempt in the store. number: of
+    the last request. told: processes that got its signal. lacks: what the last `collect` left out, for people.
     """
 
     node: str

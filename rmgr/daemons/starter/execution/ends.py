@@ -571,7 +571,7 @@ class _Kept:
     """Stored parts of one stream: about its first and its last half cap, as in the file itself, and a line for the rest.
 
     head: bytes before the gap. tail: (part, its bytes in the original output, its bytes in the store). gap: the part whose line counts
-        missing bytes, -1 if none are missing.
+    missing bytes, -1 if none are missing.
     """
 
     head: int = 0
@@ -617,7 +617,7 @@ class LiveLogs:
     """Logs of the tasks of one node.
 
     ttl_s: how long new rows are kept, None = for ever. output_cap: about so many bytes of a stream are stored while it grows; its end adds
-        whatever its file holds beyond.
+    whatever its file holds beyond.
     """
 
     def __init__(self, io: StoreIO, ttl_s: Callable[[], float | None], output_cap: int, charges: Charges) -> None:

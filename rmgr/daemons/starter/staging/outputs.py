@@ -284,8 +284,8 @@ def write(
     """Puts the large parts of an ending into the store. Idempotent (the same rows with the same bytes).
 
     log_ttl_s: how long rows of its logs are kept, None = for ever. seal: of values under output keys (secured clusters); the hashes of all
-        other rows are in the signed fragment. Files stay in place until `discard`. Raises: StoreUnavailable, ValueTooLarge, OSError. Faults
-        of a command's output files, or of the way to them, are in the returned `bad_output`.
+    other rows are in the signed fragment. Files stay in place until `discard`. Raises: StoreUnavailable, ValueTooLarge, OSError. Faults
+    of a command's output files, or of the way to them, are in the returned `bad_output`.
     """
     written = Written(data=ending.data)
     if ending.value is not None:

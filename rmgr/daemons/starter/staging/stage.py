@@ -622,7 +622,7 @@ class Want:
     """A task whose inputs must be read. need_bytes: memory taken until they are here.
 
     found: what was read. is_claiming: it may not begin yet, since its output keys are not certain. is_claimed: it has them, or `refusal`
-        says why it cannot.
+    says why it cannot.
     """
 
     block: ClaimedBlock
