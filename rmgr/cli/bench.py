@@ -67,7 +67,7 @@ _MEASUREMENTS = {
 )
 @click.argument("names", nargs=-1, required=True, metavar="|".join(_MEASUREMENTS) + "...")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="repetitions; medians and spread are printed")
-@click.option("--scale", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True, help="of the number of tasks, jobs, nodes")
+@click.option("--scale", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True, help="factor on numbers of tasks, jobs, nodes")
 @click.option("--trace", default="", metavar="FILE", help="sim: this workload (SWF, plain or gz) instead of 28467 jobs of lublin99")
 @click.option("--large", is_flag=True, help="sim, pass: a million jobs on 100000 nodes instead, and their memory")
 @click.option("--cassandra", is_flag=True, help="store, tasks, keyed: on one Cassandra too (the last two: with three ZooKeepers)")

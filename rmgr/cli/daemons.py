@@ -40,7 +40,7 @@ def _listen_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _security_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = click.option("--insecure", is_flag=True, help="listen where other machines reach it, though nobody proves who they are")(
+    function = click.option("--insecure", is_flag=True, help="listen beyond loopback although callers need no credentials")(
         function
     )
     return click.option("--security-dir", metavar="DIR", help="its bundle of credentials (rmgr admin init)  [RMGR_SECURITY_DIR]")(function)
@@ -80,17 +80,17 @@ def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
 )
 @click.option("--node", metavar="NAME", help="name of the node  [host name]; of virtual nodes the prefix")
 @click.option(
-    "--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help=f"virtual nodes that this process stands for, at most {MAX_NODES}  [1]"
+    "--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help=f"virtual nodes that this process provides, at most {MAX_NODES}  [1]"
 )
 @click.option("--cores", "-c", type=click.IntRange(0), metavar="C", help="cores offered by each node  [0 = all of the machine]")
 @click.option("--mem", "memory_bytes", type=SIZE, metavar="SIZE", help="memory offered by each node  [0 = all of the machine]")
 @click.option("--partition", metavar="NAME", help="the set of nodes it belongs to  [default]")
-@click.option("--site", metavar="NAME", help="where it stands: shown only, for people and own policies")
+@click.option("--site", metavar="NAME", help="location: shown only, for people and custom policies")
 @click.option("--speed", type=float, metavar="X", help="relative to the cluster's reference node: shown only  [1.0]")
-@click.option("--features", metavar="A,B", help="what work may ask for with --features")
-@click.option("--resource", "resources", metavar="NAME=N", multiple=True, type=RESOURCE, help="countable things of each node: gpu=2")
+@click.option("--features", metavar="A,B", help="features that work may request with --features")
+@click.option("--resource", "resources", metavar="NAME=N", multiple=True, type=RESOURCE, help="countable resources of each node: gpu=2")
 @click.option("--work-dir", metavar="DIR", help="work directories, captured output, spool")
-@click.option("--stop-grace", "stop_grace_s", type=DURATION, metavar="DURATION", help="SIGTERM: how long running work may take  [30s]")
+@click.option("--stop-grace", "stop_grace_s", type=DURATION, metavar="DURATION", help="time for running work after SIGTERM  [30s]")
 @click.option("--log-cap", "log_cap_bytes", type=SIZE, metavar="SIZE", help="output kept of one stream of one task  [64M]")
 @click.option("--spool-cap", "spool_cap_bytes", type=SIZE, metavar="SIZE", help="outputs kept while the store is away  [1G]")
 @click.option("--staging-cap", "staging_cap_bytes", type=SIZE, metavar="SIZE", help="disk for uploads and input files of work  [16G]")
@@ -146,19 +146,19 @@ def submitter(session: Session, **values: Any) -> None:
     rmgr server --spool /var/tmp/calls --spool-cap 20G""",
     exits=_EXITS.replace(", 5 ZooKeeper or store cannot be reached at the start", ""),
 )
-@click.option("--name", metavar="NAME", help="name of the server, unlike all others  [host name]")
-@click.option("--site", metavar="NAME", help="the network that it stands in")
-@click.option("--functions", metavar="FILE", help="TOML of what it offers  [the shipped functions]")
-@click.option("--slots", type=click.IntRange(0), metavar="K", help="calls that run at once  [0 = one for each processor]")
-@click.option("--dial", metavar="HOST:PORT,...", help="gateways, to each of which it keeps a stream  [[cluster] gateway]")
+@click.option("--name", metavar="NAME", help="name of the server, unique in the cluster  [host name]")
+@click.option("--site", metavar="NAME", help="the network that it is in")
+@click.option("--functions", metavar="FILE", help="TOML file of the functions it offers  [the shipped ones]")
+@click.option("--slots", type=click.IntRange(0), metavar="K", help="calls that run at once  [0 = one per processor]")
+@click.option("--dial", metavar="HOST:PORT,...", help="gateways, to each of which it opens a stream  [[cluster] gateway]")
 @click.option("--speed", type=float, metavar="MOPS", help="million operations a second of one slot  [0 = measured at the start]")
 @click.option("--spool", metavar="DIR", help="arguments and answers, exclusively its own")
 @click.option("--spool-cap", "spool_cap_bytes", type=SIZE, metavar="SIZE", help="disk for arguments and answers  [4G]")
 @click.option("--max-bytes", "max_bytes", type=SIZE, metavar="SIZE", help="arguments, or answer, of one call  [1G]")
-@click.option("--most-waiting", type=click.IntRange(1), metavar="N", help="calls that have no slot yet  [100]")
-@click.option("--per-user", type=click.IntRange(1), metavar="N", help="calls of one user that have no slot yet  [50]")
+@click.option("--most-waiting", type=click.IntRange(1), metavar="N", help="most calls that wait for a slot  [100]")
+@click.option("--per-user", type=click.IntRange(1), metavar="N", help="most calls of one user that wait for a slot  [50]")
 @click.option("--python", metavar="PATH", help="interpreter of workers  [this one]")
-@click.option("--stop-grace", "stop_grace_s", type=DURATION, metavar="DURATION", help="SIGTERM: how long its calls may take  [30s]")
+@click.option("--stop-grace", "stop_grace_s", type=DURATION, metavar="DURATION", help="time for running calls after SIGTERM  [30s]")
 @_metrics_option
 @_security_options
 @_log_options

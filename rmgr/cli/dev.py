@@ -99,14 +99,14 @@ _COLUMNS = (
     exits="0 stopped, or healthy with --detach; 1 one runs already; 2 the cluster in DIR is of another kind; 5 a part is missing or failed",
 )
 @click.option("--nodes", type=click.IntRange(0, 200), default=3, show_default=True, help="Starters")
-@click.option("--cores", type=click.IntRange(1, 1000), default=2, show_default=True, help="cores that each offers")
-@click.option("--resource", "resources", metavar="NAME=N", multiple=True, type=RESOURCE, help="countable things of each Starter: gpu=2")
+@click.option("--cores", type=click.IntRange(1, 1000), default=2, show_default=True, help="cores of each Starter")
+@click.option("--resource", "resources", metavar="NAME=N", multiple=True, type=RESOURCE, help="countable resources of each Starter: gpu=2")
 @click.option("--watchdogs", type=click.IntRange(0, 20), default=2, show_default=True, help="WatchDogs")
 @click.option("--zookeepers", type=click.IntRange(1, 7), default=1, show_default=True, help="ZooKeeper servers")
 @click.option("--servers", type=click.IntRange(0, 50), default=0, show_default=True, help="servers of calls, and a gateway for them")
 @_DIR
 @click.option("--detach", is_flag=True, help="return when the cluster is healthy and leave it running; what dies of it is restarted")
-@click.option("--no-restart", is_flag=True, help="with --detach: what dies stays dead")
+@click.option("--no-restart", is_flag=True, help="with --detach: do not restart processes that die")
 def dev(
     session: Session,
     nodes: int,
@@ -182,7 +182,7 @@ def dev(
 @command(
     "status",
     group=dev,
-    short_help="Which of its processes run",
+    short_help="Show which of its processes run",
     examples="rmgr dev status\nrmgr dev status --dir /tmp/second --json",
     exits="0 all its processes run, 1 some do not or none runs",
 )
@@ -251,7 +251,7 @@ def stop(session: Session, directory: str | None) -> None:
 @command(
     "kill",
     group=dev,
-    short_help="SIGKILL to one of its processes, which then stays dead",
+    short_help="send SIGKILL to one of its processes, which then stays dead",
     examples="rmgr dev kill n2\nrmgr dev kill w1 --dir /tmp/second",
     exits="0 it is dead, 3 there is no such process",
 )

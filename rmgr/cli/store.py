@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rmgr.procedures.authentic import Deeds
 
 _WITH = click.option("--with", "user", metavar="USER|all", required=True, help="a user, by the name in the certificate; all: every user")
-_PREFIX = click.option("--prefix", "is_prefix", is_flag=True, help="all keys that begin so  [a name that ends in / is a prefix anyway]")
+_PREFIX = click.option("--prefix", "is_prefix", is_flag=True, help="all keys with this prefix  [a name that ends in / is always a prefix]")
 EXITS = "0 ok, 2 usage, 3 no such key, 4 somebody else's, 5 store unavailable, 6 --timeout ran out, 125 the stored value is damaged"
 _PAGE = 1000
 _READ_BYTES = 1 << 20
@@ -111,9 +111,9 @@ def store(_session: Session) -> None:
 )
 @click.argument("prefix", default="")
 @click.option("-l", "--long", "long_form", is_flag=True, help="show size, kind and owner")
-@click.option("--after", metavar="KEY", default="", help="only keys behind this one")
+@click.option("--after", metavar="KEY", default="", help="only keys after this one")
 @click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="at most N keys  [all]")
-@click.option("--no-header", is_flag=True, help="with -l: no line of column names")
+@click.option("--no-header", is_flag=True, help="with -l: omit the header line")
 def ls(session: Session, prefix: str, long_form: bool, after: str, limit: int | None, no_header: bool) -> None:
     """Lists keys that begin with PREFIX, in order."""
 
@@ -143,7 +143,7 @@ def ls(session: Session, prefix: str, long_form: bool, after: str, limit: int | 
 )
 @click.argument("key")
 @click.argument("source", metavar="[FILE|-]", default="-", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--value", metavar="TEXT", help="this text instead of a file")
+@click.option("--value", metavar="TEXT", help="store this text instead of a file")
 @click.option("--overwrite/--no-overwrite", default=True, help="replace an existing value, or refuse  [replace]")
 @click.option("--ttl", "ttl_s", type=DURATION, metavar="DURATION", help="the value expires after this time  [never]")
 def put(session: Session, key: str, source: Path, value: str | None, overwrite: bool, ttl_s: float | None) -> None:
@@ -198,8 +198,8 @@ def get(session: Session, key: str, target: Path | None) -> None:
     exits=EXITS,
 )
 @click.argument("keys", nargs=-1, metavar="KEY...")
-@click.option("--prefix", metavar="PREFIX", help="everything that begins with PREFIX")
-@click.option("-f", "--force", is_flag=True, help="keys that are not there are no error")
+@click.option("--prefix", metavar="PREFIX", help="all keys that begin with PREFIX")
+@click.option("-f", "--force", is_flag=True, help="do not fail for keys that do not exist")
 def rm(session: Session, keys: tuple[str, ...], prefix: str | None, force: bool) -> None:
     """Deletes values."""
 
@@ -225,7 +225,7 @@ def rm(session: Session, keys: tuple[str, ...], prefix: str | None, force: bool)
     exits=EXITS,
 )
 @click.argument("prefix", default="")
-@click.option("-a", "--all", "everything", is_flag=True, help="by kind of row, rmgr's own too")
+@click.option("-a", "--all", "everything", is_flag=True, help="by kind of row, including rmgr's own")
 @click.option("-u", "--by-user", is_flag=True, help="by user; (shared): named values, code, uploads")
 def du(session: Session, prefix: str, everything: bool, by_user: bool) -> None:
     """Counts values and their bytes."""
@@ -283,7 +283,7 @@ def _columns(*, owners: bool) -> list[Column]:
 @click.argument("key", metavar="KEY|PREFIX")
 @_WITH
 @_PREFIX
-@click.option("--write", is_flag=True, help="they may replace and delete it, too")
+@click.option("--write", is_flag=True, help="let them replace and delete it, too")
 def share(session: Session, key: str, user: str, is_prefix: bool, write: bool) -> None:
     """Lets others read values of yours, at once; with --write replace and delete them, within 2 s.
 
@@ -320,7 +320,7 @@ def unshare(session: Session, key: str, user: str, is_prefix: bool) -> None:
 
 
 @command("shares", group=store, examples="    rmgr store shares\n    rmgr store shares --json", exits=EXITS)
-@click.option("--no-header", is_flag=True, help="no line of column names")
+@click.option("--no-header", is_flag=True, help="omit the header line")
 def shares(session: Session, no_header: bool) -> None:
     """Lists what you share, and what others share with you (operators: what anybody shares)."""
 
@@ -348,8 +348,8 @@ def shares(session: Session, no_header: bool) -> None:
     exits=EXITS,
 )
 @click.argument("keys", nargs=-1, metavar="KEY...")
-@click.option("--prefix", metavar="PREFIX", help="all that nobody owns and begins with PREFIX")
-@click.option("--owner", metavar="USER", help="whose it is from now on  [yours]")
+@click.option("--prefix", metavar="PREFIX", help="all keys without an owner that begin with PREFIX")
+@click.option("--owner", metavar="USER", help="the new owner  [you]")
 def adopt(session: Session, keys: tuple[str, ...], prefix: str | None, owner: str | None) -> None:
     """Gives values an owner that have none: those that were written before values had owners. For operators."""
 

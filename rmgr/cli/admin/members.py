@@ -65,7 +65,7 @@ GRACE_S = 15.0
 )
 @click.argument("source", metavar="FILE", default="-")
 @click.option("--dir", "directory", metavar="DIR", help="where credentials and configuration go  [/etc/rmgr for root, else ~/.config/rmgr]")
-@click.option("--watchdog", "endpoints", multiple=True, metavar="HOST:PORT", help="ask this one, where the token's addresses do not lead")
+@click.option("--watchdog", "endpoints", multiple=True, metavar="HOST:PORT", help="ask this one if the token's addresses cannot be reached")
 def join(session: Session, source: str, directory: str | None, endpoints: tuple[str, ...]) -> None:
     """Makes this machine a part of a secured cluster: fetches its credentials and writes its configuration.
 
@@ -216,10 +216,10 @@ def _config(told: Token, bundle: Path, listens: str) -> str:
 @click.option("--dir", "directory", metavar="DIR", help="the authority's directory: keep it safe  [~/.config/rmgr/authority]")
 @click.option("--cluster", metavar="NAME", default="", help="name of the cluster in its certificates  [a random one]")
 @click.option("--user", metavar="NAME", help="the first user, an operator  [you]")
-@click.option("--user-dir", metavar="DIR", help="where the credentials go  [~/.config/rmgr/bundle, where rmgr looks]")
-@click.option("--hosts", metavar="A,B", default="", help="names and addresses in the daemons' certificates, beside localhost")
+@click.option("--user-dir", metavar="DIR", help="directory for the credentials  [~/.config/rmgr/bundle, where rmgr looks]")
+@click.option("--hosts", metavar="A,B", default="", help="names and addresses in the daemons' certificates, besides localhost")
 @click.option("--servers", metavar="A,B", default="", help="host names of ZooKeeper and Cassandra servers that need certificates")
-@click.option("--close-root", is_flag=True, help="ZooKeeper's own / is closed to strangers, and quotas keep its memory from being filled")
+@click.option("--close-root", is_flag=True, help="close ZooKeeper's own / to strangers, and set quotas that protect its memory")
 @click.option("--zookeeper-heap", "heap_bytes", type=SIZE, default=HEAP_MIB << 20, metavar="SIZE", help="heap of its servers  [1000M]")
 def init(
     session: Session,
@@ -371,8 +371,8 @@ def open_authority(session: Session, directory: str | None) -> tuple[Authority, 
 @click.argument("name")
 @click.option("--hosts", metavar="A,B", default="", help="names and addresses of the machine  [NAME]")
 @click.option("--role", type=one_of("role", _HOSTED), default="starter", metavar="ROLE", help="starter, watchdog or submitter  [starter]")
-@click.option("--expires", "lasts_s", type=DURATION, default=_LASTS_S, metavar="DURATION", help="how long the token works  [1h]")
-@click.option("--renew", "renews", is_flag=True, help="new credentials for a machine that has joined: its certificates end")
+@click.option("--expires", "lasts_s", type=DURATION, default=_LASTS_S, metavar="DURATION", help="how long the token is valid  [1h]")
+@click.option("--renew", "renews", is_flag=True, help="new credentials for a machine that has joined, whose certificates expire")
 @authority_option
 def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float, renews: bool, authority: str | None) -> None:
     """Invites a machine: prints the one command that makes it a part of the cluster.
@@ -451,11 +451,11 @@ def identities(session: Session, authority: str | None) -> None:
     exits=_EXITS,
 )
 @click.argument("whom", metavar="NAME|KEY_ID")
-@click.option("--role", type=one_of("role", _ROLES), metavar="ROLE", help="which one, where a name has several")
+@click.option("--role", type=one_of("role", _ROLES), metavar="ROLE", help="which one, if a name has several")
 @click.option("--reason", metavar="TEXT", default="", help="kept with the revocation")
 @click.option("--work", type=one_of("kind", _WORKS), metavar="cancel|hold|keep", help="what becomes of a user's running work  [keep]")
 @click.option("--rotate/--no-rotate", "rotates", default=True, help="also give a daemon's role a new secret of ZooKeeper  [yes]")
-@click.option("--grace", "grace_s", type=DURATION, default=GRACE_S, metavar="DURATION", help="how long the old secret stays good  [15s]")
+@click.option("--grace", "grace_s", type=DURATION, default=GRACE_S, metavar="DURATION", help="how long the old secret stays valid  [15s]")
 @authority_option
 def revoke(
     session: Session, whom: str, role: str | None, reason: str, work: str | None, rotates: bool, grace_s: float, authority: str | None
@@ -524,7 +524,7 @@ def _shape(one: KnownIdentity) -> dict[str, str]:
 @click.option("--operator", is_flag=True, help="may act on everybody's work, drain nodes, change settings")
 @click.option("--direct", is_flag=True, help="with a gateway's secret of ZooKeeper: trusted with everybody's state")
 @click.option("--days", type=click.IntRange(1, 3650), default=365, metavar="N", help="how long they are valid  [365]")
-@click.option("--out", metavar="DIR", help="where they go  [AUTHORITY/bundles/NAME]")
+@click.option("--out", metavar="DIR", help="directory for the credentials  [AUTHORITY/bundles/NAME]")
 @authority_option
 def add_user(session: Session, name: str, operator: bool, direct: bool, days: int, out: str | None, authority: str | None) -> None:
     """Makes credentials for a user: a directory to hand over, by which rmgr knows the user.
@@ -561,7 +561,7 @@ def add_user(session: Session, name: str, operator: bool, direct: bool, days: in
 )
 @click.argument("name")
 @click.option("--days", type=click.IntRange(1, 3650), default=730, metavar="N", help="how long they are valid  [730]")
-@click.option("--out", metavar="DIR", help="where they go  [AUTHORITY/bundles/server-NAME]")
+@click.option("--out", metavar="DIR", help="directory for the credentials  [AUTHORITY/bundles/server-NAME]")
 @authority_option
 def add_server(session: Session, name: str, days: int, out: str | None, authority: str | None) -> None:
     """Makes credentials for a server of calls (rmgr server --name NAME): a directory to hand over.
@@ -604,7 +604,7 @@ def add_server(session: Session, name: str, days: int, out: str | None, authorit
 @click.argument("what", metavar="[zookeeper|tls]", type=one_of("kind of secret", ("zookeeper", "tls")), default="zookeeper")
 @click.argument("bundles", metavar="[DIR]...", nargs=-1)
 @click.option("--role", type=one_of("role", _ROTATED_ROLES), default="starter", metavar="ROLE", help="whose secret  [starter]")
-@click.option("--grace", "grace_s", type=DURATION, default=GRACE_S, metavar="DURATION", help="how long the old secret stays good  [15s]")
+@click.option("--grace", "grace_s", type=DURATION, default=GRACE_S, metavar="DURATION", help="how long the old secret stays valid  [15s]")
 @authority_option
 def rotate(session: Session, what: str, bundles: tuple[str, ...], role: str, grace_s: float, authority: str | None) -> None:
     """Gives a role a new secret for ZooKeeper, or a bundle new keys and certificates before the old ones end.

@@ -52,9 +52,9 @@ _POLL_S = 0.3
     metavar="N",
     help="copies of everything; changes a keyspace that exists  [the URL's, for a new one]",
 )
-@click.option("--dry-run", is_flag=True, help="look, print the statements, change nothing")
+@click.option("--dry-run", is_flag=True, help="check and print the statements, change nothing")
 @click.option("--force", is_flag=True, help="more copies than there are nodes now")
-@click.option("--accept-loss", is_flag=True, help="give an emptied store to its cluster again: values, functions and history are lost")
+@click.option("--accept-loss", is_flag=True, help="bind an emptied store to its cluster again: values, functions and history are lost")
 @authority_option
 def init_store(
     session: Session, replication_factor: int | None, dry_run: bool, force: bool, accept_loss: bool, authority: str | None
@@ -262,9 +262,9 @@ _MOST_PIECE_BYTES = 64 * 2**20
     rmgr sim replay live.jsonl --policy fcfs     what another policy would have done""",
     exits="0 written; 2 the file exists; 3 there is no such log; 5 the store is away",
 )
-@click.option("-o", "--out", metavar="FILE", default="", help="where to; .gz packs it  [stdout]")
-@click.option("--log", "which", metavar="EPOCH[.LOG]", default="", help="of this leader; a leader that read everything again has several")
-@click.option("--partition", metavar="NAME", default="", help="facts and decisions of this partition only; calls: of the picks of servers")
+@click.option("-o", "--out", metavar="FILE", default="", help="file to write; .gz compresses it  [stdout]")
+@click.option("--log", "which", metavar="EPOCH[.LOG]", default="", help="only of this leader (several, if it has reread all)")
+@click.option("--partition", metavar="NAME", default="", help="only facts and decisions of this partition; calls: picks of servers")
 @click.option("--list", "listed", is_flag=True, help="show the logs, write none")
 def export_events(session: Session, out: str, which: str, partition: str, listed: bool) -> None:
     """Facts and decisions of the scheduler as they happened, one JSON object a line. The last seconds may be missing."""

@@ -46,7 +46,7 @@ Order = Callable[[int], "Question[RecordChange]"]
     exits=_EXITS,
 )
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
-@click.option("--reason", metavar="TEXT", default="", help="shown by show and explain")
+@click.option("--reason", metavar="TEXT", default="", help="reason, shown by show and explain")
 @filter_options
 def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filter) -> None:
     """Ends work: what waits ends at once, what runs is killed (SIGTERM, then SIGKILL)."""
@@ -60,7 +60,7 @@ def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Fi
     exits=_EXITS,
 )
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
-@click.option("--reason", metavar="TEXT", default="", help="shown by show and explain")
+@click.option("--reason", metavar="TEXT", default="", help="reason, shown by show and explain")
 @filter_options
 def hold(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filter) -> None:
     """Keeps waiting work from starting until rmgr release; what runs goes on. What an operator holds, operators release."""
@@ -176,13 +176,13 @@ def _after_or_none(text: str) -> tuple[Dependency, ...]:
     metavar="N",
     help="higher goes first; its user may lower it, an operator raise it",
 )
-@click.option("-t", "--time", "time_us", type=TIME_LIMIT_US, metavar="TIME", help="limit of one task; of what runs: see below")
-@click.option("--mem", "memory_bytes", type=MEMORY, metavar="SIZE", help="memory of one task, as 512M or 2G")
-@click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", help="cores of one task, or process, while nothing of it runs")
-@click.option("-q", "--queue", metavar="NAME", help="another queue of the same kind, while nothing of it runs")
-@click.option("-J", "--name", metavar="NAME", help="name of the work")
+@click.option("-t", "--time", "time_us", type=TIME_LIMIT_US, metavar="TIME", help="time limit of each task; for running work see below")
+@click.option("--mem", "memory_bytes", type=MEMORY, metavar="SIZE", help="memory of each task, as 512M or 2G")
+@click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", help="cores of each task, or process, while none of it runs")
+@click.option("-q", "--queue", metavar="NAME", help="another queue of the same kind, while none of it runs")
+@click.option("-J", "--name", metavar="NAME", help="name of the job")
 @click.option("--begin", "begin_us", type=BEGIN, metavar="TIME", help=f"not before, of placed jobs: {BEGINS}")
-@click.option("-d", "--after", type=Parsed("dependencies", _after_or_none), metavar="ok:ID,...", help="wait for these instead; none")
+@click.option("-d", "--after", type=Parsed("dependencies", _after_or_none), metavar="ok:ID,...", help="wait for these instead, or for none")
 @click.option("--features", metavar="A,B", help='only on nodes with all of these; "" = on any')
 def update(session: Session, selectors: tuple[str, ...], features: str | None, **values: Any) -> None:
     """Changes waiting work: what was given, and nothing else; prints old -> new.

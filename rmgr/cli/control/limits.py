@@ -66,7 +66,7 @@ COLUMNS = (
     exits="0 ok, 4 only operators see those of others, 5 ZooKeeper or the gateway cannot be reached",
 )
 @click.argument("user", required=False, default="")
-@click.option("--all", "is_all", is_flag=True, help="those of requests, clients, bytes and the like, too")
+@click.option("--all", "is_all", is_flag=True, help="include limits of requests, clients, bytes and the like")
 @table_options
 def limits(session: Session, user: str, is_all: bool, layout: Layout, watch: bool) -> None:
     """What one user may have of what all share, what is used of it now, and requests that were refused in the last minutes.
@@ -166,8 +166,8 @@ _CAP = Parsed("cap", _cap)
     exits="0 ok, 1 somebody else has changed the settings meanwhile, 2 usage, 4 not an operator, 5 ZooKeeper cannot be reached",
 )
 @click.argument("user", required=False, default=None)
-@click.option("--cores", type=_CAP, metavar="N|none|default", help="cores that the user's work in pulled queues has at once")
-@click.option("--jobs", type=_CAP, metavar="N|none|default", help="open jobs: submissions that have not ended")
+@click.option("--cores", type=_CAP, metavar="N|none|default", help="most cores of the user's work in pulled queues at once")
+@click.option("--jobs", type=_CAP, metavar="N|none|default", help="most open jobs: submissions that have not ended")
 def limit(session: Session, user: str | None, cores: int | str | None, jobs: int | str | None) -> None:
     """Sets how many cores and open jobs a user may have at once; without USER each user who has no cap of their own.
 

@@ -52,7 +52,7 @@ _GRACE = "how long it may take to save its state  [as it was submitted with: --c
 )
 @click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
 @click.option("--reason", metavar="TEXT", default="", help="shown to users who ask why nothing runs there")
-@click.option("--migrate", is_flag=True, help="placed jobs there are asked to save their state, and go on elsewhere; waits for them")
+@click.option("--migrate", is_flag=True, help="have placed jobs there save their state and continue elsewhere; wait for them")
 def drain(session: Session, nodes: tuple[str, ...], reason: str, migrate: bool) -> None:
     """Lets nodes finish what they have and take nothing new. Drained again, the reason is replaced."""
     names = named_nodes(nodes, session.query().nodes())
@@ -144,7 +144,7 @@ def checkpoint(session: Session, selector: str, grace_us: int) -> None:
     exits=_MOVED_EXITS,
 )
 @click.argument("selector", metavar="ID")
-@click.option("--to", metavar="NODE", default="", help="where it goes on  [any node but those that it is on]")
+@click.option("--to", metavar="NODE", default="", help="nodes to continue on  [any but the current ones]")
 @click.option("--grace", "grace_us", type=DURATION_US, metavar="TIME", default=0, help=_GRACE)
 def migrate(session: Session, selector: str, to: str, grace_us: int) -> None:
     """Asks a placed job that runs to save its state and to end; it waits again, and goes on elsewhere from what it has saved.

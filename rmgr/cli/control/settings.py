@@ -144,8 +144,8 @@ def check(session: Session, file: Path | None) -> None:
 2 the file is wrong, or leaves out what is set (it names what), 5 no ZooKeeper""",
 )
 @click.argument("file", type=_FILE)
-@click.option("--dry-run", is_flag=True, help="say what would change")
-@click.option("--remove", is_flag=True, help="what is set, and FILE leaves out, becomes the default again; queues go")
+@click.option("--dry-run", is_flag=True, help="print what would change")
+@click.option("--remove", is_flag=True, help="reset settings that FILE leaves out to their defaults, and remove its queues")
 def apply(session: Session, file: Path, dry_run: bool, remove: bool) -> None:
     """Makes FILE the settings of the cluster; all processes take them up at once. What it leaves out must be the default (or --remove)."""
     wanted = read_settings_file(file)

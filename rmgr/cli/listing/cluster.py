@@ -40,7 +40,7 @@ _INDENT, _MOST_USERS = 11, 8
 0 healthy: work that may run will run. 1 something is wrong (it says what, and what to type),
 5 ZooKeeper cannot be reached, 6 --timeout ran out""",
 )
-@click.option("--watch", is_flag=True, help="draw again every 2 s, until Ctrl-C")
+@click.option("--watch", is_flag=True, help="redraw every 2 s until Ctrl-C")
 def status(session: Session, watch: bool) -> None:
     """Since when all is well, leader, ZooKeeper, store, nodes, cores, who runs and waits; DO what is wrong, NOTE what is worth knowing."""
     healthy = True
@@ -67,7 +67,7 @@ def status(session: Session, watch: bool) -> None:
     exits=_EXITS,
 )
 @click.argument("names", nargs=-1, metavar="[NODE]...")
-@click.option("--forget", is_flag=True, help="show these no more (the admin's): they are stopped, and revoked; add-node brings them back")
+@click.option("--forget", is_flag=True, help="stop listing nodes that are stopped and revoked (for the admin); add-node brings them back")
 @table_options
 def nodes(session: Session, names: tuple[str, ...], forget: bool, layout: Layout, watch: bool) -> None:
     """Nodes: state, used and total cores and memory, tasks that run, load, when they were last heard of; of named ones what runs there."""
@@ -133,7 +133,7 @@ def _forget(session: Session, names: tuple[str, ...]) -> None:
 )
 @click.argument("queue_names", nargs=-1, metavar="[QUEUE|CLASS]...")
 @click.option("--tree", is_flag=True, help="the queue trees of partitions under dqt, instead of queues")
-@click.option("--matrix", type=click.IntRange(1, 1000), metavar="N", help="with --tree: who has which core in the next N slots, 1 to 1000")
+@click.option("--matrix", type=click.IntRange(1, 1000), metavar="N", help="with --tree: job on each core in the next N slots, 1 to 1000")
 @table_options
 def queues(session: Session, queue_names: tuple[str, ...], tree: bool, matrix: int | None, layout: Layout, watch: bool) -> None:
     """Queues: state, policy, tasks that wait and run, limits; and what is held for whom. They are set with rmgr config apply.

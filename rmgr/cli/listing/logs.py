@@ -47,11 +47,11 @@ LINES = Parsed("lines", parse_lines)
     exits=f"0 ok, 3 no such id, 5 service unavailable\nwith -f: {WORK_EXITS}",
 )
 @click.argument("selector", metavar="ID")
-@click.option("-f", "--follow", is_flag=True, help="go on until it has ended, and exit with its code")
-@click.option("-o", "--out", metavar="FILE", default="", help="into a file here; with %a a file for each task")
-@click.option("--stream", "only", type=one_of("stream", STREAMS), metavar="stdout|stderr", help="one of the two  [both]")
-@click.option("--failed", is_flag=True, help="only of tasks that FAILED")
-@click.option("--attempt", type=click.IntRange(1), metavar="N", help="of this attempt  [the latest]")
+@click.option("-f", "--follow", is_flag=True, help="follow until it has ended, and exit with its code")
+@click.option("-o", "--out", metavar="FILE", default="", help="write to this local file; %a gives each task its own")
+@click.option("--stream", "only", type=one_of("stream", STREAMS), metavar="stdout|stderr", help="only this stream  [both]")
+@click.option("--failed", is_flag=True, help="only tasks that FAILED")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="of this attempt  [the last one]")
 @click.option("-n", "--tail", type=LINES, metavar="N", help="only the last N lines of each stream of each task")
 def logs(
     session: Session, selector: str, follow: bool, out: str, only: str | None, failed: bool, attempt: int | None, tail: int | None

@@ -78,11 +78,11 @@ class _Machine:
     help=f"a line for each {', '.join(GROUPS)}, or several of them",
     shell_complete=lambda _ctx, _parameter, text: [name for name in GROUPS if name.startswith(text)],
 )
-@click.option("--since", type=SINCE, metavar="TIME", help="from then on: 7d (ago), 16:00, 2026-11-30")
-@click.option("--until", type=SINCE, metavar="TIME", help="until then")
-@click.option("-u", "--user", metavar="NAME", help="of this user")
-@click.option("--account", metavar="NAME", help="for this account")
-@click.option("-q", "--queue", metavar="NAME", help="in this queue")
+@click.option("--since", type=SINCE, metavar="TIME", help="from this time on: 7d (ago), 16:00, 2026-11-30")
+@click.option("--until", type=SINCE, metavar="TIME", help="until this time")
+@click.option("-u", "--user", metavar="NAME", help="only of this user")
+@click.option("--account", metavar="NAME", help="only for this account")
+@click.option("-q", "--queue", metavar="NAME", help="only in this queue")
 @click.option("--csv", "as_csv", is_flag=True, help="the lines of usage as comma separated values")
 @table_options
 def report(

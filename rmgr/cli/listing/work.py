@@ -45,9 +45,9 @@ _READ_ALONE = 100
     exits="0 ok (an empty list too), 3 no such id, 5 ZooKeeper cannot be reached",
 )
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
-@click.option("-a", "--all", "ended", is_flag=True, help="also those that have ended")
-@click.option("-A", "--everyone", is_flag=True, help="of all users, who are shown")
-@click.option("--node", metavar="NODES", default="", help="that run on these, as n1 or n[1-3]; with -a also those that ran there")
+@click.option("-a", "--all", "ended", is_flag=True, help="include those that have ended")
+@click.option("-A", "--everyone", is_flag=True, help="show all users' work, and whose it is")
+@click.option("--node", metavar="NODES", default="", help="running on these nodes, as n1 or n[1-3]; with -a also those that ran there")
 @filter_options
 @table_options
 def jobs(
@@ -121,9 +121,9 @@ def _find(session: Session, selectors: tuple[str, ...], chosen: Filter, *, ended
     exits="0 ok, 3 no such id, 5 ZooKeeper cannot be reached, 125 outcomes are missing from the store",
 )
 @click.argument("selectors", nargs=-1, metavar="[ID]...")
-@click.option("--node", metavar="NODES", default="", help="on these alone, as n1 or n[1-3]; without IDs: what runs there")
-@click.option("-s", "--state", "states", type=STATES, metavar="STATE,...", default=(), help="in these states")
-@click.option("--cursor", type=click.IntRange(0), default=0, metavar="N", help="begin at the N-th task")
+@click.option("--node", metavar="NODES", default="", help="only on these nodes, as n1 or n[1-3]; without IDs: what runs there")
+@click.option("-s", "--state", "states", type=STATES, metavar="STATE,...", default=(), help="only in these states")
+@click.option("--cursor", type=click.IntRange(0), default=0, metavar="N", help="start at the N-th task")
 @click.option("--limit", type=click.IntRange(0), default=_TASK_PAGE, show_default=True, metavar="N", help="at most N tasks, 0 = all")
 @table_options
 def tasks(
@@ -223,9 +223,9 @@ def kept_tasks(session: Session, number: int, *, first: int = 0, limit: int = 0)
     exits="0 ok, 3 no such id, 5 neither store nor ZooKeeper can be reached",
 )
 @click.argument("selectors", nargs=-1, metavar="[ID]...")
-@click.option("-A", "--everyone", is_flag=True, help="of all users")
-@click.option("--since", type=SINCE, metavar="TIME", help="ended after: 2h (ago), 16:00, 2026-11-30")
-@click.option("--until", type=SINCE, metavar="TIME", help="ended before")
+@click.option("-A", "--everyone", is_flag=True, help="show all users' work")
+@click.option("--since", type=SINCE, metavar="TIME", help="ended after this: 2h (ago), 16:00, 2026-11-30")
+@click.option("--until", type=SINCE, metavar="TIME", help="ended before this")
 @click.option("--limit", type=click.IntRange(0), default=_DEFAULT_LIMIT, show_default=True, metavar="N", help="at most N, 0 = all")
 @filter_options
 @table_options
@@ -327,7 +327,7 @@ def _newest_first(session: Session, user: str | None, wanted: frozenset[int] = f
 @click.option("--older-than", "age_us", type=DURATION_US, metavar="DURATION", help="ended longer ago than this: 90d, 12h")
 @click.option("--before", "before_us", type=SINCE, metavar="TIME", help="ended before: 90d (ago), 16:00, 2026-01-01")
 @click.option("--user", metavar="NAME", help="only this user's  [everybody's]")
-@click.option("--dry-run", is_flag=True, help="say what would go, remove nothing")
+@click.option("--dry-run", is_flag=True, help="print what would be removed, remove nothing")
 def purge(session: Session, age_us: int | None, before_us: int | None, user: str | None, dry_run: bool) -> None:
     """Removes submissions that ended before a moment from the history, and so from `rmgr report`. For operators.
 

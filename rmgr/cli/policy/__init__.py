@@ -109,8 +109,8 @@ def show(session: Session, queue: str | None, partition: str) -> None:
     exits="0 ok, 2 no such policy, one that cannot place, or a file that is none, 3 no such partition, 4 not an operator",
 )
 @click.argument("name", metavar="NAME|FILE.toml")
-@click.option("--partition", metavar="P", default="", help="where it places  [the one with place queues]")
-@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
+@click.option("--partition", metavar="P", default="", help="partition that it schedules  [the one with place queues]")
+@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="policy parameter, as order=sjf; repeatable")
 def set_(session: Session, name: str, partition: str, params: tuple[tuple[str, str], ...]) -> None:
     """Lets a policy, or the pipeline of a file, place the jobs of a partition, from its next pass on. Running jobs are not touched.
 
@@ -231,11 +231,11 @@ def _parameters_text(told: dict[str, Any]) -> str:
     exits="0 every law holds (every queue has a policy), 1 one is broken (one has none), 2 no such policy, or a file that is none",
 )
 @click.argument("name", required=False, metavar="[NAME|FILE.py|FILE.toml]")
-@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
+@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="policy parameter, as order=sjf; repeatable")
 @click.option("--worlds", type=click.IntRange(1, 1_000_000), default=200, show_default=True, help="small clusters to try it on")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of the first world; the next one has the next seed")
-@click.option("--budget", type=DURATION, default="1", show_default=True, help="the longest that one pass may take; 0: as long as it likes")
-@click.option("--partition", metavar="P", default="", help="its policy could be set there; without a name: of its queues alone, or calls")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="seed of the first world; others follow it")
+@click.option("--budget", type=DURATION, default="1", show_default=True, help="longest time of one pass; 0: unlimited")
+@click.option("--partition", metavar="P", default="", help="partition to check it for; without a POLICY its queues, or calls")
 def check(
     session: Session, name: str | None, params: tuple[tuple[str, str], ...], worlds: int, seed: int, budget: float, partition: str
 ) -> None:

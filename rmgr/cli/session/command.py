@@ -55,7 +55,7 @@ def global_options() -> list[click.Parameter]:
         GlobalOption("--config", "config_file", metavar="FILE", help="configuration file  [RMGR_CONFIG]"),
         GlobalOption("--json", "json", is_flag=True, default=None, help="one JSON value on stdout"),
         GlobalOption("--timeout", "timeout_s", type=DURATION, metavar="DURATION", help="give up after this time (exit 6)"),
-        GlobalOption("-v", "--verbose", "verbose", count=True, help="say more on stderr"),
+        GlobalOption("-v", "--verbose", "verbose", count=True, help="print more to stderr"),
     ]
 
 

@@ -26,10 +26,10 @@ _INTERVAL_S = 2.0
 def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """`layout` and `watch` for a command that draws a table."""
     for option in (
-        click.option("--watch", is_flag=True, help="draw again every 2 s, until Ctrl-C"),
-        click.option("--no-header", is_flag=True, help="no line of column names"),
-        click.option("--sort", metavar="[-]COL,...", default="", help="sort by columns; - for descending, as in --sort=-time"),
-        click.option("-o", "--columns", metavar="COL,...", default="", help="these columns; +COL,... adds to the usual ones"),
+        click.option("--watch", is_flag=True, help="redraw every 2 s until Ctrl-C"),
+        click.option("--no-header", is_flag=True, help="omit the header line"),
+        click.option("--sort", metavar="[-]COL,...", default="", help="sort by these columns; - for descending, as in --sort=-time"),
+        click.option("-o", "--columns", metavar="COL,...", default="", help="show these columns; +COL,... adds to the default ones"),
     ):
         function = option(function)
 
@@ -42,10 +42,10 @@ def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """`chosen`, a `Filter`, for a command that selects submissions."""
     for option in (
-        click.option("-u", "--user", metavar="NAME", default="", help="of this user"),
-        click.option("-q", "--queue", metavar="NAME", default="", help="in this queue, or of this queue class"),
-        click.option("-s", "--state", "states", type=STATES, metavar="STATE,...", default=(), help="in these states"),
-        click.option("--name", metavar="PATTERN", default="", help="with this name; * and ? match"),
+        click.option("-u", "--user", metavar="NAME", default="", help="only of this user"),
+        click.option("-q", "--queue", metavar="NAME", default="", help="only in this queue, or of this queue class"),
+        click.option("-s", "--state", "states", type=STATES, metavar="STATE,...", default=(), help="only in these states"),
+        click.option("--name", metavar="PATTERN", default="", help="only with this name; * and ? match"),
     ):
         function = option(function)
 

@@ -291,7 +291,7 @@ def _draw(directory: Path, report: PaperReport) -> bool:
     metavar="A,B",
     help="names or FILE.py; default: all of rmgr policy list for calls",
 )
-@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of every policy named; repeatable")
+@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="parameter of all named policies; repeatable")
 @click.option(
     "--seeds", type=Parsed("seeds", parse_seed_count), default="50", show_default=True, metavar="N", help="replications 1 to N (or 3-5)"
 )

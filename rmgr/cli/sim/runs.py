@@ -70,19 +70,19 @@ def parse_factor(text: str) -> Fraction:
 
 FACTOR = Parsed("factor", parse_factor)
 nodes = click.option(
-    "--nodes", type=click.IntRange(1, 10_000_000), help="of the machine; default: as the trace's header says; of a model: 128"
+    "--nodes", type=click.IntRange(1, 10_000_000), help="processors of the machine; default: as in the trace's header; of a model: 128"
 )
 cores = click.option("--cores", type=click.IntRange(1, 100_000), default=1, show_default=True, help="of a node")
-count = click.option("--count", type=click.IntRange(1), metavar="N", help="only the first N jobs; of a model: so many, default 10000")
-tick = click.option("--tick", type=DURATION_US, default="0", show_default=True, help="passes only at multiples of it; 0: at every event")
+count = click.option("--count", type=click.IntRange(1), metavar="N", help="only the first N jobs; of a model: N jobs, default 10000")
+tick = click.option("--tick", type=DURATION_US, default="0", show_default=True, help="pass only at multiples of this; 0: at every event")
 sites = click.option(
     "--sites", type=click.IntRange(0, 10_000), default=0, help="a grid: nodes of drawn speeds, 0.5 to 1.5, in so many sites"
 )
 delay = click.option(
-    "--delay", type=DURATION_US, default="10m", show_default=True, help="with --sites: for each site of a job beyond the first"
+    "--delay", type=DURATION_US, default="10m", show_default=True, help="with --sites: extra time for each site of a job beyond the first"
 )
 penalty = click.option(
-    "--penalty", type=DURATION_US, default="1m", show_default=True, help="with --sites: of a migration, for each processor"
+    "--penalty", type=DURATION_US, default="1m", show_default=True, help="with --sites: extra time of a migration for each processor"
 )
 mtbf = click.option("--mtbf", type=DURATION_US, default="0", help="mean time between failures of each node, as 30d; with --mttr")
 
@@ -113,23 +113,23 @@ mtbf = click.option("--mtbf", type=DURATION_US, default="0", help="mean time bet
 )
 @nodes
 @cores
-@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
-@click.option("--load", type=FACTOR, metavar="F", help="stretch arrivals until this share of the machine is asked for, as 0.7")
+@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="policy parameter, as order=sjf; repeatable")
+@click.option("--load", type=FACTOR, metavar="F", help="stretch arrivals until jobs request this share of the machine, as 0.7")
 @click.option("--interarrival", type=FACTOR, metavar="F", help="multiply submit times; 0.9 submits a tenth faster")
 @count
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of everything that is drawn")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="seed of all random draws")
 @tick
-@click.option("--events", type=click.Path(), metavar="FILE", default="", help="what happens beside the jobs, one JSON object a line")
+@click.option("--events", type=click.Path(), metavar="FILE", default="", help="events besides the jobs, one JSON object per line")
 @mtbf
 @click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair, as 4h")
 @click.option(
-    "--requeue/--no-requeue", default=True, help="a job that loses a node waits again (default; at most 100 times), or has failed"
+    "--requeue/--no-requeue", default=True, help="requeue a job that loses a node (default; at most 100 times), or fail it"
 )
 @click.option("--dependencies", is_flag=True, help="follow fields 17 and 18 of the trace: jobs come a think time after another's end")
 @sites
 @delay
 @penalty
-@click.option("--record", type=click.Path(path_type=Path), metavar="LOG", help="write every fact and decision there, for rmgr sim replay")
+@click.option("--record", type=click.Path(path_type=Path), metavar="LOG", help="write all facts and decisions here, for rmgr sim replay")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="jobs.csv, schedule.json, manifest.json; must not exist yet")
 @click.option("--spells", is_flag=True, help="spells.csv with every slot of jobs that share cores in time (dqt); long runs get large")
 @click.option("--validate", is_flag=True, help="check the schedule: no overlap, no over-allocation, every job ends")
@@ -361,7 +361,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     help="policies to compare: names, FILE.py, FILE.toml",
 )
 @click.option("--load", "loads", type=Parsed("factors", parse_factors), metavar="F,F", help="offered loads; default: the workload's own")
-@click.option("--seeds", type=Parsed("seeds", parse_seeds), default="0", show_default=True, metavar="1-5", help="of models and policies")
+@click.option("--seeds", type=Parsed("seeds", parse_seeds), default="0", show_default=True, metavar="1-5", help="for models and policies")
 @nodes
 @cores
 @count
@@ -369,10 +369,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 @sites
 @delay
 @penalty
-@click.option("--events", type=click.Path(), metavar="FILE", default="", help="what happens beside the jobs; see rmgr sim run --help")
+@click.option("--events", type=click.Path(), metavar="FILE", default="", help="events besides the jobs; see rmgr sim run --help")
 @mtbf
 @click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair; one seed gives all policies the same failures")
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="new, or of this very sweep: it goes on")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="new, or the same sweep's: it continues")
 @click.option("--jobs", "processes", type=click.IntRange(1, 1024), default=2, show_default=True, help="runs at a time")
 @click.option("--validate", is_flag=True, help="check every schedule")
 def sweep(
@@ -568,8 +568,8 @@ def plot(
     exits="0 done, 1 a decision is not the recorded one, or the results could not be written, 2 usage, or a log that cannot be used",
 )
 @click.argument("log", type=click.Path(path_type=Path), metavar="LOG")
-@click.option("--policy", metavar="NAME|FILE", help="default: the policy that was recorded, whose decisions are then checked")
-@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy; repeatable")
+@click.option("--policy", metavar="NAME|FILE", help="default: the recorded policy, whose decisions are then checked")
+@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="parameter of the policy; repeatable")
 @click.option("--partial", is_flag=True, help="a log that was cut off, or is still being written: what there is of it")
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="the run under --policy as sim run writes it; must not exist yet"

@@ -53,14 +53,14 @@ with --wait: {WORK_EXITS}"""
 @click.option("--failed", is_flag=True, help="those that FAILED")
 @click.option("--lost", is_flag=True, help="those that FAILED because their node or their data were lost")
 @click.option(
-    "--tasks", type=Parsed("tasks", parse_array), metavar="3,7-9", help="those with these numbers; with --failed or --lost: of these  [all]"
+    "--tasks", type=Parsed("tasks", parse_array), metavar="3,7-9", help="only these; with --failed or --lost: among these  [all]"
 )
-@click.option("--trust", metavar="USER", default="", help="run what this user wrote, as you: for work of others")
+@click.option("--trust", metavar="USER", default="", help="run this user's code as you: for others' work")
 @work_options_but(_NOT_HERE)
-@click.option("--wait", is_flag=True, help="until it has ended; print its output, exit with its code")
+@click.option("--wait", is_flag=True, help="wait until it has ended; print its output, exit with its code")
 @click.option("--watch", is_flag=True, help="as --wait, with a line for each task that ends")
 @click.option("--progress", is_flag=True, help="as --wait, with a progress bar instead of output")
-@click.option("--parsable", is_flag=True, help="print the id alone")
+@click.option("--parsable", is_flag=True, help="print only the id")
 def rerun(
     session: Session, selector: str, failed: bool, lost: bool, tasks: Array | None, trust: str, **values: Any
 ) -> None:

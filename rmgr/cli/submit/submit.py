@@ -154,58 +154,58 @@ def work_options_but(names: Collection[str]) -> Callable[[Callable[..., Any]], C
 _REQUEUE = "the same as --[no-]resubmit"
 _PLACED_OPTIONS = (
     click.option("-n", "--processes", type=click.IntRange(1), metavar="P", help="processes of one job, -c cores each  [1, or one a node]"),
-    click.option("-N", "--nodes", type=click.IntRange(1), metavar="N", help="on exactly N nodes, spread evenly  [wherever they fit]"),
-    click.option("--partition", metavar="NAME", default="", help="where it runs  [that of the queue]"),
-    click.option("--exclusive", is_flag=True, help="alone on its nodes, with all their cores and resources"),
-    click.option("-w", "--nodelist", type=NODES, metavar="NODES", default=(), help="only on these, as n1,n2 or n[1-3]"),
-    click.option("-x", "--exclude", type=NODES, metavar="NODES", default=(), help="on none of these"),
+    click.option("-N", "--nodes", type=click.IntRange(1), metavar="N", help="use exactly N nodes, spread evenly  [wherever they fit]"),
+    click.option("--partition", metavar="NAME", default="", help="partition to run in  [that of the queue]"),
+    click.option("--exclusive", is_flag=True, help="do not share its nodes: take all their cores and resources"),
+    click.option("-w", "--nodelist", type=NODES, metavar="NODES", default=(), help="use only these nodes, as n1,n2 or n[1-3]"),
+    click.option("-x", "--exclude", type=NODES, metavar="NODES", default=(), help="avoid these nodes"),
     click.option("--begin", "begin_us", type=BEGIN, metavar="TIME", default=0, help=f"not before: {BEGINS}"),
-    click.option("--gpus", type=click.IntRange(1), metavar="N", help="of each process; the same as --resource gpu=N"),
+    click.option("--gpus", type=click.IntRange(1), metavar="N", help="GPUs for each process; same as --resource gpu=N"),
     click.option("--requeue/--no-requeue", default=None, help=_REQUEUE),
-    click.option("--kill-on-bad-exit", is_flag=True, help="all processes of a job end when one fails"),
-    click.option("--checkpoint-every", "checkpoint_every_us", type=DURATION_US, metavar="TIME", default=0, help="ask it to save its state"),
+    click.option("--kill-on-bad-exit", is_flag=True, help="end all processes of a job when one fails"),
+    click.option("--checkpoint-every", "checkpoint_every_us", type=DURATION_US, metavar="TIME", default=0, help="interval of saving state"),
     click.option(
-        "--checkpoint-grace", "checkpoint_grace_us", type=DURATION_US, metavar="TIME", default=None, help="for saving its state  [30s]"
+        "--checkpoint-grace", "checkpoint_grace_us", type=DURATION_US, metavar="TIME", default=None, help="time to save its state  [30s]"
     ),
-    click.option("--checkpoint", is_flag=True, help="it saves its state when it is asked to: policies may move it"),
-    click.option("--max-moves", type=click.IntRange(1, MOST_ATTEMPTS), metavar="N", help="a policy moves it at most N times  [no cap]"),
-    click.option("--restart-from", type=click.Choice((FROM_CHECKPOINT, FROM_START)), default=FROM_CHECKPOINT, help="of a job that moves"),
+    click.option("--checkpoint", is_flag=True, help="it saves its state on request, so policies may move it"),
+    click.option("--max-moves", type=click.IntRange(1, MOST_ATTEMPTS), metavar="N", help="let a policy move it at most N times  [no cap]"),
+    click.option("--restart-from", type=click.Choice((FROM_CHECKPOINT, FROM_START)), default=FROM_CHECKPOINT, help="start of a moved job"),
 )  # fmt: skip
 
 _OPTIONS = (
-    click.option("-J", "--name", metavar="NAME", help="name of the work  [the command's]"),
-    click.option("-q", "--queue", metavar="NAME", help="queue, or a queue class by hand (rmgr queues)  [the cluster's default]"),
-    click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", default=1, help="cores of one task, or process  [1]"),
-    click.option("--mem", "memory_bytes", type=MEMORY, metavar="SIZE", help="memory of one task, as 512M or 2G"),
-    click.option("-t", "--time", "time_us", type=TIME_LIMIT_US, metavar="TIME", help="limit of one task, as 90, 15m, 1h30m, HH:MM:SS"),
+    click.option("-J", "--name", metavar="NAME", help="name of the job  [the command's]"),
+    click.option("-q", "--queue", metavar="NAME", help="queue, or a queue class (rmgr queues)  [the cluster's default]"),
+    click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", default=1, help="cores of each task, or process  [1]"),
+    click.option("--mem", "memory_bytes", type=MEMORY, metavar="SIZE", help="memory of each task, as 512M or 2G"),
+    click.option("-t", "--time", "time_us", type=TIME_LIMIT_US, metavar="TIME", help="limit of each task, as 90, 15m, 1h30m, HH:MM:SS"),
     click.option(
         "--priority", type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE), metavar="N",
         help="higher goes first; in a fair queue among your own work  [the queue's]",
     ),
-    click.option("-d", "--after", type=AFTER, metavar="ok:ID,any:ID,fail:ID", default=(), help="wait until these have ended so"),
-    click.option("-a", "--array", type=ARRAY, metavar="1-100:2%8", help="a task a number (RMGR_ARRAY_INDEX); %8: 8 at once"),
+    click.option("-d", "--after", type=AFTER, metavar="ok:ID,any:ID,fail:ID", default=(), help="wait until these have ended this way"),
+    click.option("-a", "--array", type=ARRAY, metavar="1-100:2%8", help="one task per number (RMGR_ARRAY_INDEX); %8: at most 8 at once"),
     click.option("--max-fails", type=click.IntRange(0), metavar="N", help="cancel the rest once more than N failed  [never]"),
-    click.option("--each-line", metavar="FILE", default="", help="one task for each line of FILE (- is stdin), in RMGR_ENTRY"),
-    click.option("--retries", type=click.IntRange(0, 99_998), metavar="N", default=0, help="again after its own failure, N times  [0]"),
-    click.option("--backoff", "backoff_us", type=DURATION_US, metavar="TIME", default=0, help="before a retry; doubles each time  [0]"),
-    click.option("--resubmit/--no-resubmit", default=True, help="again after the loss of its node, or at most once  [resubmit]"),
-    click.option("-o", "--out", metavar="FILE", default="", help="stdout to FILE on the node, and fetched here by --wait; %j %a %t %x %N"),
-    click.option("-e", "--err", metavar="FILE", default="", help="stderr likewise"),
+    click.option("--each-line", metavar="FILE", default="", help="one task per line of FILE (- is stdin), in RMGR_ENTRY"),
+    click.option("--retries", type=click.IntRange(0, 99_998), metavar="N", default=0, help="retry a failed task up to N times  [0]"),
+    click.option("--backoff", "backoff_us", type=DURATION_US, metavar="TIME", default=0, help="pause before a retry, doubles  [0]"),
+    click.option("--resubmit/--no-resubmit", default=True, help="run a task again if its node is lost, or run it at most once  [resubmit]"),
+    click.option("-o", "--out", metavar="FILE", default="", help="write stdout to FILE on the node; --wait fetches it; %j %a %t %x %N"),
+    click.option("-e", "--err", metavar="FILE", default="", help="the same for stderr"),
     click.option("--env", type=ENV, metavar="K=V", multiple=True, help="environment variable; K alone passes on its value"),
     click.option("--slurm-env", is_flag=True, help="set the variables of Slurm (SLURM_JOB_ID, ...), and provide srun"),
-    click.option("--cwd", metavar="DIR", default="", help="directory on the node  [a private one]"),
+    click.option("--cwd", metavar="DIR", default="", help="working directory on the node  [a private one]"),
     click.option("--input", "inputs", type=KEY_FILE, metavar="KEY=FILE", multiple=True, help="stored value as FILE in the directory"),
     click.option("--output", "outputs", type=OF_FILE, metavar="KEY=FILE", multiple=True, help="FILE of the directory into the data store"),
-    click.option("--stdin", metavar="FILE", default="", help="what the work reads from its stdin; - is stdin here  [nothing]"),
+    click.option("--stdin", metavar="FILE", default="", help="file for the work's stdin; - is the stdin of this command  [nothing]"),
     click.option("--upload", "uploads", metavar="PATH", multiple=True, type=click.Path(), help="ship a file or directory there"),
-    click.option("--hold", is_flag=True, help="wait for rmgr release"),
+    click.option("--hold", is_flag=True, help="do not start before rmgr release"),
     click.option("--on-disconnect", type=one_of("choice", list(OnDisconnect)), metavar="keep|exclusive", default="keep", help=_EXCLUSIVE),
-    click.option("--python", metavar="PATH", default="", help="interpreter on the nodes, first in PATH"),
-    click.option("--features", metavar="A,B", default="", help="only on nodes with all of these"),
-    click.option("--resource", "resources", type=RESOURCE, metavar="NAME=N", multiple=True, help="countable things of a node"),
+    click.option("--python", metavar="PATH", default="", help="interpreter on the nodes, put first in PATH"),
+    click.option("--features", metavar="A,B", default="", help="use only nodes with all of these features"),
+    click.option("--resource", "resources", type=RESOURCE, metavar="NAME=N", multiple=True, help="countable resources of a node"),
     click.option("--account", metavar="NAME", default="", help="recorded with the work"),
-    click.option("--token", metavar="T", default="", help="the same token again gives the same id"),
-    click.option("--dry-run", is_flag=True, help="say what would be submitted, where and when; submit nothing"),
+    click.option("--token", metavar="T", default="", help="repeating a token returns the same job id"),
+    click.option("--dry-run", is_flag=True, help="print what would be submitted, where and when; submit nothing"),
     *_PLACED_OPTIONS,
 )  # fmt: skip
 
@@ -393,12 +393,12 @@ def has_dashes(ctx: click.Context, words: tuple[str, ...]) -> bool:
 )
 @work_options
 @click.option("--from", "jobs_file", metavar="FILE", help="many jobs, all or nothing: TOML or JSON lines, keys are options; - is stdin")
-@click.option("--wait", is_flag=True, help="until it has ended; print its output, exit with its code")
+@click.option("--wait", is_flag=True, help="wait until it has ended; print its output, exit with its code")
 @click.option("--watch", is_flag=True, help="as --wait, with a line for each task that ends")
 @click.option("--progress", is_flag=True, help="as --wait, with a progress bar instead of output")
-@click.option("--parsable", is_flag=True, help="print the id alone")
-@click.option("--ignore-sbatch", is_flag=True, help="run a script of Slurm without what its #SBATCH lines ask for")
-@click.option("--ignore-pbs", is_flag=True, help="run a script of PBS without what its #PBS lines ask for")
+@click.option("--parsable", is_flag=True, help="print only the id")
+@click.option("--ignore-sbatch", is_flag=True, help="ignore the script's #SBATCH lines")
+@click.option("--ignore-pbs", is_flag=True, help="ignore the script's #PBS lines")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|CMD...")
 def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, ignore_pbs: bool, jobs_file: str | None, **values: Any) -> None:
     """Submits a command, a script, with - a script from standard input, or with --from a list of jobs."""
