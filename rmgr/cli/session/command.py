@@ -17,19 +17,19 @@ from rmgr.cli.words.params import DURATION
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-#: A line of an epilog: what is typed, two blanks or more, what it does; and what is typed alone.
+#: A line of an epilog: an example, at least two blanks, its explanation; and an example alone.
 _EXPLAINED = re.compile(r"(?P<what> *\S.*?\S {2,})(?P<why>\S.*)")
-#: How much of a name has to be as typed for it to be what was meant (difflib's ratio).
+#: Least similarity (difflib's ratio) at which a known name counts as the one that was meant.
 _LIKE = 0.74
-#: What click has before a paragraph that is not to be wrapped.
+#: click's mark before a paragraph that must not be wrapped.
 _TABLE = "\b\n"
 _IS_TYPED = re.compile(r" *(rmgr |[A-Z_]+=|\{|echo )")
 
 
-# "'high' is not a valid integer range" is said of a word that is no number at all.
+# click would call a word that is no number "not a valid integer range".
 click.IntRange.name, click.FloatRange.name = "integer", "number"
 
-#: A tab must not hang.
+#: Seconds that completion may take: a tab must not hang.
 _PATIENCE_S = 1.0
 
 
@@ -47,7 +47,7 @@ def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any
 
 
 def global_options() -> list[click.Parameter]:
-    """Fresh instances for one command."""
+    """Returns fresh instances for one command."""
     return [
         GlobalOption("--zk", metavar="HOSTS[/CHROOT]", help="ZooKeeper servers, as h1:2181,h2:2181/rmgr/NAME  [RMGR_ZK]"),
         GlobalOption("--store", metavar="URL", help="data store, as sqlite:PATH or cassandra://H1,H2/KEYSPACE  [RMGR_STORE]"),
@@ -60,12 +60,12 @@ def global_options() -> list[click.Parameter]:
 
 
 def _fitted(lines: Sequence[str], room: int) -> Iterator[str]:
-    """Lines of an epilog in `room` columns: what explains an example is wrapped beside it or below, sentences are; commands stay whole."""
+    """Fits lines of an epilog into `room` columns: wraps sentences, and explanations beside or below examples; commands stay whole."""
     import textwrap  # only help needs it
 
     sentence = ""
     for written in lines:
-        line = f"{sentence} {written.strip()}" if sentence else written  # what went on in the next line goes on there
+        line = f"{sentence} {written.strip()}" if sentence else written  # joins a sentence that the next line continues
         sentence = ""
         indent = line[: len(line) - len(line.lstrip())]
         if len(line) <= room:
@@ -90,9 +90,9 @@ def _fitted(lines: Sequence[str], room: int) -> Iterator[str]:
 
 
 class _Help:
-    """Help with a section for global options, and an epilog that is printed as it was written.
+    """Help with a section for global options, and an epilog printed as written.
 
-    sections: title -> names of parameters, for a command with many; the rest stands under "Options".
+    sections: title -> names of parameters, for a command with many; the others stand under "Options".
     """
 
     sections: Mapping[str, Sequence[str]] = {}
@@ -135,9 +135,9 @@ class _Help:
 
 
 def near(typed: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """Names that `typed` is a slip of the pen of, or the beginning of: a wrong guess is worse than none."""
+    """Returns known names of which `typed` is a typo or the beginning; a wrong guess would be worse than none."""
     names = [name for name in known if name.lstrip("-")[:1] == typed.lstrip("-")[:1]]
-    import difflib  # slips of the pen are rare
+    import difflib  # typos are rare
 
     whole = [name for name in names if len(typed.lstrip("-")) > 2 and name.startswith(typed)]
     return (whole or difflib.get_close_matches(typed, names, most, _LIKE))[:most]
@@ -151,7 +151,7 @@ class RmgrCommand(_Help, click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # click leaves it out where a flag has a value; hints need it
+            error.ctx = error.ctx or ctx  # click leaves it out if a flag has a value; hints need it
             if not isinstance(error, click.NoSuchOption):
                 raise
             close = near(error.option_name, error.possibilities or ())
@@ -167,7 +167,7 @@ class RmgrGroup(_Help, click.Group):
         return super().parse_args(ctx, args if args or self.invoke_without_command else ["--help"])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Each with its first sentence, whole: lines are wrapped, nothing is cut off."""
+        """Lists each command with its first sentence, wrapped, not cut off."""
         found = [(name, made) for name in self.list_commands(ctx) if (made := self.get_command(ctx, name)) and not made.hidden]
         if found:
             with formatter.section("Commands"):
@@ -183,10 +183,10 @@ class RmgrGroup(_Help, click.Group):
 
 
 class TableGroup(RmgrGroup):
-    """A group whose commands stand in a table; a module is imported when its command is used or its help is asked for.
+    """A group whose commands stand in a table; a command's module is imported when it is used or its help is asked for.
 
     Args:
-        table: name -> (module:function below `rmgr.cli`, what it does).
+        table: name -> (module:function below `rmgr.cli`, summary).
     """
 
     def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]], **attributes: Any) -> None:
@@ -203,7 +203,7 @@ class TableGroup(RmgrGroup):
         return load(entry[0])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names come from the table: no module is imported for a tab."""
+        """Completes names from the table, without importing a module."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         from click.shell_completion import CompletionItem
@@ -216,7 +216,7 @@ class TableGroup(RmgrGroup):
 
 
 def load(where: str) -> click.Command:
-    """A command by the place of its function, module:function below `rmgr.cli`; the module is imported now."""
+    """Imports a command by the place of its function, module:function below `rmgr.cli`."""
     module, _, function = where.partition(":")
     command: click.Command = getattr(importlib.import_module(f"rmgr.cli.{module}"), function)
     return command
@@ -242,8 +242,8 @@ def command(
     """Makes a command of a function whose first argument is the `Session`.
 
     Args:
-        name: as typed. examples: lines for the help (required: every command has some). exits: what its exit codes mean.
-        group: where it belongs (`rmgr config show`), None for the top level. settings: click's context_settings.
+        name: as typed. examples: lines for the help (required: every command has some). exits: meaning of its exit codes.
+        group: the parent (`config` for `rmgr config show`), None for the top level. settings: click's context_settings.
         sections: see `_Help`.
     The function's docstring is the help; options are added with click's decorators below this one.
     """
@@ -262,7 +262,7 @@ def command(
 
 
 def _add_completion(made: click.Command) -> None:
-    """Arguments and options that name something of the cluster are completed from it."""
+    """Completes arguments and options that name things of the cluster with names from the cluster."""
     offers = dict.fromkeys(("selector", "selectors"), ids) | dict.fromkeys(("node", "nodes", "names"), nodes)
     offers["queue_names"] = queues
     for parameter in made.params:
@@ -287,7 +287,7 @@ def command_group(
 
 
 def _with_session(function: Callable[..., Any], *, is_whole: bool = True) -> Callable[..., Any]:
-    """is_whole: the line ends here; below a group the words of a command are still to be understood."""
+    """Passes the session to a command. is_whole: the command line ends here; below a group, a command's words are still to be parsed."""
 
     def call(**values: Any) -> Any:
         session = click.get_current_context().ensure_object(Session)
@@ -300,11 +300,11 @@ def _with_session(function: Callable[..., Any], *, is_whole: bool = True) -> Cal
     return call
 
 
-# -- completion of ids, nodes and queues: a quick look at the cluster, and silence when it does not answer ---------------------
+# -- completion of ids, nodes and queues: a quick look at the cluster, nothing if it does not answer ---------------------------
 
 
 def ids(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Submissions of this user, newest first, with their names; `last` and `all`."""
+    """Offers this user's submissions, newest first, with their names; `last` and `all`."""
 
     def look(session: Session) -> list[tuple[str, str]]:
         jobs = sorted(session.query().jobs(ended=True, user=session.me), key=lambda job: -job.id)
@@ -314,12 +314,12 @@ def ids(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> li
 
 
 def nodes(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of nodes."""
+    """Offers names of nodes."""
     return _offer(lambda session: [(node.id, node.state) for node in session.query().known_nodes()], incomplete)
 
 
 def queues(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of queues."""
+    """Offers names of queues."""
     return _offer(lambda session: [(queue.id, queue.state) for queue in session.query().queues()], incomplete)
 
 

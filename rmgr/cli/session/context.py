@@ -1,5 +1,5 @@
-"""The session of one command line: its global options, configuration and credentials, its deadline, notes on stderr; and the ways to its
-cluster (ZooKeeper or a gateway, the data store, whoever leads), each opened on first use.
+"""The session of one command line: its global options, configuration and credentials, its deadline, notes on stderr; and connections to its
+cluster (ZooKeeper or a gateway, the data store, the leader), each opened on first use.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 T = TypeVar("T")
 
-#: A part that does not answer for so long is mentioned on stderr.
+#: Seconds of silence after which a part is mentioned on stderr.
 SILENCE_S = 1.0
 
 
 @dataclass(slots=True)
 class Session:
-    """A `Reach` (`client/queries.py`): what the global options said, and what a command shares with its parts.
+    """A `Reach` (`client/queries.py`): the global options, and what a command shares with its parts.
 
-    timeout_s: `--timeout`, None when it was not given; `started` is when the command line began (monotonic).
+    timeout_s: `--timeout`, None if it was not given; `started` is when the command line began (monotonic).
     """
 
     zk: str | None = None
@@ -50,12 +50,12 @@ class Session:
     json: bool = False
     timeout_s: float | None = None
     verbose: int = 0
-    is_quiet: bool = False  #: no notes: nobody is there to read them
-    is_parsed: bool = False  #: the command's own options were understood: `json` is what the user said
-    tree_id: str = ""  #: cluster id of ZooKeeper's tree and of the data store, once they are known
-    store_id: str | None = None  #: "" = the store remembers no cluster
-    tree: Meta | None = None  #: what ZooKeeper says of the cluster, once it is known
-    followed: list[int] = field(default_factory=list)  #: submissions whose end it waits for
+    is_quiet: bool = False  #: prints no notes: nobody would read them
+    is_parsed: bool = False  #: the command's own options were parsed, so `json` is what the user said
+    tree_id: str = ""  #: cluster id of ZooKeeper's tree, once known
+    store_id: str | None = None  #: cluster id of the data store, once known; "" = the store belongs to no cluster
+    tree: Meta | None = None  #: ZooKeeper's record of the cluster, once known
+    followed: list[int] = field(default_factory=list)  #: submissions whose end the command waits for
     started: float = field(default_factory=time.monotonic)
     _config: Config | None = None
     _credentials: Credentials | None = None
@@ -69,12 +69,12 @@ class Session:
     _query: Query | None = None
 
     def config(self, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
-        """The configuration with the global options on top. Raises ConfigError, UsageError (the URL of a store)."""
+        """Returns the configuration, overridden by the global options. Raises ConfigError, UsageError (the URL of a store)."""
         from rmgr import config
         from rmgr.runtime.interpreter import defer
 
         if self._config is None or overrides:
-            defer()  # from here on libraries are loaded that have halves which no command uses
+            defer()  # from here on, libraries are loaded with halves that no command uses
             cluster = {"zk": self.zk, "store": self.store, "gateway": self.gateway}
             merged = {section: dict(values) for section, values in (overrides or {}).items()}
             merged["cluster"] = {**merged.get("cluster", {}), **{key: value for key, value in cluster.items() if value}}
@@ -87,7 +87,7 @@ class Session:
         return self._config
 
     def credentials(self) -> Credentials | None:
-        """Who we are, None in an open cluster; read and proved on first use. Raises ConfigError."""
+        """Returns the user's credentials, None in an open cluster; read and verified on first use. Raises ConfigError."""
         if self._credentials is None:
             from rmgr.runtime.secured import credentials_of
 
@@ -95,7 +95,7 @@ class Session:
         return self._credentials
 
     def shown_credentials(self) -> Credentials | None:
-        """The same, not proved yet: for questions to others, who will look at them. Raises ConfigError."""
+        """Returns the credentials, not yet verified: for questions to daemons, which will verify them. Raises ConfigError."""
         if self._credentials is None and self._shown is None and self.config().security.dir:
             from pathlib import Path
 
@@ -106,7 +106,7 @@ class Session:
 
     @property
     def me(self) -> str:
-        """The user's name, as submissions carry it: of the credentials, else of the account."""
+        """The user's name on submissions: from the credentials, else the account."""
         if self._me is None:
             credentials = self.shown_credentials()
             if credentials is not None:
@@ -118,14 +118,14 @@ class Session:
         return self._me
 
     def is_over(self) -> bool:
-        """Nothing is left of `--timeout` that a question could be answered in."""
+        """Returns whether too little of `--timeout` is left to answer a question."""
         if self.timeout_s is None:
             return False
         left = self.timeout_s - (time.monotonic() - self.started)
         return left < 0.2
 
     def left_s(self, most: float | None = None) -> float | None:
-        """Seconds until `--timeout`, at most `most`; None when neither limits. Raises DeadlineExceeded when it is over."""
+        """Returns the seconds until `--timeout`, at most `most`; None if neither limits. Raises DeadlineExceeded when it is over."""
         if self.timeout_s is None:
             return most
         left = self.timeout_s - (time.monotonic() - self.started)
@@ -138,35 +138,35 @@ class Session:
         return left if most is None else min(left, most)
 
     def note(self, text: str) -> None:
-        """One line for people, on stderr."""
+        """Writes one line for people to stderr."""
         if self.is_quiet:
             return
         from rmgr.cli.display.render import folded, here, paint
 
-        with contextlib.suppress(OSError):  # a terminal that was closed: what the command does is worth more than the note
+        with contextlib.suppress(OSError):  # a terminal that was closed: the command matters more than the note
             sys.stderr.write(paint(folded(f"rmgr: {here(text)}", sys.stderr, indent=6), "dim", sys.stderr) + "\n")
             sys.stderr.flush()
 
     def detail(self, text: str) -> None:
-        """A note for those who asked for more with -v."""
+        """Writes a note for users who asked for more with -v."""
         if self.verbose:
             self.note(text)
 
     # -- ZooKeeper, or a gateway
 
     def asks(self) -> Answers | RemoteAnswers:
-        """Whoever answers what users ask: this process at ZooKeeper, or a gateway. Raises as `coordinator`."""
+        """Returns what answers the user's questions: this process at ZooKeeper, or a gateway. Raises as `coordinator`."""
         if self._asks is None:
             self._asks = self._ask_gateway() if self.config().cluster.uses_gateway else self._answer_here()
         return self._asks
 
     def ask(self, question: Question[A], most_s: float = 10.0) -> A:
-        """The answer, within `most_s` and what is left of `--timeout`. Raises what the question says, and as `coordinator`."""
+        """Returns the answer, within `most_s` and the rest of `--timeout`. Raises the question's errors, and as `coordinator`."""
         asks = self.asks()
         return asks.ask(question, timeout_s=self.left_s(most_s) or most_s)
 
     def query(self) -> Query:
-        """Questions to the leader, or to znodes when there is none."""
+        """Returns the queries: questions to the leader, or to znodes if there is none."""
         if self._query is None:
             from rmgr.client.queries import Query
 
@@ -174,25 +174,25 @@ class Session:
         return self._query
 
     def coordinator(self) -> ZkCoordinator:
-        """The session in ZooKeeper, in the right cluster: for who submits there, and for admins.
+        """Returns the session in ZooKeeper, in the right cluster: for submitting there, and for admins.
 
-        Waits while no server answers, saying so: up to `--timeout`, else `connect_timeout_s` of the configuration.
-        Raises: NotConnected, CoordinationUnavailable, WrongCluster; UsageError where a gateway is configured.
+        Waits, with a note, while no server answers: up to `--timeout`, else `connect_timeout_s` of the configuration.
+        Raises: NotConnected, CoordinationUnavailable, WrongCluster; UsageError if a gateway is configured.
         """
         if self._coordinator is None:
             self._coordinator = self._open_coordinator()
         return self._coordinator
 
     def zookeeper(self) -> ZkCoordinator:
-        """ZooKeeper itself, for admins. Raises NotConnected where only a gateway is configured, and as `coordinator`."""
+        """Returns ZooKeeper itself, for admins. Raises NotConnected if only a gateway is configured, and as `coordinator`."""
         if self.config().cluster.uses_gateway:
-            self.config().cluster.hosts_and_chroot()  # says so
+            self.config().cluster.hosts_and_chroot()  # raises the error
         return self.coordinator()
 
     def cluster_id(self) -> str:
-        """Of ZooKeeper's tree, "" where there is none. Raises as `coordinator`."""
+        """Returns the cluster id of ZooKeeper's tree, "" if there is none. Raises as `coordinator`."""
         if not self.tree_id:
-            self.asks()  # which finds it
+            self.asks()  # finds the id
         return self.tree_id
 
     @property
@@ -274,7 +274,7 @@ class Session:
         return asks
 
     def leader_at_a_glance(self) -> EpochRecord | None:
-        """Who leads, by one short look at ZooKeeper; None where that takes more, or explanations: then `coordinator` has them."""
+        """Returns the leader after one short look at ZooKeeper; None if more, or an explanation, is needed: then use `coordinator`."""
         config = self.config()
         if config.cluster.uses_gateway or not config.cluster.zk:
             return None
@@ -312,25 +312,25 @@ class Session:
     # -- the data store
 
     def data_store(self) -> Store:
-        """The data store. Raises StoreUnavailable, NotConnected."""
+        """Returns the data store. Raises StoreUnavailable, NotConnected."""
         if self._store is None:
             self._store = self.open_data_store()
         return self._store
 
     def store_or_none(self) -> Store | None:
-        """The data store; None, with a note, where it cannot be opened: for questions that it only helps to answer."""
+        """Returns the data store, or None, with a note, if it cannot be opened: for questions that can do without it."""
         from rmgr.client.queries import store_or_none
 
         return store_or_none(self)
 
     @property
     def store_url(self) -> str:
-        """Where the data store is, as it is configured: `sqlite:PATH`, `cassandra:...`, `gateway:ADDRESS`."""
+        """The place of the data store as configured: `sqlite:PATH`, `cassandra:...`, `gateway:ADDRESS`."""
         cluster = self.config().cluster
         return f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store
 
     def open_data_store(self) -> Store:
-        """The data store of the configuration, for who closes it himself. Raises StoreUnavailable, UsageError."""
+        """Opens the data store of the configuration; the caller closes it. Raises StoreUnavailable, UsageError."""
         from rmgr.adapters.stores import open_store
         from rmgr.procedures.bootstrap import STORE_READ_S
 
@@ -340,7 +340,7 @@ class Session:
 
             return GatewayStore(config.cluster.gateway, credentials=self.shown_credentials())
         if not config.cluster.store:
-            config.cluster.hosts_and_chroot()  # no cluster at all is said so
+            config.cluster.hosts_and_chroot()  # reports a missing cluster first
             raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH or RMGR_STORE   (rmgr dev sets it)")
         store = open_store(config.cluster.store, create=False)
         try:
@@ -352,9 +352,9 @@ class Session:
         return store
 
     def _belong_together(self, *, tree: Meta | None = None, store: str | None = None) -> None:
-        """Remembers whose tree and whose data store these are ("": a store without an owner).
+        """Remembers the cluster of the tree and of the data store ("": a store without an owner).
 
-        Raises: WrongCluster when they are of different clusters, or the cluster has used a store and this one is empty.
+        Raises: WrongCluster if the two differ, or if the cluster has used a store and this one is empty.
         """
         if tree is not None:
             self.tree, self.tree_id = tree, tree.cluster_id
@@ -370,11 +370,11 @@ class Session:
             )
 
     def values(self) -> Values:
-        """Values by name, with their owners in a secured cluster."""
+        """Returns values by name, with their owners in a secured cluster."""
         return self.values_in(self.data_store(), self.asks())
 
     def values_in(self, store: Store, asks: Asks | None = None) -> Values:
-        """The same in `store`; in a secured cluster it asks the cluster. asks: None: pointers lead nowhere."""
+        """Returns the values in `store`; in a secured cluster it asks the cluster. asks: None: pointers lead nowhere."""
         from rmgr.client.values import AskedFates, Values
 
         credentials = self.credentials()
@@ -389,7 +389,7 @@ class Session:
     # -- submitting
 
     def signer(self) -> Signer | None:
-        """Signs one SUBMIT; None in an open cluster."""
+        """Returns the signer of one SUBMIT; None in an open cluster."""
         credentials = self.shown_credentials()
         if credentials is None:
             return None
@@ -398,7 +398,7 @@ class Session:
         return Signer(credentials, self.cluster_id(), ttl_s=self.config().security.payload_ttl_s)
 
     def submit(self, order: Order, *, timeout_s: float) -> Submitted:
-        """One order (`submitter.port.prepared`) that nobody looks after here. Raises: see `submitter.port.WorkPort`."""
+        """Submits one order (`submitter.port.prepared`) that this process does not look after. Raises: see `submitter.port.WorkPort`."""
         if self.config().cluster.uses_gateway:
             return self.submitter().work.submit(order, timeout_s=timeout_s)
         from rmgr.runtime import machine
@@ -407,7 +407,7 @@ class Session:
         return submit(self.coordinator(), order, owner="", deadline_s=machine.monotonic() + timeout_s)
 
     def submitter(self) -> Engine:
-        """The Submitter of this process, on the session's own connections; ends with the command."""
+        """Returns the Submitter of this process, on the session's own connections; it ends with the command."""
         if self._submitter is None:
             self._submitter = self.own(self._open_submitter())
         return self._submitter
@@ -429,23 +429,23 @@ class Session:
     # -- the end
 
     def own(self, closable: T) -> T:
-        """`closable` is closed when the command ends."""
+        """Registers `closable` to be closed when the command ends, and returns it."""
         self._owned.append(closable)
         return closable
 
     def close(self) -> None:
-        """Lets go of everything: of what it owns the latest first. Never raises: the command has ended already."""
+        """Closes everything, owned objects in reverse order. Never raises: the command has already ended."""
         closables = [self._query, *reversed(self._owned), self._coordinator, self._store, self._asks]
         self._owned = []
         self._query = self._coordinator = self._store = self._asks = self._submitter = None
         for closable in closables:
-            if (close := getattr(closable, "close", None)) is not None:  # what answers here has none
+            if (close := getattr(closable, "close", None)) is not None:  # answers in this process have none
                 with contextlib.suppress(Exception):
                     close()
 
 
 def _no_gateway(hosts: str, wait_s: float, error: Unavailable) -> Unavailable:
-    """What is said where no gateway answers, or none that reaches ZooKeeper."""
+    """Returns the error if no gateway answers, or none that reaches ZooKeeper."""
     if isinstance(error, CoordinationUnavailable):
         told = f"the gateway at {hosts} answers, but ZooKeeper does not answer it within {format_duration(wait_s)}: {error.message}"
         return CoordinationUnavailable(told, hint="is ZooKeeper up? ask who runs the gateway; its log says more")

@@ -1,4 +1,4 @@
-"""Errors become a message and a hint on stderr, or `{"error": ...}` on stdout, and an exit code (cli.md sections 5, 6)."""
+"""Turns errors into a message and a hint on stderr, or `{"error": ...}` on stdout, and an exit code (cli.md sections 5, 6)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import click
 from rmgr.errors import DeadlineExceeded, RmgrError, SubmitUnknown, Unavailable
 from rmgr.model.base.units import format_duration
 
-#: A reader that went away (`rmgr jobs | head -1`): what the shell shows for SIGPIPE.
+#: Exit code when the reader has gone (`rmgr jobs | head -1`), as the shell reports SIGPIPE.
 BROKEN_PIPE = 141
 INTERRUPTED = 130
-#: Characters of a message or a hint.
+#: Most characters of a message or a hint.
 _MOST_TOLD = 1500
 
 
 class WorkEnded(Exception):
-    """A command ends with this exit code and has reported everything already (the work's own code, mostly)."""
+    """Ends a command that has already reported everything, with this exit code (mostly the work's own)."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -29,20 +29,20 @@ class WorkEnded(Exception):
 
 
 def in_time(error: BaseException, timeout_s: float | None, *, is_over: bool) -> BaseException:
-    """What was away until `--timeout` was over is that: exit code 6 in every command, whatever it waited for."""
+    """Turns an outage that lasted until the end of `--timeout` into DeadlineExceeded: exit code 6 in every command, whatever it awaited."""
     if not is_over or not isinstance(error, Unavailable):
         return error
     return DeadlineExceeded(f"{error.message}: no answer within {format_duration(timeout_s or 0.0)} (--timeout)", hint=error.hint)
 
 
 def with_hint(error: click.ClickException, hint: str) -> click.ClickException:
-    """A click error that carries a hint of ours."""
+    """Returns a click error that carries a hint of ours."""
     error.rmgr_hint = hint  # type: ignore[attr-defined]
     return error
 
 
 def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
-    """Tells what happened and returns the exit code. Ends of commands (`WorkEnded`, click's Exit) tell nothing."""
+    """Reports what happened and returns the exit code. Ends of commands (`WorkEnded`, click's Exit) report nothing."""
     match error:
         case WorkEnded():
             return error.exit_code
@@ -61,7 +61,7 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
             code, message, hint, exit_code = "USAGE", error.format_message(), hint_of(error), 2
         case click.ClickException():
             code, message, hint, exit_code = "USAGE", error.format_message(), hint_of(error), 2
-        case UnicodeEncodeError() if "\udc80" <= str(error.object)[error.start] <= "\udcff":  # bytes of argv or the environment
+        case UnicodeEncodeError() if "\udc80" <= str(error.object)[error.start] <= "\udcff":  # bytes from argv or the environment
             code, message, exit_code = "USAGE", f"{_excerpt(error)} is not valid UTF-8; rmgr records text", 2
             hint = "put such bytes into a script or a file (--upload, --each-line, stdin); locale -a"
         case OSError(errno=errno.ENAMETOOLONG):
@@ -82,7 +82,7 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         told = {"code": code, "message": message, "hint": hint}
         try:
             sys.stdout.write(json.dumps({"schema": "rmgr/1", "error": told | ({"token": token} if token else {})}) + "\n")
-        except OSError:  # a full disk behind stdout: then at least people see it
+        except OSError:  # a full disk behind stdout: report it to people at least
             _tell(message, hint)
     else:
         _tell(message, hint or (f"send it again, safely: --token {token}" if token else ""))
@@ -94,14 +94,14 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
 
 
 def flush(code: int) -> int:
-    """Writes out what is buffered; a reader that has gone is no error worth a traceback at exit."""
+    """Flushes stdout and stderr and returns the exit code; a reader that has gone causes no traceback at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else Python tries once more at its end, and ends with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # otherwise Python would try again at exit, and end with 120
             is_gone = isinstance(error, BrokenPipeError)
-            if not is_gone and stream is sys.stdout:  # a full disk behind it
+            if not is_gone and stream is sys.stdout:  # a full disk behind stdout
                 _tell(f"the output could not be written: {error.strerror}", "")
             code = code or (BROKEN_PIPE if is_gone else 1)
     return code
@@ -119,7 +119,7 @@ def _tell(message: str, hint: str) -> None:
 
 
 def hint_of(error: click.ClickException, otherwise: str = "") -> str:
-    """What to type instead of what a parser refused. otherwise: where nothing better is known than a help."""
+    """Returns what to type instead of what a parser refused. otherwise: used where only the help could be named."""
     own = getattr(error, "rmgr_hint", "")
     if own:
         return str(own)
@@ -139,13 +139,13 @@ def hint_of(error: click.ClickException, otherwise: str = "") -> str:
 
 
 def _example(epilog: str | None) -> str:
-    """The first example of a command's help, without what explains it."""
+    """Returns the first example of a command's help, without its explanation."""
     lines = (epilog or "").splitlines()[1:2]
     return re.split(r" {2,}| +#", lines[0].strip(), maxsplit=1)[0] if lines else ""
 
 
 def _option_of(error: click.ClickException) -> str:
-    """The option that is not known, or has a value that it does not take: another system may have it so."""
+    """Returns the option that is unknown, or refuses its value: another system may have it."""
     if isinstance(error, click.NoSuchOption | click.BadOptionUsage):
         return error.option_name
     if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option) and "not a valid" in error.message and error.ctx:
@@ -159,12 +159,12 @@ def _excerpt(error: UnicodeEncodeError) -> str:
 
 
 def _clipped(text: str) -> str:
-    """What was typed is repeated, but not the whole of a large file that was pasted by mistake."""
+    """Shortens text from the command line, which may be a large file pasted by mistake."""
     return text if len(text) <= _MOST_TOLD else f"{text[: _MOST_TOLD * 2 // 3]} [...] {text[-_MOST_TOLD // 3 :]}"
 
 
 def _is_directory_gone() -> bool:
-    """No relative name leads anywhere; the error itself names no file then."""
+    """Returns whether the working directory is gone: then no relative name resolves, and the error names no file."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -173,7 +173,7 @@ def _is_directory_gone() -> bool:
 
 
 def _left() -> str:
-    """Its name, as far as the shell has told it."""
+    """Returns ": NAME" of the removed working directory, if the shell has told it."""
     name = os.environ.get("PWD", "")
     return f": {name}" if os.path.isabs(name) and not os.path.isdir(name) else ""
 

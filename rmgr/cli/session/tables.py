@@ -1,4 +1,4 @@
-"""What commands share that list or select: options of tables and filters, the loop that redraws, and what the numbers of people mean."""
+"""Parts shared by commands that list or select: options of tables and filters, the loop that redraws, the meaning of people's numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INTERVAL_S = 2.0
 
 
 def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`layout` and `watch` for a command that draws a table."""
+    """Adds `layout` and `watch` to a command that draws a table."""
     for option in (
         click.option("--watch", is_flag=True, help="redraw every 2 s until Ctrl-C"),
         click.option("--no-header", is_flag=True, help="omit the header line"),
@@ -40,7 +40,7 @@ def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`chosen`, a `Filter`, for a command that selects submissions."""
+    """Adds `chosen`, a `Filter`, to a command that selects submissions."""
     for option in (
         click.option("-u", "--user", metavar="NAME", default="", help="only of this user"),
         click.option("-q", "--queue", metavar="NAME", default="", help="only in this queue, or of this queue class"),
@@ -62,7 +62,7 @@ def _like(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..
 
 
 def draw(session: Session, once: Callable[[], None], *, watch: bool) -> None:
-    """Draws once, or again and again until Ctrl-C (which then is the ordinary end)."""
+    """Draws once, or again and again until Ctrl-C (which then is the normal end)."""
     if not watch:
         once()
         return
@@ -79,11 +79,11 @@ def draw(session: Session, once: Callable[[], None], *, watch: bool) -> None:
         return
 
 
-# -- words and numbers that people use (`last`, `42_7`, `n[1-3]`, the array index), and what the protocol knows ----------------
+# -- words and numbers that people use (`last`, `42_7`, `n[1-3]`, array indices), as the protocol's ids ------------------------
 
 
 def find_one(session: Session, word: str) -> Target:
-    """The one submission or task that `word` means. Raises NotFound, UsageError."""
+    """Returns the one submission or task that `word` means. Raises NotFound, UsageError."""
     from rmgr.cli.words.selectors import parse_one, resolve
 
     selection = parse_one(word)
@@ -94,17 +94,17 @@ def find_one(session: Session, word: str) -> Target:
 
 
 def named_nodes(words: Sequence[str], found: Sequence[NodeView]) -> list[str]:
-    """The nodes that `n1`, `n1,n2` or `n[1-3]` name, each once. Raises: UsageError; NotFound for one that is not there."""
+    """Returns the nodes that `n1`, `n1,n2` or `n[1-3]` name, each once. Raises: UsageError; NotFound for a missing one."""
     names = list(dict.fromkeys(name for word in words for name in parse_nodes(word)))
     known = {node.id for node in found}
     for name in names:
-        if name not in known:  # the nearest one is named
+        if name not in known:  # the message suggests the nearest name
             raise NotFound(f"there is no node {name!r}", hint=nearest("node", name, known, listed_by="rmgr nodes").hint)
     return names
 
 
 def positions_of(session: Session, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:
-    """Positions of the tasks with these numbers. Raises NotFound naming the first that is not there."""
+    """Returns the positions of the tasks with these numbers. Raises NotFound naming the first missing one."""
     from rmgr.model.tasks.array import parse_array
     from rmgr.submitter.questions import ReadRecord
 
