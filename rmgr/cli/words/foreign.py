@@ -1,4 +1,4 @@
-"""Translate what users of Slurm, PBS, HyperQueue and Dask type into what is typed here; read only after an error."""
+"""Translates commands and options of Slurm, PBS, HyperQueue and Dask into rmgr's; used only after an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from rmgr.cli.words import qsub, sbatch
 
-#: Words that are no command here -> what to type instead; the words behind them follow. The longest that fits counts.
+#: Words that are no command here -> what to type instead; the words after them follow. The longest match counts.
 _COMMANDS = {
     "sbatch": "submit",
     "srun": "run",
@@ -94,15 +94,15 @@ _COMMANDS = {
     "put": "store put",
     "get": "store get",
 }
-#: Commands whose words mean nothing in ours.
+#: Commands whose words mean nothing to ours.
 _ALONE = {"sacctmgr", "sreport", "sshare", "sdiag"}
-#: Words of command lines that nothing here does -> what to do instead.
+#: Command lines with no counterpart here -> what to do instead.
 _ADVICE = {
     "scontrol update": "rmgr update ID --priority N -t TIME --mem SIZE; a node: rmgr drain NODE, rmgr resume NODE",
 }
-#: What `rmgr cancel` takes: other words behind `kill` or `remove` are of nodes, values or queues.
+#: Selectors of `rmgr cancel`: after `kill` or `remove`, other words name nodes, values or queues.
 _SELECTOR = re.compile(r"\d[\d,:_%-]*|taskq-\d+|last|all")
-#: What stands before the words of another program's own commands.
+#: Names of programs before their own commands.
 _PROGRAMS = {"hq", "dask", "slurm", "rmgr"}
 
 #: Options of other systems -> ours.
@@ -156,7 +156,7 @@ _OPTIONS = {
     "-I": "rmgr run --pty bash",
     "-S": "#!/bin/bash, in the first line of the script",
 }
-#: Options that a command of ours has none for, because it takes such a thing as a word.
+#: Options without a counterpart in a command of ours that takes the value as a plain word.
 _WORD_ALONE = {
     ("queues", "-p"): "the queue's name alone: rmgr queues QUEUE",
     ("queues", "-q"): "the queue's name alone: rmgr queues QUEUE",
@@ -165,9 +165,9 @@ _WORD_ALONE = {
     ("nodes", "-w"): "the node's name alone: rmgr nodes NODE",
     ("nodes", "--nodelist"): "the node's name alone: rmgr nodes NODE",
 }
-#: An option that a hint names.
+#: An option named in a hint.
 _NAMED_OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][a-z-]*")
-#: Options of qsub -> values that mean nothing in an option of this name of Slurm, or here.
+#: Option of qsub -> values that would mean nothing in Slurm's option of this name, or in ours.
 _VALUES_OF_PBS = {
     "-j": re.compile(""),
     "-l": re.compile(""),
@@ -183,7 +183,7 @@ _VALUES_OF_PBS = {
 
 
 def command_for(words: Sequence[str]) -> str:
-    """The command line to type instead of these words, `rmgr show 14`; "" where nothing is known. Options of others are left out."""
+    """Returns the command line to type instead of these words, like `rmgr show 14`; "" if unknown. Leaves out options of other systems."""
     rest = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     if rest and rest[0] in _PROGRAMS:
         rest = rest[1:]
@@ -197,21 +197,21 @@ def command_for(words: Sequence[str]) -> str:
 
 
 def advice_for(words: Sequence[str]) -> str:
-    """What to do where no command here does what these words do elsewhere; "" where nothing is known."""
+    """Returns what to do if no command here does what these words do elsewhere; "" if unknown."""
     return _ADVICE.get(" ".join(words[:2]), "")
 
 
 def below_jobs(words: Sequence[str]) -> str:
-    """What to type instead of `rmgr jobs cancel 14`, `rmgr jobs list`; "" where that is no such thing."""
+    """Returns what to type instead of `rmgr jobs cancel 14`, `rmgr jobs list`; "" for other words."""
     return command_for(["job", *words]) if f"job {words[0]}" in _COMMANDS else ""
 
 
 def option_for(option: str, words: Sequence[str] = (), *, command: str = "submit", known: Collection[str] | None = None) -> str:
-    """What to type here instead of an option of another system, or why nothing does the same; "" where nothing is known.
+    """Returns what to type instead of an option of another system, or why nothing does the same; "" if unknown.
 
     Args:
-        words: all that was typed: the option's value stands there. command: to which it was typed. known: the options that this
-            command has: a hint that names others alone is none. None: all that are named.
+        words: everything typed, with the option's value. command: the command it was typed to. known: options of this
+            command: a hint that names only others is dropped. None: keep every hint.
     """
     told = f"here it is {_OPTIONS[option]}" if option in _OPTIONS else ""
     if command not in {"submit", "run"}:
@@ -220,7 +220,7 @@ def option_for(option: str, words: Sequence[str] = (), *, command: str = "submit
         named = _NAMED_OPTION.findall(_OPTIONS.get(option, ""))
         return told if known is None or not named or set(named) & set(known) else ""
     value = _value_of(option, words)
-    if option == "--wrap":  # a command line is no value to look at
+    if option == "--wrap":  # a command line is no value to check
         return told
     is_of_pbs = value is not None and option in _VALUES_OF_PBS and _VALUES_OF_PBS[option].match(value) is not None
     if not (is_of_pbs or sbatch.is_known(option)) or (value is None and told):
@@ -235,7 +235,7 @@ def option_for(option: str, words: Sequence[str] = (), *, command: str = "submit
 
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:
-    """What was typed behind an option; None: nothing."""
+    """Returns the value typed after an option, or None."""
     typed = list(itertools.takewhile(lambda word: word != "--", words))
     for at, word in enumerate(typed):
         if word == option:

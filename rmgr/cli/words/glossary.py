@@ -1,4 +1,4 @@
-"""What states, reasons and words of rmgr mean, in one table: `rmgr help states|reasons|words` prints it, cli.md section 10 has it."""
+"""The meaning of states, reasons and words of rmgr, in one table: `rmgr help states|reasons|words` prints it, cli.md section 10 has it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rmgr.model.cluster.node import NodeState
 
 
 class Entry(NamedTuple):
-    """One row. kind: the group that it stands in."""
+    """One row. kind: its group."""
 
     name: str
     kind: str
@@ -40,7 +40,7 @@ _NODE_STATES = {
 
 _OWN, _FINAL, _LOSS = "its own failure", "failure for good", "loss"
 _CANCELLED, _WAITS, _GIVEN_UP = "cancelled", "waits", "attempt given up"
-#: What follows from the kind of a reason.
+#: Consequence of each kind of reason.
 KINDS = {
     _OWN: "runs again as often as --retries says",
     _FINAL: "never runs again: it would end in the same way",
@@ -128,12 +128,12 @@ TOPICS: dict[str, tuple[Entry, ...]] = {
 
 
 def heading(topic: str, kind: str) -> str:
-    """What stands before a group."""
+    """Returns the heading of a group."""
     return f"{kind}: {KINDS[kind]}" if topic == "reasons" else kind
 
 
 def document() -> str:
-    """The tables of cli.md section 10."""
+    """Returns the tables of cli.md section 10."""
     told = []
     for topic, entries in TOPICS.items():
         told.append(f"### {topic.capitalize()}\n\n| {topic.removesuffix('s')} | kind | means |\n|---|---|---|")

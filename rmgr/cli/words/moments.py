@@ -1,7 +1,7 @@
 """Moments as people type them (`16:00`, `tomorrow`, `2026-11-30T08:00`), by the wall clock of this machine's time zone.
 
-Where a time zone changes its clock, some times of day come twice and some never. A time that comes twice is the first of both. A time that
-never comes, because the clock jumps over it, is the first moment after the jump. Durations are time that passes: a day is 24 hours.
+Where a time zone changes its clock, some times of day come twice and some never. If a time comes twice, the first one counts. If the
+clock jumps over a time, the first moment after the jump counts. Durations are time that passes: a day is 24 hours.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SINCE = "as 2h, 1d, 16:00, 2026-11-30 or 2026-11-30T12:00"
 
 
 def parse_begin(text: str, now_s: float | None = None) -> int:
-    """Microseconds since the epoch: `30m` or `now+30m` from now, `16:00` the next one, a date with or without a time.
+    """Returns microseconds since the epoch: `30m` or `now+30m` from now, the next `16:00`, a date with or without a time.
 
-    0 for what is past: at once. Raises UsageError.
+    Returns 0, at once, for a moment in the past. Raises UsageError.
     """
     now_s = time.time() if now_s is None else now_s
     moment_s = _to_come(text.strip(), now_s)
@@ -33,7 +33,7 @@ def parse_begin(text: str, now_s: float | None = None) -> int:
 
 
 def parse_since(text: str, now_s: float | None = None) -> int:
-    """`2h` (ago), `16:00` the last one, a date with or without a time, as microseconds since the epoch. Raises UsageError."""
+    """Returns `2h` ago, the last `16:00`, or a date with or without a time, as microseconds since the epoch. Raises UsageError."""
     now_us = time.time_ns() // 1000 if now_s is None else round(now_s * 1e6)
     text = text.strip()
     clock = _time_of_day(text, _SINCE)
@@ -50,7 +50,7 @@ def parse_since(text: str, now_s: float | None = None) -> int:
 
 
 def midnight_s(day: date) -> float:
-    """When this day begins, in seconds since the epoch; of a day that the time zone left out: when the next one begins."""
+    """Returns when this day begins, in seconds since the epoch; for a day that the time zone left out, when the next one begins."""
     return _moments_s(datetime.combine(day, time_of_day()))[0]
 
 
@@ -77,7 +77,7 @@ def _to_come(text: str, now_s: float) -> float:
 
 
 def _time_of_day(text: str, hint: str) -> time_of_day | None:
-    """`16:00`, `16:00:30`; None for what does not look like one. Raises UsageError."""
+    """Parses `16:00` or `16:00:30`; returns None for text that does not look like one. Raises UsageError."""
     if re.fullmatch(r"\d+(:\d+){1,2}", text, re.ASCII) is None:
         return None
     clock = _CLOCK.fullmatch(text)
@@ -90,14 +90,14 @@ def _time_of_day(text: str, hint: str) -> time_of_day | None:
 
 
 def _next_s(clock: time_of_day, today: date, now_s: float) -> float:
-    """When the clock shows this the next time."""
+    """Returns when the clock next shows this time."""
     tomorrow = _wall(midnight_s(today + timedelta(days=1))).date()  # Samoa had no 2011-12-30
     moments = (moment_s for day in (today, tomorrow) for moment_s in _moments_s(datetime.combine(day, clock)))
     return next(moment_s for moment_s in moments if moment_s > now_s)
 
 
 def _last_s(clock: time_of_day, now_s: float) -> float:
-    """When the clock showed this the last time."""
+    """Returns when the clock last showed this time."""
     today = _wall(now_s).date()
     yesterday = _wall(midnight_s(today) - 1).date()
     moments = (moment_s for day in (yesterday, today) for moment_s in _moments_s(datetime.combine(day, clock)))
@@ -105,15 +105,15 @@ def _last_s(clock: time_of_day, now_s: float) -> float:
 
 
 def _dated_s(text: str) -> float:
-    """Raises: ValueError, OverflowError, OSError."""
+    """Parses a date with or without a time. Raises: ValueError, OverflowError, OSError."""
     told = datetime.fromisoformat(text)
     return _moments_s(told)[0] if told.tzinfo is None else told.timestamp()
 
 
 def _moments_s(told: datetime) -> list[float]:
-    """When the wall clock shows this: once, or twice; the first moment after the jump where it never does.
+    """Returns when the wall clock shows this: once, or twice; or the first moment after the jump, if it never does.
 
-    Cost: 10 us; where it never does, a search of 20 steps.
+    Cost: 10 us; for a time that never comes, a search of 20 steps.
     """
     low, high = sorted(told.replace(fold=fold).timestamp() for fold in (0, 1))
     found = [moment_s for moment_s in dict.fromkeys((low, high)) if _wall(moment_s) == told]
@@ -127,8 +127,8 @@ def _moments_s(told: datetime) -> list[float]:
 
 
 def _wall(moment_s: float) -> datetime:
-    """What the wall clock shows."""
+    """Returns what the wall clock shows."""
     return datetime.fromtimestamp(moment_s)  # noqa: DTZ006 - this machine's zone is meant
 
-#: Microseconds since the epoch as int: of a moment to come (0 = at once), of one that is past.
+#: Microseconds since the epoch as int: of a future moment (0 = at once), of a past one.
 BEGIN, SINCE = Parsed("time", parse_begin), Parsed("time", parse_since)

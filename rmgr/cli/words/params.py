@@ -1,4 +1,4 @@
-"""Types of option values: durations, sizes, names, nodes; an error names the option and shows how it should look."""
+"""Types of option values: durations, sizes, names, nodes; an error names the option and shows the right form."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ INFRASTRUCTURE = 125
 CANCELLED = 130
 _KILLED = 128 + 9
 _MAX_NODES = 100_000
-#: Groups of a list of nodes: `n`, `[1-3,7]`.
+#: Parts of an element in a list of nodes: `n`, `[1-3,7]`.
 _BRACKETS = re.compile(r"^([^\[\]]*)(?:\[([0-9,-]+)\])?([^\[\]]*)$")
 _INFRASTRUCTURE = LOSSES | {Reason.POISON}
-#: For the help of commands that wait.
+#: Exit codes, for the help of commands that wait.
 WORK_EXITS = """\
 the work's own code (of several the highest; after --max-fails of those that failed),
 128+N on signal N, 124 its time limit,
@@ -33,7 +33,7 @@ the work's own code (of several the highest; after --max-fails of those that fai
 
 
 class Parsed(click.ParamType):
-    """A value read by a function that raises `UsageError`; values that are no text pass as they are."""
+    """A value read by a function that raises `UsageError`; values that are not text pass unchanged."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
@@ -54,30 +54,30 @@ DURATION = Parsed("duration", lambda text: parse_duration_us(text) / 1e6)
 DURATION_US = Parsed("duration", parse_duration_us)
 
 _IS_NOTED = "rmgr.limit_is_noted"
-#: Names that a hint lists.
+#: Most names that a hint lists.
 _MOST_KNOWN = 50
 
 
 class _TimeLimit(Parsed):
-    """A time limit; a number alone is noted as seconds, because other systems have it as minutes."""
+    """A time limit; a bare number gets a note that it means seconds, because other systems read minutes."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         limit_us = super().convert(value, param, ctx)
         text = value.strip() if isinstance(value, str) else ""
         if limit_us and text.isascii() and text.isdigit() and ctx is not None and ctx.obj is not None and _IS_NOTED not in ctx.meta:
-            ctx.meta[_IS_NOTED] = True  # of a list of jobs once
+            ctx.meta[_IS_NOTED] = True  # once for a list of jobs
             ctx.obj.note(f"-t {text} is {counted(int(text), 'second')}; {counted(int(text), 'minute')} would be -t {text}m")
         return limit_us
 
-#: Microseconds as int, of a time limit.
+#: Microseconds as int, for a time limit.
 TIME_LIMIT_US = _TimeLimit("duration", parse_duration_us)
 #: Bytes: `512M`, `2G`.
 SIZE = Parsed("size", parse_size)
 
 
 def nearest(kind: str, given: str, known: Iterable[str], *, listed_by: str = "") -> UsageError:
-    """The error for a name that does not exist: suggests the nearest one, else lists them all."""
-    import difflib  # slips of the pen are rare
+    """Returns the error for a name that does not exist: it suggests the nearest one, else lists them all."""
+    import difflib  # typos are rare
 
     names = sorted(known)
     close = difflib.get_close_matches(given, names, 1) or [name for name in names if name.lower() == given.lower()]
@@ -86,7 +86,7 @@ def nearest(kind: str, given: str, known: Iterable[str], *, listed_by: str = "")
 
 
 def one_of(kind: str, known: Iterable[str]) -> Parsed:
-    """One of some names, with a suggestion when it is none of them."""
+    """Returns a type for one of some names; its error suggests the nearest."""
     names = tuple(known)
 
     def read(text: str) -> str:
@@ -96,7 +96,7 @@ def one_of(kind: str, known: Iterable[str]) -> Parsed:
 
     return Parsed(kind, read)
 
-#: What people of other systems call a state.
+#: Other systems' words for states.
 _OTHER_STATES = {
     "PENDING": State.INITIAL,
     "PD": State.INITIAL,
@@ -114,7 +114,7 @@ _OTHER_STATES = {
 
 
 def parse_states(text: str) -> tuple[State, ...]:
-    """`failed,running` -> states; Slurm's and HyperQueue's words are understood. Raises UsageError."""
+    """Parses `failed,running`; understands Slurm's and HyperQueue's words, too. Raises UsageError."""
     states = []
     for word in text.split(","):
         name = word.strip().upper()
@@ -133,12 +133,12 @@ STATES = Parsed("states", parse_states)
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """`a, b,` -> ("a", "b")."""
+    """Splits a list: `a, b,` -> ("a", "b")."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def parse_pair(what: str, *, else_: str = "") -> Callable[[str], tuple[str, str]]:
-    """Reader of `A=B`. else_: what its user may have meant."""
+    """Returns a reader of `A=B`. else_: an alternative to suggest."""
 
     def read(text: str) -> tuple[str, str]:
         left, equals, right = text.partition("=")
@@ -150,7 +150,7 @@ def parse_pair(what: str, *, else_: str = "") -> Callable[[str], tuple[str, str]
 
 
 def parse_resource(text: str) -> tuple[str, int]:
-    """`NAME=N`. Raises UsageError."""
+    """Parses `NAME=N`. Raises UsageError."""
     name, value = parse_pair("NAME=N")(text)
     if not value.isascii() or not value.isdigit():
         raise UsageError(f"{text!r} is not NAME=N: {value!r} is no number", hint="--resource licence=2")
@@ -158,12 +158,12 @@ def parse_resource(text: str) -> tuple[str, int]:
 
 #: `gpu=2`.
 RESOURCE = Parsed("resource", parse_resource)
-#: `order=sjf`, of a policy.
+#: `order=sjf`, for a policy.
 PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 
 
 def parse_after(text: str) -> tuple[Dependency, ...]:
-    """`ok:12,any:13,fail:14`; Slurm's `afterok:12:13` is understood; a bare `12` means ok. Raises UsageError."""
+    """Parses `ok:12,any:13,fail:14`; understands Slurm's `afterok:12:13`; a bare `12` means ok. Raises UsageError."""
     from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES  # with all that Slurm's options mean
     from rmgr.model.tasks.submission import Condition, Dependency
 
@@ -187,7 +187,7 @@ def parse_after(text: str) -> tuple[Dependency, ...]:
 
 
 def parse_memory(text: str) -> int:
-    """A size that something could run in: a number alone is bytes here, and mebibytes in other systems. Raises UsageError."""
+    """Parses a size in which something could run: a bare number is bytes here, and mebibytes in other systems. Raises UsageError."""
     size = parse_size(text)
     if 0 < size < _LEAST_MEMORY_BYTES:
         told = f"with a unit: {text.strip()}M" if text.strip().isdigit() else "as 512M or 4G"
@@ -205,12 +205,12 @@ MEMORY = Parsed("size", parse_memory)
 
 
 def exit_code_of(state: State, reason: str, exit_code: int | None) -> int:
-    """Exit code for one task (or one submission) that has ended.
+    """Returns the exit code for one task (or one submission) that has ended.
 
     Args:
-        exit_code: of a command; negative or below 128 with reason SIGNAL it is the signal's number.
+        exit_code: of a command; with reason SIGNAL, a negative number or one below 128 is the signal's number.
     Returns: 0 for COMPLETED; 130 cancelled; 124 time limit; 125 the cluster's fault; 128+N signal N; else the work's
-        own code, as a shell's for a command that does not exist (127) or cannot run (126); 1 where it has none (an exception).
+        own code, which is a shell's if a command does not exist (127) or cannot run (126); 1 if it has none (an exception).
     """
     if state is State.COMPLETED:
         return 0
@@ -232,12 +232,12 @@ def exit_code_of(state: State, reason: str, exit_code: int | None) -> int:
 
 
 def highest(codes: Iterable[int]) -> int:
-    """The exit code for several: the highest."""
+    """Returns the exit code for several tasks: the highest."""
     return max(codes, default=0)
 
 
 def parse_nodes(text: str) -> tuple[str, ...]:
-    """`n1,n2` or `n[1-3,7],m1`, each once, in this order. Raises UsageError."""
+    """Parses `n1,n2` or `n[1-3,7],m1`; returns each name once, in order. Raises UsageError."""
     found: dict[str, None] = {}
     for part in re.split(r",(?![^\[]*\])", text):
         match = _BRACKETS.match(part.strip())
@@ -252,11 +252,11 @@ def parse_nodes(text: str) -> tuple[str, ...]:
 
 
 def _numbers(inside: str, text: str) -> list[str]:
-    """`1-3,7` -> 1 2 3 7, with leading zeros as in the first."""
+    """Expands `1-3,7` to 1 2 3 7, with leading zeros as in the first number."""
     found: list[str] = []
     for part in inside.split(","):
         first, dash, last = part.partition("-")
-        if len(part) > 40:  # no number that Python reads
+        if len(part) > 40:  # Python reads no number of this length
             raise UsageError(f"{text!r} is no list of nodes: [{inside}]", hint="as n[1-3,7]")
         low, high = (int(first), int(last)) if first and last else (int(first or 0), int(first or -1))
         if not first or (dash and not last) or high < low or high - low > _MAX_NODES:

@@ -1,7 +1,8 @@
-"""Translate options of qsub, with their values, into what is typed here; name what has no equal, why, and what to type instead.
+"""Translates options of qsub, with their values, into rmgr's; for an option without an equal, names the reason and the alternative.
 
-Source: qsub(1B) and pbs_resources(7B) of OpenPBS 23.06, option by option, and two options of Torque (`-d`, `-t`). A value passes only in a
-form that means the same here: memory and GPUs are counted by the chunk there and by the process here. So all lines are read together.
+Source: qsub(1B) and pbs_resources(7B) of OpenPBS 23.06, option by option, and two options of Torque (`-d`, `-t`). In comments, "there" is
+PBS and "here" is rmgr. A value passes only in a form with the same meaning: memory and GPUs are counted per chunk there and per process
+here. So all lines are read together.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rmgr.model.tasks.array import parse_array
 
 
 class _Given(NamedTuple):
-    """An option as it was written. value: None where there is none."""
+    """An option as written. value: None if absent."""
 
     name: str
     value: str | None = None
@@ -32,10 +33,10 @@ class _Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What all lines together ask for, as far as the meaning of an option depends on others; the last of a name counts."""
+    """What all lines together ask for, as far as the meaning of one option depends on others; the last option of a name counts."""
 
     options: Mapping[str, str]
-    resources: Mapping[str, str]  #: of `-l`
+    resources: Mapping[str, str]  #: those of `-l`
 
     @classmethod
     def by(cls, given: Sequence[_Given]) -> _Asked:
@@ -44,7 +45,7 @@ class _Asked:
 
 
 def translated(lines: Sequence[str]) -> tuple[list[list[str]], list[tuple[str, str]]]:
-    """(the options of each `#PBS` line as they are here, what has no equal: how it was written, why and what to type instead)."""
+    """Returns (rmgr's options for each `#PBS` line, options without an equal: as written, with reason and alternative)."""
 
     def read(line: str) -> Iterator[_Given]:
         for given in _options(shlex.split(re.split(r"\s#", line.removeprefix(PBS), maxsplit=1)[0])):
@@ -54,19 +55,19 @@ def translated(lines: Sequence[str]) -> tuple[list[list[str]], list[tuple[str, s
 
 
 def said(name: str, value: str | None) -> list[str]:
-    """One option alone as it is here; empty: it needs none. Raises Unlike."""
+    """Translates a single option; returns an empty list if none is needed. Raises Unlike."""
     items = list(_apart(_Given(name, value)))
     asked = _Asked.by(items)
     return [word for item in items for word in _said(item, asked)]
 
 
 def takes_value(name: str) -> bool:
-    """The next word is its value."""
+    """Returns whether the next word is the option's value."""
     return name not in _FLAGS
 
 
 def _options(words: Sequence[str]) -> Iterator[_Given]:
-    """As getopt reads them: flags may stand together, and before an option with its value."""
+    """Yields options as getopt reads them: flags may be joined, and may precede an option with its value."""
     at = 0
     while at < len(words):
         word = words[at]
@@ -87,7 +88,7 @@ def _options(words: Sequence[str]) -> Iterator[_Given]:
 
 
 def _apart(given: _Given) -> Iterator[_Given]:
-    """Each resource of `-l`, and attribute of `-W`, by itself."""
+    """Yields each resource of `-l`, and each attribute of `-W`, separately."""
     if given.name == "-l" and given.value:
         for name, value in _resources(given.value):
             yield _Given("-l", f"{name}={value}" if value else name)
@@ -99,7 +100,7 @@ def _apart(given: _Given) -> Iterator[_Given]:
 
 
 def _resources(value: str) -> Iterator[tuple[str, str]]:
-    """`ncpus=4:mem=1gb` is two; a chunk and a place are one each."""
+    """Splits resources: `ncpus=4:mem=1gb` is two; a chunk and a place are one each."""
     for part in value.split(","):
         is_whole = re.match(r"\s*(select|nodes|place)=", part) is not None
         for single in [part] if is_whole else re.split(r":(?=[A-Za-z]\w*=)", part):
@@ -121,13 +122,13 @@ def _said(given: _Given, asked: _Asked) -> list[str]:
 
 # -- values -------------------------------------------------------------------------------------------------------------------
 
-#: Pairs of an option and its value (None: it has none).
+#: Pairs of an option and its value (None if it has none).
 _Pairs = list[tuple[str, str | None]]
 _Rule = Callable[[str, _Asked], _Pairs]
 
 
 def _plain(ours: str, form: str = r".+", why: str = "such a value is not known here") -> _Rule:
-    """The same value under the name `ours`, where it has this form."""
+    """Returns a rule that passes a value of this form unchanged to the option `ours`."""
 
     def rule(value: str, _asked: _Asked) -> _Pairs:
         if re.fullmatch(form, value, re.ASCII if form != r".+" else 0) is None:
@@ -138,7 +139,7 @@ def _plain(ours: str, form: str = r".+", why: str = "such a value is not known h
 
 
 def _needless(_value: str, _asked: _Asked) -> _Pairs:
-    """What it asks for is so here anyway."""
+    """Drops an option that asks for what rmgr does anyway."""
     return []
 
 
@@ -149,7 +150,7 @@ def _count(value: str, why: str) -> int:
 
 
 def _date(value: str, _asked: _Asked) -> _Pairs:
-    """`[[[[CC]YY]MM]DD]hhmm[.SS]`: a time of day is the next one, as here."""
+    """Translates `[[[[CC]YY]MM]DD]hhmm[.SS]`: a time of day is the next one, as here."""
     found = re.fullmatch(r"((\d\d)?\d\d\d{4})?(\d\d)(\d\d)(?:\.(\d\d))?", value, re.ASCII)
     if found is None:
         raise Unlike("write the whole date, or the time alone: --begin=2026-11-30T08:00 or 16:00")
@@ -164,7 +165,7 @@ def _date(value: str, _asked: _Asked) -> _Pairs:
 
 
 def _file(value: str) -> str:
-    """`^array_index^` is the index there; a sign of percent begins a placeholder here, and nothing there."""
+    """Translates a file name: `^array_index^` is the index there; a percent sign begins a placeholder here, and means nothing there."""
     if ":" in value:
         raise Unlike("a file of one machine there; here of the node where the work runs: name it without a host")
     if "$" in value:
@@ -185,7 +186,7 @@ def _error(value: str, asked: _Asked) -> _Pairs:
 
 
 def _join(value: str, asked: _Asked) -> _Pairs:
-    """What `-o` or `-e` says already is not said again."""
+    """Translates `-j`; returns nothing if `-o` or `-e` already says the same."""
     if value == "n" or asked.options.get({"oe": "-o", "eo": "-e"}.get(value, "")):
         return []
     if value not in {"oe", "eo"}:
@@ -214,7 +215,7 @@ def _range(value: str, asked: _Asked) -> _Pairs:
 
 
 def _variables(value: str, _asked: _Asked) -> _Pairs:
-    """A value with commas stands in quotes."""
+    """Translates `-v`: a value with commas is quoted."""
     parts = re.findall(r"(?:[^,'\"]|'[^']*'|\"[^\"]*\")+", value)
     out: _Pairs = []
     if ",".join(parts) != value.strip(","):
@@ -281,7 +282,7 @@ _ATTRIBUTES = {
     "stagein": "--upload=PATH ships files, --input=KEY=FILE brings a value of the data store",
     "stageout": "--output=KEY=FILE takes a file into the data store; files that --out names stay on the node",
 }
-#: Kinds of dependencies of PBS that have no equal -> why, and what to type.
+#: PBS's kinds of dependencies without an equal -> reason and alternative.
 _UNLIKE_DEPENDENCIES = {
     "after": "a beginning cannot be waited for: --after=any:ID waits for the end",
     "afterany": "it does not follow what was deleted before it ran, and any: does: --after=any:ID where that does not matter",
@@ -294,7 +295,7 @@ _UNLIKE_DEPENDENCIES = {
 
 
 def dependency(value: str) -> str:
-    """A list of dependencies as `--after` takes it. Raises Unlike."""
+    """Translates a list of dependencies to the form of `--after`. Raises Unlike."""
     found = []
     for part in value.split(","):
         kind, _, ids = part.strip().partition(":")
@@ -342,7 +343,7 @@ def _walltime(value: str, _asked: _Asked) -> _Pairs:
 
 
 def _bytes(value: str) -> int:
-    """A bare number is bytes; w is a word of 8."""
+    """Parses a size to bytes; a bare number is bytes; w is a word of 8."""
     found = re.fullmatch(r"(\d{1,15})([kmgtp]?)([bw]?)", value, re.IGNORECASE | re.ASCII)
     if found is None or not int(found[1]):
         raise Unlike("no size there either: --mem=512M or 4G")
@@ -350,7 +351,7 @@ def _bytes(value: str) -> int:
 
 
 def _memory_of(size_bytes: int, processes: int) -> _Pairs:
-    """Of all these processes."""
+    """Translates the memory of all these processes to the memory of each."""
     if size_bytes % processes:
         raise Unlike(f"of {processes} processes together there, of each here: --mem with what one process needs")
     each, unit = size_bytes // processes, 0
@@ -362,7 +363,7 @@ def _memory_of(size_bytes: int, processes: int) -> _Pairs:
 
 
 def _memory(value: str, asked: _Asked) -> _Pairs:
-    """Of the whole job."""
+    """Translates the memory of the whole job."""
     return _memory_of(_bytes(value), _processes(*_nodes_of(asked.resources["nodes"])[:2]) if "nodes" in asked.resources else 1)
 
 
@@ -399,7 +400,7 @@ def _nodes(value: str, _asked: _Asked) -> _Pairs:
 
 
 def _nodes_of(value: str) -> tuple[int, dict[str, str], str]:
-    """How many chunks, what is in each, and the suffix."""
+    """Returns the number of chunks, the contents of each, and the suffix."""
     head, _, suffix = value.partition("#")
     if suffix not in {"", "excl", "shared"}:
         raise Unlike(f"a feature of nodes is asked for by --features={suffix}")
@@ -442,9 +443,9 @@ def _processes(count: int, chunk: Mapping[str, str]) -> int:
 
 
 def _shape(count: int, chunk: Mapping[str, str], places: set[str]) -> _Pairs:
-    """`count` chunks, of which each is on one node; a node may have several of them where they are placed freely.
+    """Translates `count` chunks, each on one node; a node may have several of them if they are placed freely.
 
-    Several processes of a chunk stay together here where each chunk has a node of its own: of what is allowed there, one.
+    If each chunk has a node of its own, the processes of a chunk stay together here: one of the placements allowed there.
     """
     processes = _processes(count, chunk)
     each = processes // count
@@ -514,7 +515,7 @@ _RESOURCES: dict[str, _Rule | str] = {
 # -- table --------------------------------------------------------------------------------------------------------------------
 
 _NO_DISPLAY = "no display goes along: rmgr run --pty for a terminal"
-#: Options of qsub -> how their values are read, or why they have no equal, and what to type instead.
+#: Option of qsub -> the reader of its values, or the reason why it has no equal, with the alternative.
 _RULES: dict[str, _Rule | str] = {
     "-A": _plain("--account"),
     "-a": _date,
@@ -522,7 +523,7 @@ _RULES: dict[str, _Rule | str] = {
     "-c": _checkpoint,
     "-d": _plain("--cwd", r"/.*", "nodes know no directory of yours: write the whole path, --cwd=/home/me/work"),  # Torque
     "-e": _error,
-    "-f": _needless,  # no process stays behind a command here
+    "-f": _needless,  # here, no process outlives its command
     "-G": _NO_DISPLAY,
     "-h": lambda _value, _asked: [("--hold", None)],
     "-I": "rmgr run --pty bash",

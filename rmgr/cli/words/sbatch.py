@@ -1,7 +1,8 @@
-"""Translate options of sbatch, with their values, into what is typed here; name what has no equal, why, and what to type instead.
+"""Translates options of sbatch, with their values, into rmgr's; for an option without an equal, names the reason and the alternative.
 
-Source: sbatch(1) of Slurm 25.05, option by option. A value passes only in a form that means the same here: a bare number may be minutes or
-mebibytes there, and memory and GPUs are counted by the node there and by the process here. So all lines of a script are read together.
+Source: sbatch(1) of Slurm 25.05, option by option. In comments, "there" is Slurm and "here" is rmgr. A value passes only in a form with the
+same meaning: a bare number may be minutes or mebibytes there, and memory and GPUs are counted per node there and per process here. So all
+lines of a script are read together.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ A = TypeVar("A")
 
 
 class Unlike(Exception):
-    """An option, or a value of it, has no equal here; the text says why, and what to type instead."""
+    """An option, or its value, has no equal here; the text gives the reason and the alternative."""
 
 
 class _Given(NamedTuple):
-    """An option as it was written. joint: what stands before its value, "=", " " or nothing. value: None where there is none."""
+    """An option as written. joint: the text before its value, "=", " " or nothing. value: None if absent."""
 
     name: str
     joint: str = ""
@@ -42,13 +43,13 @@ class _Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What all lines together ask for, as far as the meaning of an option depends on others; None: not said."""
+    """What all lines together ask for, as far as the meaning of one option depends on others; None: not given."""
 
     processes: int | None = None
     nodes: int | None = None
     each_node: int | None = None  #: `--ntasks-per-node`
     cores: int | None = None
-    listed: int | None = None  #: names of `--nodelist`, all of which a job has there
+    listed: int | None = None  #: number of names in `--nodelist`, all of which a job gets there
     names: frozenset[str] = frozenset()
 
     @classmethod
@@ -70,12 +71,12 @@ class _Asked:
 
     @property
     def width(self) -> int:
-        """Processes."""
+        """Number of processes."""
         return self.processes or (self.nodes or self.listed or 1) * (self.each_node or 1)
 
     @property
     def on_a_node(self) -> int | None:
-        """Processes on each node; None: that differs, or is not said."""
+        """Number of processes on each node; None if that differs or is unknown."""
         if self.width == 1:
             return 1
         nodes = self.nodes or self.listed
@@ -83,16 +84,16 @@ class _Asked:
 
 
 def translated(lines: Sequence[str]) -> tuple[list[list[str]], list[tuple[str, str]]]:
-    """(the options of each `#SBATCH` line as they are here, what has no equal: how it was written, why and what to type instead)."""
+    """Returns (rmgr's options for each `#SBATCH` line, options without an equal: as written, with reason and alternative)."""
     return translate(lines, lambda line: _options(shlex.split(line.removeprefix(SBATCH), comments=True)), _Asked.by, _said)
 
 
 def translate(
     lines: Sequence[str], read: Callable[[str], Iterable[G]], asked_by: Callable[[Sequence[G]], A], said: Callable[[G, A], list[str]]
 ) -> tuple[list[list[str]], list[tuple[str, str]]]:
-    """As `translated`, of another system too.
+    """Does the work of `translated`, for other systems too.
 
-    Args: read: the options of a line; raises ValueError. asked_by: what all of them ask for together. said: one option here; raises Unlike.
+    Args: read: options of a line; raises ValueError. asked_by: what they all ask for together. said: translates an option; raises Unlike.
     """
     without: list[tuple[str, str]] = []
     given: list[list[G]] = []
@@ -115,18 +116,18 @@ def translate(
 
 
 def said(name: str, value: str | None) -> list[str]:
-    """One option alone as it is here; empty: it needs none. Raises Unlike."""
+    """Translates a single option; returns an empty list if none is needed. Raises Unlike."""
     given = _Given(name, "=" if name.startswith("--") and value is not None else " ", value)
     return _said(given, _Asked.by([given]))
 
 
 def is_known(name: str) -> bool:
-    """Slurm has an option of exactly this name."""
+    """Returns whether Slurm has an option of exactly this name."""
     return name in _RULES or name in _SHORT
 
 
 def takes_value(name: str) -> bool:
-    """The next word is its value."""
+    """Returns whether the next word is the option's value."""
     return _long(name) not in _FLAGS | _MAYBE
 
 
@@ -150,7 +151,7 @@ def _options(words: Sequence[str]) -> Iterator[_Given]:
 
 
 def _long(name: str) -> str:
-    """The long name of an option: of a short one, or of the beginning of a long one, which is enough there."""
+    """Returns the long name of an option, given its short name or an unambiguous beginning of its long name."""
     if name in _SHORT:
         return _SHORT[name]
     if name in _RULES or not re.match(r"--\w\w", name):
@@ -181,13 +182,13 @@ def _said(given: _Given, asked: _Asked) -> list[str]:
 
 # -- values -------------------------------------------------------------------------------------------------------------------
 
-#: Pairs of an option and its value (None: it has none).
+#: Pairs of an option and its value (None if it has none).
 _Pairs = list[tuple[str, str | None]]
 _Rule = Callable[[str, _Asked], _Pairs]
 
 
 def _plain(ours: str, form: str = r".+", why: str = "such a value is not known here") -> _Rule:
-    """The same value under the name `ours`, where it has this form."""
+    """Returns a rule that passes a value of this form unchanged to the option `ours`."""
 
     def rule(value: str, _asked: _Asked) -> _Pairs:
         if re.fullmatch(form, value, re.ASCII if form != r".+" else 0) is None:
@@ -202,7 +203,7 @@ def _flag(ours: str) -> _Rule:
 
 
 def _switch(ours: str, why: dict[str, str], *, on: tuple[str, ...] = ("",), off: tuple[str, ...] = ()) -> _Rule:
-    """A flag that may have a value."""
+    """Returns a rule for a flag that may have a value."""
 
     def rule(value: str, _asked: _Asked) -> _Pairs:
         if value in on:
@@ -215,7 +216,7 @@ def _switch(ours: str, why: dict[str, str], *, on: tuple[str, ...] = ("",), off:
 
 
 def _needless(*values: str, why: str) -> _Rule:
-    """What these values ask for is so here anyway."""
+    """Returns a rule for values that ask for what rmgr does anyway."""
 
     def rule(value: str, _asked: _Asked) -> _Pairs:
         if value.upper() in values:
@@ -226,7 +227,7 @@ def _needless(*values: str, why: str) -> _Rule:
 
 
 def _time(value: str, _asked: _Asked) -> _Pairs:
-    """Minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
+    """Translates minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
     if value in {"0", "-1"} or value.upper() in {"UNLIMITED", "INFINITE"}:
         raise Unlike("no limit there: leave --time out, and the queue's own holds (rmgr queues)")
     days = re.fullmatch(r"\d+-\d+((?::\d+){0,2})", value, re.ASCII)
@@ -245,7 +246,7 @@ _KIB = {"K": 1, "": 1 << 10, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}
 
 
 def _kib(value: str) -> int:
-    """A bare number is mebibytes there."""
+    """Parses a size to KiB; a bare number is mebibytes there."""
     found = _SIZE.fullmatch(value)
     if found is None:
         raise Unlike("no size there either: --mem=512M or 4G")
@@ -274,7 +275,7 @@ def _memory_of_cores(value: str, asked: _Asked) -> _Pairs:
 
 
 def dependency(value: str) -> str:
-    """A list of dependencies as `--after` takes it. Raises Unlike."""
+    """Translates a list of dependencies to the form of `--after`. Raises Unlike."""
     if "?" in value:
         raise Unlike("one of several is enough there; here all must be met: --after=ok:1,any:2")
     found = []
@@ -293,7 +294,7 @@ def dependency(value: str) -> str:
     return ",".join(found)
 
 
-#: Kinds of dependencies of Slurm that have no equal -> why, and what to type.
+#: Slurm's kinds of dependencies without an equal -> reason and alternative.
 UNLIKE_DEPENDENCIES = {
     "afternotok": "it follows also what was cancelled before it began, no failure here: --after=fail:ID where that does not matter",
     "after": "a beginning cannot be waited for: --after=any:ID waits for the end",
@@ -312,7 +313,7 @@ _PATTERN = re.compile(r"%(\d*)(.?)", re.DOTALL)
 
 
 def _file(value: str) -> str:
-    """`%t` is the attempt here and a rank there; of others that differ there are none here."""
+    """Translates placeholders in a file name. `%t` is the attempt here and a rank there; other differing ones do not exist here."""
     if "\\" in value:
         raise Unlike("a backslash turns placeholders off there: name a file without one")
     if value.lower() == "none":
@@ -324,7 +325,7 @@ def _file(value: str) -> str:
 
 
 def _output(value: str, asked: _Asked) -> _Pairs:
-    """stderr goes to the same file there, unless it has one of its own."""
+    """Translates `--output`: there, stderr goes to the same file unless it has one of its own."""
     told = _file(value)
     return [("--out", told), *([] if "--error" in asked.names else [("--err", told)])]
 
@@ -338,7 +339,7 @@ def _array(value: str, _asked: _Asked) -> _Pairs:
 
 
 def _nodes(value: str, _asked: _Asked) -> _Pairs:
-    """Of `2-4` the least, which is allowed there: the number is exact here."""
+    """Translates `--nodes`: of `2-4`, the least is allowed there; the number is exact here."""
     if re.fullmatch(r"[1-9]\d{0,4}(-\d+)?", value, re.ASCII) is None:
         raise Unlike("one number of nodes can be asked for: --nodes=4")
     return [("--nodes", value.partition("-")[0])]
@@ -350,12 +351,12 @@ def _tasks_of_nodes(value: str, asked: _Asked) -> _Pairs:
     if asked.nodes and asked.processes is None:
         return [("--processes", str(asked.nodes * int(value)))]
     if asked.nodes and asked.processes and -(-asked.processes // asked.nodes) <= int(value):
-        return []  # the most of a node there, and they are spread evenly here
+        return []  # the most per node there, and they are spread evenly here
     raise Unlike("say how many nodes, and processes in all: --nodes=2 --processes=8; they are spread evenly")
 
 
 def _node_list(value: str, asked: _Asked) -> _Pairs:
-    """There a job has all of these nodes; here it has none but these."""
+    """Translates `--nodelist`: there a job gets all of these nodes, here it gets no others."""
     count = _names(value, "--nodelist")
     if asked.nodes == count or (count == 1 and asked.nodes is None):
         return [("--nodelist", value)]
@@ -442,7 +443,7 @@ def _generic(value: str, asked: _Asked) -> _Pairs:
 
 
 def _export(value: str, _asked: _Asked) -> _Pairs:
-    """Nothing goes along here unless it is named."""
+    """Translates `--export`: here, only named variables are passed on."""
     if value.upper() in {"NONE", "NIL"}:
         return []
     names = value.split(",")
@@ -483,7 +484,7 @@ def _begin(value: str, _asked: _Asked) -> _Pairs:
 
 
 def _nice(value: str, _asked: _Asked) -> _Pairs:
-    """It lowers the priority there, and a larger one is earlier here."""
+    """Translates `--nice`: it lowers the priority there, and a larger priority is earlier here."""
     if re.fullmatch(r"-?\d{1,10}", value or "100", re.ASCII) is None or abs(int(value or "100")) > PRIORITY_RANGE:
         raise Unlike(f"--priority=-100 is later than the usual 0; it goes from -{PRIORITY_RANGE} to {PRIORITY_RANGE}")
     return [("--priority", str(-int(value or "100")))] if int(value or "100") else []
@@ -492,7 +493,7 @@ def _nice(value: str, _asked: _Asked) -> _Pairs:
 def _priority(value: str, _asked: _Asked) -> _Pairs:
     if re.fullmatch(r"\d{1,10}", value, re.ASCII) is None or int(value) > PRIORITY_RANGE:
         raise Unlike(f"--priority goes from -{PRIORITY_RANGE} to {PRIORITY_RANGE}, and a queue has its own most (rmgr queues)")
-    return [("--priority", value)] if int(value) else [("--hold", None)]  # 0 is held there
+    return [("--priority", value)] if int(value) else [("--hold", None)]  # 0 means held there
 
 
 def _directory(value: str, _asked: _Asked) -> _Pairs:
@@ -525,7 +526,7 @@ _NO_TOPOLOGY = "which nodes are near each other is not known: --features, or --n
 _NO_IMAGE = "containers are what a command starts: rmgr submit -- podman run IMAGE"
 _COUNTER = "it is not measured: rmgr show has CPU time and memory"
 _NODE_NEEDS = "nodes are asked for by --cores, --mem, --features and --resource"
-#: Options of sbatch -> how their values are read, or why they have no equal, and what to type instead.
+#: Option of sbatch -> the reader of its values, or the reason why it has no equal, with the alternative.
 _RULES: dict[str, _Rule | str] = {
     "--account": _plain("--account"),
     "--acctg-freq": _COUNTER,
@@ -643,7 +644,7 @@ _RULES: dict[str, _Rule | str] = {
     "--tres-per-task": "write each by itself: --cores=4, --gpus=1, --resource=NAME=2",
     "--uid": _OPERATORS,
     "--usage": "rmgr submit --help",
-    "--use-min-nodes": lambda _value, _asked: [],  # of a range the least is taken here
+    "--use-min-nodes": lambda _value, _asked: [],  # the least of a range is used here
     "--verbose": "type -v on the command line",
     "--version": "rmgr version",
     "--wait": _flag("--wait"),
@@ -657,7 +658,7 @@ _FLAGS = frozenset(
     | {"--oversubscribe", "--parsable", "--quiet", "--reboot", "--spread-job", "--spread-segments", "--stepmgr", "--test-only", "--usage"}
     | {"--use-min-nodes", "--verbose", "--version", "--wait"}
 )
-#: A value stands behind "=" alone.
+#: A value can follow only "=".
 _MAYBE = frozenset(
     {"--exclusive", "--immediate", "--kill-on-bad-exit", "--nice", "--no-kill", "--oom-kill-step", "--propagate", "--requeue"}
     | {"--resv-ports", "--x11"}
@@ -671,7 +672,7 @@ _SHORT = {
     "-p": "--partition", "-Q": "--quiet", "-q": "--qos", "-S": "--core-spec", "-s": "--oversubscribe", "-t": "--time", "-u": "--usage",
     "-V": "--version", "-v": "--verbose", "-W": "--wait", "-w": "--nodelist", "-x": "--exclude",
 }
-#: Short options that are the same here -> their long names here.
+#: Short options that mean the same here -> their long names here.
 _ALIKE = {
     "-J": "--name", "-c": "--cores", "-a": "--array", "-n": "--processes", "-q": "--queue", "-w": "--nodelist", "-x": "--exclude",
     "-t": "--time", "-N": "--nodes", "-o": "--out", "-e": "--err",

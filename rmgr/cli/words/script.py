@@ -1,6 +1,6 @@
 """Scripts: which file is one, what its `#RMGR` lines say, and help for people who bring one from another system.
 
-As with sbatch: directives stand in the leading block of comments, the command line wins over them, the text is taken
+As with sbatch: directives stand in the leading block of comments, the command line overrides them, the text is taken
 at submit (later edits change nothing), and the file need not be executable.
 """
 
@@ -28,7 +28,7 @@ SBATCH, PBS = "#SBATCH", "#PBS"
 _SLURMS = re.compile(r"""(?:\$\{?[#!]?|environ\W{1,3}|environ\.get\W{1,3}|getenv\W{1,3})(SLURMD?_[A-Z_]+)""")
 #: srun where a shell takes it for a command.
 _SRUN = re.compile(r"(?:^|[;&|(]|\b(?:then|do|else|time|exec))\s*srun\s")
-#: Whose lines are translated.
+#: Systems whose lines are translated.
 _TRANSLATED = (SBATCH, PBS)
 _FOREIGN = (*_TRANSLATED, "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")
 
@@ -38,18 +38,18 @@ class Script(ScriptText):
     """A script's text and the words of its directives, by line."""
 
     directives: tuple[tuple[int, tuple[str, ...]], ...] = ()
-    notes: tuple[str, ...] = ()  #: what its author should know
-    foreign: tuple[tuple[int, str], ...] = ()  #: lines of Slurm and PBS that nothing here obeys; empty beside `#RMGR` lines
+    notes: tuple[str, ...] = ()  #: notes for its author
+    foreign: tuple[tuple[int, str], ...] = ()  #: lines of Slurm and PBS, which are not obeyed here; empty beside `#RMGR` lines
 
     def where(self, line: int) -> str:
-        """`job.sh:3`, for messages."""
+        """Returns `job.sh:3`, for messages."""
         return f"{self.name}:{line}"
 
 
 def looks_like_script(word: str) -> bool:
-    """The first word of `rmgr submit WORD...` names a script here: a text file, rather than a command on PATH.
+    """Returns whether the first word of `rmgr submit WORD...` names a script here: a text file, rather than a command on PATH.
 
-    Raises: UsageError when it is a file name that does not exist, or a directory.
+    Raises: UsageError if it is the name of a missing file, or a directory.
     """
     path = Path(word)
     if path.is_dir() and "/" in word:
@@ -68,7 +68,7 @@ def looks_like_script(word: str) -> bool:
 def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
     """Reads a script file, or standard input for `-`.
 
-    Raises: UsageError when it cannot be read, is empty, binary, too large, has DOS line ends or a malformed directive.
+    Raises: UsageError if it cannot be read, is empty, binary, too large, has DOS line ends or a malformed directive.
     """
     if word == "-":
         assert stdin is not None
@@ -80,7 +80,7 @@ def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
                 text = file.read(MAX_SCRIPT_BYTES + 1)
         except OSError as error:
             raise UsageError(f"the script {word} cannot be read: {error.strerror}", hint="rmgr submit -- CMD runs a command") from error
-    text = text.removeprefix(BOM_UTF8)  # before #! no kernel accepts it
+    text = text.removeprefix(BOM_UTF8)  # no kernel accepts a BOM before #!
     if len(text) > MAX_SCRIPT_BYTES:
         raise UsageError(f"the script {name} is larger than {MAX_SCRIPT_BYTES >> 20} MiB", hint="ship data with --upload or --input")
     if not text.strip():
@@ -104,13 +104,13 @@ def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
 
 
 def ignoring(script: Script, marks: Collection[str]) -> Script:
-    """The script without its lines that begin with one of `marks`."""
+    """Returns the script without its lines that begin with one of `marks`."""
     return replace(script, foreign=tuple((number, line) for number, line in script.foreign if not line.startswith(tuple(marks))))
 
 
 def translation(script: Script) -> list[str]:
-    """Its lines of Slurm, or else of PBS, as the `#RMGR` lines to write instead, then what has no equal, and why; empty without any."""
-    from rmgr.cli.words import qsub, sbatch  # who has no such script does not load them both
+    """Returns the `#RMGR` lines to write instead of its lines of Slurm, or else of PBS, then those without an equal, with reasons."""
+    from rmgr.cli.words import qsub, sbatch  # loaded only for such a script
 
     theirs = [line for _, line in script.foreign if line.startswith(SBATCH)]
     lines, without = sbatch.translated(theirs) if theirs else qsub.translated([line for _, line in script.foreign])
@@ -120,7 +120,7 @@ def translation(script: Script) -> list[str]:
 
 
 def unset_slurm(script: Script | None, words: Sequence[str], known: Collection[str] = ()) -> str:
-    """A warning for work that reads variables of Slurm, or calls srun, without `--slurm-env`; "" where it does not.
+    """Returns a warning for work that reads variables of Slurm, or calls srun, without `--slurm-env`; "" for other work.
 
     Args:
         words: its command, or the arguments of its script. known: variables that its user has set.
@@ -136,7 +136,7 @@ def unset_slurm(script: Script | None, words: Sequence[str], known: Collection[s
 
 
 def refused(script: Script) -> UsageError:
-    """Why a script whose lines of Slurm or PBS would not be obeyed is not run."""
+    """Returns the error for a script whose lines of Slurm or PBS would be ignored."""
     mark, where = next((mark, script.where(number)) for mark in _TRANSLATED for number, line in script.foreign if line.startswith(mark))
     option = "--ignore-sbatch" if mark == SBATCH else "--ignore-pbs"
     return UsageError(
@@ -160,7 +160,7 @@ def _directives(name: str, lines: Sequence[str]) -> Iterator[tuple[int, tuple[st
 
 
 def _leading(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """The leading block: comments and empty lines."""
+    """Yields the leading block: comments and empty lines."""
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("#"):
             return

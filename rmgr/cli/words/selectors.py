@@ -1,4 +1,4 @@
-"""Which submissions and tasks a command means: `42`, `42_7`, `1-10:2`, `last`, `all`, --name, --state, --queue."""
+"""Selectors of submissions and tasks: `42`, `42_7`, `1-10:2`, `last`, `all`, --name, --state, --queue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HINT = "select with 42, 42_7, 42_1-5, 1-10:2, last, all, or with --name, --state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Filter of `--name`, `--state`, `--queue`, `--user`; empty = everything. name: a pattern with * and ?. queue: or a class."""
+    """Filter of `--name`, `--state`, `--queue`, `--user`; empty = everything. name: a pattern with * and ?. queue: a queue or a class."""
 
     name: str = ""
     states: tuple[State, ...] = ()
@@ -30,11 +30,11 @@ class Filter:
 
     @property
     def is_set(self) -> bool:
-        """Any of them was given."""
+        """Whether any of them was given."""
         return bool(self.name or self.states or self.queue or self.user)
 
     def admits(self, job: JobView) -> bool:
-        """`job` passes."""
+        """Returns whether `job` passes."""
         return (
             (not self.name or fnmatch.fnmatchcase(job.name, self.name))
             and (not self.states or job.state in self.states)
@@ -49,39 +49,39 @@ class Selection:
 
     ids: tuple[int, ...] = ()
     ranges: tuple[Array, ...] = ()
-    tasks: tuple[tuple[int, Array], ...] = ()  #: (submission, numbers that people see)
+    tasks: tuple[tuple[int, Array], ...] = ()  #: (submission, task numbers that people see)
     last: bool = False
     every: bool = False
     filter: Filter = Filter()
 
     @property
     def needs_list(self) -> bool:
-        """Ids alone do not say what is meant: the user's submissions must be listed."""
+        """Whether ids alone do not say what is meant, so the user's submissions must be listed."""
         return bool(self.last or self.every or self.ranges or self.filter.is_set)
 
     @property
     def named(self) -> tuple[int, ...]:
-        """Submissions that are named by number."""
+        """Submissions named by number."""
         return tuple(dict.fromkeys((*self.ids, *(number for number, _ in self.tasks))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One submission, or some tasks of it (numbers that people see)."""
+    """One submission, or some of its tasks (numbers that people see)."""
 
     submission: int
     tasks: tuple[int, ...] = ()
 
     @property
     def ids(self) -> list[str]:
-        """As people write them."""
+        """Returns the ids as people write them."""
         return [f"{self.submission}_{index}" for index in self.tasks] or [str(self.submission)]
 
 
 def parse(words: Sequence[str], filter_: Filter | None = None) -> Selection:
-    """Words of the command line.
+    """Parses words of the command line.
 
-    Raises: UsageError for a malformed one, or when nothing at all was selected; NotFound for a number that no id can be.
+    Raises: UsageError for a malformed word, or if nothing at all was selected; NotFound for a number that no id can have.
     """
     chosen = filter_ or Filter()
     if not words and not chosen.is_set:
@@ -109,7 +109,7 @@ def parse(words: Sequence[str], filter_: Filter | None = None) -> Selection:
 
 
 def parse_one(word: str) -> Selection:
-    """A selector of a single submission or task, for `show`, `logs`, `explain`. Raises UsageError."""
+    """Parses a selector of a single submission or task, for `show`, `logs`, `explain`. Raises UsageError."""
     selection = parse([word])
     if selection.every or selection.ranges or any(len(array) != 1 for _, array in selection.tasks):
         raise UsageError(f"{word!r} is more than one", hint="name one submission or task: 42, 42_7 or last")
@@ -117,7 +117,7 @@ def parse_one(word: str) -> Selection:
 
 
 def targets_of(selection: Selection) -> list[Target]:
-    """What ids alone name (`needs_list` is False), whether it is there or not; whole submissions swallow their tasks."""
+    """Returns what ids alone name (`needs_list` is False), whether it exists or not; whole submissions include their tasks."""
     chosen: dict[int, dict[int, None]] = {number: {} for number in selection.ids}
     whole = frozenset(selection.ids)
     for number, array in selection.tasks:
@@ -127,11 +127,11 @@ def targets_of(selection: Selection) -> list[Target]:
 
 
 def resolve(selection: Selection, jobs: Iterable[JobView], *, me: str) -> list[Target]:
-    """What is meant, in order of ids, each once; whole submissions swallow their tasks.
+    """Returns what is meant, in order of ids, each once; whole submissions include their tasks.
 
     Args:
-        jobs: those of this user at least, and those that are named, ended ones too. me: whose `last` and `all` are meant.
-    Raises: NotFound naming the id that is not there, or saying that nothing matched.
+        jobs: at least this user's and the named ones, including ended ones. me: the user whose `last` and `all` are meant.
+    Raises: NotFound naming the missing id, or saying that nothing matched.
     """
     known = {job.id: job for job in jobs}
     mine = [job for job in known.values() if job.user == me and selection.filter.admits(job)]
@@ -169,13 +169,13 @@ def _require(known: dict[int, JobView], number: int) -> None:
 
 @dataclass(slots=True)
 class Changes:
-    """Result of a command that changes several: `changed` ids, and `unchanged` ones with the reason."""
+    """Result of a command that changes several tasks: `changed` ids, and `unchanged` ones with the reason."""
 
     changed: list[str] = field(default_factory=list)
     unchanged: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, ids: Iterable[str], why: Callable[[str], str]) -> None:
-        """Sorts each id by what `why` says of it ("" = it was changed)."""
+        """Sorts each id by its reason from `why` ("" = it was changed)."""
         for id_ in ids:
             reason = why(id_)
             if reason:
