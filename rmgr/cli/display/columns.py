@@ -13,13 +13,13 @@ from rmgr.model.views import ClassView, JobView, NodeView, PromiseView, QueueVie
 
 
 def node_list(names: Sequence[str], most: int = 3) -> str:
-    """`n1,n2,n3,+5`."""
+    """Returns a short list of nodes: `n1,n2,n3,+5`."""
     more = len(names) - most
     return ",".join(names) if more <= 0 else f"{','.join(names[:most])},+{more}"
 
 
 def tasks_done(job: JobView) -> str:
-    """`37/100` of its tasks have ended, `100` when all have."""
+    """Returns `37/100` if some tasks have ended, `100` if all have."""
     ended = _ended(job)
     return str(job.tasks) if 0 < job.tasks <= ended else f"{ended}/{job.tasks}"
 
@@ -37,7 +37,7 @@ def _running(job: JobView) -> int:
 
 
 def time_left(job: JobView, now_us: int) -> str:
-    """`~2m` as its tasks have gone so far, `<9m30s` until its time limit at the latest; "" where nobody knows."""
+    """Returns the time left: `~2m` at the pace of its tasks so far, `<9m30s` as the limit allows; "" if unknown."""
     if not job.started_us or job.state not in {State.RUNNING, State.STARTING, State.SUSPENDED}:
         return ""
     ended, ran_us = _ended(job), max(0, now_us - job.started_us)
@@ -50,13 +50,13 @@ def time_left(job: JobView, now_us: int) -> str:
 
 
 def _roughly(seconds: float) -> str:
-    """Whole seconds, from 10 minutes on minutes, from 10 hours on hours."""
+    """Formats seconds: whole seconds; from 10 minutes on minutes, from 10 hours on hours."""
     unit = 1 if seconds < 600 else 60 if seconds < 36_000 else 3600
     return format_duration(max(1, round(seconds / unit)) * unit)
 
 
 def where_or_why(job: JobView) -> str:
-    """Where it runs or ran; of what waits or ended badly why, what matters first: a narrow terminal cuts the end."""
+    """Returns where it runs or ran; for one that waits or ended badly why, the main point first: a narrow terminal cuts off the end."""
     if job.reason == Reason.OWNER_GONE:
         return here(job.detail)
     if job.state in {State.RUNNING, State.COMPLETED, State.STARTING, State.SUSPENDED} and job.nodes:
@@ -69,7 +69,7 @@ def where_or_why(job: JobView) -> str:
 
 
 def totals(jobs: Sequence[JobView]) -> str:
-    """`12 jobs: 4 run, 2 wait, 6 ended; 10,014 of 11,017 tasks done, 4 run, 5 failed`: the last line of `rmgr jobs`."""
+    """Returns the last line of `rmgr jobs`: `12 jobs: 4 run, 2 wait, 6 ended; 10,014 of 11,017 tasks done, 4 run, 5 failed`."""
     ended = sum(job.state.is_final for job in jobs)
     waiting = sum(job.state in {State.INITIAL, State.HELD} for job in jobs)
     kinds = (("run", len(jobs) - ended - waiting), ("wait", waiting), ("ended", ended))
@@ -82,7 +82,7 @@ def totals(jobs: Sequence[JobView]) -> str:
 
 
 def share(account: str, of_account: float | None, of_user: float | None) -> str:
-    """Core time that was used against a share: of the user, behind that of the account where one was named; `-`: nobody orders by it."""
+    """Returns the core time used against a share: the account's, if any, before the user's; `-` if no policy orders by it."""
     if of_account is None or of_user is None:
         return "-"
     return f"{format_duration(of_account)}/{format_duration(of_user)}" if account else format_duration(of_user)
@@ -97,7 +97,7 @@ def _code(value: int | None) -> str:
 
 
 def job_columns(now_us: int, *, of_all: bool = False) -> tuple[Column, ...]:
-    """`rmgr jobs`. of_all: of several users, who are told."""
+    """Returns the columns of `rmgr jobs`. of_all: of several users, who are shown."""
     return (
         Column(name="ID", also="JOBID", text=lambda j: str(j.id), order=lambda j: j.id, is_id=True, right=True),
         Column(name="NAME", text=lambda j: j.name),
@@ -143,7 +143,7 @@ def job_columns(now_us: int, *, of_all: bool = False) -> tuple[Column, ...]:
 
 
 def task_columns(now_us: int) -> tuple[Column, ...]:
-    """`rmgr tasks`."""
+    """Returns the columns of `rmgr tasks`."""
     return (
         Column(name="TASK", text=lambda t: t.id, order=lambda t: (t.submission, t.position), is_id=True),
         Column(name="STATE", text=lambda t: str(t.state), state=True),
@@ -185,19 +185,19 @@ def _resources(node: NodeView) -> str:
 
 
 def _node_state(node: NodeView) -> str:
-    """As `state_words`, in the reader's own time."""
+    """Returns the state as `state_words` does, but in the reader's own time."""
     return f"{node.state} until {clock(node.until_us)}" if node.state == NodeState.QUARANTINED and node.until_us else str(node.state)
 
 
 def _node_reason(node: NodeView) -> str:
-    """With who drains it, or has resumed it, since when; that first, because a narrow terminal cuts the end."""
+    """Returns the reason, after the user who drained or resumed the node, and when: a narrow terminal cuts off the end."""
     is_resumed = node.state == NodeState.UP
     who = f"{'resumed' if is_resumed else 'drained'} by {node.by}, {clock(node.since_us)}" if node.by else ""
     return ": ".join(told for told in (who, here(node.reason)) if told)
 
 
 def node_columns(now_us: int) -> tuple[Column, ...]:
-    """`rmgr nodes`: used/total in the resource columns."""
+    """Returns the columns of `rmgr nodes`, with used/total for resources."""
     return (
         Column(name="NODE", text=lambda n: n.id, is_id=True),
         Column(name="STATE", text=_node_state, state=True),
@@ -302,7 +302,7 @@ def _duration(time_us: int) -> str:
 
 
 def _count_column(state: str) -> Column:
-    """How many tasks of a submission are in `state`."""
+    """Returns a column with the number of a submission's tasks in `state`."""
     return Column(name=state, text=lambda j: str(j.counts.get(state, 0)), order=lambda j: j.counts.get(state, 0), default=False)
 
 
@@ -315,7 +315,7 @@ def _of(queue: QueueView) -> ClassView:
 
 
 def _known(queue: QueueView, text: str) -> str:
-    """What only the leader knows is "?" without one."""
+    """Returns `text`, or "?" for what only a leader knows, if there is none."""
     return text if _of(queue).is_known else "?"
 
 
@@ -361,7 +361,7 @@ CLASS_COLUMNS = (
 
 
 def draw_class(queue: QueueView) -> None:
-    """One class, in words."""
+    """Draws one class, in words."""
     out, found = sys.stdout, _of(queue)
     lines = [
         ("class", f"{queue.id} of partition {queue.partition}, placed by {queue.policy}, {queue.state}"),

@@ -1,4 +1,4 @@
-"""Tables and JSON: columns that people choose and sort, fitted to the terminal; machine output as cli.md section 5 has it."""
+"""Tables and JSON: columns that people choose and sort, fitted to the terminal; machine output as specified in cli.md section 5."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rmgr.model.base.units import format_duration
 SCHEMA = "rmgr/1"
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36", "bold": "1", "dim": "2"}
 _GAP = "  "
-#: What `_fit` leaves of a column of text, step by step: of names at first; of times and what a line is read for; then of both.
+#: Least widths to which `_fit` shortens text, in steps: first names, then times and the text a line is read for, then both.
 _READABLE, _TELLING, _NARROWEST = 8, 24, 5
 _TELLS = ("REASON", "WHY", "ERROR", "FIX", "SUBMITTED", "STARTED")
 
-#: Colour of a word that is a state.
+#: Colours of words that are states.
 STATE_STYLES = {
     "INITIAL": "yellow",
     "HELD": "magenta",
@@ -54,9 +54,9 @@ _LIFE = (
 )
 
 
-#: A moment as `model.base.units.utc` writes it for readers that are elsewhere.
+#: A moment as `model.base.units.utc` writes it for remote readers.
 _MOMENT = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z\b")
-#: What JSON may hold unescaped and is not shown for sure.
+#: Characters that JSON may hold unescaped but that may not be visible.
 _UNSURE = re.compile(r"[^ -~\n]")
 
 
@@ -71,15 +71,15 @@ def emit(document: dict[str, Any], out: TextIO | None = None) -> None:
 
 
 def json_line(value: object) -> str:
-    """`value` as JSON in a line of its own, readable, with escapes for whatever would steer a terminal."""
+    """Returns `value` as JSON on its own line, readable, with escapes for anything that would steer a terminal."""
     return harmless_json(json.dumps(value, ensure_ascii=False)) + "\n"
 
 
 def harmless_json(text: str) -> str:
-    """The same JSON (values, or lines of them) with escapes for characters that show nothing: C1 controls, marks that turn the direction.
+    """Returns the JSON (values, or lines of them) with escapes for invisible characters: C1 controls, marks that turn the direction.
 
-    JSON itself asks for escapes of U+0000 to U+001F alone; terminals obey U+009B as they do ESC [. Where stdout is not in UTF, all that is
-    not ASCII is escaped: a program must get what was meant, and not `?` in its place.
+    JSON itself demands escapes only for U+0000 to U+001F; terminals obey U+009B as they do ESC [. Where stdout is not in UTF, everything
+    but ASCII is escaped: a program must get the actual text, not `?` in its place.
     """
     if not text.isascii() and not (sys.stdout.encoding or "utf").lower().startswith("utf"):
         return _UNSURE.sub(lambda found: _escapes(found[0]), text)
@@ -94,7 +94,7 @@ def _escapes(char: str) -> str:
 
 
 def iso(time_us: int) -> str | None:
-    """Microseconds since the epoch as ISO-8601 UTC; None for 0 (not yet)."""
+    """Returns microseconds since the epoch as ISO-8601 UTC; None for 0 (not yet)."""
     if not time_us:
         return None
     return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -104,17 +104,17 @@ def iso(time_us: int) -> str | None:
 
 
 def is_coloured(out: TextIO) -> bool:
-    """Colour is wanted: a terminal, no NO_COLOR, not TERM=dumb."""
+    """Returns whether to use colour: a terminal, no NO_COLOR, not TERM=dumb."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and out.isatty()
 
 
 def paint(text: str, style: str, out: TextIO) -> str:
-    """`text` in a style, where colour is wanted."""
+    """Returns `text` in a style, if colour is used."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and text and is_coloured(out) else text
 
 
 def printable(text: str) -> str:
-    """`text` in one line without control characters: names and messages of others must not steer the terminal."""
+    """Returns `text` on one line without control characters: other users' names and messages must not steer the terminal."""
     if text.isprintable():
         return text
     return "".join(
@@ -123,42 +123,42 @@ def printable(text: str) -> str:
 
 
 def here(text: str) -> str:
-    """A sentence of a daemon in one line, its moments as this machine's clock has them."""
+    """Returns a daemon's sentence on one line, with its moments in this machine's time."""
     return _MOMENT.sub(lambda found: _here(found[0]), printable(text))
 
 
 def _here(moment: str) -> str:
     try:
         return clock(round(datetime.fromisoformat(moment).timestamp() * 1e6))
-    except (ValueError, OverflowError, OSError):  # of somebody who made it up
+    except (ValueError, OverflowError, OSError):  # not a real moment
         return moment
 
 
 def width_of(text: str) -> int:
-    """Columns that `text` takes on a terminal."""
+    """Returns the number of columns that `text` takes on a terminal."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def columns_of_terminal() -> int:
-    """How wide the terminal is."""
-    import shutil  # with three libraries of archives: who writes into a pipe does without
+    """Returns the width of the terminal."""
+    import shutil  # imports three archive libraries, which output into a pipe does without
 
     return shutil.get_terminal_size().columns
 
 
 def folded(text: str, out: TextIO, *, begin: int = 0, indent: int = 0) -> str:
-    """`text` with its lines broken between words where a terminal would break them anywhere; a pipe gets it whole.
+    """Breaks lines of `text` between words where a terminal would break them anywhere; leaves it whole for a pipe.
 
-    A command stays whole, too, as far as its first argument: it is there to be copied.
+    A command stays whole, too, up to its first argument, so that it can be copied.
 
     Args:
-        begin: columns that stand before it on its first line. indent: of the lines that follow, which is written, too.
+        begin: columns before the text on its first line. indent: of the following lines; written here as well.
     """
     if not out.isatty() or text.startswith("rmgr ") or begin + width_of(text) <= (room := columns_of_terminal()):
         return text
-    words = _whole_commands(re.split("( +)", text))  # and between them, what parts them
+    words = _whole_commands(re.split("( +)", text))  # alternating with the gaps between them
     told, used = words[0], begin + width_of(words[0])
     for gap, word in zip(words[1::2], words[2::2], strict=True):
         used += len(gap) + width_of(word)
@@ -170,7 +170,7 @@ def folded(text: str, out: TextIO, *, begin: int = 0, indent: int = 0) -> str:
 
 
 def _whole_commands(words: list[str]) -> list[str]:
-    """Words and gaps in turn, where `rmgr drain n2` and `2 cores` are one word."""
+    """Joins words and gaps so that `rmgr drain n2` and `2 cores` each are one word."""
     told: list[str] = []
     while words:
         length = 5 if words[0].lstrip("(") == "rmgr" else 3 if words[0].isdigit() else 1
@@ -181,19 +181,19 @@ def _whole_commands(words: list[str]) -> list[str]:
 
 
 def told_counts(counts: Mapping[State, int] | Mapping[str, int]) -> str:
-    """`2 RUNNING, 3 COMPLETED`: numbers of states, in the order of a life; "" for none."""
+    """Returns counts by state, `2 RUNNING, 3 COMPLETED`, in the order of a life; "" for none."""
     places = {name: at for at, name in enumerate(_LIFE)}
     found = sorted(((str(name), count) for name, count in counts.items() if count), key=lambda pair: (places.get(pair[0], 99), pair[0]))
     return ", ".join(f"{count} {name}" for name, count in found)
 
 
 def elapsed(started_us: int, ended_us: int, now_us: int) -> str:
-    """Time from start to end, or until now; empty when it has not begun."""
+    """Returns the time from start to end, or until now; empty before the start."""
     return format_duration(max(0, (ended_us or now_us) - started_us) / 1e6) if started_us else ""
 
 
 def clock(time_us: int) -> str:
-    """A time for people: local, to the second; the date unless it is today's."""
+    """Returns a time for people: local, to the second; with the date unless it is today's."""
     if not time_us:
         return ""
     moment = datetime.fromtimestamp(time_us / 1e6).astimezone()
@@ -202,14 +202,14 @@ def clock(time_us: int) -> str:
 
 
 def age(time_us: int, now_us: int) -> str:
-    """How long ago, for people."""
+    """Returns how long ago it was, for people."""
     if not time_us:
         return ""
     return "now" if now_us - time_us < 1_500_000 else f"{format_duration((now_us - time_us) / 1e6)} ago"
 
 
 def now_us() -> int:
-    """Microseconds since the epoch, now."""
+    """Returns the time now, in microseconds since the epoch."""
     return time.time_ns() // 1000
 
 
@@ -218,10 +218,10 @@ def now_us() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column. text: what a row shows. order: what it is sorted by (default: the text).
+    """One column. text: what a row shows. order: the sort key (default: the text).
 
-    is_id: never shortened. right: numbers, not shortened either. default: shown without `-o`. keep: shown even when empty everywhere.
-    state: the word chooses the colour. style: the colour of whatever stands there. also: an older name, which `-o` and `--sort` take, too.
+    is_id: never shortened. right: numbers, not shortened either. default: shown without `-o`. keep: shown even if empty in every row.
+    state: the word chooses the colour. style: colour of any text there. also: an older name, which `-o` and `--sort` accept, too.
     """
 
     name: str
@@ -238,7 +238,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Choice of the options: `-o a,b`, `--sort -a`, `--no-header`."""
+    """Choices made by options: `-o a,b`, `--sort -a`, `--no-header`."""
 
     columns: str = ""
     sort: str = ""
@@ -246,7 +246,7 @@ class Layout:
 
 
 def choose(columns: Sequence[Column], names: str) -> list[Column]:
-    """The columns named in `names` ("" = the default ones), in that order; `+x` adds to the default ones. Raises UsageError."""
+    """Returns the columns in `names` ("" = the default ones), in that order; `+x` adds to the default ones. Raises UsageError."""
     if not names:
         return [column for column in columns if column.default]
     chosen = [column for column in columns if column.default] if names.startswith("+") else []
@@ -270,7 +270,7 @@ def _find(columns: Sequence[Column], name: str) -> Column:
 
 
 def arrange(rows: Iterable[Any], columns: Sequence[Column], sort: str) -> list[Any]:
-    """Rows sorted by `--sort [-]col[,[-]col]`; rows without a value last."""
+    """Returns the rows sorted by `--sort [-]col[,[-]col]`; rows without a value come last."""
     arranged = list(rows)
     for part in reversed([part.strip() for part in sort.split(",") if part.strip()]):
         column = _find(columns, part.lstrip("+-"))
@@ -282,7 +282,7 @@ def arrange(rows: Iterable[Any], columns: Sequence[Column], sort: str) -> list[A
 
 
 def table(rows: Iterable[Any], columns: Sequence[Column], layout: Layout, out: TextIO | None = None) -> None:
-    """Draws a table. Empty columns are dropped unless they were asked for; on a terminal it fits the width.
+    """Draws a table. Empty columns are dropped unless they were asked for; on a terminal the table fits its width.
 
     Raises: UsageError for an unknown column.
     """
@@ -315,9 +315,9 @@ def table(rows: Iterable[Any], columns: Sequence[Column], layout: Layout, out: T
 
 
 def _fit(widths: list[int], heads: list[str], columns: Sequence[Column], room: int) -> list[int]:
-    """Takes from the widest columns of text, never from ids, states and numbers, until the line fits or nothing can be taken.
+    """Narrows the widest columns of text, never ids, states and numbers, until the line fits or nothing more can be taken.
 
-    Names become as short as can be read before anything is taken from what a line is read for, the reason or the error.
+    Names become as short as is readable before the text a line is read for, the reason or the error, loses anything.
     """
     widths = list(widths)
     texts = [at for at, column in enumerate(columns) if not (column.is_id or column.state or column.right)]
@@ -333,7 +333,7 @@ def _fit(widths: list[int], heads: list[str], columns: Sequence[Column], room: i
 
 
 def _cut(text: str, width: int, more: str) -> str:
-    """more: what stands for the rest, one column wide."""
+    """Shortens text to `width`. more: the mark for the rest, one column wide."""
     if width_of(text) <= width:
         return text
     while text and width_of(text) > width - 1:

@@ -1,4 +1,4 @@
-"""Views -> the JSON shapes of cli.md section 5. Strings without a value are empty, times and numbers are null."""
+"""Turns views into the JSON shapes of cli.md section 5. Strings without a value are empty; times and numbers without one are null."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from rmgr.model.views import (
     TaskView,
 )
 
-#: `counts` has these in this order, always all of them.
+#: Keys of `counts`, in this order, always all of them.
 COUNTED = tuple(str(s) for s in ("INITIAL", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED"))
-#: Bytes of a line that a task has written.
+#: Most bytes shown of a line that a task has written.
 LINE_BYTES = 160
-#: Nodes of a group that are named, and groups in a cell of a table.
+#: Most nodes named in a group, and most groups in a cell of a table.
 _MOST_NODES, _MOST_CELLS = 4, 3
-#: What a terminal obeys: control sequences, strings for it (titles, links), and other escapes.
+#: Sequences that a terminal obeys: control sequences, their strings (titles, links), and other escapes.
 _STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x9b[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?")
 _WORDS = {
     Reason.EXCEPTION: "an exception",
@@ -50,7 +50,7 @@ _WORDS = {
     Reason.LEASE_LOST: "the node lost contact",
     Reason.WORKER_LOST: "the worker was lost",
 }
-#: Of what waits or was cancelled and has no words of its own.
+#: Words for reasons of waiting or cancelled work whose detail is empty.
 _WAITS = {
     Reason.USER_HOLD: "held by its user",
     Reason.OPERATOR_HOLD: "held by an operator",
@@ -67,25 +67,25 @@ _WAITS = {
     Reason.LIMIT: "a limit is reached",
     Reason.REVOKED: "its key was revoked",
 }
-#: What a detail does not say itself.
+#: Words before a detail that does not say this itself.
 _BEFORE = {
     Reason.USER_HOLD: "held: ",
     Reason.OPERATOR_HOLD: "held ",
     Reason.USER_CANCEL: "cancelled: ",
     Reason.OPERATOR_CANCEL: "cancelled ",
 }
-#: To run these again as they are helps nobody.
+#: Reasons that would occur again if the same work ran again.
 _IN_VAIN = frozenset({Reason.START_FAILED, Reason.BAD_OUTPUT, Reason.OUTPUT_EXISTS, Reason.UNTRUSTED})
 
 
 def counts(known: Mapping[str, int]) -> dict[str, int]:
-    """`counts`; with STARTING (placed, and not begun) while there is any."""
+    """Returns the `counts`; with STARTING (placed, and not begun) if it is not 0."""
     starting = known.get(State.STARTING, 0)
     return {name: known.get(name, 0) for name in COUNTED} | ({str(State.STARTING): starting} if starting else {})
 
 
 def attempt(view: AttemptView) -> dict[str, Any]:
-    """An element of `attempts`."""
+    """Returns an element of `attempts`."""
     return {
         "attempt": view.attempt,
         "node": view.node,
@@ -99,7 +99,7 @@ def attempt(view: AttemptView) -> dict[str, Any]:
 
 
 def job(view: JobView) -> dict[str, Any]:
-    """An element of `jobs`: what `show` says, without attempts."""
+    """Returns an element of `jobs`: the fields of `show`, without attempts."""
     return {
         "id": str(view.id),
         "name": view.name,
@@ -138,30 +138,30 @@ def job(view: JobView) -> dict[str, Any]:
 
 
 def _asked(view: JobView) -> dict[str, Any]:
-    """What it asks for beside cores and memory, and who has changed that."""
-    from rmgr.coord.views.asked import USUAL  # with all records of work, which tables do without
+    """Returns what the work asks for besides cores and memory, and the changes made to that."""
+    from rmgr.coord.views.asked import USUAL  # imports all records of work, which tables do without
 
     changes = [_change(one) for one in view.asked.get("changes", ())]
     return {**USUAL, **view.asked, "begin": iso(int(view.asked.get("begin") or 0)), "changes": changes}
 
 
 def _change(one: Mapping[str, Any]) -> dict[str, Any]:
-    """An element of `changes`."""
+    """Returns an element of `changes`."""
     return {"by": one["by"], "at": iso(one["at"]), "operator": one["operator"], "changed": changed(one["changed"])}
 
 
 def changed(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Term -> {old, new}."""
+    """Returns term -> {old, new}."""
     return {name: {at: iso(value or 0) for at, value in one.items()} if name == "begin" else dict(one) for name, one in terms.items()}
 
 
 def _failed(view: FailureView) -> dict[str, Any]:
-    """An element of `failures`."""
+    """Returns an element of `failures`."""
     return {"reason": view.reason, "exit_code": view.exit_code, "node": view.node, "tasks": view.tasks, "error": view.error}
 
 
 def failures(found: Sequence[Failure], steps: Sequence[str]) -> dict[str, Any]:
-    """`failures` of `show` and `explain`, read from the ends themselves, and `next`; nothing where nothing failed."""
+    """Returns `failures` of `show` and `explain`, read from the ends themselves, and `next`; nothing if nothing failed."""
     if not found:
         return {}
     told = [
@@ -181,14 +181,14 @@ def failures(found: Sequence[Failure], steps: Sequence[str]) -> dict[str, Any]:
 
 
 def shown_job(view: JobView, attempts: Iterable[AttemptView], story: Sequence[str] = ()) -> dict[str, Any]:
-    """The answer of `show ID`. story: of its checkpoints, left out where there are none."""
+    """Returns the answer of `show ID`. story: of its checkpoints, omitted if there are none."""
     told = job(view)
     rest = {key: told.pop(key) for key in list(told)[list(told).index("counts") :]}
     return {**told, "attempts": [attempt(item) for item in attempts], **rest, **_checkpoints(story)}
 
 
 def _moving(view: MovingView | None) -> dict[str, Any]:
-    """Of placed jobs that have not ended. max_moves: null = no cap of its own."""
+    """Returns the fields of placed jobs that have not ended. max_moves: null = no cap of its own."""
     return {} if view is None else {"saves": view.saves, "moves": view.moves, "max_moves": view.most or None}
 
 
@@ -197,7 +197,7 @@ def _checkpoints(story: Sequence[str]) -> dict[str, Any]:
 
 
 def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
-    """The answer of `show 42_7`: the same fields, of one task."""
+    """Returns the answer of `show 42_7`: the same fields, for one task."""
     return {
         "id": view.id,
         "name": of.name,
@@ -233,13 +233,13 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
 
 
 def _served(view: JobView | TaskView) -> dict[str, Any]:
-    """Of work that shared its cores in time."""
+    """Returns the fields of work that shared its cores in time."""
     told: dict[str, Any] = {"served_seconds": view.served_us / 1e6, "turns": view.turns} if view.turns or view.served_us else {}
     return told | ({"slots": view.slots} if isinstance(view, JobView) and view.slots else {})
 
 
 def task(view: TaskView) -> dict[str, Any]:
-    """An element of `tasks`."""
+    """Returns an element of `tasks`."""
     return {
         "id": view.id,
         "index": view.index,
@@ -258,7 +258,7 @@ def task(view: TaskView) -> dict[str, Any]:
 
 
 def node(view: NodeView) -> dict[str, Any]:
-    """An element of `nodes`."""
+    """Returns an element of `nodes`."""
     return {
         "id": view.id,
         "state": str(view.state),
@@ -297,7 +297,7 @@ def node(view: NodeView) -> dict[str, Any]:
 
 
 def queue(view: QueueView) -> dict[str, Any]:
-    """An element of `queues`."""
+    """Returns an element of `queues`."""
     return {
         "id": view.id,
         "partition": view.partition,
@@ -313,7 +313,7 @@ def queue(view: QueueView) -> dict[str, Any]:
 
 
 def queue_class(view: QueueView) -> dict[str, Any]:
-    """An element of `classes`; null is what only the leader knows, and it does not answer."""
+    """Returns an element of `classes`; null stands for what only the leader knows if it does not answer."""
     found = view.of_class
     assert found is not None
     priority, head, no_waiter = found.fired
@@ -344,7 +344,7 @@ def queue_class(view: QueueView) -> dict[str, Any]:
 
 
 def held(view: HeldView) -> dict[str, Any]:
-    """A line of the ledger: an element of `held`."""
+    """Returns a line of the ledger: an element of `held`."""
     return {
         "for": view.job,
         "node": view.node,
@@ -355,7 +355,7 @@ def held(view: HeldView) -> dict[str, Any]:
 
 
 def policy(view: PolicyView) -> dict[str, Any]:
-    """An element of `status.policies`."""
+    """Returns an element of `status.policies`."""
     return {
         "partition": view.partition,
         "policy": view.policy,
@@ -369,7 +369,7 @@ def policy(view: PolicyView) -> dict[str, Any]:
 
 
 def leader(view: LeaderView | None) -> dict[str, Any] | None:
-    """`status.leader`."""
+    """Returns `status.leader`."""
     if view is None:
         return None
     return {
@@ -385,7 +385,7 @@ def leader(view: LeaderView | None) -> dict[str, Any] | None:
 
 
 def status(view: StatusView) -> dict[str, Any]:
-    """The answer of `status`."""
+    """Returns the answer of `status`."""
     return {
         "healthy": view.healthy,
         "leader": leader(view.leader),
@@ -412,12 +412,12 @@ def status(view: StatusView) -> dict[str, Any]:
 
 
 def by_cores(users: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Who has most first, whom the asker may not know last."""
+    """Returns users sorted by cores, most first; those whom the caller may not know come last."""
     return sorted(users.items(), key=lambda pair: (not pair[0], -pair[1], pair[0]))
 
 
 def part(view: PartView) -> dict[str, str]:
-    """An element of `status.parts`: what is not well."""
+    """Returns an element of `status.parts`: one that is not well."""
     return {
         "kind": view.kind,
         "id": view.id,
@@ -429,7 +429,7 @@ def part(view: PartView) -> dict[str, str]:
 
 
 def explain(view: ExplainView) -> dict[str, Any]:
-    """The answer of `explain`."""
+    """Returns the answer of `explain`."""
     return {
         "id": view.id,
         "state": str(view.state),
@@ -443,12 +443,12 @@ def explain(view: ExplainView) -> dict[str, Any]:
 
 
 def _shares(view: JobView | ExplainView) -> dict[str, Any]:
-    """Core time used against the shares of user and account, null = its policy does not order by that."""
+    """Returns core time used against the shares of user and account; null = its policy does not order by that."""
     return {"share_core_seconds": view.share, "account_share_core_seconds": view.account_share}
 
 
 def history(view: JobView) -> dict[str, Any]:
-    """An element of `history`."""
+    """Returns an element of `history`."""
     began = view.started_us or view.submitted_us
     return {
         "id": str(view.id),
@@ -474,7 +474,7 @@ def history(view: JobView) -> dict[str, Any]:
 
 
 def item(id_: str, state: State, reason: str, exit_code: int | None) -> dict[str, Any]:
-    """An element of `wait`'s items."""
+    """Returns an element of `wait`'s items."""
     return {"id": id_, "state": str(state), "reason": str(reason), "exit_code": exit_code}
 
 
@@ -485,8 +485,8 @@ def item(id_: str, state: State, reason: str, exit_code: int | None) -> dict[str
 class Failure:
     """Tasks that FAILED for the same reason with the same exit code.
 
-    nodes: how many ended on which; "" is no node. task: the first of those looked at whose stderr says something, else the first.
-    error, started_us, ended_us, max_rss_kib, stderr: its; of stderr the last line, harmless. has_output: one of them wrote something.
+    nodes: node -> number of ends there; "" is no node. task: the first of the examined tasks with something on stderr, else the first.
+    error, started_us, ended_us, max_rss_kib, stderr: its; stderr is the last line, made harmless. has_output: any of them wrote output.
     """
 
     reason: str
@@ -502,28 +502,28 @@ class Failure:
 
     @property
     def tasks(self) -> int:
-        """How many."""
+        """Number of tasks."""
         return sum(self.nodes.values())
 
     @property
     def said(self) -> str:
-        """What the one that stands for all said last: its exception, else its stderr."""
+        """The last words of the task that stands for all: its exception, else its stderr."""
         return self.error if self.reason == Reason.EXCEPTION else self.stderr
 
     @property
     def detail(self) -> str:
-        """What its node says of its end beside reason and exit code: the limit that it crossed, the program that is not there."""
+        """The node's words beyond reason and exit code: the crossed limit, the missing program."""
         return "" if self.reason == Reason.EXCEPTION or self.error == word_for(self.reason, self.exit_code) else self.error
 
 
 def harmless(data: bytes) -> str:
-    """A line that anybody has written, as one line of at most `LINE_BYTES` that steers no terminal."""
+    """Returns anybody's line as one line of at most `LINE_BYTES` that steers no terminal."""
     text = printable(_STEERING.sub("", data.decode("utf-8", "replace"))).strip()
     return text if len(text.encode()) <= LINE_BYTES else text.encode()[: LINE_BYTES - 3].decode("utf-8", "ignore") + "..."
 
 
 def word_for(reason: str, exit_code: int | None) -> str:
-    """`exit code 3`, `out of memory`."""
+    """Returns the reason in words: `exit code 3`, `out of memory`."""
     if reason == Reason.EXIT_CODE:
         return f"exit code {exit_code}"
     if reason == Reason.SIGNAL:
@@ -532,7 +532,7 @@ def word_for(reason: str, exit_code: int | None) -> str:
 
 
 def why_in_short(job: JobView) -> str:
-    """Why it waits, or ended, in a few words; "" for no reason."""
+    """Returns why a submission waits, or ended, in a few words; "" for no reason."""
     if job.reason == Reason.DEPENDENCY and job.after:
         return f"waits for {', '.join(job.after)}"
     if job.reason == Reason.DEPENDENCY_FAILED and ": submission " in job.detail:
@@ -545,7 +545,7 @@ def why_in_short(job: JobView) -> str:
 
 
 def of_job(job: JobView) -> list[Failure]:
-    """What the leader, or the history, tells of a submission's failures; the most frequent first."""
+    """Returns a submission's failures as the leader, or the history, reports them; the most frequent first."""
     groups: dict[tuple[str, int | None], Failure] = {}
     for view in job.failures:
         known = groups.get((view.reason, view.exit_code))
@@ -557,7 +557,7 @@ def of_job(job: JobView) -> list[Failure]:
 
 
 def sentence(failure: Failure, total: int) -> str:
-    """`8 of 256 tasks: exit code 3 (5 on n2, 3 on n3)`; of the only one `out of memory on n1 after 0.1s, over its 50M (peak 52M)`."""
+    """Describes failures: `8 of 256 tasks: exit code 3 (5 on n2, 3 on n3)`; a single one: `out of memory on n1 after 0.1s, over 50M`."""
     word = word_for(failure.reason, failure.exit_code)
     if total > 1:
         return f"{failure.tasks:,} of {counted(total, 'task')}: {word}{_places(failure.nodes)}"
@@ -581,20 +581,20 @@ def _places(nodes: dict[str, int]) -> str:
 
 
 def cell(job: JobView) -> str:
-    """For a table: `8: exit code 3 on n2,n3; 2: out of memory on n1`, "" where nothing is known to have failed."""
+    """Returns failures for a table: `8: exit code 3 on n2,n3; 2: out of memory on n1`, "" if none is known."""
     told, groups = [], of_job(job)
     for failure in groups[:_MOST_CELLS]:
         nodes = [node for node in failure.nodes if node]
         where = f" on {','.join(nodes[:3])}{f',+{len(nodes) - 3}' if len(nodes) > 3 else ''}" if nodes else ""
-        count = f"{failure.tasks:,}: " if len(groups) > 1 else ""  # of the only one the column of failures tells
+        count = f"{failure.tasks:,}: " if len(groups) > 1 else ""  # the count of a single group stands in the column of failures
         told.append(count + word_for(failure.reason, failure.exit_code) + where)
     return "; ".join(told)
 
 
 def steps(job: JobView, failures: Sequence[Failure], *, task: str = "", mine: bool = True) -> list[str]:
-    """What to type next, a command each.
+    """Returns what to type next, one command each.
 
-    Args: task: `42_7` where that one is meant. mine: the work is that of who asks, and so are what it is run again with.
+    Args: task: `42_7` to mean that one. mine: whether the work is the caller's, who then may run it again.
     """
     several = job.tasks > 1 and not task
     found = []
@@ -612,7 +612,7 @@ def steps(job: JobView, failures: Sequence[Failure], *, task: str = "", mine: bo
 
 
 def _more(job: JobView, failures: Sequence[Failure]) -> str:
-    """Options that move the limits which these have crossed."""
+    """Returns options that raise the limits which these tasks have crossed."""
     options = ""
     starved = [failure.max_rss_kib * 1024 for failure in failures if failure.reason == Reason.OUT_OF_MEMORY]
     most = max([*starved, job.memory_bytes]) if starved else 0
@@ -625,12 +625,12 @@ def _more(job: JobView, failures: Sequence[Failure]) -> str:
 
 
 def _rounded(size_bytes: int) -> int:
-    """The next power of two."""
+    """Returns the next power of two."""
     return 1 << (size_bytes - 1).bit_length()
 
 
 def _asked_time(seconds: float) -> str:
-    """As `-t` takes it: `90s`, `15m`, `2h`."""
+    """Returns a time as `-t` takes it: `90s`, `15m`, `2h`."""
     whole = max(1, -int(-seconds // 1))
     for unit, length in (("h", 3600), ("m", 60)):
         if whole >= 2 * length:
