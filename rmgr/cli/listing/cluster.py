@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from rmgr.sched.capacity.gangs import Timetable
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
-#: A gateway that says nothing for so long is not asked for its servers.
+#: Seconds after which a silent gateway is no longer asked for its servers.
 _GATEWAY_S = 2.0
-#: Where the answer of `status` begins, and users that it names.
+#: Column where the answers of `status` begin; most users that it names.
 _INDENT, _MOST_USERS = 11, 8
 
 
@@ -92,7 +92,7 @@ def nodes(session: Session, names: tuple[str, ...], forget: bool, layout: Layout
 
 
 def _draw_work(session: Session, names: set[str]) -> None:
-    """The jobs of these nodes that run; single tasks have a list of their own."""
+    """Draws the jobs that run on these nodes; single tasks have a list of their own."""
     from rmgr.cli.listing.work import draw_jobs
 
     found = [job for job in session.query().jobs() if names & set(job.nodes)]
@@ -105,7 +105,7 @@ def _draw_work(session: Session, names: set[str]) -> None:
 
 
 def _forget(session: Session, names: tuple[str, ...]) -> None:
-    """No screen shows these nodes any more; a Starter that registers one anew brings it back."""
+    """Hides these nodes from all screens; a Starter that registers one again brings it back."""
     from rmgr.submitter.questions import ForgetNode
 
     if not names:
@@ -192,7 +192,7 @@ def _draw_classes(classes: list[QueueView], layout: Layout, *, in_words: bool) -
 
 
 def _named(found: list[QueueView], names: tuple[str, ...]) -> list[QueueView]:
-    """Those of these names, queues and classes; all without names. Raises: NotFound."""
+    """Returns the queues and classes with these names; all without names. Raises: NotFound."""
     known = list(dict.fromkeys(queue.id for queue in found))
     for name in names:
         if name not in known:
@@ -203,7 +203,7 @@ def _named(found: list[QueueView], names: tuple[str, ...]) -> list[QueueView]:
 
 
 def _with_calls(session: Session, view: StatusView) -> StatusView:
-    """Without a leader, what the gateway that is configured knows of servers: it picks them by itself."""
+    """Adds, without a leader, what the configured gateway knows of servers: then it picks them by itself."""
     config = session.config()
     if view.leader is not None or not config.cluster.gateway:
         return view
@@ -229,7 +229,7 @@ def _with_calls(session: Session, view: StatusView) -> StatusView:
 
 
 def _with_own_certificate(session: Session, view: StatusView) -> StatusView:
-    """Adds the certificate of the user who asks."""
+    """Adds the certificate of the calling user."""
     mine = session.shown_credentials()
     if mine is None:
         return view
@@ -283,12 +283,12 @@ def draw_status(view: StatusView) -> None:
 
 
 def _since(time_us: int) -> str:
-    """` since 14:13:20 (1h2m)`, "" where nobody knows."""
+    """Returns ` since 14:13:20 (1h2m)`, or "" if unknown."""
     return f" since {clock(time_us)} ({elapsed(time_us, 0, now_us())})" if time_us else ""
 
 
 def _users(view: StatusView) -> str:
-    """`ann 40 cores, ben 2, others 7`: whose work runs on how many."""
+    """Returns the users whose work runs, with their cores: `ann 40 cores, ben 2, others 7`."""
     shown = shapes.by_cores(view.users)
     named = [(name or "others", cores) for name, cores in shown if name][:_MOST_USERS]
     rest = sum(view.users.values()) - sum(cores for _, cores in named)
@@ -297,7 +297,7 @@ def _users(view: StatusView) -> str:
 
 
 def _nodes_by_state(view: StatusView) -> dict[str, int]:
-    """As `rmgr nodes` has them: the counts of draining and fenced nodes hold those that are empty, or lost and not fenced yet, too."""
+    """Counts nodes by state as `rmgr nodes` shows them: drained ones are counted as draining, lost but unfenced ones as fenced."""
     states = Counter(part.state for part in view.parts if part.kind == "node")
     counts = dict(view.nodes)
     for counted_as, shown in ((NodeState.DRAINING, NodeState.DRAINED), (NodeState.FENCED, NodeState.LOST)):
@@ -307,7 +307,7 @@ def _nodes_by_state(view: StatusView) -> dict[str, int]:
 
 
 def _told(value: str) -> str:
-    """What stands behind a word of `status`."""
+    """Folds the text that follows a word of `status`."""
     return folded(value, sys.stdout, begin=_INDENT, indent=_INDENT)
 
 
@@ -325,14 +325,14 @@ def _picking(view: PolicyView) -> str:
 
 
 def _part(facts: dict[str, object]) -> str:
-    """Of ZooKeeper or the store: how it is, where, and what is wrong."""
+    """Describes ZooKeeper or the store: its health, place, and problem."""
     word = paint("ok", "green", sys.stdout) if facts.get("ok") else paint("NOT OK", "red", sys.stdout)
     named = [str(facts[name]) for name in ("url", "hosts") if facts.get(name)]
     others = (name for name in facts if name not in {"ok", "problem", "url", "hosts", "kind", "since", "session_timeout_s"})
     rest = ", ".join([*named, *(f"{name} {facts[name]}" for name in others if facts[name] not in {"", None})])
     return f"{word}  {here(rest)}".rstrip()
 
-# -- `rmgr queues --tree`: partitions whose queues hold jobs that share nodes in time, and a matrix of the slots that come -----
+# -- `rmgr queues --tree`: partitions whose queues hold jobs that share nodes in time, and a matrix of coming slots ------------
 
 
 _TREE_COLUMNS = (
@@ -346,7 +346,7 @@ _TREE_COLUMNS = (
 
 
 def tree_shape(view: GangView, slots: int) -> dict[str, Any]:
-    """The whole record, from which every later slot follows; the present slot, and as many rows of cores as were asked for."""
+    """Returns the whole record, from which every later slot follows; the present slot, and the requested rows of cores."""
     record = view.record
     return {
         "partition": view.partition,
@@ -377,7 +377,7 @@ def tree_shape(view: GangView, slots: int) -> dict[str, Any]:
 
 
 def draw_tree(view: GangView, layout: Layout, slots: int) -> None:
-    """A heading, the tree, and the matrix."""
+    """Draws a heading, the tree, and the matrix."""
     record = view.record
     present = "no clock can be read" if view.slot is None else f"slot {view.slot}"
     sys.stdout.write(
@@ -404,7 +404,7 @@ def _label(job: int) -> str:
 
 
 def _timetable(view: GangView) -> Timetable:
-    """At the present slot, or the first one of the record where that is not known."""
+    """Returns the timetable at the present slot, or at the record's first one if that is unknown."""
     from rmgr.sched.capacity.gangs import Timetable
 
     found = Timetable(view.record, "")
@@ -440,7 +440,7 @@ def _tree_rows(view: GangView) -> list[dict[str, Any]]:
 
 
 def leaves_text(leaves: tuple[tuple[str, int], ...], low: int, high: int) -> str:
-    """`n1-n4` of whole nodes, `n1/0-1` of some cores of one."""
+    """Describes leaves: `n1-n4` for whole nodes, `n1/0-1` for some cores of one."""
     whole: list[str] = []
     parts: list[str] = []
     at = 0

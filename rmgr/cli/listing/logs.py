@@ -26,7 +26,7 @@ from rmgr.model.views import TaskView
 
 
 def parse_lines(text: str) -> int:
-    """How many lines of the end. Raises UsageError, also for `+5`, which for `tail` is a beginning."""
+    """Parses the number of last lines. Raises UsageError, also for `+5`, which for `tail` is a beginning."""
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise UsageError(f"{text[:80]!r} is no number of lines", hint="-n 5: the last 5; from line 5 on: rmgr logs ID | tail -n +5")
     return int(text)
@@ -123,7 +123,7 @@ def _sink(session: Session, tasks: Sequence[TaskView], out: str, number: int) ->
 
 
 def _written(session: Session, task: TaskView, streams: Sequence[str], attempt: int | None) -> Iterator[OutputPiece]:
-    """What a task has written by now, in one attempt."""
+    """Yields the output of a task so far, in one attempt."""
     wanted = attempt or task.attempt
     if not wanted:
         return
@@ -171,7 +171,7 @@ def _piece(task: TaskView, attempt: int, stream_: str, data: bytes, time_us: int
 
 
 def _ends_of(session: Session, number: int) -> dict[int, FollowedEnd]:
-    """How tasks ended, with their logs; read once a command."""
+    """Returns how tasks ended, with their logs; read once per command."""
     cache: dict[int, dict[int, FollowedEnd]] = click.get_current_context().meta.setdefault("rmgr.ends", {})
     if number not in cache:
         try:
@@ -183,7 +183,7 @@ def _ends_of(session: Session, number: int) -> dict[int, FollowedEnd]:
 
 
 def _last_lines(pieces: Iterator[OutputPiece], lines: int) -> Iterator[OutputPiece]:
-    """The last lines of each stream, as `tail` counts: a line ends with a line feed, the last one also without."""
+    """Yields the last lines of each stream, counted as `tail` does: a line ends with a line feed, the last one may lack it."""
     kept: dict[str, OutputPiece] = {}
     for piece in pieces:
         before = kept[piece.stream].data if piece.stream in kept else b""

@@ -1,4 +1,4 @@
-"""`rmgr report`: what users and accounts used, how busy the cluster was, how long queues let wait; out of the history."""
+"""`rmgr report`: the use by users and accounts, the cluster's utilisation, waits in queues; from the history."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rmgr.model.base.units import counted, format_duration, format_size, percent
 from rmgr.model.views import JobView
 
 _HOUR_US = 3_600_000_000
-#: What `--by` may name, in the order of columns.
+#: Groups that `--by` may name, in the order of columns.
 GROUPS = ("day", "user", "account", "queue")
-#: Percentiles of waits that are told.
+#: Percentiles of waits in the report.
 PERCENTS = (50, 90, 99)
 
 
@@ -42,14 +42,14 @@ def _groups(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Machine:
-    """What could have been used: cores between begin_us (None = nothing is reported) and end_us; cores 0 = not known."""
+    """Core time that could have been used: cores between begin_us (None = nothing is reported) and end_us; cores 0 = unknown."""
 
     cores: int
     begin_us: int | None
     end_us: int
 
     def available_us(self, usage: GroupUsage, by: Sequence[str], days: Days) -> int:
-        """Core time that the cluster had in the time of this line: the window, or the part of its day that lies in it."""
+        """Returns the cluster's core time during this line's time: the window, or the part of its day inside the window."""
         if self.begin_us is None:
             return 0
         low, high = self.begin_us, self.end_us
@@ -136,7 +136,7 @@ def report(
 
 
 def _cores(session: Session) -> int:
-    """Of all nodes that are not fenced or stopped, 0 (with a note) where nobody can say."""
+    """Returns the cores of all nodes that are not fenced or stopped; 0 (with a note) if they cannot be read."""
     from rmgr.model.cluster.node import NodeState
     from rmgr.submitter.questions import ReadNodes
 
@@ -262,7 +262,7 @@ _WAIT_COLUMNS = (
 
 @dataclass(slots=True, kw_only=True)
 class GroupUsage:
-    """One line: what a group used. Times in microseconds. lost: attempts; failed: tasks."""
+    """One line: the use of a group. Times in microseconds. lost: attempts; failed: tasks."""
 
     group: tuple[str, ...] = ()
     jobs: int = 0
@@ -275,7 +275,7 @@ class GroupUsage:
     max_rss_kib: int = 0
 
     def count(self, job: JobView) -> None:
-        """`job` ended here."""
+        """Counts `job`, which ended in this group."""
         self.jobs += 1
         self.tasks += job.tasks
         self.failed += job.counts.get("FAILED", 0)
@@ -295,7 +295,7 @@ class QueueWaits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Window and filter of a report. since_us, until_us: the window, None = open. user, account, queue: only of these, None = of all."""
+    """Window and filter of a report. since_us, until_us: the window, None = open. user, account, queue: only these, None = all."""
 
     by: tuple[str, ...] = ("user", "account")
     since_us: int | None = None
@@ -305,7 +305,7 @@ class Wanted:
     queue: str | None = None
 
     def admits(self, job: JobView) -> bool:
-        """Whose it is."""
+        """Returns whether `job` passes the filter."""
         return (
             (self.user is None or job.user == self.user)
             and (self.account is None or job.account == self.account)
@@ -314,20 +314,20 @@ class Wanted:
 
 
 def core_us(job: JobView) -> int:
-    """Core time. A summary of an older release has no run time: then from its first start to its end, once."""
+    """Returns the core time. For a summary of an older release, without a run time: cores from first start to end, once."""
     width = job.cores * max(1, job.processes)
     return width * (job.run_us or max(0, job.ended_us - job.started_us if job.started_us else 0))
 
 
 class Days:
-    """Calendar days of a time zone, None = this machine's. Cost: two conversions a new day, none for the one asked last."""
+    """Calendar days of a time zone, None = this machine's. Cost: two conversions for a new day, none for the last one asked."""
 
     def __init__(self, zone: tzinfo | None = UTC) -> None:
         self._zone = zone
         self._last = (0, 0, "")
 
     def around(self, time_us: int) -> tuple[int, int, str]:
-        """(begin, end, name) of the day that holds `time_us`; the end is the next day's begin."""
+        """Returns (begin, end, name) of the day that holds `time_us`; the end is the next day's begin."""
         begin, end, _ = self._last
         if not begin <= time_us < end:
             day = datetime.fromtimestamp(time_us // 1_000_000, self._zone).date()
@@ -335,7 +335,7 @@ class Days:
         return self._last
 
     def begin(self, name: str) -> int:
-        """When the day of that name begins, in microseconds since the epoch."""
+        """Returns when the day of that name begins, in microseconds since the epoch."""
         return self._midnight(date.fromisoformat(name))
 
     def _midnight(self, day: date) -> int:
@@ -345,18 +345,18 @@ class Days:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """Adds submissions up. Cost: O(1) a submission and day that it ran; memory: a line a group, 8 bytes a submission for its wait."""
+    """Adds submissions up. Cost: O(1) per submission and day that it ran; memory: a line per group, 8 bytes per submission for its wait."""
 
     wanted: Wanted
     days: Days = field(default_factory=Days)
-    seen: int = 0  #: summaries that were looked at
-    first_us: int | None = None  #: when the earliest submission of the report was submitted, None = it has none
+    seen: int = 0  #: number of summaries seen
+    first_us: int | None = None  #: submit time of the report's earliest submission, None if it has none
     total: GroupUsage = field(default_factory=GroupUsage)
     _groups: dict[tuple[str, ...], GroupUsage] = field(default_factory=dict)
     _waits: dict[str, array[int]] = field(default_factory=dict)
 
     def add(self, job: JobView) -> None:
-        """Takes in one summary, in any order, each once."""
+        """Adds one summary; they may come in any order, each once."""
         self.seen += 1
         wanted = self.wanted
         if not wanted.admits(job) or not job.ended_us:
@@ -385,7 +385,7 @@ class Report:
                 usage.max_rss_kib = max(usage.max_rss_kib, job.max_rss_kib)
 
     def rows(self) -> list[GroupUsage]:
-        """A line a group: by day where days are asked for, else who used most first. Cost: O(groups log groups)."""
+        """Returns a line per group: by day if days are asked for, else the largest use first. Cost: O(groups log groups)."""
         rows = sorted(self._groups.values(), key=lambda usage: (-usage.core_us, usage.group))
         if "day" in self.wanted.by:
             at = self.wanted.by.index("day")
@@ -393,7 +393,7 @@ class Report:
         return rows
 
     def waits(self) -> list[QueueWaits]:
-        """A line a queue. Cost: O(n log n) once."""
+        """Returns a line per queue. Cost: O(n log n) once."""
         found = []
         for queue, waits in sorted(self._waits.items()):
             ascending = sorted(waits)
@@ -422,7 +422,7 @@ class Report:
 
 
 def _share(total: int, begin: int, end: int, low: int, high: int) -> int:
-    """What of `total`, spread over begin..end, falls between low and high; neighbouring shares add up. Of no time at all: everything."""
+    """Returns the part of `total`, spread over begin..end, between low and high; adjoining shares add up. For an empty span, all of it."""
     if end <= begin:
         return total
     return total * (high - begin) // (end - begin) - total * (low - begin) // (end - begin)

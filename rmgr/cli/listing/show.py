@@ -1,4 +1,4 @@
-"""`rmgr show` and `rmgr explain`: all about one submission or task, and why it is where it is."""
+"""`rmgr show` and `rmgr explain`: everything about one submission or task, and why it is in its state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rmgr.cli.waiting import FollowedEnd
 
 _EXITS = "0 ok, 3 no such id, 5 ZooKeeper cannot be reached"
-#: Groups that are shown with what one of them wrote, and tasks of each whose logs are looked at for something to show.
+#: Most groups shown with output of one of their tasks, and most tasks per group whose logs are searched for some.
 MOST_SHOWN, _LOOKED_AT = 5, 3
 
 
@@ -42,7 +42,7 @@ MOST_SHOWN, _LOOKED_AT = 5, 3
 @click.argument("selectors", metavar="ID", nargs=-1, required=True)
 def show(session: Session, selectors: tuple[str, ...]) -> None:
     """All that is known of a submission, or of one task with its attempts."""
-    if len(selectors) > 1:  # `show job 1`, as other systems have it
+    if len(selectors) > 1:  # `show job 1`, as in other systems
         kind = selectors[0]
         about = "rmgr nodes" if kind.startswith("node") else "rmgr queues" if kind.startswith(("queue", "part")) else "rmgr show"
         raise UsageError(f"show takes one ID, not {len(selectors)} words", hint=f"{about} {selectors[-1]}")
@@ -96,25 +96,25 @@ def explain(session: Session, selector: str) -> None:
         more = [WhyView(what="failed", id=item.task or view.id, detail=sentence(item, total)) for item in bad.failures]
         emit(shapes.explain(msgspec.structs.replace(view, why=(*view.why, *more))) | shapes.failures(bad.failures, then))
         return
-    if bad.failures and not bad.is_past:  # that it has ended is told below
+    if bad.failures and not bad.is_past:  # its end is described below
         view = msgspec.structs.replace(view, why=tuple(item for item in view.why if item.what != "ended"))
     draw_explained(view, lines)
 
 
 def _shares(account: str, of_account: float, of_user: float) -> str:
-    """Who has used how much; the half-life is the policy's."""
+    """Describes used shares; their half-life is the policy's."""
     whose = f"account {account} {format_duration(of_account)}, its user" if account else "its user"
     return f"{whose} {format_duration(of_user)} of core time against the share; who has used least goes first"
 
 
 def find_task(session: Session, job: JobView, index: int) -> TaskView:
-    """The task that people call `index`. Raises NotFound."""
+    """Returns the task that people call `index`. Raises NotFound."""
     position = positions_of(session, job.id, [index], total=job.tasks)[0]
     return session.query().tasks(job.id, first=position, limit=1)[0]
 
 
 def _only_task(session: Session, job: JobView) -> TaskView | None:
-    """The task of a submission that has one; None where it has several, or is history."""
+    """Returns the task of a submission that has just one; None if it has several, or is history."""
     if job.tasks != 1:
         return None
     try:
@@ -124,12 +124,12 @@ def _only_task(session: Session, job: JobView) -> TaskView | None:
 
 
 def _steps(session: Session, job: JobView, bad: BadEnds, task: str = "") -> list[str]:
-    """What to type next; what is history can be neither read nor run again."""
+    """Returns what to type next; history can be neither read nor run again."""
     return [] if bad.is_past else steps(job, bad.failures, task=task, mine=job.user == session.me)
 
 
 def _next(commands: Sequence[str]) -> list[tuple[str, str]]:
-    """(name, command) of each line."""
+    """Returns (name, command) for each line."""
     return [("next" if not at else "", command_) for at, command_ in enumerate(commands)]
 
 
@@ -140,7 +140,7 @@ def _explained_past(job: JobView) -> ExplainView:
 
 
 def _with_story(session: Session, view: ExplainView, position: int | None) -> ExplainView:
-    """A task that runs is explained by what became of its checkpoints and of its claim, too."""
+    """Adds the story of a running task's checkpoints and of its claim."""
     from rmgr.coord.ops.work import CLAIM_WAS_GONE
 
     if view.state not in {State.RUNNING, State.STARTING, State.STOPPING}:
@@ -163,7 +163,7 @@ def _with_story(session: Session, view: ExplainView, position: int | None) -> Ex
 
 
 def draw_explained(view: ExplainView, bad: Sequence[tuple[str, str]]) -> None:
-    """bad: what failed, as `told` says it."""
+    """Draws an explanation. bad: the failures, as `told` returns them."""
     out = sys.stdout
     head = f"{view.id} is {paint(str(view.state), STATE_STYLES.get(str(view.state), ''), out)}"
     out.write(f"{head} ({view.reason})\n" if view.reason else f"{head}\n")
@@ -214,7 +214,7 @@ def draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) ->
 
 
 def _changes(job: JobView) -> list[tuple[str, str]]:
-    """Who has changed what since it was sent."""
+    """Returns lines about changes since the submission was sent: when, by whom, what."""
     from rmgr.coord.views.asked import changes_in_words as changed_in_words
 
     told: list[tuple[str, str]] = []
@@ -249,7 +249,7 @@ def _draw_task(task: TaskView, job: JobView, bad: list[tuple[str, str]]) -> None
 
 
 def _draw_story(task: TaskView) -> None:
-    """What became of its checkpoints, oldest first."""
+    """Draws the story of its checkpoints, oldest first."""
     if task.story:
         sys.stdout.write("\n")
     for words in task.story:
@@ -302,7 +302,7 @@ def _request(job: JobView) -> str:
 
 
 def _moving(view: MovingView | None) -> str:
-    """What policies may do with it: only where something is to be told."""
+    """Describes what policies may do with it, if there is anything to say."""
     if view is None or not (view.saves or view.moves or view.most):
         return ""
     cap = f", at most {view.most}" if view.most else ""
@@ -327,7 +327,7 @@ class _Group:
     first: list[FollowedEnd] = field(default_factory=list)
 
     def add(self, end: FollowedEnd) -> None:
-        """Only the first few keep their logs."""
+        """Adds an end; only the first few keep their logs."""
         self.nodes[end.node] = self.nodes.get(end.node, 0) + 1
         if len(self.first) < _LOOKED_AT or end.position < self.first[-1].position:
             self.first = sorted([*self.first, end], key=lambda one: one.position)[:_LOOKED_AT]
@@ -335,7 +335,7 @@ class _Group:
 
 @dataclass(slots=True)
 class BadEnds:
-    """Ends of a submission of which something FAILED. cancelled: in words, "" = nothing was. is_past: only the history tells of it."""
+    """Bad ends of a submission with failures. cancelled: in words, "" = none. is_past: only the history reports them."""
 
     failures: list[Failure] = field(default_factory=list)
     cancelled: str = ""
@@ -343,9 +343,9 @@ class BadEnds:
 
 
 def read_bad_ends(session: Session, number: int, total: int, positions: Collection[int] | None = None) -> BadEnds:
-    """What failed (of these tasks), the most frequent first, and what was cancelled.
+    """Returns the failures (of these tasks), the most frequent first, and the cancelled tasks.
 
-    Raises: NotFound where only the history is kept; DataLost. Cost: every outcome is read, and a row of the store for a few tasks.
+    Raises: NotFound if only the history is kept; DataLost. Cost: reads every outcome, and a row of the store for a few tasks.
     """
     from rmgr.cli.waiting import read_ends
 
@@ -366,7 +366,7 @@ def read_bad_ends(session: Session, number: int, total: int, positions: Collecti
 
 
 def bad_ends_of(session: Session, job: JobView, position: int | None = None) -> BadEnds:
-    """The same of a submission, or of its task at `position`; of one that is history what that tells. Raises: DataLost."""
+    """Returns the bad ends of a submission, or of its task at `position`; for history, what that reports. Raises: DataLost."""
     if not job.counts.get(State.FAILED):
         return BadEnds()
     try:
@@ -376,7 +376,7 @@ def bad_ends_of(session: Session, job: JobView, position: int | None = None) -> 
 
 
 def told(bad: BadEnds, job: JobView, total: int) -> list[tuple[str, str]]:
-    """(name, words) for people, a line each: what failed, and below it what one of it has written last; what was cancelled."""
+    """Returns (name, words) for people, one per line: each failure, with the last output of one of its tasks; cancelled tasks."""
     lines = []
     for failure in bad.failures[:MOST_SHOWN]:
         lines.append(("failed", sentence(failure, total)))
@@ -416,16 +416,16 @@ def _failure(session: Session, reason: str, code: int | None, group: _Group, *, 
 
 
 def last_line(session: Session, end: FollowedEnd) -> str:
-    """The last line of its stderr that says something, "" where there is none, or the store is away. Cost: at most one row is read."""
+    """Returns the last non-empty line of its stderr, "" if there is none or the store is away. Cost: reads at most one row."""
     for data in _ends_of_stderr(session, end):
-        for line in reversed(data[-64 * 1024 :].splitlines()):  # of bytes: at \n and \r alone; of a progress bar the last state
+        for line in reversed(data[-64 * 1024 :].splitlines()):  # splits bytes at \n and \r only: the last state of a progress bar counts
             if told := harmless(line[:4096]):
                 return told
     return ""
 
 
 def _ends_of_stderr(session: Session, end: FollowedEnd) -> Iterator[bytes]:
-    """The part of its stderr that came with its end, then the last one in the store."""
+    """Yields the part of its stderr that came with its end, then the last one in the store."""
     yield end.log[1]
     if not end.log_parts[1]:
         return

@@ -1,4 +1,4 @@
-"""`rmgr jobs` and `rmgr tasks`: what runs, waits, and has just ended; and `rmgr history`: what has ended, also long ago."""
+"""`rmgr jobs` and `rmgr tasks`: work that runs, waits, or has just ended; and `rmgr history`: work that has ended, also long ago."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from rmgr.model.base.units import counted
 from rmgr.model.views import JobView, TaskView
 
 _TASK_PAGE = 10_000
-#: The leader answers for so many at once (`adapters.rpc.MAX_JOBS_PER_REPLY`).
+#: Most jobs in one answer of the leader (`adapters.rpc.MAX_JOBS_PER_REPLY`).
 _MOST_JOBS = 3000
 _DEFAULT_LIMIT = 100
-#: So many that are named are looked up one by one; for more of them the history is read through.
+#: Up to this many named submissions are looked up one by one; for more, the history is read through.
 _READ_ALONE = 100
 
 
@@ -73,14 +73,14 @@ def jobs(
 
 
 def draw_jobs(found: Sequence[JobView], layout: Layout, *, of_all: bool) -> None:
-    """The table, and below it what all of them are together; without that for whoever chooses columns."""
+    """Draws the table and, below it, totals, unless the user chose the columns."""
     table(found, columns.job_columns(now_us(), of_all=of_all), layout)
     if len(found) > 1 and layout.header and not layout.columns:
         sys.stdout.write(paint(folded(columns.totals(found), sys.stdout), "dim", sys.stdout) + "\n")
 
 
 def nothing_listed(chosen: Filter, *, ended: bool, everyone: bool) -> str:
-    """What an empty list means, and which options show more."""
+    """Explains an empty list, and names the options that show more."""
     which = "is in memory" if ended else "waits or runs"
     more = [] if ended else ["-a shows what has ended"]
     if not everyone and not chosen.user:
@@ -92,7 +92,7 @@ def nothing_listed(chosen: Filter, *, ended: bool, everyone: bool) -> str:
 
 def _find(session: Session, selectors: tuple[str, ...], chosen: Filter, *, ended: bool, everyone: bool) -> list[JobView]:
     ended = ended or bool(selectors) or any(state.is_final for state in chosen.states)
-    if selectors and selectors[0].isalpha():  # `jobs list`, `jobs cancel 14`, `jobs running`, as other systems have it
+    if selectors and selectors[0].isalpha():  # `jobs list`, `jobs cancel 14`, `jobs running`, as in other systems
         from rmgr.cli.words.foreign import below_jobs
 
         meant = f"rmgr jobs -s {selectors[0]}" if selectors[0].upper() in State.__members__ else below_jobs(selectors)
@@ -163,7 +163,7 @@ def tasks(
 def _tasks(
     session: Session, selectors: tuple[str, ...], states: tuple[State, ...], cursor: int, limit: int
 ) -> tuple[list[TaskView], int | None]:
-    """Tasks that were asked for, and where to go on (None: that was all)."""
+    """Returns the requested tasks, and the cursor to continue at (None: those were all)."""
     selection = parse(selectors)
     query = session.query()
     known = query.jobs(ended=True) if selection.needs_list else [query.job(number) for number in selection.named]
@@ -183,7 +183,7 @@ def _tasks(
 
 
 def _page(found: list[TaskView], cursor: int, limit: int) -> tuple[list[TaskView], int | None]:
-    """At most so many of them (0: all), and where to go on."""
+    """Returns one page, of at most `limit` (0: all), and the cursor to continue at."""
     page = found[cursor : cursor + limit] if limit else found[cursor:]
     return page, cursor + len(page) if cursor + len(page) < len(found) else None
 
@@ -191,7 +191,7 @@ def _page(found: list[TaskView], cursor: int, limit: int) -> tuple[list[TaskView
 def _tasks_of_node(
     session: Session, selectors: tuple[str, ...], node: str, states: tuple[State, ...], cursor: int, limit: int
 ) -> tuple[list[TaskView], int | None]:
-    """Of named jobs all that are or were there, else what runs there now; as `_tasks`."""
+    """Returns all tasks of named jobs that are or were there, else those that run there now; as `_tasks`."""
     wanted = set(named_nodes([node], session.query().nodes()))
     if not selectors:
         selectors = tuple(str(job.id) for job in session.query().jobs() if not wanted.isdisjoint(job.nodes))
@@ -201,7 +201,7 @@ def _tasks_of_node(
 
 
 def kept_tasks(session: Session, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
-    """Tasks of a submission that is known to exist, or to have existed. Raises NotFound when only its history is kept."""
+    """Returns tasks of a submission that exists, or did. Raises NotFound if only its history is kept."""
     try:
         return session.query().tasks(number, first=first, limit=limit)
     except NotFound:
@@ -271,7 +271,7 @@ def history(
 
 
 def _wanted(session: Session, selectors: tuple[str, ...]) -> tuple[frozenset[int], frozenset[int]]:
-    """Numbers that are named, and those of ranges, of which some may have ended; neither: all of them."""
+    """Returns the named ids, and those of ranges, of which only some may have ended; both empty: all submissions."""
     if not selectors:
         return frozenset(), frozenset()
     if "purge" in selectors:
@@ -287,7 +287,7 @@ def _wanted(session: Session, selectors: tuple[str, ...]) -> tuple[frozenset[int
 
 
 def _newest_first(session: Session, user: str | None, wanted: frozenset[int] = frozenset()) -> Iterator[JobView]:
-    """Ended work that is still in memory, then what the store has, each submission once. wanted: none but these; empty: all."""
+    """Yields ended work in memory, then the store's, each submission once. wanted: only these; empty: all."""
     told: set[int] = set()
     try:
         recent = [job for job in session.query().jobs(ended=True, user=user or "") if job.state.is_final]
@@ -301,7 +301,7 @@ def _newest_first(session: Session, user: str | None, wanted: frozenset[int] = f
     left = wanted - told
     if wanted and not left:
         return  # all of them are in memory
-    if 0 < len(left) <= _READ_ALONE:  # a look at each, whatever the history has become
+    if 0 < len(left) <= _READ_ALONE:  # a look at each, however long the history is
         past: Iterable[JobView] = filter(None, (past_of(session, number) for number in sorted(left, reverse=True)))
     else:
         past = list_past(session, user=user)
