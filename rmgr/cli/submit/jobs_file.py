@@ -37,23 +37,23 @@ from rmgr.errors import UNREADABLE_TEXT, RmgrError, UsageError
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.submission import Condition, Dependency
 
-#: Entries of one list.
+#: Most entries of one list.
 MAX_JOBS = 10_000
-#: What is said once, of all of them, on the command line; and what a command line alone is made of.
+#: Options given once, for the whole list, on the command line; and those that only a command line has.
 _OF_THE_COMMAND = {"jobs_file", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch", "ignore_pbs", "words"}
 _RUNS = ("command", "script", "args")
 _CONDITIONS = {"ok": Condition.OK, "any": Condition.ANY, "fail": Condition.FAIL}
 _CONDITIONS |= {"afterok": Condition.OK, "afterany": Condition.ANY}
 _JOB_LINE = re.compile(rb"^[ \t]*\[\[[ \t]*\"?job\"?[ \t]*\]\]", re.MULTILINE)
 _ID = re.compile(r"[0-9]{1,10}", re.ASCII)
-#: What stands beside `--from` on the command line.
+#: Options that may stand beside `--from` on the command line.
 _BESIDE = {"jobs_file", "dry_run", "wait", "watch", "progress", "parsable", "token"}
 
 
 def submit_list(ctx: click.Context, session: Session, words: Sequence[str], file: str, token: str) -> None:
-    """Submits all jobs of `file`, or none; prints an id a line, in their order.
+    """Submits all jobs of `file`, or none; prints one id per line, in their order.
 
-    Raises: UsageError, and what a single `submit` raises, naming the entry; StateConflict when the list was given up meanwhile.
+    Raises: UsageError and the errors of a single `submit`, naming the entry; StateConflict if the list was given up in the meantime.
     """
     _check_alone(ctx, words)
     options = ctx.params
@@ -143,9 +143,9 @@ class _Raw:
 
 
 def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob]:
-    """All jobs of a file (`-`: standard input), in order, each checked by itself, and against the names of the others.
+    """Returns all jobs of a file (`-`: standard input), in order, each checked by itself, and against the names of the others.
 
-    Raises: UsageError naming file, entry or line, name, key, cause, and what to write. Cost: 0.1 ms an entry.
+    Raises: UsageError naming file, entry or line, name, key, cause, and what to write. Cost: 0.1 ms per entry.
     """
     shown = "stdin" if file == "-" else file
     raw = raw_jobs(file, shown)
@@ -164,7 +164,7 @@ def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob
             places.setdefault(item.name, []).append(place)
     entries = [_entry(ctx, session, item, keys, places) for item in raw]
     if told := next(filter(None, map(_unset_slurm, entries)), ""):
-        session.note(told)  # one of them is enough
+        session.note(told)  # one note is enough
     _refuse_cycles(shown, entries)
     return entries
 
@@ -173,7 +173,7 @@ def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob
 
 
 def raw_jobs(file: str, shown: str) -> list[_Raw]:
-    """The jobs as their tables say them, with the defaults. file: "-" is stdin. Raises: UsageError naming the line."""
+    """Returns the jobs as their tables say them, with the defaults. file: "-" is stdin. Raises: UsageError naming the line."""
     try:
         data = (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).removeprefix(BOM_UTF8)
     except OSError as error:
@@ -202,7 +202,7 @@ def _from_toml(text: str, data: bytes, shown: str) -> list[_Raw]:
     if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
         raise UsageError(f"{shown}: job is no list of tables", hint="each job begins with [[job]], in two pairs of brackets")
     lines = [data.count(b"\n", 0, match.start()) + 1 for match in _JOB_LINE.finditer(data)]
-    exact = lines if len(lines) == len(jobs) else []  # text of several lines may hold what looks like one
+    exact = lines if len(lines) == len(jobs) else []  # text of several lines may contain a line like one of these
     found = []
     for number, job in enumerate(jobs, 1):
         line = f", line {exact[number - 1]}" if exact else ""
@@ -249,7 +249,7 @@ def _with_defaults(shown: str, defaults: Any, jobs: Sequence[_Raw]) -> list[_Raw
 
 
 def _spelled(raw: _Raw) -> dict[str, Any]:
-    """Keys with `_` for `-`."""
+    """Returns the table with `_` for `-` in its keys."""
     found: dict[str, Any] = {}
     for key, value in raw.told.items():
         name = key.replace("-", "_")
@@ -264,7 +264,7 @@ def _spelled(raw: _Raw) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A key of an entry: the option of that long name; no: the form of a switch that turns it off."""
+    """A key of an entry: the option with that long name; no: the form of a switch that turns it off."""
 
     option: click.Option
     no: bool
@@ -316,7 +316,7 @@ def _entry(ctx: click.Context, session: Session, raw: _Raw, keys: Mapping[str, _
 
 
 def _unset_slurm(job: ListedJob) -> str:
-    """See `script.unset_slurm`."""
+    """Returns the warning of `script.unset_slurm`, with its place."""
     script, options = job.request.script, job.request.options
     assert script is None or isinstance(script, Script)
     told = "" if options.slurm_env else unset_slurm(script, job.request.words, [name for name, _ in options.env])
@@ -334,7 +334,7 @@ def _unknown(raw: _Raw, key: str, keys: Mapping[str, _Key]) -> NoReturn:
 
 
 def _runs(raw: _Raw) -> tuple[tuple[str, ...], str]:
-    """(words, script)."""
+    """Returns (words, script) of an entry."""
     command, script, args = (raw.told.get(key) for key in _RUNS)
     example = 'command = ["./solve", "x"], or command = "one | two" for a shell, or script = "job.sh"'
     if (command is None) == (script is None):
@@ -388,7 +388,7 @@ def _value(ctx: click.Context, raw: _Raw, key: str, known: _Key, value: Any) -> 
 
 
 def _after(raw: _Raw, value: Any, places: Mapping[str, Sequence[int]]) -> tuple[tuple[Dependency, ...], tuple[tuple[Condition, int], ...]]:
-    """(of submissions that are there, of others in the list)."""
+    """Returns (dependencies on existing submissions, on jobs of the list)."""
     from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES
 
     ids: dict[Dependency, None] = {}

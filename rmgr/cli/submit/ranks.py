@@ -1,4 +1,4 @@
-"""`rmgr run` inside a placed job: its ranks on all of its nodes; and `rmgr agent`, what mpirun takes for ssh."""
+"""`rmgr run` inside a placed job: its ranks on all of its nodes; and `rmgr agent`, which mpirun uses in place of ssh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INSIDE = "in the script of a placed job: rmgr submit -q QUEUE -n 4 -- rmgr run 
 
 
 def _of_the_job(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option that scripts of other systems give to their ranks, and that is the whole job's here."""
+    """Refuses an option that scripts of other systems give to their ranks, and that applies to the whole job here."""
 
     def refuse(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
         if value is not None:
@@ -32,7 +32,7 @@ def _of_the_job(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
 
 def check_shape(place: OwnAllocation, processes: int | None, nodes: int | None, cores: int | None) -> None:
-    """-N and -c may say again what the job has. Raises: UsageError, NotInJob."""
+    """Checks -N and -c, which may only repeat what the job has. Raises: UsageError, NotInJob."""
     spread, threads = place.spread(processes or place.processes), int(os.environ.get("RMGR_THREADS", "1"))
     if nodes not in {None, len(spread)}:
         told = ", ".join(f"{node} ({count})" for node, _, count in spread)

@@ -1,4 +1,4 @@
-"""`rmgr rerun ID`: a new submission of a stored command with some of its tasks, and whatever options are to be others this time."""
+"""`rmgr rerun ID`: a new submission of a stored command with some of its tasks, and with changed options if given."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from rmgr.model.tasks.submission import Rigid, Submission
 if TYPE_CHECKING:
     from rmgr.client.commands.sending import Sent
 
-#: They choose tasks, or what runs them; here the stored ones are meant.
+#: Options that choose tasks, or the interpreter; here the stored ones apply.
 _NOT_HERE = frozenset({"array", "each_line", "python"})
 _LOST = LOSSES | {Reason.POISON}
-#: Bytes of a record that are left for what options add.
+#: Bytes of a record reserved for what options add.
 _BESIDE = 1024
 _EXITS = f"""\
 0 submitted, or nothing to run again; 2 usage or infeasible, 3 no such id, or no longer kept,
@@ -92,7 +92,7 @@ def rerun(
 
 
 def _check_numbers(record: Submission, positions: list[int], which: str) -> None:
-    """Tasks that stand apart are numbered one by one, and a record has room for some thousands. Raises: RequestTooLarge naming a part."""
+    """Checks that the task numbers fit: scattered ones are listed singly, a record holds some thousands. Raises: RequestTooLarge."""
     from rmgr.client.commands.request import array_of
     from rmgr.client.commands.sending import MAX_RECORD_BYTES
     from rmgr.coord.protocol.records import encode_record
@@ -102,7 +102,7 @@ def _check_numbers(record: Submission, positions: list[int], which: str) -> None
         return
     fitting = bisect_right(range(1, len(positions)), room, key=lambda count: len(array_of(record, positions[:count])))
     if not fitting:
-        return  # it is the command that is too long
+        return  # the command is too long
     first, last = (shown_index(record.array, position) for position in (positions[0], positions[fitting - 1]))
     raise RequestTooLarge(
         f"the numbers of these {counted(len(positions), 'task')} are too scattered for one submission",
@@ -135,7 +135,7 @@ def _submit(
         tell_dry(session, draft)
         return
     if work.afterwards.waits:
-        session.data_store()  # what could not be waited for is not submitted
+        session.data_store()  # work that could not be waited for is not submitted
     sent = send(session, draft)
     _tell(session, sent, record, work.afterwards)
     if work.afterwards.waits:
@@ -143,7 +143,7 @@ def _submit(
 
         raise WorkEnded(wait_for(session, sent, work))
 
-#: Options that functions have too, by the names that a TaskQueue gives them.
+#: Options that functions have too -> their names in a TaskQueue.
 _OF_CALLS = {
     **{name: name for name in ("name", "queue", "cores", "priority", "retries", "resubmit", "on_disconnect", "processes", "nodes")},
     "memory_bytes": "memory",
@@ -155,7 +155,7 @@ _OF_CALLS = {
 
 
 def _submit_calls(session: Session, record: Submission, positions: list[int], given: dict[str, Any], values: dict[str, Any]) -> None:
-    """Functions of a Python program, of which those that FAILED have left their arguments."""
+    """Submits functions of a Python program again; those that FAILED have left their arguments."""
     from rmgr.cli.words.params import listed
     from rmgr.client.commands.sending import Sent
     from rmgr.client.connection import connect
@@ -195,7 +195,7 @@ def _tell(session: Session, sent: Sent, record: Submission, afterwards: Afterwar
     elif afterwards.parsable:
         sys.stdout.write(f"{number}\n")
     else:
-        out = sys.stderr if afterwards.waits else sys.stdout  # with --wait stdout is the work's
+        out = sys.stderr if afterwards.waits else sys.stdout  # with --wait, stdout is the work's
         out.write(f"Submitted job {number}: {counted(sent.tasks, 'task')} of {record.id}\n")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -204,14 +204,14 @@ def _tell(session: Session, sent: Sent, record: Submission, afterwards: Afterwar
 
 
 def _stored(session: Session, number: int, trust: str) -> Submission:
-    """The record of a submission, as its user has signed it. Raises: NotFound when it is history; PermissionDenied."""
+    """Returns the record of a submission, as its user has signed it. Raises: NotFound if it is history; PermissionDenied."""
     from rmgr.submitter.questions import ReadRecord
 
     timeout_s = session.left_s(10.0) or 10.0
     try:
         record = session.ask(ReadRecord(number=number)).record
     except NotFound:
-        session.query().job(number)  # whether there ever was one
+        session.query().job(number)  # raises if there never was one
         told = f"{number} cannot be run again: what was submitted is kept for `retention`, and that is over"
         raise NotFound(told, hint="submit it anew: rmgr submit; how long it is kept: rmgr config show --cluster") from None
     if record.user not in {session.me, trust}:
@@ -232,14 +232,14 @@ def _stored(session: Session, number: int, trust: str) -> Submission:
 
 
 def _total(session: Session, record: Submission) -> int:
-    """How many tasks it has by now."""
+    """Returns its number of tasks by now."""
     from rmgr.submitter.questions import ReadRecord
 
     return session.ask(ReadRecord(number=record.id)).tail.next
 
 
 def _chosen(session: Session, record: Submission, numbers: tuple[int, ...], total: int, *, failed: bool, lost: bool) -> list[int]:
-    """Positions of the tasks that are meant, in order. Raises: NotFound naming a task that there is not."""
+    """Returns positions of the chosen tasks, in order. Raises: NotFound naming a missing task."""
     if not failed and not lost:
         return sorted(set(positions_of(session, record.id, numbers, total=total))) if numbers else list(range(total))
     from rmgr.cli.waiting import read_ends
@@ -250,7 +250,7 @@ def _chosen(session: Session, record: Submission, numbers: tuple[int, ...], tota
 
 
 def _values_of(record: Submission) -> dict[str, Any]:
-    """The options that would ask for the same, by the names of their parameters; not --after, --begin, --token, and what has hashes."""
+    """Returns options that would ask for the same, by parameter; without --after, --begin, --token, and anything stored by hash."""
     request, rigid, command = record.request, record.rigid or Rigid(), record.command
     return {
         "name": record.name,

@@ -1,4 +1,4 @@
-"""`rmgr run -- CMD`: submit, stream the output to the same streams, exit with the command's code; and where output of tasks goes."""
+"""`rmgr run -- CMD`: submits, streams the output to the same streams, exits with the command's code; and destinations of tasks' output."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> N
 
         tell_dry(session, draft)
         return
-    session.data_store()  # what could not be waited for is not submitted
+    session.data_store()  # work that could not be waited for is not submitted
     sent = send(session, draft)
     number = sent.submission.id
     session.detail(f"submitted {number}")
@@ -89,7 +89,7 @@ def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> N
 def stream(
     session: Session, follow: Follow, item: AwaitedSubmission, *, sink: Sink | None = None, streams: tuple[str, ...] | None = None
 ) -> None:
-    """Passes output on until all that is followed has ended. Raises DeadlineExceeded, KeyboardInterrupt."""
+    """Passes output on until everything followed has ended. Raises DeadlineExceeded, KeyboardInterrupt."""
     from rmgr.client.progress import ProgressDisplay
 
     sink = sink or sink_for(session, item)
@@ -127,23 +127,23 @@ def stream(
 
 
 def sink_for(session: Session, item: AwaitedSubmission) -> Sink:
-    """Plain for one task, labelled for several, JSON lines with --json."""
+    """Returns a sink: plain for one task, labelled for several, JSON lines with --json."""
     if session.json:
         return JsonLines(lambda position: label_of(item, position))
     return Plain() if item.total <= 1 else Labelled(lambda position: label_of(item, position))
 
 
 def label_of(item: AwaitedSubmission, position: int) -> str:
-    """`42_7`."""
+    """Returns the task's id: `42_7`."""
     array = item.submission.array if item.submission is not None else ""
     return f"{item.number}_{shown_index(array, position)}"
 
 
-# -- `rmgr submit --wait`, `--watch`, `--progress`: what follows the id --------------------------------------------------------
+# -- `rmgr submit --wait`, `--watch`, `--progress`: after the id -----------------------------------------------------------------
 
 
 def wait_for(session: Session, sent: Sent, work: WorkRequest) -> int:
-    """Until it has ended; prints what was asked for. Returns the exit code. Raises WorkEnded after a Ctrl-C."""
+    """Waits for the end; prints what was asked for. Returns the exit code. Raises WorkEnded after a Ctrl-C."""
     number = sent.submission.id
     follow = Follow(session)
     printed = False
@@ -170,7 +170,7 @@ def wait_for(session: Session, sent: Sent, work: WorkRequest) -> int:
 
 
 def wait_for_all(session: Session, sent: Sequence[Sent], *, watch: bool, progress: bool) -> int:
-    """Until all of a list have ended. Returns the highest exit code. Raises WorkEnded after a Ctrl-C."""
+    """Waits for the end of a whole list. Returns the highest exit code. Raises WorkEnded after a Ctrl-C."""
     ids = [str(item.submission.id) for item in sent]
     follow = Follow(session)
 
@@ -196,7 +196,7 @@ def wait_for_all(session: Session, sent: Sequence[Sent], *, watch: bool, progres
 
 
 def _print_output(session: Session, item: AwaitedSubmission) -> bool:
-    """The whole output of the only task, to the same streams."""
+    """Prints the whole output of the only task, to the same streams."""
     live, sink = LiveOutput(session, item.number), Plain()
     printed = False
     for end in item.ends.values():
@@ -215,7 +215,7 @@ def _tell_end(end: FollowedEnd) -> None:
 
 
 def _shown(session: Session, item: AwaitedSubmission) -> dict[str, Any]:
-    """show's value. The leader may be a moment behind: what is known here wins."""
+    """Returns the value of `show`. The leader may be a moment behind: facts known here override it."""
     from rmgr.cli.display import shapes
 
     job = session.query().job(item.number)
@@ -223,11 +223,11 @@ def _shown(session: Session, item: AwaitedSubmission) -> dict[str, Any]:
     told = shapes.shown_job(job, attempts)
     return told | {"state": str(item.state), "counts": told["counts"] | {str(state): count for state, count in item.counts.items()}}
 
-# -- destinations of output: the same streams here, with a label a line for arrays, JSON lines, or files -----------------------
+# -- destinations of output: the same streams here, labelled lines for arrays, JSON lines, or files ----------------------------
 
 
 class Sink(Protocol):
-    """Takes pieces in order; `done` when nothing follows of a task (position), `close` at the end."""
+    """Takes pieces in order; `done` when no more follow for a task (position), `close` at the end."""
     def take(self, piece: OutputPiece) -> None: ...
     def done(self, position: int) -> None: ...
     def close(self) -> None: ...
@@ -250,7 +250,7 @@ class Plain:
 
 
 class Labelled:
-    """Writes whole lines only, each with its task before it: `42_7: text`."""
+    """Writes only whole lines, each after its task: `42_7: text`."""
 
     def __init__(self, label: Callable[[int], str]) -> None:
         self._label = label
@@ -282,7 +282,7 @@ class Labelled:
 
 
 class JsonLines:
-    """One JSON value a line: {"time","task","stream","data"}; bytes that are no UTF-8 become U+FFFD."""
+    """One JSON value a line: {"time","task","stream","data"}; bytes that are not UTF-8 become U+FFFD."""
 
     def __init__(self, label: Callable[[int], str]) -> None:
         self._label = label
@@ -313,7 +313,7 @@ class JsonLines:
 
 
 class ToFiles:
-    """Into one file, or with %a (and %j, %t) one for each task. stdout and stderr both, in the order in which they come."""
+    """Writes into one file, or with %a (and %j, %t) into one per task; stdout and stderr together, in the order in which they come."""
 
     def __init__(self, pattern: str, number: int, index_of: Callable[[int], int]) -> None:
         self._pattern = pattern

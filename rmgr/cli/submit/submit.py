@@ -1,6 +1,6 @@
-"""`rmgr submit`: a command, a script or standard input becomes a submission; the id is printed when it is durable.
+"""`rmgr submit`: submits a command, a script or standard input, and prints the id once it is durable.
 
-First the options that `rmgr run` has, too: what they are called, how `#RMGR` lines and the command line become one request.
+The first part is shared with `rmgr run`: the names of options, and how `#RMGR` lines and the command line become one request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ with --wait: {WORK_EXITS}"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Afterwards:
-    """Flags for what the submitting command itself does."""
+    """Flags for the submitting command itself."""
 
     dry_run: bool = False
     wait: bool = False
@@ -63,13 +63,13 @@ class Afterwards:
 
     @property
     def waits(self) -> bool:
-        """The command ends with the work."""
+        """Whether the command ends with the work."""
         return self.wait or self.watch or self.progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkRequest(CommandRequest):
-    """A request with what its command does besides."""
+    """A request with the flags for the command itself."""
 
     afterwards: Afterwards = Afterwards()
 
@@ -78,7 +78,7 @@ class WorkRequest(CommandRequest):
 
 
 def parse_env(text: str) -> tuple[str, str]:
-    """`K=V`, or `K` alone: with the value that it has here. Raises UsageError."""
+    """Parses `K=V`, or `K` alone, with its value here. Raises UsageError."""
     name, equals, value = text.partition("=")
     if not name or "\0" in text or any(char.isspace() for char in name):
         raise UsageError(f"{text!r} is not an environment variable", hint="write it as NAME=VALUE, or NAME to pass on its value here")
@@ -101,7 +101,7 @@ OF_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE", else_="; what the work print
 
 _EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"
 
-#: How the help of `submit` and `run` groups them, by the names of parameters.
+#: Sections of options in the help of `submit` and `run`, by names of parameters.
 SECTIONS = {
     "What it needs": (
         *("queue", "partition", "cores", "memory_bytes", "time_us", "processes", "nodes", "gpus", "resources", "features"),
@@ -130,14 +130,14 @@ SECTIONS = {
 
 
 def work_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of `submit` and `run`; the function gets them all as keywords."""
+    """Adds the options of `submit` and `run`; the function gets them all as keywords."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
 def work_options_but(names: Collection[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The same without these parameters."""
+    """Adds the same options without these parameters."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         before = list(getattr(function, "__click_params__", ()))
@@ -210,13 +210,13 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-# -- what options of placed jobs are in the record of a submission -------------------------------------------------------------
+# -- the part of options of placed jobs in the record of a submission ----------------------------------------------------------
 
 
 def shape_of(values: Mapping[str, Any]) -> Rigid | None:
-    """What the options make of a job; None for one process anywhere. Raises UsageError for -N above -n.
+    """Returns the shape of a job by its options; None for one process anywhere. Raises UsageError for -N above -n.
 
-    -N without -n: a process a node. What asks for nothing special (-n 1, -N 1) changes nothing.
+    -N without -n: one process per node. Options that ask for nothing special (-n 1, -N 1) change nothing.
     """
     nodes = values["nodes"] or 0
     processes = values["processes"] or nodes or 1
@@ -242,7 +242,7 @@ def shape_of(values: Mapping[str, Any]) -> Rigid | None:
 
 
 def resources_of(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    """`--resource`, with `--gpus`. Raises UsageError when they contradict each other."""
+    """Returns `--resource`, with `--gpus`. Raises UsageError if they contradict each other."""
     resources: tuple[tuple[str, int], ...] = tuple(values["resources"])
     gpus = values["gpus"]
     if gpus is None:
@@ -254,7 +254,7 @@ def resources_of(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
 
 
 def resubmit_of(values: Mapping[str, Any]) -> bool:
-    """`--[no-]resubmit`, by which name ever. Raises UsageError when both are said, and differ."""
+    """Returns `--[no-]resubmit`, under either of its names. Raises UsageError if both are given, and differ."""
     resubmit: bool = values["resubmit"]
     requeue: bool | None = values["requeue"]
     if requeue and not resubmit:
@@ -275,15 +275,15 @@ def read_work(
     script: bool = True,
     ignored: Collection[str] = (),
 ) -> WorkRequest:
-    """What the command line, and the directives of the script that it names, ask for. The command line wins.
+    """Returns what the command line, and the directives of the script that it names, ask for. The command line overrides.
 
     Args:
-        values: the options of the command line. words: what follows them.
+        values: the options of the command line. words: the words after them.
         dashes: `--` stood before the words: they are a command, never a script. script: the command takes scripts.
         ignored: `#SBATCH`, `#PBS`: run a script with such lines without them.
-    Raises: UsageError naming option, or file and line of a directive.
+    Raises: UsageError naming the option, or file and line of a directive.
     """
-    if not words or not words[0]:  # "" is what a shell makes of "$UNSET"
+    if not words or not words[0]:  # a shell makes "" of "$UNSET"
         raise UsageError("there is nothing to run", hint=f"{ctx.command_path} -- CMD ARGS..." + (", or a script" if script else ""))
     found: Script | None = None
     if script and not dashes and (words[0] == "-" or looks_like_script(words[0])):
@@ -308,7 +308,7 @@ def read_work(
 
 
 def with_directives(ctx: click.Context, script: Script, values: dict[str, Any], given: AbstractSet[str]) -> dict[str, Any]:
-    """`values` with what a script's directives say; what was `given` wins. Raises UsageError naming file and line."""
+    """Adds a script's directives to `values`; `given` options override them. Raises UsageError naming file and line."""
     merged = dict(values)
     repeatable = {parameter.name for parameter in ctx.command.params if getattr(parameter, "multiple", False)}
     told: dict[str, Any] = {}
@@ -317,14 +317,14 @@ def with_directives(ctx: click.Context, script: Script, values: dict[str, Any], 
             told[name] = (*told.get(name, ()), *value) if name in repeatable else value
     for name, value in told.items():
         if name in repeatable:
-            merged[name] = (*value, *values[name])  # a later one of the same name wins
+            merged[name] = (*value, *values[name])  # a later value for the same name overrides
         elif name not in given:
             merged[name] = value
     return merged
 
 
 def _parse_directive(ctx: click.Context, script: Script, line: int, words: tuple[str, ...]) -> dict[str, Any]:
-    """Options said on one line. Raises UsageError naming file and line."""
+    """Parses the options on one line. Raises UsageError naming file and line."""
     aside = Session()
     try:
         with ctx.command.make_context("#RMGR", list(words), obj=aside) as parsed:
@@ -347,7 +347,7 @@ def _parse_directive(ctx: click.Context, script: Script, line: int, words: tuple
 
 
 def checked_options(values: dict[str, Any]) -> CommandOptions:
-    """What parsed options ask for together, by their parameters' names. Raises UsageError for what contradicts itself."""
+    """Returns what parsed options ask for together, by names of parameters. Raises UsageError for contradictions."""
     known = CommandOptions.__dataclass_fields__
     taken = {name: value for name, value in values.items() if name in known}
     taken["features"] = listed(values["features"])
@@ -369,7 +369,7 @@ def _named(options: CommandOptions, script: Script | None, words: Sequence[str])
 
 
 def has_dashes(ctx: click.Context, words: tuple[str, ...]) -> bool:
-    """`--` stood before the words (click takes it away)."""
+    """Returns whether `--` stood before the words (click removes it)."""
     given = list(ctx.meta.get("rmgr.args", ()))
     return len(given) > len(words) and given[len(given) - len(words) - 1] == "--"
 
@@ -404,7 +404,7 @@ def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, ignore
     """Submits a command, a script, with - a script from standard input, or with --from a list of jobs."""
     ctx = click.get_current_context()
     if jobs_file is not None:
-        from rmgr.cli.submit.jobs_file import submit_list  # who submits one job does not load it
+        from rmgr.cli.submit.jobs_file import submit_list  # submitting a single job does not load it
 
         submit_list(ctx, session, words, jobs_file, values["token"])
         return
@@ -412,7 +412,7 @@ def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, ignore
     work = read_work(ctx, session, values, words, dashes=has_dashes(ctx, words), ignored=ignored)
     draft = prepare(session, work)
     if work.options.priority is not None:
-        from rmgr.daemons.leader.placement.pipeline import idle_priority  # the policies, which others do not load
+        from rmgr.daemons.leader.placement.pipeline import idle_priority  # imports the policies, which other submissions do not load
 
         if told := idle_priority(draft.settings, draft.record.queue):
             session.note(told)
@@ -421,11 +421,11 @@ def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, ignore
         return
     waits = work.afterwards.waits
     if waits:
-        session.data_store()  # what could not be waited for is not submitted
+        session.data_store()  # work that could not be waited for is not submitted
     sent = send(session, draft)
     _tell_id(session, sent, work, waits=waits)
     if waits:
-        from rmgr.cli.submit.run import wait_for  # streams, follower, gRPC: who does not wait does not load them
+        from rmgr.cli.submit.run import wait_for  # imports streams, follower, gRPC: not loaded unless waiting
 
         raise WorkEnded(wait_for(session, sent, work))
 
@@ -438,7 +438,7 @@ def _tell_id(session: Session, sent: Sent, work: WorkRequest, *, waits: bool) ->
     elif work.afterwards.parsable:
         sys.stdout.write(f"{number}\n")
     else:
-        out = sys.stderr if waits else sys.stdout  # with --wait stdout is the work's
+        out = sys.stderr if waits else sys.stdout  # with --wait, stdout is the work's
         out.write(f"Submitted job {number}\n")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -450,7 +450,7 @@ def _tell_id(session: Session, sent: Sent, work: WorkRequest, *, waits: bool) ->
 
 
 def tell_dry(session: Session, draft: CheckedRequest) -> None:
-    """What would be submitted; and of a placed job who would place it."""
+    """Describes what would be submitted; for a placed job, where and when it would run."""
     record = draft.record
     trial = session.query().what_if(as_tried(draft)) if record.rigid is not None and record.phase is Phase.OPEN else None
     if session.json:
@@ -460,7 +460,7 @@ def tell_dry(session: Session, draft: CheckedRequest) -> None:
 
 
 def told_dry(draft: CheckedRequest) -> dict[str, Any]:
-    """What would be submitted, as JSON."""
+    """Returns what would be submitted, as JSON."""
     from rmgr.coord.views.answers import command_text
 
     record = draft.record
@@ -482,7 +482,7 @@ def told_dry(draft: CheckedRequest) -> dict[str, Any]:
 
 
 def write_dry(draft: CheckedRequest, trial: WhatIfView | None = None) -> None:
-    """What would be submitted, in words; `trial`: where and when."""
+    """Describes what would be submitted, in words; `trial`: where and when."""
     from rmgr.coord.views.answers import command_text
 
     record = draft.record
@@ -514,7 +514,7 @@ def write_dry(draft: CheckedRequest, trial: WhatIfView | None = None) -> None:
 
 
 def _shape(rigid: Rigid) -> dict[str, Any]:
-    """Of a placed job, as JSON."""
+    """Returns the shape of a placed job, as JSON."""
     return {
         "processes": rigid.processes,
         "nodes": rigid.nodes or None,
@@ -530,7 +530,7 @@ def _shape(rigid: Rigid) -> dict[str, Any]:
 
 
 def _would(trial: WhatIfView) -> dict[str, Any]:
-    """Where and when, as JSON."""
+    """Returns where and when, as JSON."""
     return {
         "start": iso(trial.start_us),
         "at_once": trial.at_once,
@@ -541,7 +541,7 @@ def _would(trial: WhatIfView) -> dict[str, Any]:
 
 
 def _would_text(trial: WhatIfView) -> str:
-    """Where and when, in a sentence."""
+    """Describes where and when, in a sentence."""
     chosen = f"; queue class {trial.route}" if trial.route else ""
     nodes = ", ".join(f"{share.node} ({share.processes})" for share in trial.nodes)
     if trial.at_once:

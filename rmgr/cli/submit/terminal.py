@@ -1,4 +1,4 @@
-"""`rmgr run --pty`: this terminal becomes that of a command on the first node of a placed job, until the command ends."""
+"""`rmgr run --pty`: connects this terminal to a command on the first node of a placed job, until the command ends."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.cli.session.context import Session
 
-#: What a node shows of a terminal's kind.
+#: Variables that tell a node the kind of this terminal.
 _FROM_HERE = ("TERM", "COLORTERM", "LANG", "LC_ALL", "LC_CTYPE")
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 0.5
-#: How long the end of a command may take to be committed after it was seen here.
+#: Seconds that a command's end may take to be committed after it was seen here.
 _SETTLE_S = 15.0
 _LOST = 125
-#: What a Starter or a gateway answers to who need not ask again.
+#: Answers of a Starter or a gateway after which asking again is useless.
 _FINAL = (PermissionDenied, LimitReached, QueueFull, VersionMismatch)
 
 
 def interactive(session: Session, work: WorkRequest) -> WorkRequest:
-    """The work of a command with a terminal: placed, once, one task. Raises UsageError without a terminal here, and for contradictions."""
+    """Returns the work of a command with a terminal: placed, once, one task. Raises UsageError without a terminal, or if contradictory."""
     if not (os.isatty(0) and os.isatty(1)):
         what = "stdin" if not os.isatty(0) else "stdout"
         raise UsageError(f"--pty needs a terminal, and {what} is none", hint="without --pty the output comes all the same")
@@ -58,7 +58,7 @@ def interactive(session: Session, work: WorkRequest) -> WorkRequest:
 
 
 def sit_down(session: Session, number: int) -> int:
-    """Waits for the job to start, and is its terminal until it has ended; its exit code. The job ends when this terminal goes."""
+    """Waits for the job's start, is its terminal until it ends, and returns its exit code. If this terminal goes, the job ends."""
     follow = Follow(session)
     try:
         item = follow.add(number)
@@ -95,7 +95,7 @@ def _until_ended(follow: Follow, item: AwaitedSubmission, limit_s: float | None)
 
 
 def _attach(session: Session, follow: Follow, item: AwaitedSubmission) -> int | None:
-    """The exit code that came through the command's terminal; None: it was cut off, or there never was one."""
+    """Returns the exit code that came through the command's terminal; None if it was cut off, or there was none."""
     began_s, wait_s, has_told = time.monotonic(), _FIRST_LOOK_S, False
     silent_s: float | None = None  # since when its node does not answer
     while not item.is_ended:
@@ -123,13 +123,13 @@ def _attach(session: Session, follow: Follow, item: AwaitedSubmission) -> int | 
 
 
 class _Seat:
-    """This terminal at a command. code: the command's, once it has ended."""
+    """This terminal at a command. code: the command's exit code, once it has ended."""
 
     def __init__(self, endpoint: str, number: int, *, via: str, credentials: Credentials | None) -> None:
         from rmgr.adapters.terminals import TerminalClient
 
         self.code: int | None = None
-        self.trouble = ""  #: why nobody answered
+        self.trouble = ""  #: why no node answered
         self._number = number
         self._client = TerminalClient(endpoint, via=via, credentials=credentials)
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -139,7 +139,7 @@ class _Seat:
         self._old: dict[int, Any] = {}
 
     def sit(self) -> bool:
-        """False: there is no terminal there yet. Raises: what no waiting mends."""
+        """Connects until the command ends; returns False if there is no terminal yet. Raises: errors that waiting does not cure."""
         self._send_size()
         cutter = ranks.Cutter()
         try:
@@ -179,7 +179,7 @@ class _Seat:
     # -- this terminal ---------------------------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        """Keys are the command's from now on, Ctrl-C too."""
+        """Gives all keys to the command from now on, even Ctrl-C."""
         self._saved = termios.tcgetattr(0)
         hangup = () if dispositions.is_deaf_to(signal.SIGHUP) else (signal.SIGHUP,)
         for signum in (signal.SIGTERM, *hangup):
