@@ -46,7 +46,7 @@ def _security_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--security-dir", metavar="DIR", help="its bundle of credentials (rmgr admin init)  [RMGR_SECURITY_DIR]")(function)
 
 
-#: role -> the module whose `run` is its daemon.
+#: role -> module whose `run` is the daemon.
 _MODULES = {
     "starter": "rmgr.daemons.starter.main",
     "watchdog": "rmgr.daemons.leader.watchdog",
@@ -56,14 +56,14 @@ _MODULES = {
 
 
 def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
-    """Loads the configuration with the options on top and hands over to the daemon."""
+    """Loads the configuration, overridden by the options, and hands over to the daemon."""
     dispositions.begin(deaf_to=(signal.SIGHUP,))
     log = {"level": values.get("log_level"), "format": values.get("log_format")}
     own = {key: value for key, value in values.items() if not key.startswith("log_l") and not key.startswith("log_f")}
     insecure = own.pop("insecure", False)  # never from a file or a variable: it must be typed
     config = session.config({role: own, "log": log, "security": {"dir": own.pop("security_dir", None)}})
     typed = {"insecure": True} if insecure else {}
-    importlib.import_module("rmgr.log")  # first of all: from then on what no daemon uses is not loaded
+    importlib.import_module("rmgr.log")  # first of all: from here on, modules that no daemon uses are not loaded
     ended = importlib.import_module(_MODULES[role]).run(config, **typed)
     if isinstance(ended, int) and ended:
         raise WorkEnded(ended)

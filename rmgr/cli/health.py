@@ -1,7 +1,7 @@
 """`python -m rmgr.cli.health HOST:PORT [BUNDLE]`: asks one daemon's gRPC health service; for health checks of containers.
 
 BUNDLE is the daemon's own directory of credentials; none for an open cluster. Exit code 0: it serves. 1: it says that it does not,
-or does not answer within 3 s. 2: wrong use. Cost: 0.2 s of CPU, most of it imports.
+or does not answer within 3 s. 2: wrong usage. Cost: 0.2 s of CPU, most of it imports.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TIMEOUT_S = 3.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """One question; the answer in words on stdout, which `docker inspect` keeps."""
+    """Asks once and prints the answer on stdout, which `docker inspect` keeps; returns the exit code."""
     if len(argv) not in {1, 2} or argv[0].startswith("-"):
         sys.stderr.write("usage: python -m rmgr.cli.health HOST:PORT [BUNDLE]\n")
         return 2

@@ -1,6 +1,6 @@
-"""`rmgr help states|reasons|words`, `rmgr completion SHELL`, `rmgr version`: what needs no cluster.
+"""`rmgr help states|reasons|words`, `rmgr completion SHELL`, `rmgr version`: commands that need no cluster.
 
-`rmgr help COMMAND` is `rmgr COMMAND --help`: main.py sees to it.
+main.py turns `rmgr help COMMAND` into `rmgr COMMAND --help`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from rmgr.cli.session import errors
 from rmgr.cli.session.command import TableGroup, global_options, load, near
 from rmgr.cli.session.context import Session
 
-#: section -> name -> (module:function, what it does). A command stands here when it exists.
+#: section -> name -> (module:function, summary). Only existing commands are listed.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Work": {
         "submit": ("submit.submit:submit", "Submit a command or a script"),
@@ -79,20 +79,20 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 
-#: Inside a placed job: `run` starts its ranks, `agent` is what mpirun takes for ssh.
+#: Inside a placed job: `run` starts its ranks, mpirun uses `agent` in place of ssh.
 _INSIDE = {
     "ranks": ("submit.ranks:ranks", "One process a rank, on all nodes of this job"),
     "agent": ("submit.ranks:agent", "Run a command on a node of this job"),
 }
-#: What `rmgr help` explains beside commands.
+#: Topics of `rmgr help` besides commands.
 _TOPICS = {"states", "reasons", "words"}
 #: Commands below one whose other words are ids.
 _BELOW = {("history", "purge"): "listing.work:purge"}
 _COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()} | _INSIDE
-#: Words of command lines whose process lives long, or starts others; all others make a few thousand objects and end.
+#: Words of command lines whose process lives long, or starts others; all other processes make a few thousand objects and end.
 _LONG = {*SECTIONS["Daemons"], *SECTIONS["Research"], "dev", "bench", "drill"}
-#: Objects before the collector looks for cycles (700 is Python's own): imports make none that would be worth it.
-#: A daemon starts with this number, which takes 0.1 s less, and sets its own when all is imported (`runtime/interpreter.py`).
+#: Objects before the collector looks for cycles (700 is Python's own): imports make hardly any cycles.
+#: A daemon starts with this number, which saves 0.1 s, and sets its own after all imports (`runtime/interpreter.py`).
 _GARBAGE = 50_000
 
 _EPILOG = """\b
@@ -145,7 +145,7 @@ cli = _Table(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of the console script; ends the process with an exit code of cli.md section 6."""
+    """Runs the command line as the console script and ends the process with an exit code of cli.md section 6."""
     if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     words = sys.argv[1:] if argv is None else argv
@@ -155,34 +155,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     _open_streams()
     code = errors.flush(run(words))
     if is_brief and _nothing_is_left():
-        os._exit(code)  # everything is closed and written: taking the interpreter apart would be 10 ms more
+        os._exit(code)  # everything is closed and written: taking the interpreter down would cost 10 ms more
     sys.exit(code)
 
 
 def _open_streams() -> None:
-    """A closed stdin, stdout or stderr (`>&-`, some schedulers) is /dev/null: else the next socket would get its number."""
+    """Replaces a closed stdin, stdout or stderr (`>&-`, some schedulers) by /dev/null: else the next socket would get its number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115 - open to the end
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a name that this terminal's encoding lacks hides no other row
+        sys.stdout.reconfigure(errors="replace")  # a name that the terminal's encoding lacks must not hide the other rows
 
 
 def _nothing_is_left() -> bool:
-    """No thread that Python would wait for, no connection of the library's, nobody who measures this process."""
+    """Returns whether no thread, no connection of the library, no debugger or profiler needs Python's own exit."""
     mine = all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate())
     return mine and "rmgr.client.connection" not in sys.modules and sys.gettrace() is None and sys.getprofile() is None
 
 
 def run(argv: Sequence[str]) -> int:
-    """Carries out one command line and returns its exit code; what goes wrong is reported on stderr or as JSON."""
+    """Carries out one command line and returns its exit code; reports errors on stderr or as JSON."""
     if "_RMGR_COMPLETE" in os.environ:
         from click.shell_completion import shell_complete
 
         return shell_complete(cli, {}, "rmgr", "_RMGR_COMPLETE", os.environ["_RMGR_COMPLETE"])
     if not {*SECTIONS["Daemons"], "dev"}.intersection(argv):
-        # gRPC's own words about failed handshakes are for the logs of daemons; people see the error. Read at its import.
+        # gRPC's own words about failed handshakes belong in the logs of daemons; people see our error. gRPC reads this at import.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     session = Session()
     try:
@@ -197,7 +197,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _asked_for_help(argv: Sequence[str]) -> list[str]:
-    """`help [CMD]...` and `--version`, as other programs have them, are `[CMD]... --help` and `version`; topics are not commands."""
+    """Rewrites `help [CMD]...` and `--version`, as other programs have them, to `[CMD]... --help` and `version`; topics stay."""
     words = list(argv)
     if words[:1] == ["help"] and not _is_topic(next((word for word in words[1:] if not word.startswith("-")), "")):
         return [*(word for word in words[1:] if not word.startswith("-")), "--help"]
@@ -205,12 +205,12 @@ def _asked_for_help(argv: Sequence[str]) -> list[str]:
 
 
 def _is_topic(word: str) -> bool:
-    """It is what `rmgr help` explains beside commands, or nearly."""
+    """Returns whether the word is a topic of `rmgr help`, or nearly one."""
     return word in _TOPICS or (word not in _COMMANDS and bool(near(word, _TOPICS, 1)))
 
 
 def _width(argv: Sequence[str]) -> int | None:
-    """Help is as wide as the terminal; None, click's 80, where none is asked for: that import costs 7 ms."""
+    """Returns the terminal's width, for help; None (click's 80) if no help is asked for: that import costs 7 ms."""
     if argv and not {"-h", "--help", "help"}.intersection(argv):
         return None
     import shutil
@@ -219,7 +219,7 @@ def _width(argv: Sequence[str]) -> int | None:
 
 
 def asked_for_json(argv: Sequence[str]) -> bool:
-    """`--json` among the options, for errors that happen before options are understood."""
+    """Returns whether `--json` is among the options, for errors that happen before options are parsed."""
     words = list(argv)
     return "--json" in (words[: words.index("--")] if "--" in words else words)
 
