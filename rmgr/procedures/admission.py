@@ -1,7 +1,7 @@
-"""Checks a request against the limits of its queue, of its partition's nodes and of its user before anything is written.
+"""Checks a request against the limits of its queue, its partition's nodes and its user, before anything is written.
 
-A client asks with `admit`, and gateways ask again with `check_admitted`, whoever made the request: both are pure. How many jobs the user
-has open is read (`check_jobs`); gateways ask that again, too (`daemons/gateway/limits.py`).
+A client checks with `admit`, and gateways check any client's request again with `check_admitted`: both are pure. `check_jobs` reads the
+user's open jobs; gateways check them again, too (`daemons/gateway/limits.py`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _MAX_CORES = 99_999
 
 
 def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeRecord], *, partition: str = "", tasks: int = 1) -> Submission:
-    """`draft` with the defaults of its queue, if the cluster accepts it.
+    """Returns `draft` with the defaults of its queue, if the cluster accepts it.
 
     Args:
-        partition: where it shall run, when the draft names no queue; "" = wherever the queue is. tasks: how many it begins with.
-    Raises: NotFound (unknown queue, partition or node), PermissionDenied, StateConflict (closed queue), Infeasible naming
-        the limit, the largest node, or what the partition has, UsageError for what contradicts itself.
+        partition: where it must run if the draft names no queue; "" = wherever the queue is. tasks: how many it begins with.
+    Raises: NotFound (unknown queue, partition or node), PermissionDenied, StateConflict (closed queue), Infeasible with
+        the limit, the largest node, or what the partition has, UsageError for contradictory requests.
     """
     if draft.rigid is not None:
         check_shape(draft.rigid, tasks)
@@ -60,10 +60,10 @@ def admit(draft: Submission, settings: ClusterSettings, nodes: Sequence[NodeReco
 
 
 def check_admitted(record: Submission, settings: ClusterSettings, *, tasks: int = 1) -> None:
-    """What `admit` refuses by the settings of its queue, of a record that says that it was admitted: users, state, limits, priority.
+    """Checks an admitted record again against the settings of its queue: users, state, limits, priority.
 
-    Whether a node could ever run it concerns its owner alone, and is not asked again. tasks: how many it begins with.
-    Raises: as `admit`; StateConflict when it lacks a default of its queue. Cost: 5 us.
+    Whether any node could ever run it concerns only its owner, and is not checked again. tasks: how many it begins with.
+    Raises: as `admit`; StateConflict if it lacks a default of its queue. Cost: 5 us.
     """
     queue = settings.queue(record.queue)
     if queue is None:
@@ -84,7 +84,7 @@ def check_admitted(record: Submission, settings: ClusterSettings, *, tasks: int 
 
 
 def check_changed(record: Submission, terms: Terms, settings: ClusterSettings, nodes: Sequence[NodeRecord] = ()) -> None:
-    """What `admit` refuses of a record whose `terms` were changed, as far as these say something of it. nodes: none = not asked.
+    """Checks a changed record as `admit` does, as far as the changed `terms` matter. nodes: if none are given, they are not checked.
 
     Raises: as `admit`.
     """
@@ -131,7 +131,7 @@ def _check_placed(request: Request, rigid: Rigid, draft: Submission, queue: Queu
 
 
 def _check_cap(request: Request, user: str, settings: ClusterSettings) -> None:
-    """Of pulled work: a task that takes more cores than its user may have at once starts on no node."""
+    """Refuses pulled work whose tasks take more cores than the user may have at once: they would start on no node."""
     cap = settings.limits.of(CORES, user)
     if cap and request.cores > cap:
         raise Infeasible(
@@ -149,12 +149,12 @@ def _check_priority(priority: int, queue: QueueSpec) -> None:
 
 
 def choose_queue(draft: Submission, settings: ClusterSettings, partition: str = "") -> QueueSpec:
-    """The queue that the draft names, or in which the jobs of the queue class that it names stand; without one where it belongs.
+    """Returns the queue that the draft names, or the queue for jobs of the named queue class; without a name the fitting default.
 
-    A placed request: the default place queue, which is the first open one of the partition. A command of one process: that, too, where
-    the policy of its partition chooses among queue classes (it can only choose for what it sees); else, and for the tasks of a
-    TaskQueue, the default queue.
-    Raises: NotFound, StateConflict, Infeasible saying what to put into the configuration.
+    The default for a placed request is the partition's first open place queue. It is also the default for a command of one process if its
+    partition's policy chooses among queue classes, since the policy can only choose for jobs that it sees. Otherwise, and for the tasks of
+    a TaskQueue, it is the default queue.
+    Raises: NotFound, StateConflict, Infeasible with what to put into the configuration.
     """
     if partition:
         _check_partition(partition, settings)
@@ -187,7 +187,7 @@ def choose_queue(draft: Submission, settings: ClusterSettings, partition: str = 
 
 
 def _class_queue(draft: Submission, homes: Sequence[str], partition: str, settings: ClusterSettings) -> QueueSpec:
-    """Where a job stands whose user names a queue class. homes: partitions that have it."""
+    """Returns the queue for a job whose user names a queue class. homes: partitions that have the class."""
     if partition and partition not in homes:
         raise UsageError(
             f"{draft.queue} is a queue class of partition {', '.join(homes)}, not of {partition}",
@@ -204,9 +204,9 @@ def _class_queue(draft: Submission, homes: Sequence[str], partition: str, settin
 
 
 def _entry(able: Sequence[QueueSpec], user: str, settings: ClusterSettings) -> QueueSpec | None:
-    """The first open queue that takes work of the user; rather one that has not the name of a class: a job in that has chosen already.
+    """Returns the first open queue for the user, preferably one without the name of a class, in which the policy cannot choose any more.
 
-    Where none is open the first that the user may use, else the first, whose refusal says why; None of no queue.
+    If none is open: the first that the user may use, or else the first, whose refusal says why; None if there are no queues.
     """
     opened = [queue for queue in able if _opens_to(queue, user)]
     plain = [queue for queue in opened if queue.name not in chosen_classes(settings, queue.partition)]
@@ -227,7 +227,7 @@ def _check_partition(partition: str, settings: ClusterSettings) -> None:
     known = sorted({queue.partition for queue in settings.queues})
     if partition not in known:
         close = difflib.get_close_matches(partition, known, 1, 0.5)
-        if settings.queue(partition) is not None:  # Slurm's word for a queue
+        if settings.queue(partition) is not None:  # Slurm calls queues partitions
             hint = f"did you mean the queue: -q {partition}?"
         else:
             hint = f"did you mean {close[0]!r}?" if close else "rmgr queues -o queue,partition"
@@ -254,7 +254,7 @@ def _needs_placing(rigid: Rigid, queue: QueueSpec, settings: ClusterSettings, us
 
 
 def _wishes(rigid: Rigid) -> str:
-    """The options that make a request a placed one."""
+    """Returns the options that make a request a placed one."""
     usual = Rigid()
     options = {
         f"-n {rigid.processes}": rigid.processes != usual.processes,
@@ -273,7 +273,7 @@ def _wishes(rigid: Rigid) -> str:
 
 
 def find_queue(name: str, settings: ClusterSettings) -> QueueSpec:
-    """The queue of that name, "" = the default one. Raises NotFound naming those there are."""
+    """Returns the queue of that name, "" = the default one. Raises NotFound with the existing ones."""
     wanted = name or settings.default_queue
     queue = settings.queue(wanted)
     if queue is None:
@@ -296,7 +296,7 @@ def _with_defaults(request: Request, queue: QueueSpec) -> Request:
 
 
 def _check_limits(request: Request, draft: Submission, queue: QueueSpec, cores: int) -> None:
-    """cores: of all its processes."""
+    """Checks a request against the limits of its queue. cores: of all its processes."""
     if not 1 <= request.cores <= _MAX_CORES:
         raise UsageError(f"cores = {request.cores} is not between 1 and {_MAX_CORES}", hint="-c: cores of one process")
     checked_resources(request.resources.items())
@@ -321,7 +321,7 @@ def _check_limits(request: Request, draft: Submission, queue: QueueSpec, cores: 
 
 
 def _check_partition_limits(request: Request, queue: QueueSpec, settings: ClusterSettings, cores: int) -> None:
-    """What the policy file of the partition never lets run ([[partition]]). A file that limits nothing costs nothing."""
+    """Refuses what the partition's policy file never lets run ([[partition]]). A file without limits costs nothing."""
     spec = settings.pipeline(queue.partition)
     if spec is None or '"partition": [' not in spec.document:
         return
@@ -329,7 +329,7 @@ def _check_partition_limits(request: Request, queue: QueueSpec, settings: Cluste
 
     try:
         limits = limits_of(spec.tables(), queue.partition)
-    except (ValueError, AttributeError, ConfigError):  # nobody places there, and `rmgr status` says so
+    except (ValueError, AttributeError, ConfigError):  # nothing is placed there, as `rmgr status` says
         return
     if limits is None:
         return
@@ -347,7 +347,7 @@ def _check_partition_limits(request: Request, queue: QueueSpec, settings: Cluste
 
 
 def _check_nodes(request: Request, queue: QueueSpec, nodes: Sequence[NodeRecord]) -> None:
-    """Refuses what no known node can ever run. Without any node in the partition nothing is known: they may come."""
+    """Refuses what no known node can ever run. If the partition has no nodes yet, nothing is refused: they may come."""
     here = [node for node in nodes if node.attributes.partition == queue.partition]
     wanted = set(request.features)
     if not here or any(node.capacity.fits(request) and wanted <= set(node.attributes.features) for node in here):
@@ -369,7 +369,7 @@ def _check_nodes(request: Request, queue: QueueSpec, nodes: Sequence[NodeRecord]
     )
 
 
-# -- whether a partition could ever run a placed request: its shape, the nodes that it names, what the known nodes hold --------
+# -- whether a partition could ever run a placed request: its shape, the nodes that it names, the capacity of known nodes ----------
 
 
 _MAX_PROCESSES = 9_999_999
@@ -377,7 +377,7 @@ _MAX_PROCESSES = 9_999_999
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """A placed request on its way into a queue."""
+    """A placed request, before it is admitted to its queue."""
 
     request: Request
     rigid: Rigid
@@ -385,7 +385,7 @@ class Needs:
 
     @property
     def cores(self) -> int:
-        """Of all processes."""
+        """Cores of all processes."""
         return self.rigid.processes * self.request.cores
 
     @property
@@ -399,7 +399,7 @@ class Needs:
 
 
 def check_shape(rigid: Rigid, tasks: int = 1) -> None:
-    """What contradicts itself. Raises UsageError that says what to type."""
+    """Refuses contradictory shapes. Raises UsageError with what to type."""
     if not 1 <= rigid.processes <= _MAX_PROCESSES:
         raise UsageError(
             f"-n {rigid.processes} is not between 1 and {_MAX_PROCESSES}", hint="-n: processes of one job; an array of jobs is -a 1-100"
@@ -427,9 +427,9 @@ def check_shape(rigid: Rigid, tasks: int = 1) -> None:
 
 
 def check_nodes(needs: Needs, nodes: Sequence[NodeRecord]) -> None:
-    """Refuses what the known nodes can never run. Without any node in the partition nothing is known: they may come.
+    """Refuses what the known nodes can never run. If the partition has no nodes yet, nothing is refused: they may come.
 
-    Raises: NotFound for a node that nobody knows, Infeasible with what the partition has. Cost: O(nodes log nodes).
+    Raises: NotFound for an unknown node, Infeasible with what the partition has. Cost: O(nodes log nodes).
     """
     rigid, partition = needs.rigid, needs.queue.partition
     here = {node.node: node for node in nodes if node.attributes.partition == partition}
@@ -468,7 +468,7 @@ def check_nodes(needs: Needs, nodes: Sequence[NodeRecord]) -> None:
 
 
 def processes_on(node: NodeRecord, request: Request) -> int:
-    """How many such processes the empty node takes. Features are not looked at."""
+    """Returns how many of these processes the empty node can hold. Ignores features."""
     capacity = node.capacity
     room = capacity.cores // max(1, request.cores)
     if request.memory_bytes:
@@ -480,13 +480,13 @@ def processes_on(node: NodeRecord, request: Request) -> int:
 
 
 def told_cores(node: NodeRecord) -> str:
-    """`6 cores (and 2 that it keeps for calls)`: what an empty node has for work."""
+    """Returns `6 cores (and 2 that it keeps for calls)`: what an empty node has for work."""
     kept = node.attributes.call_cores
     return counted(node.capacity.cores, "core") + (f" (and {kept} that it keeps for calls)" if kept else "")
 
 
 def told_resources(request: Request, nodes: Sequence[NodeRecord], largest: NodeRecord) -> str:
-    """Of each resource that is asked for: how many the largest node has, and which node has most where that is another one."""
+    """Returns for each requested resource how many the largest node has, and which node has most if it is another one."""
     told = ""
     for name, _ in needs_of(request.resources):
         has, most = largest.capacity.resources.get(name, 0), max(nodes, key=lambda node: node.capacity.resources.get(name, 0))
@@ -497,7 +497,7 @@ def told_resources(request: Request, nodes: Sequence[NodeRecord], largest: NodeR
 
 
 def _check_spread(needs: Needs, rooms: list[int]) -> None:
-    """Processes spread evenly over exactly so many nodes, each with room for the largest share: that is how they are planned."""
+    """Checks processes spread evenly over exactly `rigid.nodes` nodes, each with room for the largest share, as the planner does."""
     rigid = needs.rigid
     usable = [room for room in rooms if room]
     if rigid.nodes > len(usable):
@@ -537,15 +537,15 @@ def _nodes(count: int) -> str:
     return f"{counted(count, 'node')} have" if count != 1 else "one node has"
 
 
-# -- open jobs of its user -----------------------------------------------------------------------------------------------------
+# -- open jobs of a user -------------------------------------------------------------------------------------------------------
 
 
-#: Within this the leader has counted anew; how long reading what it has counted may take.
+#: Time within which the leader counts again; time limit of reading its counts.
 _COUNTED_S, _READ_S = 2.0, 10.0
 
 
 def check_jobs(coordinator: Coordinator, limits: UserLimits, user: str, *, new: int = 1) -> None:
-    """The same, at ZooKeeper."""
+    """Checks the user's cap on jobs with the counts in ZooKeeper; see `check_cap`."""
 
     def has() -> int:
         found = coordinator.get(paths.USAGE, timeout_s=_READ_S).result(_READ_S + 1.0)
@@ -555,15 +555,15 @@ def check_jobs(coordinator: Coordinator, limits: UserLimits, user: str, *, new: 
 
 
 def check_cap(has_jobs: Callable[[], int], limits: UserLimits, user: str, *, new: int = 1) -> None:
-    """`user` is about to submit so many jobs. Cost: nothing without a cap, else a reading; at the cap it waits for another count.
+    """Checks that `user` may submit `new` more jobs. Cost: nothing without a cap, else one read; at the cap it waits for another count.
 
-    The leader counts once a second: who submits many within it may pass the cap by these, and no gateway is asked.
-    Raises: LimitReached naming the user, the cap, and what to do; Unavailable.
+    The leader counts once a second: a user who submits many jobs within it may exceed the cap by these if no gateway is involved.
+    Raises: LimitReached with the user, the cap, and what to do; Unavailable.
     """
     cap = limits.of(JOBS, user)
     if not cap or has_jobs() + new <= cap:
         return
-    machine.sleep(_COUNTED_S)  # nobody is refused for what has ended meanwhile
+    machine.sleep(_COUNTED_S)  # no user is refused because of jobs that have ended meanwhile
     if (has := has_jobs()) + new > cap:
         more = "" if new == 1 else f", and {new} more are to be submitted"
         told = f"{user} has {has} of the {cap} open jobs that {user} may have at once ({JOBS}){more}"

@@ -1,8 +1,8 @@
-"""Checks what a secured cluster's members believe: outcomes that a Starter has signed, as it signed them, and the deeds of values.
+"""Checks what members of a secured cluster believe: outcomes signed by Starters, and the deeds of values.
 
-Deeds (`coord/decisions/rights.py`) are made with one's own key and verified by the cluster's, with what owners share. The same object
-serves a client, a Starter and a gateway: who asks is given with each question, or is oneself. Nothing here is asked in an open cluster.
-Certificates and signatures that were verified are remembered, shares for `SHARES_S`.
+Deeds (`coord/decisions/rights.py`) are made with the process's own key, and verified with the cluster's keys and the owners' shares. The
+same object serves a client, a Starter and a gateway: each question is for a given person, or for the process itself. An open cluster does
+not use it. Verified certificates and signatures are remembered, shares for `SHARES_S`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.trust import Trust
 
 
-#: Error text of a COMPLETED outcome whose bytes are gone, or not to be believed.
+#: Error text of a COMPLETED outcome whose bytes are missing or not believed.
 LOST = "DATA_LOST"
 
 
@@ -49,9 +49,9 @@ class Authenticity:
         self._cluster_id = cluster_id
 
     def doubt(self, submission: int, fragment: Fragment, zxid: int, data: bytes = b"") -> str | None:
-        """Why it is not believed, "" if it is; None: not known yet (`find_doubt` waits for it). Cost: 0.15 ms.
+        """Returns why the fragment is not believed, "" if it is, None if not known yet (`find_doubt` waits for it). Cost: 0.15 ms.
 
-        Args: zxid: transaction that committed it. data: what it was read from, b"" = not at hand.
+        Args: zxid: transaction that committed it. data: its encoding, b"" if not at hand.
         """
         seal = fragment.seal
         if seal is None:
@@ -60,11 +60,11 @@ class Authenticity:
         return None if signer is None else self._judged(submission, fragment, signer, data)
 
     def believes(self, submission: int, fragment: Fragment, data: bytes) -> bool:
-        """A fragment that is not committed yet would be believed, without asking anybody."""
+        """Whether a fragment that is not committed yet would be believed, from memory alone."""
         return self.doubt(submission, fragment, 0, data) == ""
 
     def find_doubt(self, submission: int, fragment: Fragment, zxid: int, data: bytes = b"") -> str:
-        """As `doubt`, and waits. Raises: CoordinationUnavailable."""
+        """As `doubt`, but waits for the certificate. Raises: CoordinationUnavailable."""
         seal = fragment.seal
         if seal is None:
             return "nobody signed it" if needs_seal(fragment) else ""
@@ -88,12 +88,12 @@ def _made_s(fragment: Fragment) -> float:
 
 
 def disbelief(why: str) -> str:
-    """The error text of an outcome that is not believed."""
+    """Returns the error text of an outcome that is not believed."""
     return f"{LOST}: its outcome cannot be believed: {why}"
 
 
 def doubted(outcomes: Sequence[Outcome], why: str) -> list[Outcome]:
-    """What is left of outcomes that are not believed: states, and what is wrong."""
+    """Returns outcomes that are not believed without their values: states, and what is wrong."""
     text = disbelief(why)
     bare = {"value": b"", "value_size": -1, "value_sha256": None, "outputs": 0, "call": None, "error": text}
     return [msgspec.structs.replace(outcome, **bare) if is_precious(outcome) else outcome for outcome in outcomes]
@@ -102,11 +102,11 @@ def doubted(outcomes: Sequence[Outcome], why: str) -> list[Outcome]:
 # -- deeds ---------------------------------------------------------------------------------------------------------------------
 
 
-#: For how long what an owner shares is believed without a look; what is taken back counts after this at the latest.
+#: How long an owner's shares are believed without another look; a withdrawn share is void after this at the latest.
 SHARES_S = 2.0
 _KEEP = 8192
 _KEEP_SHARES = 1024
-#: Keys listed at once, their rows read at once; a row has a key of up to 1,000 bytes and little else.
+#: Keys listed at once; rows read at once; largest row: a key of up to 1,000 bytes and little else.
 _PAGE, _TOGETHER, _MOST_SHARE_BYTES = 1000, 100, 16 * 1024
 
 
@@ -121,8 +121,8 @@ class Deeds:
 
     Args:
         cluster_id: of the cluster's tree. credentials: of this process.
-        settings: of the cluster, at most some seconds old. publish: makes the certificate of this process known, once, and says with
-            what it signs; default: `credentials`, which are known.
+        settings: of the cluster, at most some seconds old. publish: publishes the certificate of this process, once, and returns
+            the signing credentials; default: `credentials`, which are published already.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Deeds:
         self._publish = publish or (lambda: credentials)
         self._own: Certified | None = None
         self._lock = threading.Lock()
-        self._verified: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()  #: (key, signature, of what)
+        self._verified: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()  #: (key, signature, signed bytes)
         self._shares: OrderedDict[tuple[str, str], _Shared] = OrderedDict()
         who = credentials.identity
         self.me = Person(name=who.name if who.is_person else "", role=str(who.role), is_operator=who.role is Role.OPERATOR)
@@ -149,11 +149,11 @@ class Deeds:
     # -- making
 
     def noted(self, row: str, encoding: Encoding, *, owner: str = "") -> Callable[[bytes], bytes]:
-        """The note of a value that this process writes into `row`, by its SHA-256. owner: "" = oneself. Cost: 0.05 ms."""
+        """Returns a function that makes the note of a value for `row` from its SHA-256. owner: "" = this process. Cost: 0.05 ms."""
         return lambda sha256: self.notes([(row, sha256, owner)], encoding)[0]
 
     def notes(self, rows: Sequence[tuple[str, bytes, str]], encoding: Encoding) -> list[bytes]:
-        """Notes of several values, by row, SHA-256 and owner ("" = oneself), which share a signature. Cost: 0.05 ms, and 5 us each."""
+        """Returns the notes of several values (row, SHA-256, owner; "" = this process) with one signature. Cost: 0.05 ms, and 5 us each."""
         mine, made_s = self._publish(), int(machine.wall_s())
         deeds = [rights.deed(row, owner or self.me.name, mine.identity.key_id, made_s) for row, _, owner in rows]
         told = [
@@ -166,18 +166,18 @@ class Deeds:
     # -- verifying
 
     def holder(self, store: Store, row: str, about: About) -> Holder:
-        """Whose the value in `row` is. Cost: 0.15 ms, the second time 10 us. Raises: CoordinationUnavailable, StoreUnavailable."""
+        """Returns the holder of the value in `row`. Cost: 0.15 ms, again 10 us. Raises: CoordinationUnavailable, StoreUnavailable."""
         try:
             return self._holder(store, row, about)
         except NotSealed as error:
             return Holder(why=str(error))
 
     def look(self, store: Store, row: str, about: About, person: Person | None = None) -> Look:
-        """The same, and what that person may do with it. person: None = oneself."""
+        """Returns the holder, and the rights of the person. person: None = this process."""
         return self.look_of(store, self.holder(store, row, about), person, key=keys.user_key(row))
 
     def look_of(self, store: Store, holder: Holder, person: Person | None = None, *, key: str = "") -> Look:
-        """What somebody may do with values of `holder`, with that under `key` now: what was shared just now counts."""
+        """Returns the person's rights on values of `holder`, and on the one under `key` as of now: new shares count at once."""
         who = self.me if person is None else person
         if who.is_free or who.owns(holder.owner):
             return Look(person=who, holder=holder)
@@ -185,19 +185,19 @@ class Deeds:
         return Look(person=who, holder=holder, shares=shares, open_reading=self.settings().values == SHARED)
 
     def check_read(self, store: Store, key: str, row: str, about: About, person: Person | None = None) -> Holder:
-        """Whose it is. Raises PermissionDenied unless the person may read it; key: as users call it."""
+        """Returns the holder. Raises PermissionDenied unless the person may read the value; key: the user's name for it."""
         look = self.look(store, row, about, person)
         rights.check_read(look, key)
         return look.holder
 
     def check_write(self, store: Store, key: str, row: str, about: About, person: Person | None = None) -> Holder:
-        """Whose it is. Raises PermissionDenied unless the person may replace and delete it."""
+        """Returns the holder. Raises PermissionDenied unless the person may replace and delete the value."""
         look = self.look(store, row, about, person)
         rights.check_write(look, key)
         return look.holder
 
     def check_pickle(self, key: str, holder: Holder, trust: Collection[str]) -> None:
-        """See `ownership.check_pickle`, of oneself in Python."""
+        """See `rights.check_pickle`; for this process, with a hint in Python."""
         rights.check_pickle(self.me, key, holder, trust, how=f'if you trust {{who}}: store.get({key!r}, trust="{{who}}")')
 
     def _holder(self, store: Store, row: str, about: About) -> Holder:
@@ -219,10 +219,10 @@ class Deeds:
         return Holder(owner=deed.owner, writer=who.name, why="", deed=deed)
 
     def _signer(self, deed: Deed, row: str, about: About) -> Identity:
-        """Who has signed a deed. Raises NotSealed."""
+        """Returns the signer of a deed. Raises NotSealed."""
         statement = rights.deed_statement(deed, row, about.encoding, about.sha256, cluster_id=self._cluster_id)
         signature, signed = opened(deed.signature, statement)
-        dated = keys.family(row) in keys.OUTPUTS  # what a node has written outlives it: nodes come and go, values stay
+        dated = keys.family(row) in keys.OUTPUTS  # outputs outlive their node's certificate: nodes come and go, values stay
         is_mine = deed.key_id == self._credentials.identity.key_id
         known = self._mine() if is_mine else self._trust.look(deed.key_id, at_s=deed.made_s, dated=dated)
         signer = self._trust.find(deed.key_id, at_s=deed.made_s, dated=dated) if known is None else known
@@ -242,7 +242,7 @@ class Deeds:
         return signer.identity
 
     def _mine(self) -> Certified:
-        """What was signed here needs nobody else's word, nor ZooKeeper's."""
+        """Returns this process's own certificate: to verify its own signatures it needs neither others nor ZooKeeper."""
         if self._own is None:
             self._own = self._credentials.certified(self._credentials.certificate_pem)
         return self._own
@@ -250,9 +250,9 @@ class Deeds:
     # -- shares
 
     def shared_with(self, store: Store, owner: str, user: str, key: str = "") -> tuple[ValueShare, ...]:
-        """What `owner` shares with that user, or with all.
+        """Returns what `owner` shares with that user, or with all.
 
-        Cost: two listings and their rows, once in `SHARES_S`, and again where what is remembered says nothing of `key`.
+        Cost: two listings and their rows, once in `SHARES_S`, and again if the remembered shares do not cover `key`.
         """
         now_s = machine.monotonic()
         with self._lock:
@@ -269,7 +269,7 @@ class Deeds:
         return found
 
     def read_shares(self, store: Store, prefix: str = "share/") -> Iterator[ValueShare]:
-        """Shares in rows with `prefix` that their owners have signed, 100 rows in memory; the others are left out."""
+        """Yields shares in rows with `prefix` that their owners have signed, 100 rows in memory; skips all others."""
         after = ""
         while names := store.keys(prefix, after=after, limit=_PAGE):
             for at in range(0, len(names), _TOGETHER):
@@ -285,11 +285,11 @@ class Deeds:
             after = names[-1]
 
     def put_share(self, store: Store, share: ValueShare) -> None:
-        """From now on the user may; replaces what was said of the same key and user."""
+        """Shares a value from now on; replaces an earlier share of the same key and user."""
         store.put(share.row, rights.encode_share(share), note=self.noted(share.row, Encoding.RAW, owner=share.owner))
         self.forget_shares()
 
     def forget_shares(self) -> None:
-        """They are read again at the next question."""
+        """Reads shares again at the next question."""
         with self._lock:
             self._shares.clear()

@@ -1,7 +1,7 @@
-"""The tree of a cluster: made once, by whoever comes first, and recognised by everyone else.
+"""The tree of a cluster: made by the first WatchDog, and recognised by everyone else.
 
-`bootstrap` is for WatchDogs; Starters and clients call `verify`. A cluster's id ties its tree to its data store: a tree
-that is empty although the id is remembered was wiped, or is another ensemble's, and nobody may build on it.
+`bootstrap` is for WatchDogs; Starters and clients call `verify`. A cluster's id ties its tree to its data store: an
+empty tree with a remembered id was wiped, or belongs to another ensemble, and must not be used.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _STORE_AWAY = "work that runs goes on, its results wait on their nodes; submit a
 def bootstrap(
     coordinator: Coordinator, cluster_id: str | None = None, *, settings: ClusterSettings | None = None, timeout_s: float = 10.0
 ) -> Meta:
-    """Makes what is missing of the cluster's tree; safe to call by any number of processes at once, and again.
+    """Makes the missing parts of the cluster's tree; any number of processes may call it at once, and again.
 
     Args:
-        cluster_id: the id that this process remembers (its configuration, its data store); None: it remembers none.
+        cluster_id: the id that this process remembers (from its configuration or data store), None if none.
         settings: of a new cluster; an existing one keeps its own.
-    Raises: WrongCluster when the tree belongs to another cluster, or is empty although an id is remembered;
+    Raises: WrongCluster if the tree belongs to another cluster, or is empty although an id is remembered;
         CoordinationUnavailable.
     """
     meta = read_meta(coordinator, timeout_s=timeout_s)
@@ -46,12 +46,12 @@ def bootstrap(
 
 
 def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: float = 0.0, timeout_s: float = 10.0) -> Meta:
-    """The cluster that this tree belongs to.
+    """Returns the cluster that this tree belongs to.
 
     Args:
-        cluster_id: the id that is expected, None for any.
+        cluster_id: the expected id, None for any.
         wait_s: how long to wait for a WatchDog to set up a new cluster.
-    Raises: NotConnected when there is no cluster and none was expected; WrongCluster, also for who has credentials in an open
+    Raises: NotConnected if there is no cluster and none was expected; WrongCluster, also for a process with credentials in an open
         one; CoordinationUnavailable.
     """
     deadline_s = machine.monotonic() + wait_s
@@ -59,7 +59,7 @@ def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: f
         machine.sleep(min(0.1, max(0.0, deadline_s - machine.monotonic())))
     meta = check_found(found, cluster_id)
     while _is_open_to_us(coordinator, timeout_s):
-        if machine.monotonic() >= deadline_s:  # until then a WatchDog may be securing it
+        if machine.monotonic() >= deadline_s:  # until then a WatchDog may be securing the tree
             raise WrongCluster(
                 "that cluster in ZooKeeper is open, and here are credentials",
                 hint="is --zk right? for an open cluster unset [security] dir (RMGR_SECURITY_DIR); a WatchDog with a bundle secures it",
@@ -69,7 +69,7 @@ def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: f
 
 
 def check_found(found: Meta | None, cluster_id: str | None) -> Meta:
-    """The cluster that was found, for who expects `cluster_id` (None: any). Raises NotConnected, WrongCluster."""
+    """Returns the found cluster for a process that expects `cluster_id` (None: any). Raises NotConnected, WrongCluster."""
     if found is None:
         if cluster_id:
             raise WrongCluster(f"there is no cluster in ZooKeeper, but cluster {cluster_id} is expected", hint=WIPED)
@@ -80,12 +80,12 @@ def check_found(found: Meta | None, cluster_id: str | None) -> Meta:
     return found
 
 
-#: A read that shows that the store is there: time for a second node of it where the first one asked does not answer (a request waits 4 s).
+#: Time limit of a read that shows that the store is there: enough for its second node if the first does not answer (a request waits 4 s).
 STORE_READ_S = 8.0
 
 
 def require_store(store: Store, *, timeout_s: float = 5.0) -> None:
-    """Raises StoreUnavailable when the data store does not answer: what is submitted then could not end. Cost: one small read."""
+    """Raises StoreUnavailable if the data store does not answer: submitted work could not end. Cost: one small read."""
     try:
         store.cluster_id(timeout_s=timeout_s)
     except StoreUnavailable as error:
@@ -93,12 +93,12 @@ def require_store(store: Store, *, timeout_s: float = 5.0) -> None:
 
 
 def not_submitted(error: StoreUnavailable) -> StoreUnavailable:
-    """What the absence of the store means for who submits."""
+    """Returns the error of a missing store in words for a submitting user."""
     return StoreUnavailable(f"nothing was submitted, for the data store is away: {error.message}", hint=_STORE_AWAY)
 
 
 def read_meta(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Meta | None:
-    """`/meta`, None where there is no cluster. Raises CoordinationUnavailable, WrongCluster, PermissionDenied."""
+    """Reads `/meta`, None if there is no cluster. Raises CoordinationUnavailable, WrongCluster, PermissionDenied."""
     coordinator.sync(timeout_s=timeout_s)
     try:
         found = coordinator.get(paths.META, timeout_s=timeout_s).result(timeout_s + 1.0)
@@ -108,7 +108,7 @@ def read_meta(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Meta | No
 
 
 def check_same(found: Meta | None, cluster_id: str) -> Meta:
-    """What was found, for who was here before. Raises WrongCluster when ZooKeeper holds another cluster by now, or none."""
+    """Returns the cluster found by a process that knew it before. Raises WrongCluster if ZooKeeper holds another cluster now, or none."""
     if found is None or found.cluster_id != cluster_id:
         told = "was wiped" if found is None else f"belongs to cluster {found.cluster_id} now"
         raise WrongCluster(f"ZooKeeper {told}; cluster {cluster_id} was there", hint="restore its data; rmgr doctor reports more")
@@ -116,13 +116,13 @@ def check_same(found: Meta | None, cluster_id: str) -> Meta:
 
 
 def read_settings(coordinator: Coordinator, *, timeout_s: float = 10.0) -> ClusterSettings:
-    """`/config`, or its defaults."""
+    """Reads `/config`, or returns its defaults."""
     found = coordinator.get(paths.CONFIG, timeout_s=timeout_s).result(timeout_s + 1.0)
     return ClusterSettings() if found is None else decode_record(found.data, ClusterSettings, paths.CONFIG)
 
 
 def _found(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float) -> Meta:
-    """SETUP: id, counter and settings appear together; of several founders one wins."""
+    """Commits SETUP: id, counter and settings appear together; if several processes try, one wins."""
     coordinator.ensure(["/"], timeout_s=timeout_s)
     protocol = PROTOCOL
     meta = Meta(cluster_id=machine.guid(), created_us=machine.wall_us(), protocol=protocol, oldest=protocol)
@@ -140,7 +140,7 @@ def _found(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float
 
 
 def _stranger(credential: str) -> PermissionDenied:
-    """What is said to who is not let in. credential: the role whose secret was shown, "" = none."""
+    """Returns the error for a process that ZooKeeper does not let in. credential: the role whose secret was shown, "" = none."""
     if not credential:
         return PermissionDenied(
             "this cluster is secured, and ZooKeeper does not know this process",
@@ -154,7 +154,7 @@ def _stranger(credential: str) -> PermissionDenied:
 
 
 def _is_open_to_us(coordinator: Coordinator, timeout_s: float) -> bool:
-    """An open cluster, seen by a process with credentials: its daemons could not read what that writes. Cost: one request."""
+    """Whether a process with credentials looks at an open cluster, whose daemons could not read what it writes. Cost: one request."""
     access = getattr(coordinator, "access", None)
     if access is None or not getattr(coordinator, "credential", ""):
         return False
@@ -166,15 +166,15 @@ def _queue_directories(settings: ClusterSettings) -> list[str]:
     return [path for queue in settings.queues for path in (paths.pending(queue.name), paths.held(queue.name))]
 
 
-# -- settings, for who asks often ----------------------------------------------------------------------------------------------
+# -- settings for frequent readers ---------------------------------------------------------------------------------------------
 
 
-#: How old they may be.
+#: Greatest age of the settings.
 FRESH_S = 5.0
 
 
 class FreshSettings:
-    """A callable. read: asks for them; while nobody answers what was known last is true. Thread-safe: two readers may read at once."""
+    """Returns settings when called. read: reads them; if that fails, the last ones are used. Thread-safe: two threads may read at once."""
 
     def __init__(self, read: Callable[[], ClusterSettings]) -> None:
         self._read = read

@@ -1,7 +1,7 @@
-"""Rows that users can write, read within bounds: outcomes, pages of fragments, summaries, parts of logs.
+"""Reads rows that users can write within bounds: outcomes, pages of fragments, summaries, parts of logs.
 
-Whoever reads for many users, a leader or a Starter, must neither hold what one of them has left there nor go round in it for ever.
-Nor must a client that follows the work of others.
+A process that reads for many users, such as a leader or a Starter, must neither hold everything that one of them left there nor loop over
+it for ever. The same goes for a client that follows others' work.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from rmgr.model.tasks.block import Fragment, Outcome
 
 T = TypeVar("T", bound=Sequence[object])
 
-#: 256 outcomes with the longest results, errors and pieces of output are a third of it.
+#: 256 outcomes with the longest results, errors and pieces of output take a third of it.
 MOST_OUTCOMES_BYTES = 16 * 2**20
 #: 180 fragments as large as a znode can be.
 MOST_PAGE_BYTES = 64 * 2**20
-#: What the history keeps of a submission: with the names of 10,000 nodes.
+#: The history's summary of a submission, with the names of 10,000 nodes.
 MOST_SUMMARY_BYTES = 2**20
-#: A part of a log has a quarter of it.
+#: A part of a log takes a quarter of it.
 MOST_LOG_PART_BYTES = 2**20
-#: Rows of outcomes in memory at a time.
+#: Rows of outcomes in memory at once.
 _TOGETHER = 8
 
 
 def row_of(store: Store, row: str, most: int, *, timeout_s: float = 30.0) -> bytes | None:
-    """A row of at most so many bytes, None when it is absent. Raises DataLost: it is larger."""
+    """Returns a row of at most `most` bytes, None if absent. Raises DataLost if it is larger."""
     found = store.get_noted_many([row], largest=most, timeout_s=timeout_s).get(row)
     if found is None:
         return None
@@ -41,13 +41,13 @@ def row_of(store: Store, row: str, most: int, *, timeout_s: float = 30.0) -> byt
 
 
 def rows_within(store: Store, rows: Sequence[str], most: int, *, timeout_s: float = 30.0) -> dict[str, bytes]:
-    """Those of some rows that are there and have at most so many bytes."""
+    """Returns those rows that exist and have at most `most` bytes."""
     found = store.get_noted_many(rows, largest=most, timeout_s=timeout_s) if rows else {}
     return {row: data for row, (data, _) in found.items() if data is not None}
 
 
 def outcomes_in(store: Store, row: str) -> tuple[Outcome, ...]:
-    """The outcomes of one row. Raises DataLost: it is absent, or none."""
+    """Returns the outcomes of one row. Raises DataLost if it is absent or invalid."""
     data = row_of(store, row, MOST_OUTCOMES_BYTES)
     if data is None:
         raise DataLost(f"outcomes in row {row} are missing from the store", hint="rmgr doctor")
@@ -55,7 +55,7 @@ def outcomes_in(store: Store, row: str) -> tuple[Outcome, ...]:
 
 
 def outcomes_of_rows(store: Store, rows: Sequence[str]) -> Iterator[tuple[str, tuple[Outcome, ...]]]:
-    """The outcomes of several rows, in their order, a few rows in memory at a time; those that are absent, or none, are left out."""
+    """Yields the outcomes of several rows, in order, a few rows in memory at a time; skips absent and invalid rows."""
     for at in range(0, len(rows), _TOGETHER):
         some = rows[at : at + _TOGETHER]
         found = store.get_noted_many(some, largest=MOST_OUTCOMES_BYTES)
@@ -69,12 +69,12 @@ def outcomes_of_rows(store: Store, rows: Sequence[str]) -> Iterator[tuple[str, t
 
 
 def page_at(store: Store, number: int, at: int, *, timeout_s: float = 30.0) -> tuple[Fragment, ...]:
-    """The page of a submission that begins with fragment `at`: at least one. Raises DataLost: it is absent, or none."""
+    """Returns the page of a submission that begins with fragment `at`, never empty. Raises DataLost if it is absent or invalid."""
     return _page_at(store, number, at, decode_page, timeout_s)
 
 
 def raw_page_at(store: Store, number: int, at: int, *, timeout_s: float = 30.0) -> list[bytes]:
-    """The same, each fragment as it was written: with what a newer release has said, or signed. Raises DataLost."""
+    """Returns the same page with each fragment as written, including what a newer release added or signed. Raises DataLost."""
     return _page_at(store, number, at, split_page, timeout_s)
 
 

@@ -1,12 +1,12 @@
-"""Carries out what people order about submissions: hold, release and cancel (GATE), cancelling tasks, other terms (UPDATE).
+"""Carries out users' orders about submissions: hold, release and cancel (GATE), cancelling tasks, other terms (UPDATE).
 
-Used by the command line and by TaskQueue. Each call reads the record, decides, and commits on the version that it read (`settle`). What
-GATE commits is the decision, the leader sweeps up behind it.
+Used by the command line and by TaskQueue. Each call reads the record, decides, and commits on the version that it read (`settle`). GATE
+commits only the decision; the leader sweeps up behind it.
 
-A single task may be waiting in `pending` or `held`, waiting for the resubmit rule in `failed`, or claimed by a Starter; it may also move
-between these while one looks, so everything is looked at until nothing of it waits any more: waiting ones leave their block (TAKE_OUT),
-running ones are ordered to be killed. Who may change which terms is said by `coord/decisions/changing.py`, once here, once more by the
-gateway; the leader renames blocks, places jobs anew, and tells nodes of the time limit of what runs.
+A task may wait in `pending` or `held`, wait for the resubmit rule in `failed`, or be claimed by a Starter; it may also move between these
+during a look, so everything is looked at until none of the tasks waits any more: waiting ones leave their block (TAKE_OUT), running
+ones are ordered to be killed. `coord/decisions/changing.py` decides who may change which terms, here and once more in the gateway; the
+leader renames blocks, places jobs anew, and tells nodes the new time limit of running tasks.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from rmgr.runtime import machine
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Result of a call: the record before it, and after it. unchanged: why it did nothing, "" when it did something."""
+    """Result of a call: the record before and after. unchanged: why nothing was done, "" if something was."""
 
     before: Submission
     after: Submission
     unchanged: str = ""
 
 
-#: (record, its version, seconds left) -> the record as it is to be, and what commits it; or why there is nothing to do.
+#: (record, its version, seconds left) -> the new record and its commit, or why there is nothing to do.
 Decide = Callable[[Submission, int, float], tuple[Submission, Multi] | str]
 
 
 def cancel_submission(
     coordinator: Coordinator, number: int, *, detail: str = "", doer: Doer = ITS_USER, timeout_s: float = 30.0
 ) -> Changed:
-    """CANCEL: from its commit on nothing of the submission starts; what waits ends CANCELLED, what runs is killed.
+    """Commits CANCEL: nothing of the submission starts any more; waiting tasks end CANCELLED, running ones are killed.
 
     Raises: NotFound, CoordinationUnavailable.
     """
@@ -68,12 +68,12 @@ def cancel_submission(
 def hold_submission(
     coordinator: Coordinator, number: int, *, detail: str = "", doer: Doer = ITS_USER, timeout_s: float = 30.0
 ) -> Changed:
-    """HOLD: nothing more of it starts until it is released; what runs goes on. Raises as `cancel_submission`."""
+    """Commits HOLD: nothing more starts until the release; running tasks go on. Raises as `cancel_submission`."""
     return _change(coordinator, number, lambda record: changing.held(record, detail, doer), timeout_s)
 
 
 def release_submission(coordinator: Coordinator, number: int, *, doer: Doer = ITS_USER, timeout_s: float = 30.0) -> Changed:
-    """RELEASE: after a hold; operators alone release an operator's. One that waited for others before waits for them again."""
+    """Commits RELEASE after a hold; only operators release an operator's hold. A submission that waited for others waits again."""
     return _change(coordinator, number, lambda record: changing.released(record, doer), timeout_s)
 
 
@@ -95,10 +95,10 @@ def settle(
     timeout_s: float,
     has_come: Callable[[Submission, Submission], bool] = eq,
 ) -> Changed:
-    """Reads a record, decides, and commits on the version that it read; again where somebody was faster.
+    """Reads a record, decides, and commits on the version that it read; again if another change came first.
 
     Args:
-        has_come: of a record that was committed with an unknown outcome, and the one that stands there: that is in it.
+        has_come: whether a record committed with an unknown outcome is contained in the present one.
     Raises: NotFound, CoordinationUnavailable; what `decide` raises.
     """
     end_s = machine.monotonic() + timeout_s
@@ -127,14 +127,14 @@ def settle(
 # -- single tasks --------------------------------------------------------------------------------------------------------------
 
 
-#: Looks at the same tasks before what still moves is left alone.
+#: Looks at the same tasks before those that still move are left alone.
 _ROUNDS = 12
-#: Blocks that are read and committed at once: what is in memory of a submission of millions.
+#: Blocks read and committed at once: bounds the memory for submissions of millions.
 _AT_ONCE = 64
 
 
 class _Ended:
-    """Tasks that this call has ended: a byte for each position up to the highest, however many millions they are."""
+    """Tasks that this call has ended: one byte for each position up to the highest."""
 
     def __init__(self) -> None:
         self._marks = bytearray()
@@ -151,7 +151,7 @@ class _Ended:
         return index < len(self._marks) and self._marks[index] == 1
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(first, count), in order."""
+        """Returns (first, count) of the ended tasks, in order."""
         found: list[tuple[int, int]] = []
         at = self._marks.find(1)
         while at >= 0:
@@ -172,13 +172,13 @@ def cancel_tasks(
     running: bool,
     deadline_s: float,
 ) -> tuple[tuple[int, int], ...]:
-    """Cancels tasks of submission `number`. Cost: as the ranges, and as what of them still waits or runs; a byte of memory a task.
+    """Cancels tasks of submission `number`. Cost: by the ranges, and by the tasks that still wait or run; a byte of memory a task.
 
     Args:
-        ranges: (first, count) of them. detail: the user's words. by: who cancels, "" = its user.
-        running: also order those that run to be killed.
+        ranges: (first, count) of the tasks. detail: the user's words. by: the cancelling user, "" = the submission's.
+        running: also orders running tasks to be killed.
         deadline_s: monotonic.
-    Returns: ranges of those that were waiting (they are CANCELLED now), and with `running` those that were ordered to end.
+    Returns: ranges of tasks that waited (CANCELLED now) and, with `running`, of those ordered to end.
     Raises: NotFound, CoordinationUnavailable, DeadlineExceeded.
     """
     submission = read_submission(coordinator, number, timeout_s=_left(deadline_s))
@@ -188,7 +188,7 @@ def cancel_tasks(
     detail = detail[:120]
     for _ in range(_ROUNDS):
         before = ended.count
-        for queue in reversed(submission.queues):  # what comes from where it was before is not missed
+        for queue in reversed(submission.queues):  # former queues last: a block that moves to the present one is not missed
             for held in (False, True):
                 _take_out(coordinator, queue, number, wanted, ended, held=held, reason=reason, detail=detail, deadline_s=deadline_s)
         _drop_failed(coordinator, submission, wanted, ended, reason=reason, deadline_s=deadline_s)
@@ -226,9 +226,9 @@ def _take_out(
                 continue
             try:
                 data = decode_block(block.data)
-            except msgspec.DecodeError:  # one that is no block keeps nobody from cancelling the others
+            except msgspec.DecodeError:  # an invalid block must not keep the others from being cancelled
                 continue
-            # What one multi and one fragment bear; the rest of the block is found under its new names in the next round.
+            # As much as one multi and one fragment can hold; the next round finds the rest of the block under its new names.
             some = indices[: 10_000 // (40 + len(detail))] if len(indices) == key.count else indices[:60]
             fragment = no_outcome(State.CANCELLED, reason, some, detail, attempt=key.attempt)
             multi = ops.take_out(queue, key, data, block.version, indices=some, fragment=fragment, held=held)
@@ -242,14 +242,14 @@ def _drop_failed(
     if ended.count >= wanted.count:
         return
     names = coordinator.children(paths.failed(submission.id), timeout_s=_left(deadline_s)).result(_left(deadline_s) + 1) or []
-    # A range goes as a whole: part of one that waits for its rule is caught when it waits in the queue again.
+    # A range goes as a whole: a part that waits for the rule is caught when it waits in the queue again.
     mine = ((name, *numbers) for name, numbers in paths.failed_in(names) if wanted.covers(numbers[0], numbers[0] + numbers[1]))
     while some := list(islice(mine, _AT_ONCE)):
         found = fetch([f"{paths.failed(submission.id)}/{item[0]}" for item in some], coordinator.get, timeout_s=_left(deadline_s))
         multis: list[tuple[Multi, Sequence[int]]] = []
         for (_, first, count, attempt), record in zip(some, found, strict=True):
             if record is not None:
-                with suppress(msgspec.MsgspecError):  # as among blocks; the leader ends such a range
+                with suppress(msgspec.MsgspecError):  # as for blocks; the leader ends an invalid range
                     failed = decode_failed(record.data)
                     multi = cancel_failed(submission, first, count, attempt, failed, record.version, reason=reason)
                     multis.append((multi, range(first, first + count)))
@@ -295,22 +295,22 @@ def _left(deadline_s: float) -> float:
 # -- other terms ---------------------------------------------------------------------------------------------------------------
 
 
-#: Blocks of which one commit sees that they wait still.
+#: Most blocks of which one commit can check that they still wait.
 _MOST_WAITING = MAX_OPS_OF_ONE_JOB - MOST_CHANGES - 5
-#: Signs an amendment of a submission of that number: "key id:hex".
+#: Signs an amendment of the submission with this number: "key id:hex".
 Sign = Callable[[int, Amendment], str]
 
 
 def update_submission(
     coordinator: Coordinator, number: int, terms: Terms, *, doer: Doer, sign: Sign | None = None, timeout_s: float = 30.0
 ) -> Changed:
-    """Gives what waits of a submission other terms, and what runs of it another time limit.
+    """Gives waiting tasks of a submission other terms, and running ones another time limit.
 
-    At most one of this and a start is committed where one block is all that waits: what has started keeps its terms, but for
-    the time limit (its user may shorten that, an operator lengthen it).
+    If only one block waits, either this change or the block's start is committed: tasks that have started keep their terms except
+    the time limit (the user may shorten it, an operator may lengthen it).
 
     Args:
-        sign: of who makes it; None in an open cluster.
+        sign: signs for the person who changes it; None in an open cluster.
     Raises: NotFound; UsageError, Infeasible, PermissionDenied for terms that no submission may have; CoordinationUnavailable.
     """
 
@@ -333,7 +333,7 @@ def update_submission(
 
 
 def _check_record(made: Submission) -> None:
-    """What nobody could read must not be written: the work would neither start nor end any more. Raises: UsageError."""
+    """Refuses to write a record that could not be read: the work would neither start nor end any more. Raises: UsageError."""
     try:
         validity.submission(encode_record(made), made.id)
     except InvalidRecord as error:
@@ -341,12 +341,12 @@ def _check_record(made: Submission) -> None:
 
 
 def _has_come(mine: Submission, record: Submission) -> bool:
-    """An amendment whose commit had an unknown outcome stands there; others may have come since."""
+    """Whether an amendment with an unknown outcome is in the record; others may have come since."""
     return record.changes[: len(mine.changes)] == mine.changes
 
 
 def _standing(coordinator: Coordinator, record: Submission, terms: Terms, timeout_s: float) -> tuple[changing.Standing, list[str]]:
-    """What of it waits and runs; paths of the blocks of which none may start in the moment of the change."""
+    """Returns what waits and runs; and paths of blocks that must not start at the moment of the change."""
     number = record.id
     [tail] = fetch([paths.tail(number)], coordinator.get, timeout_s=timeout_s)
     places = [place(queue) for queue in reversed(record.queues) for place in (paths.pending, paths.held)]
@@ -360,7 +360,7 @@ def _standing(coordinator: Coordinator, record: Submission, terms: Terms, timeou
         may_move = not (grows or failed or changing.OF_STILL.isdisjoint(terms.said()))
         is_still = may_move and _is_all(coordinator, record.id, blocks, timeout_s)
         if is_still and record.phase is not Phase.OPEN:
-            return changing.Standing(waits=True), []  # nothing starts before its record is another one
+            return changing.Standing(waits=True), []  # nothing starts before the record changes
         return changing.Standing(waits=True, is_still=is_still), [] if grows or failed else blocks if is_still else blocks[-1:]
     lists = fetch([paths.running_node(node) for node in nodes or ()], coordinator.children, timeout_s=timeout_s)
     runs = any(key.submission == number for names in lists for _, key in paths.blocks_in(names))
@@ -368,9 +368,9 @@ def _standing(coordinator: Coordinator, record: Submission, terms: Terms, timeou
 
 
 def _is_all(coordinator: Coordinator, number: int, blocks: list[str], timeout_s: float) -> bool:
-    """What has not ended of a submission waits in these blocks: nothing of it is claimed."""
+    """Whether everything unfinished waits in these blocks: nothing is claimed."""
     read = read_progress(coordinator, None, number, timeout_s=timeout_s)
-    waiting = {(key.first, key.count) for path in blocks for key in (paths.parse_block(path.rpartition("/")[2]),)}  # one may have moved
+    waiting = {(key.first, key.count) for path in blocks for key in (paths.parse_block(path.rpartition("/")[2]),)}  # a block may have moved
     return read is not None and read[1].final + sum(count for _, count in waiting) == read[1].total
 
 
@@ -380,23 +380,23 @@ def _nodes(coordinator: Coordinator, timeout_s: float) -> list[NodeRecord]:
     return [validity.decode(item.data, NodeRecord, paths.NODES) for item in found if item is not None]
 
 
-# -- asking the leader for what only it can do ---------------------------------------------------------------------------------
+# -- asking the leader for what it alone can do --------------------------------------------------------------------------------
 
 
 def send_stop(coordinator: Coordinator, guid: str, request: StopRequest, *, timeout_s: float) -> None:
     """Has the leader ask placed jobs to save their state, or to go on elsewhere.
 
-    guid: drawn by who asks; sent again, it is the same request. `read_stop` tells what came of it, as soon as somebody leads.
+    guid: drawn by the caller; the same guid again is the same request. `read_stop` returns the result, once there is a leader.
     Raises: CoordinationUnavailable.
     """
     outcome = coordinator.commit(leader_ops.ask_leader(guid, request), timeout_s=timeout_s).result(timeout_s + 1)
-    is_there = isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NODE_EXISTS  # sent again
+    is_there = isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NODE_EXISTS  # repeated request
     if not (isinstance(outcome, Committed) or is_there):
         raise CoordinationUnavailable(f"the leader could not be asked: {outcome}", hint="try again")
 
 
 def read_stop(coordinator: Coordinator, guid: str, *, timeout_s: float) -> StopRequest | None:
-    """The request as it stands, `answered` once the leader has; None: it is gone."""
+    """Returns the request, `answered` once the leader has served it; None if it is gone."""
     path = paths.request(guid)
     found = coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1)
     return None if found is None else validity.decode(found.data, StopRequest, path)

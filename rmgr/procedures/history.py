@@ -1,8 +1,8 @@
-"""The history: what is kept of a submission that has ended, in rows of the data store, and which of them go.
+"""The history: what is kept of an ended submission in rows of the data store, and which rows are deleted.
 
-The order is always: rows first, then the commit that makes them true; when things go, znodes first, rows after. Rows are named by the
-number of their submission, not by when it ended. Numbers grow with time, so all but the submissions that lived long are found from the
-oldest end (`oldest_end`); each row is looked at before it goes.
+The order is always: rows first, then the commit that makes them true; for deletion, znodes first, rows after. Rows are named by the
+number of their submission, not by its end. Numbers grow with time, so the old rows of all but long-lived submissions are found from the
+oldest end (`oldest_end`); each row is read before it is deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rmgr.model.wire.stream import json_decoder
 from rmgr.procedures.bounded import MOST_SUMMARY_BYTES, row_of
 
 V = TypeVar("V")
-#: Keys listed at once, their rows in memory at a time, and rows that one probe of `oldest_end` looks at.
+#: Keys listed at once, their rows in memory at once, and rows read by one probe of `oldest_end`.
 _PAGE, _TOGETHER, _PROBE = 500, 50, 20
 
 
@@ -38,19 +38,19 @@ _PAGE, _TOGETHER, _PROBE = 500, 50, 20
 
 
 def summary(submission: Submission, progress: Progress, *, now_us: int) -> JobView:
-    """What the history keeps of an ended submission: all that `rmgr history` and `rmgr show` tell of it."""
+    """Returns the history's summary of an ended submission: all that `rmgr history` and `rmgr show` show."""
     view = job_view(submission, progress, [])
     return view if view.ended_us else msgspec.structs.replace(view, ended_us=now_us)
 
 
 class _Kept(JobView, frozen=True, kw_only=True):
-    """A row of the history. began: as `Progress.began`; the view does not tell it of attempts whose times nobody knows."""
+    """A row of the history. began: as `Progress.began`; the view does not show it for attempts with unknown times."""
 
     began: bool = False
 
 
 def history_rows(view: JobView, *, began: bool = False) -> list[tuple[str, bytes]]:
-    """Store rows of a summary: for everyone, and by user (where the user's name can be part of a key)."""
+    """Returns store rows of a summary: for everyone, and by user (if a key can contain the user's name)."""
     data = encode_record(_Kept(**msgspec.structs.asdict(view), began=began))
     rows = [(keys.history(view.id), data)]
     with suppress(UsageError):
@@ -59,12 +59,12 @@ def history_rows(view: JobView, *, began: bool = False) -> list[tuple[str, bytes
 
 
 def decode_summary(data: bytes) -> JobView:
-    """A history row. Raises DataLost."""
+    """Decodes a history row. Raises DataLost."""
     return _read(data, JobView)
 
 
 def decode_ending(data: bytes) -> SubmissionEnd:
-    """What a history row tells those that wait for its submission. Raises DataLost."""
+    """Returns what a history row says to submissions that depend on this one. Raises DataLost."""
     kept = _read(data, _Kept)
     began = kept.began or kept.started_us or kept.counts.get(State.COMPLETED) or kept.counts.get(State.FAILED)
     return SubmissionEnd(state=kept.state, began=bool(began))
@@ -82,11 +82,11 @@ def _read(data: bytes, kind: type[V]) -> V:
 
 
 def paged_with(paged: Paged, fragments: Sequence[Fragment]) -> Paged:
-    """`paged` after `fragments`, which follow its base, were written to a page."""
+    """Returns `paged` extended by `fragments`, which follow its base and were written to a page."""
     ends = EndFold()
     for fragment in fragments:
         ends.fold(fragment.outcomes)
-        for state, _, count in fragment.ranges if fragment.row else ():  # a row's tasks by their ranges: a page may have millions
+        for state, _, count in fragment.ranges if fragment.row else ():  # counts a row's tasks by their ranges: a page may have millions
             if state in ends.counts:
                 ends.counts[state] += count
     counts = Counter(paged.counts) + Counter({str(state): count for state, count in ends.counts.items()})
@@ -97,7 +97,7 @@ def paged_with(paged: Paged, fragments: Sequence[Fragment]) -> Paged:
 
 
 def kept_outputs(number: int, tail: Tail, ends: Iterable[tuple[Fragment, Outcome]]) -> list[tuple[str, str]]:
-    """(row of an output, row under which it is kept) for every keyed output of a task that COMPLETED."""
+    """Returns (row of an output, row in which it is kept) for every keyed output of a COMPLETED task."""
     kept: list[tuple[str, str]] = []
     for fragment, outcome in ends:
         if outcome.state is not State.COMPLETED:
@@ -113,13 +113,13 @@ def kept_outputs(number: int, tail: Tail, ends: Iterable[tuple[Fragment, Outcome
 
 
 def summary_of(store: Store, number: int, *, timeout_s: float = 30.0) -> JobView | None:
-    """What the history keeps of a submission, None when there is nothing. Raises DataLost."""
+    """Returns the summary of a submission, None if there is none. Raises DataLost."""
     data = row_of(store, keys.history(number), MOST_SUMMARY_BYTES, timeout_s=timeout_s)
     return None if data is None else decode_summary(data)
 
 
 def ending_of(store: Store, number: int) -> SubmissionEnd:
-    """What the history tells those that wait for a submission. Raises DataLost."""
+    """Returns the end of a submission for those that depend on it, from the history. Raises DataLost."""
     data = row_of(store, keys.history(number), MOST_SUMMARY_BYTES)
     return SubmissionEnd(known=False) if data is None else decode_ending(data)
 
@@ -127,10 +127,10 @@ def ending_of(store: Store, number: int) -> SubmissionEnd:
 def ended_before(
     store: Store, before_us: int, *, after: str = "", on_unreadable: Callable[[str], None] = lambda _: None, timeout_s: float = 30.0
 ) -> Iterator[JobView]:
-    """Summaries of submissions that ended before `before_us` (wall clock), newest number first.
+    """Yields summaries of submissions that ended before `before_us` (wall clock), newest number first.
 
     Args:
-        after: only rows behind this key. on_unreadable: gets a sentence about each row that cannot be read; it is left out.
+        after: only rows behind this key. on_unreadable: called with a sentence about each unreadable row, which is skipped.
     Raises: StoreUnavailable. Cost: eleven reads for each 500 rows, 50 of them in memory.
     """
     while names := store.keys(keys.history_prefix(), after=after, limit=_PAGE, timeout_s=timeout_s):
@@ -139,9 +139,9 @@ def ended_before(
 
 
 def oldest_end(store: Store, before_us: int) -> str:
-    """The key behind which `ended_before` finds what is old, without reading what is recent.
+    """Returns the key behind which `ended_before` finds what is old, without reading what is recent.
 
-    A submission that ended long before others of lower numbers may be missed, until the moment has moved on past those.
+    A submission that ended long before others of lower numbers may be missed until those are old, too.
     Cost: two reads for each doubling of the number of submissions (about 20 for a million).
     """
     newest = store.keys(keys.history_prefix(), limit=1)
@@ -158,8 +158,8 @@ def oldest_end(store: Store, before_us: int) -> str:
 
 
 def forget(store: Store, view: JobView, *, timeout_s: float = 30.0) -> None:
-    """Removes a submission from the history. Repeatable: the row that is found again goes last."""
-    with suppress(UsageError):  # the name of a user that no key can hold
+    """Removes a submission from the history. Repeatable: the row by which it is found is deleted last."""
+    with suppress(UsageError):  # no key can contain this user's name
         store.delete(keys.history_of_user(view.user, view.id), timeout_s=timeout_s)
     store.delete(keys.history(view.id), timeout_s=timeout_s)
 
@@ -167,7 +167,7 @@ def forget(store: Store, view: JobView, *, timeout_s: float = 30.0) -> None:
 def summaries(
     store: Store, names: Sequence[str], on_unreadable: Callable[[str], None], *, timeout_s: float = 30.0
 ) -> Iterator[JobView]:
-    """The summaries in some rows, 50 of them in memory. on_unreadable: see `ended_before`. Raises: StoreUnavailable."""
+    """Yields the summaries in some rows, 50 of them in memory. on_unreadable: see `ended_before`. Raises: StoreUnavailable."""
     for at in range(0, len(names), _TOGETHER):
         some = names[at : at + _TOGETHER]
         rows = store.get_noted_many(some, largest=MOST_SUMMARY_BYTES, timeout_s=timeout_s)

@@ -1,14 +1,14 @@
-"""Output keys of tasks: claimed by pointers, followed to the task and the row behind them, and deleted.
+"""Output keys of tasks: claimed by pointers, resolved to the task and its row, and deleted.
 
-Pointers are written many together. The Submitter does it before the commit that submits the tasks. For a task that it hands straight to a
-node, the Starter does, before the task begins. A task whose key somebody else has taken ends FAILED with OUTPUT_EXISTS. Keys are created,
-never overwritten: a key that is free although something stands there (its task ended without a result) is replaced only if that still
-stands there. So of several who want a key one has it, whoever dies. Called on a thread that may wait for the store. May be repeated after
-a failure, by anybody: the pointer of a task is always the same.
+Pointers are written in batches. The Submitter writes them before the commit that submits the tasks. For a task handed straight to a
+node, the Starter writes them before the task begins. A task whose key is taken ends FAILED with OUTPUT_EXISTS. Keys are created, never
+overwritten: a key whose pointer is void (its task ended without a result) is replaced only if that pointer still stands there. So only
+one of several contenders gets a key, whichever of them die. Called on a thread that may wait for the store. After a failure any process
+may repeat a call: the pointer of a task is always the same.
 
-What became of the tasks behind pointers (their state, the attempt that was committed) is read once a submission, and then read on
-(`Fates`). Those who hold no submission in memory (`rmgr store get`, `connect().store.get`) go from a key to the row that holds its value
-(`locate`, protocol.md section 4): one look costs the fragments of the submission, at most 1,000 znodes and its pages.
+The fates of the tasks behind pointers (state and committed attempt) are read once per submission, and then incrementally (`Fates`).
+Clients without the submission in memory (`rmgr store get`, `connect().store.get`) go from a key to the row with its value (`locate`,
+protocol.md section 4): one look costs the fragments of the submission, at most 1,000 znodes and its pages.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from rmgr.procedures.bounded import outcomes_in, page_at, row_of
 from rmgr.procedures.snapshot import fetch, outcomes_of, read_pages, read_whole
 from rmgr.runtime import machine
 
-#: Pointers of one write: below the size up to which a refused write leaves nothing behind.
+#: Pointers of one write: below the size at which a refused write could leave some behind.
 _ROWS = 2000
-#: How often keys are looked at and written while others take some of them.
+#: Tries to read and write keys while other tasks take some of them.
 _TRIES = 8
-#: Characters of a key that an error shows.
+#: Characters of a key shown in an error.
 _SHOWN = 100
-#: What to do about a key that somebody else has.
+#: Advice for a key that is taken.
 HOW_TO_REPLACE = "overwrite=True replaces it; or choose another key"
 
-#: An output key and what is to stand under it.
+#: An output key, and the pointer to write under it.
 Wanted = tuple[str, Pointer]
 _NOBODYS: Mapping[str, Holder | None] = {}
 
@@ -57,13 +57,13 @@ class KeyTable(Protocol):
 
     @property
     def fates(self) -> FatesPort:
-        """What became of tasks."""
+        """Fates of tasks."""
         ...
 
 
     @property
     def user(self) -> Person | None:
-        """Who claims; None in an open cluster, where keys are everybody's."""
+        """The claiming person; None in an open cluster, where keys have no owners."""
         ...
 
     def noted(self, rows: Sequence[str], *, largest: int, timeout: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
@@ -75,7 +75,7 @@ class KeyTable(Protocol):
         ...
 
     def check_writable(self, key: str, about: About) -> Holder | None:
-        """Whose what was found there is, None where nobody asks. Raises PermissionDenied, KeyExists: it is not to be replaced."""
+        """Returns the holder of an existing value, None if there are no owners. Raises PermissionDenied, KeyExists if it must stay."""
         ...
 
     def write_pointers(
@@ -88,15 +88,15 @@ class KeyTable(Protocol):
         decided: Callable[[], None] | None = None,
         timeout: float = 30.0,
     ) -> None:
-        """As `Store.put_many` of pointers. owners: of rows that are somebody else's, who lets us write them."""
+        """As `Store.put_many`, for pointers. owners: by row, other owners who let this person write there."""
         ...
 
 
 @dataclass(slots=True)
 class KeyState:
-    """State of some keys. refused: why a key cannot be had. ours: keys that hold our pointer already.
+    """State of some keys. refused: why a key cannot be taken. ours: keys that hold this caller's pointer already.
 
-    holders: by row, who lets us write there. replaces: by row, the SHA-256 of what stands there and means nothing any more.
+    holders: by row, who lets this caller write there. replaces: by row, the SHA-256 of a void pointer that stands there.
     """
 
     refused: dict[str, RmgrError] = field(default_factory=dict)
@@ -113,12 +113,12 @@ def claim_pointers(
     decided: Callable[[], None] | None = None,
     timeout: float = 30.0,
 ) -> dict[int, RmgrError]:
-    """Writes pointers under their keys; of a task with a key that cannot be had none. Returns those: index -> why.
+    """Writes pointers under their keys, but none for a task with a refused key. Returns the refusals: index -> why.
 
-    decided: called at most once, as soon as nobody else can have any of free keys: they are written a moment later.
+    decided: called at most once, as soon as no other task can take any of the keys, a moment before they are written.
 
-    Cost: one write of the store for 2,000 keys that are free; a look and another one where some are not.
-    Raises: StoreUnavailable, also when others go on taking the same keys; then some are written, and it may be repeated.
+    Cost: one write of the store for 2,000 free keys; a look and another write if some are not free.
+    Raises: StoreUnavailable, also if others keep taking the same keys; then some are written, and the call may be repeated.
     """
     refused: dict[int, RmgrError] = {}
     for at in range(0, len(wanted), _ROWS):
@@ -155,7 +155,7 @@ def _claim_some(
             if key in found.refused:
                 refused.setdefault(pointer.index, found.refused[key])
         left = [(key, pointer) for key, pointer in left if pointer.index not in refused and key not in found.ours]
-        if overwrite or (is_unchanged and found.replaces):  # an older gateway knows no such condition
+        if overwrite or (is_unchanged and found.replaces):  # an older gateway does not know this condition
             values.write_pointers(_rows(left), owners=found.holders, timeout=timeout)
             return refused
     if not left:
@@ -164,7 +164,7 @@ def _claim_some(
 
 
 def look(values: KeyTable, wanted: Sequence[tuple[str, Pointer | None]], *, overwrite: bool, timeout: float = 30.0) -> KeyState:
-    """What stands under output keys, each with the pointer that is to stand there.
+    """Returns the state of output keys, each given with the pointer to write there.
 
     Cost: one read of the store, and one of each submission that they point to.
     """
@@ -195,7 +195,7 @@ def look(values: KeyTable, wanted: Sequence[tuple[str, Pointer | None]], *, over
 
 
 def _judge(values: KeyTable, pointers: dict[str, Pointer], found: KeyState, timeout: float) -> None:
-    """Refuses the keys whose tasks have written their value, or will."""
+    """Refuses the keys whose tasks have written their value, or may still write it."""
     fates = dict(zip(pointers, values.fates.fates(pointers.values(), timeout), strict=True))
     kept = values.about([keys.final(pointers[key]) for key, fate in fates.items() if fate == "gone"], timeout=timeout)
     for key, fate in fates.items():
@@ -224,20 +224,20 @@ def _rows(pointers: Sequence[Wanted]) -> list[tuple[str, bytes]]:
 # -- fates: the tasks behind pointers ------------------------------------------------------------------------------------------
 
 
-#: Submissions whose committed attempts are remembered, and fragments read at once.
+#: Submissions whose committed attempts are remembered; fragments read at once.
 _MAX_KNOWN = 64
 _WINDOW = 64
 
 
 @dataclass(slots=True)
 class _Commits:
-    """Which attempt of which task of one submission was committed, as far as it was read."""
+    """The committed attempts of one submission's tasks, as far as they were read."""
 
     next: int = 0
     gone: bool = False
     tail: Tail = field(default_factory=Tail)
     ends: EndFold = field(default_factory=EndFold)
-    attempts: dict[int, int] = field(default_factory=dict)  #: those that are not 1
+    attempts: dict[int, int] = field(default_factory=dict)  #: attempts other than 1
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, fragment: Fragment, store: Store) -> None:
@@ -248,23 +248,23 @@ class _Commits:
 
 
 class FatesPort(Protocol):
-    """Knows what became of the tasks behind pointers."""
+    """Knows the fates of the tasks behind pointers."""
 
     def fate(self, pointer: Pointer, timeout: float) -> State | str:
-        """Final state of the task behind a pointer; "open", "never" (it was not submitted), or "gone" (collected).
+        """Returns the final state of the task behind a pointer; "open", "never" (not submitted), or "gone" (collected).
 
         Raises: PermissionDenied, by a gateway; CoordinationUnavailable, StoreUnavailable, DataLost.
         """
 
     def fates(self, pointers: Iterable[Pointer], timeout: float) -> list[State | str]:
-        """The same of several, in their order; "denied" where a gateway does not say it."""
+        """Returns the fates of several tasks, in order; "denied" if a gateway withholds one."""
 
     def attempt(self, pointer: Pointer) -> int:
-        """The committed attempt of a task that was found COMPLETED just now."""
+        """Returns the committed attempt of a task just found COMPLETED."""
 
 
 class Fates:
-    """A `FatesPort` that asks ZooKeeper, remembers. Thread-safe. coordinator: None: every submission is gone."""
+    """A `FatesPort` that asks ZooKeeper, and remembers. Thread-safe. coordinator: None means that every submission is gone."""
 
     def __init__(self, store: Store, coordinator: Coordinator | None) -> None:
         self._store = store
@@ -277,7 +277,7 @@ class Fates:
         return self._fate(pointer, set(), timeout)
 
     def fates(self, pointers: Iterable[Pointer], timeout: float) -> list[State | str]:
-        """The same of several, in their order; "denied" where a gateway does not say it.
+        """Returns the fates of several tasks, in order; "denied" if a gateway withholds one.
 
         Cost: a look at each submission with tasks that were not known to have ended.
         """
@@ -291,7 +291,7 @@ class Fates:
         return found
 
     def attempt(self, pointer: Pointer) -> int:
-        """The committed attempt of a task that was found COMPLETED just now."""
+        """Returns the committed attempt of a task just found COMPLETED."""
         return self._commits(pointer.sub).attempts.get(pointer.index, 1)
 
     def _fate(self, pointer: Pointer, looked: set[int], timeout: float) -> State | str:
@@ -351,9 +351,9 @@ class Fates:
 
 
 def locate(coordinator: Coordinator, store: Store, user_key: str, pointer: keys.Pointer, *, timeout_s: float) -> str:
-    """Key of the row that holds the value of `pointer`, found under `user_key`.
+    """Returns the key of the row with the value of `pointer`, found under `user_key`.
 
-    Raises: NotFound when the task has not completed, failed, was never submitted, or is gone without a value.
+    Raises: NotFound if the task has not completed, failed, was never submitted, or is gone without a value.
     """
     task = f"{pointer.sub}_{pointer.index}"
     tail, done = fetch([paths.tail(pointer.sub), paths.done(pointer.sub)], coordinator.get, timeout_s=timeout_s)
@@ -377,7 +377,7 @@ def locate(coordinator: Coordinator, store: Store, user_key: str, pointer: keys.
 
 
 def _ends(store: Store, fragments: list[Fragment], index: int) -> Iterator[tuple[State, int]]:
-    """How a task ended, with its attempt; rows without the task are not read."""
+    """Yields how a task ended, and its attempt; skips rows without the task."""
     ends = EndFold()
     for fragment in fragments:
         if fragment.row and fragment.ranges and not any(first <= index < first + count for _, first, count in fragment.ranges):
@@ -391,19 +391,18 @@ def _ends(store: Store, fragments: list[Fragment], index: int) -> Iterator[tuple
 
 
 _LOG = logging.getLogger("rmgr.submitter")
-#: Rows that are deleted together.
-#: Names of the keys of 256 tasks (bytes).
+#: Most bytes of a row with the output keys of a block's tasks.
 _MOST_PAYLOADS_BYTES = 64 * 2**20
 
 
 def delete_outputs(
     store: Store, submission: Submission, first: int, count: int, attempt: int, failed: FailedRange, *, is_final: bool
 ) -> None:
-    """What lost attempts may have written under output keys; is_final: and the pointers to it. On an IO thread.
+    """Deletes what lost attempts may have written under output keys and, if is_final, the pointers. On an IO thread.
 
-    Readers follow committed attempts, so this frees space and names; it may fail without harm: then rows go with their submission. Rows
-    are found by their names, not in a listing: a writer that died may have left one that is in none.
-    Cost: for a lost attempt that wrote nothing a look of the store, many together; a read where arguments are not in the record.
+    Readers follow committed attempts, so this only frees space and names; a failure does no harm: rows then go with their submission. Rows
+    are deleted by name, not from a listing, which may lack the row of a writer that died.
+    Cost: for a lost attempt that wrote nothing a look of the store, many together; a read if arguments are not in the record.
     """
     block = decode_block(failed.block)
     try:
@@ -414,12 +413,12 @@ def delete_outputs(
                 store.delete_many([keys.output(submission.id, index, attempt, n) for index, n in some[at : at + _ROWS]])
         for index, named in outputs.items() if is_final and block.keyed else ():
             delete_pointers(store, submission.id, index, named)
-    except (RmgrError, msgspec.DecodeError, IndexError) as error:  # fewer arguments than tasks: its row is not what it was
+    except (RmgrError, msgspec.DecodeError, IndexError) as error:  # fewer arguments than tasks: the row was changed
         _LOG.info("outputs_not_deleted", extra={"error": str(error)})
 
 
 def _outputs_of(store: Store, submission: Submission, block: BlockData, indices: range) -> dict[int, tuple[str, ...]]:
-    """Output keys of each task, or what has as many."""
+    """Returns the output keys of each task, or a tuple of the same length."""
     if submission.command is not None:
         return dict.fromkeys(indices, tuple(key for key, _ in submission.command.output_files))
     payloads = block.payloads if block.keyed else ()
@@ -432,7 +431,7 @@ def _outputs_of(store: Store, submission: Submission, block: BlockData, indices:
 
 
 def delete_pointers(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> None:
-    """Frees the output keys of a task that ended without a result; keys that somebody else has taken stay."""
+    """Frees the output keys of a task that ended without a result; keys taken by another task stay."""
     for output in outputs:
         data, about = store.get_noted_many([keys.named(output)], largest=keys.POINTER_BYTES).get(keys.named(output), (None, None))
         if data is not None and about is not None and about.encoding is Encoding.POINTER:

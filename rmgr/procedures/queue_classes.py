@@ -1,7 +1,7 @@
-"""Queue classes at submission: those of a partition, what naming one means (`-q CLASS`), and whether they admit a request. Pure.
+"""Queue classes at submission: which a partition has, what naming one means (`-q CLASS`), and whether they admit a request. Pure.
 
-A class belongs to the pipeline of a partition. Whoever names one sends the job there by hand: it stands in the first place queue of that
-partition that takes the work, and its record says which class the user has chosen. What a class does not admit is refused at once.
+A class belongs to the pipeline of a partition. A user who names one chooses it by hand: the job goes to the first place queue of that
+partition that takes the work, and its record contains the class. What a class does not admit is refused at once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rmgr.model.views import ClassView, QueueView
 if TYPE_CHECKING:
     from rmgr.sched.queue_class import Ladder, QueueClass
 
-#: Policies that look at queue classes, and whether they choose one for jobs that name none.
+#: Policies that use queue classes, and whether they choose one for jobs that name none.
 _LOOKING = {"queue_first_fit": False, "queue_select": True, "connection_reservation": True}
-#: How a switch is said to be off in a policy file (`rmgr/sched/parameters.py`).
+#: Words for "off" in a policy file (`rmgr/sched/parameters.py`).
 _OFF = frozenset({"no", "false", "off", "0"})
 
 
 def chosen_classes(settings: ClusterSettings, partition: str) -> frozenset[str]:
-    """Names of the queue classes among which the policy of that partition chooses for jobs that name none; empty where it does not."""
+    """Returns the queue classes among which the partition's policy chooses for jobs that name none; empty if it does not choose."""
     document = _document(settings, partition)
     stages = _stages(document, partition)
     if not any(_selects(stage) for stage in stages):
@@ -35,19 +35,19 @@ def chosen_classes(settings: ClusterSettings, partition: str) -> frozenset[str]:
 
 
 def class_names(settings: ClusterSettings, partition: str) -> tuple[str, ...]:
-    """Names of the queue classes of that partition, whether its policy chooses among them or its users do; in the order of the file."""
+    """Returns the queue classes of the partition, chosen by its policy or by users; in the order of the file."""
     document = _document(settings, partition)
     looks = any(stage.get("policy") in _LOOKING for stage in _stages(document, partition))
     return tuple(_names(document, partition)) if looks or document.get("queue") else ()
 
 
 def homes_of(name: str, settings: ClusterSettings) -> list[str]:
-    """Partitions with a queue class of that name."""
+    """Returns the partitions with a queue class of that name."""
     return [partition for partition in sorted(settings.placed()) if name in class_names(settings, partition)]
 
 
 def ladder_of(settings: ClusterSettings, partition: str) -> Ladder:
-    """The queue classes of that partition; () where there are none, or nobody places there. Cost: 1 ms the first time, then 5 us."""
+    """Returns the partition's queue classes, () if there are none or nothing is placed there. Cost: 1 ms the first time, then 5 us."""
     if not class_names(settings, partition):
         return ()
     spec = settings.pipeline(partition)
@@ -55,7 +55,7 @@ def ladder_of(settings: ClusterSettings, partition: str) -> Ladder:
 
 
 def class_view(found: QueueClass, partition: str, policy: str, state: str) -> QueueView:
-    """A queue class as `rmgr queues` shows it, as far as the settings tell. state: of the queue where its jobs stand."""
+    """Returns a queue class as `rmgr queues` shows it, as far as the settings tell. state: of the queue for its jobs."""
     limits = {
         "max_cpus": found.max_cpus,
         "max_processes": found.max_processes,
@@ -82,13 +82,13 @@ def class_view(found: QueueClass, partition: str, policy: str, state: str) -> Qu
 
 
 def state_of(partition: str, settings: ClusterSettings) -> str:
-    """Of a class: open while one of the queues in which its jobs can stand is."""
+    """Returns the state of a class: open as long as any of its queues is open."""
     states = [queue.state for queue in settings.placed().get(partition, ())]
     return "open" if "open" in states else next(iter(states), "closed")
 
 
 def class_views(settings: ClusterSettings) -> list[QueueView]:
-    """All queue classes of a cluster, as far as its settings tell: which jobs are in them only the leader knows."""
+    """Returns all queue classes as far as the settings tell; only the leader knows which jobs are in them."""
     found = []
     for partition, queues in sorted(settings.placed().items()):
         policy, state = settings.policy_of(queues[0]), state_of(partition, settings)
@@ -97,9 +97,9 @@ def class_views(settings: ClusterSettings) -> list[QueueView]:
 
 
 def check_class(request: Request, rigid: Rigid, queue: QueueSpec, settings: ClusterSettings) -> None:
-    """Whether the class that the request names, or any to choose from, admits it. A queue with the name of a class is that class.
+    """Checks that the named class, or any class to choose from, admits the request. A queue with the name of a class counts as the class.
 
-    Raises: NotFound for a class that is not there; Infeasible naming what was asked for, the limits, and which classes admit it.
+    Raises: NotFound for an unknown class; Infeasible with the request, the limits, and which classes admit it.
     Cost: 100 us in a partition with classes, a lookup elsewhere.
     """
     named = rigid.queue_class or (queue.name if queue.name in class_names(settings, queue.partition) else "")
@@ -107,7 +107,7 @@ def check_class(request: Request, rigid: Rigid, queue: QueueSpec, settings: Clus
         return
     ladder = ladder_of(settings, queue.partition)
     if not ladder and not rigid.queue_class:
-        return  # nobody places there, and `rmgr status` says so
+        return  # nothing is placed there, as `rmgr status` says
     open_to = tuple(known for known in ladder if named in {"", known.name})
     if not open_to:
         names = ", ".join(known.name for known in ladder) or "none"
@@ -116,7 +116,7 @@ def check_class(request: Request, rigid: Rigid, queue: QueueSpec, settings: Clus
 
     job = Job(
         id=0,
-        submit_us=1,  # no class looks at it
+        submit_us=1,  # no class considers it
         processes=rigid.processes,
         threads=request.cores,
         limit_us=request.time_limit_us,
@@ -151,19 +151,19 @@ def _ladder(document: str, partition: str) -> Ladder:
 
 
 def _document(settings: ClusterSettings, partition: str) -> dict[str, Any]:
-    """The tables of its pipeline, as far as they can be read."""
+    """Returns the tables of the partition's pipeline, as far as they are readable."""
     spec = settings.pipeline(partition)
     if spec is None:
         queues = settings.placed().get(partition, ())
         return {"stage": [{"policy": queues[0].policy if queues else ""}]}
     try:
         return spec.tables()
-    except ConfigError:  # nobody places there, and `rmgr status` says so
+    except ConfigError:  # nothing is placed there, as `rmgr status` says
         return {}
 
 
 def _stages(document: dict[str, Any], partition: str) -> list[dict[str, Any]]:
-    """Those that serve the partition."""
+    """Returns the stages that serve the partition."""
     stages = (stage for stage in document.get("stage", []) if isinstance(stage, dict))
     return [stage for stage in stages if not stage.get("partitions") or partition in stage["partitions"]]
 

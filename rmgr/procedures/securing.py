@@ -1,8 +1,8 @@
-"""Invites machines into a secured cluster, revokes keys, finds who is known, and rotates secrets, for its admin.
+"""Invites machines into a secured cluster, revokes keys, lists identities, and rotates secrets, for the cluster's admin.
 
-A role's secret of ZooKeeper is rotated so that a credential that left the cluster opens nothing any more, in three steps, each of which
-may be repeated: both secrets are good; daemons fetch the new one from a WatchDog, if their key is still believed; the old one is good for
-nothing. Work goes on meanwhile.
+Rotating a role's ZooKeeper secret makes credentials that left the cluster worthless. Its three steps may each be repeated: both secrets are
+valid; daemons fetch the new one from a WatchDog, if their key is still believed; the old secret becomes invalid. Work goes on
+meanwhile.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from rmgr.runtime import machine
 T = TypeVar("T")
 
 _TIMEOUT_S = 10.0
-#: A certificate to join with lasts a little longer than the invitation, which says clearly that it is over.
+#: A joining certificate outlives its invitation a little, so that a late machine is told clearly that the invitation is over.
 _MARGIN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownIdentity:
-    """An identity of the cluster. invited: its machine has not come yet."""
+    """An identity of the cluster. invited: its invitation, while the machine has not come."""
 
     identity: Identity
     is_revoked: bool = False
@@ -59,12 +59,12 @@ def invite(
     lasts_s: float,
     renews: bool = False,
 ) -> str:
-    """Makes credentials for a new machine, leaves them encrypted in ZooKeeper, and returns the token that opens them.
+    """Makes credentials for a new machine, stores them encrypted in ZooKeeper, and returns the token that opens them.
 
     Args:
-        draft: name, role and what the machine's configuration says; certificates and key are filled in here.
-        hosts: names and addresses of the machine. lasts_s: until the token ends. renews: for a machine that is known.
-    Raises: StateConflict when there is a living identity of this name; CoordinationUnavailable.
+        draft: name, role and the machine's configuration; certificates and key are filled in here.
+        hosts: names and addresses of the machine. lasts_s: lifetime of the token. renews: allows a known machine.
+    Raises: StateConflict if there is a live identity of this name; CoordinationUnavailable.
     """
     role = Role(draft.role)
     for known in identities(coordinator, authority.cert_pem) if not renews else ():
@@ -90,12 +90,12 @@ def invite(
 
 
 def purpose(name: str) -> str:
-    """What a bundle is sealed for."""
+    """Returns the purpose for which a bundle is sealed."""
     return f"the credentials of {name}"
 
 
 def withdraw(coordinator: Coordinator, *, name: str = "") -> list[Invitation]:
-    """Removes invitations that are over, and those of `name` that nobody has used; returns what was removed."""
+    """Removes expired invitations, and unused ones of `name`; returns what was removed."""
     now_us = machine.wall_us()
     gone = []
     for record, version in _invitations(coordinator):
@@ -106,7 +106,7 @@ def withdraw(coordinator: Coordinator, *, name: str = "") -> list[Invitation]:
 
 
 def watchdogs(coordinator: Coordinator) -> tuple[str, ...]:
-    """Where the WatchDogs of the cluster answer, the leader first."""
+    """Returns the endpoints of the cluster's WatchDogs, the leader first."""
     found = _wait(coordinator.get(paths.EPOCH))
     leader = decode_record(found.data, EpochRecord, paths.EPOCH).endpoint if found is not None else ""
     names = _wait(coordinator.children(paths.WATCHDOGS)) or []
@@ -117,7 +117,7 @@ def watchdogs(coordinator: Coordinator) -> tuple[str, ...]:
 
 
 def identities(coordinator: Coordinator, ca_pem: bytes) -> list[KnownIdentity]:
-    """Everybody whose key is known, and whoever was invited, by role and name. Cost: one read each."""
+    """Returns all known identities and open invitations, by role and name. Cost: one read each."""
     revoked = set(_wait(coordinator.children(paths.REVOKED)) or ())
     names = _wait(coordinator.children(paths.IDENTITIES)) or []
     asked = [coordinator.get(paths.identity(name), timeout_s=_TIMEOUT_S) for name in names]
@@ -128,7 +128,7 @@ def identities(coordinator: Coordinator, ca_pem: bytes) -> list[KnownIdentity]:
             continue
         try:
             who = verify_certificate(found.data, ca_pem).identity
-        except PermissionDenied:  # over, or of another authority: worth nothing
+        except PermissionDenied:  # expired, or from another authority: worthless
             continue
         known[who.key_id] = KnownIdentity(identity=who, is_revoked=who.key_id in revoked)
     for record, _ in _invitations(coordinator):
@@ -148,10 +148,10 @@ def revoke(
     reason: str = "",
     work: RevokedWork | None = None,
 ) -> list[Revocation]:
-    """The keys of `whom` (a name, or one key id) are worth nothing from now on; returns what was revoked (again).
+    """Revokes the keys of `whom` (a name, or one key id); returns what was revoked (again).
 
-    Args: work: what becomes of a person's work; None: KEEP, or as it was said before.
-    Raises: NotFound; StateConflict when the name stands for several roles and none was given; UsageError; CoordinationUnavailable.
+    Args: work: what becomes of a person's work; None: KEEP, or as said before.
+    Raises: NotFound; StateConflict if the name has several roles and none was given; UsageError; CoordinationUnavailable.
     """
     known = identities(coordinator, ca_pem)
     found = [one for one in known if whom in (one.identity.name, one.identity.key_id)]
@@ -187,13 +187,13 @@ def revoke(
 
 
 def _said_again(coordinator: Coordinator, record: Revocation, work: RevokedWork | None) -> Revocation:
-    """What stands of a key that was revoked before; something else becomes of its user's work if that is said."""
+    """Returns the record of a key revoked earlier, with a new fate of its user's work if one is given."""
     path = paths.revoked(record.key_id)
     found = _wait(coordinator.get(path))
     if found is None:
         raise StateConflict(f"{path} was there and is gone", hint="type the command again")
     old = decode_record(found.data, Revocation, path)
-    others = old.others and record.others  # a newer key of the same user has nothing to do with what was said then
+    others = old.others and record.others  # a newer key of the same user does not change what was said then
     changed = replace(old, others=others)
     if work is not None and work != old.work:
         changed = replace(changed, work=work.value, before=old.work)
@@ -251,9 +251,9 @@ def _wait(future: Future[T]) -> T:
 # -- rotation ------------------------------------------------------------------------------------------------------------------
 
 
-#: Those whose secret opens the others, or who has it written down: they get new bundles.
+#: Roles whose secret opens the others, or is kept by people: they get new bundles instead.
 _NOT_HERE = (Role.WATCHDOG, Role.ADMIN)
-#: Znodes made by somebody who had not heard yet are mended in further rounds.
+#: Further rounds mend znodes made by processes that had not heard of the rotation yet.
 _ROUNDS = 5
 _ROUND_S = 1.0
 
@@ -267,12 +267,12 @@ def rotate(
     grace_s: float,
     report: Callable[[str], None] = lambda _: None,
 ) -> Authority:
-    """Gives `role` a new secret; returns the authority as it is now, also written to `directory`.
+    """Gives `role` a new secret; returns the new authority, also written to `directory`.
 
     Args:
-        grace_s: how long the old secret stays good beside the new one.
-    Raises: UsageError for a role that cannot be rotated so; StateConflict when somebody else rotates; CoordinationUnavailable
-        (type the command again: it goes on from wherever it was).
+        grace_s: how long both secrets are valid.
+    Raises: UsageError if the role cannot be rotated this way; StateConflict if somebody else rotates; CoordinationUnavailable
+        (type the command again: it continues from any step).
     """
     if role in _NOT_HERE:
         hint = "make new bundles of it and restart its daemons one by one"
@@ -280,7 +280,7 @@ def rotate(
     fresh = machine.random_hex(24)
     old_id = digest_id(role, authority.secrets[role])
     renewed = replace(authority, secrets={**authority.secrets, role.value: fresh})
-    # The new one is on disk before anybody uses it; the old one is of no use to us: the admin's own is another.
+    # The new secret is on disk before its first use; the old one is not needed here: the admin has a secret of its own.
     files = renewed.files()
     write_files(directory, {name: files[name] for name in ("zookeeper.secrets", "roles.json")}, replace=True)
     new_id = digest_id(role, fresh)
@@ -300,7 +300,7 @@ def rotate(
 
 
 def _publish(coordinator: ZkCoordinator, authority: Authority, role: Role, ids: tuple[str, ...]) -> None:
-    """ROTATE, and what this process writes from now on follows it."""
+    """Commits ROTATE; what this process writes from now on follows it."""
     found = coordinator.get(paths.ACL, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
     sealed = coordinator.get(paths.secret(role), timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
     before = decode_record(found.data, AclRecord, paths.ACL) if found is not None else AclRecord()

@@ -1,6 +1,6 @@
-"""Reads a cluster's facts from znodes: what a command does when no WatchDog answers, and for one submission's tasks.
+"""Reads a cluster's facts from znodes: for commands when no WatchDog answers, and for the tasks of one submission.
 
-Reads only; nothing here writes to ZooKeeper or the store. Reads are pipelined: a few round trips in all.
+Writes nothing to ZooKeeper or the store. Reads are pipelined: a few round trips in all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WINDOW = 256
 
 
 def fetch(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_s: float) -> list[R]:
-    """Asks for every item, at most `WINDOW` at a time, and returns the answers in order."""
+    """Asks for every item, at most `WINDOW` at a time. Returns the answers in order."""
     answers: list[R] = []
     for at in range(0, len(items), WINDOW):
         flying = [ask(item) for item in items[at : at + WINDOW]]
@@ -55,7 +55,7 @@ def _awaited(future: Future[R], timeout_s: float) -> R:
 
 
 def fetch_visible(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_s: float) -> list[R | None]:
-    """`fetch`, where what a gateway does not show this user (others' work) is as if it were not there."""
+    """As `fetch`, but what a gateway does not show this user (others' work) counts as absent."""
     answers: list[R | None] = []
     for at in range(0, len(items), WINDOW):
         for future in [ask(item) for item in items[at : at + WINDOW]]:
@@ -74,9 +74,9 @@ def read_snapshot(
     submissions: bool = True,
     timeout_s: float = 10.0,
 ) -> ClusterSnapshot:
-    """Everything that `jobs`, `nodes`, `queues`, `status` and `explain` need, as far as this user may see it.
+    """Reads everything that `jobs`, `nodes`, `queues`, `status` and `explain` need, as far as this user may see it.
 
-    Args: shown: whether a submission is among it. submissions: False reads none of them, which takes long where they are many.
+    Args: shown: whether to include a submission. submissions: False skips them all, since reading many takes long.
     Raises CoordinationUnavailable.
     """
     tops = fetch([paths.META, paths.CONFIG, paths.EPOCH], coordinator.get, timeout_s=timeout_s)
@@ -89,13 +89,13 @@ def read_snapshot(
     drains = _records(coordinator, [paths.drain(name) for name in drained], Drain, timeout_s)
     troubles = _records(coordinator, [paths.trouble(name) for name in troubled], Trouble, timeout_s)
     numbers: list[int] = []
-    directories = [f"{paths.SUBS}/{bucket}" for bucket in buckets if paths.parse_number(bucket) is not None]  # submitters create here
+    directories = [f"{paths.SUBS}/{bucket}" for bucket in buckets if paths.parse_number(bucket) is not None]  # anybody may create here
     for names in fetch(directories if submissions else (), coordinator.children, timeout_s=timeout_s):
         numbers += [number for name in names or () if (number := paths.parse_number(name)) is not None]
     read: dict[int, tuple[Submission, Progress]] = {}
     waiting: dict[int, int] = {}
     for number in sorted(numbers):
-        with suppress(PermissionDenied, WrongCluster, InvalidRecord):  # another's, or unreadable: one record hides no other
+        with suppress(PermissionDenied, WrongCluster, InvalidRecord):  # another user's, or unreadable: one record must not hide the others
             found = read_progress(coordinator, store, number, timeout_s=timeout_s)
             if found is not None and shown(found[0]):
                 read[number] = found
@@ -122,14 +122,14 @@ def read_snapshot(
 
 
 def _ownerless(submissions: Mapping[int, tuple[Submission, Progress]], living: set[str]) -> frozenset[int]:
-    """Those that may still grow, and whose owner has no entry. (How long it has had none, only the leader knows.)"""
+    """Returns the submissions that may still grow although their owner has no entry. (Only the leader knows since when.)"""
     return frozenset(
         number for number, (record, progress) in submissions.items() if not progress.tail.complete and record.owner not in living
     )
 
 
 def read_submission(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> Submission:
-    """The record of a submission. Raises NotFound."""
+    """Reads the record of a submission. Raises NotFound."""
     found = _awaited(coordinator.get(paths.sub(number), timeout_s=timeout_s), timeout_s)
     if found is None:
         raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
@@ -139,7 +139,7 @@ def read_submission(coordinator: Coordinator, number: int, *, timeout_s: float =
 def read_progress(
     coordinator: Coordinator, store: Store | None, number: int, *, timeout_s: float = 10.0
 ) -> tuple[Submission, Progress] | None:
-    """A submission and what its fragments say; None when it is gone. Outcomes in store rows are counted by their ranges."""
+    """Reads a submission and its progress; None if it is gone. Outcomes in store rows are counted by their ranges."""
     record, tail, done = fetch([paths.sub(number), paths.tail(number), paths.done(number)], coordinator.get, timeout_s=timeout_s)
     if record is None or tail is None or done is None:
         return None
@@ -159,9 +159,9 @@ def read_progress(
 def read_whole(
     coordinator: Coordinator, number: int, done: Stamped, *, timeout_s: float = 10.0
 ) -> tuple[Paged, list[tuple[int, Fragment]]]:
-    """What was paged out, and every fragment that was not, with its number: read again when a page was written in between.
+    """Reads what was paged out, and every other fragment with its number; reads again if a page was written in between.
 
-    Raises: NotFound when the submission is collected meanwhile.
+    Raises: NotFound if the submission is collected meanwhile.
     """
     while True:
         paged = validity.decode(done.data, Paged, paths.done(number)) if done.data else Paged()
@@ -172,21 +172,21 @@ def read_whole(
         if again is None:
             raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
         if again.version == done.version:
-            return paged, fragments  # they are gone for good: what is there is returned
+            return paged, fragments  # they are lost: the present ones are returned
         done = again
 
 
 def read_fragments(
     coordinator: Coordinator, number: int, base: int, done: Stamped, *, timeout_s: float = 10.0
 ) -> list[tuple[int, Fragment]]:
-    """Fragments from `base` on, up to those created when `done` was read, with their numbers."""
+    """Reads fragments from `base` on, up to those created when `done` was read, with their numbers."""
     numbers = list(range(base, done.stat.creates))
     found = fetch([paths.fragment(number, at) for at in numbers], coordinator.get, timeout_s=timeout_s)
     return [(at, read_fragment(item.data)) for at, item in zip(numbers, found, strict=True) if item is not None]
 
 
 def outcomes_of(fragment: Fragment, store: Store | None, *, end: int = MOST_TASKS) -> Iterable[Outcome]:
-    """The outcomes of a fragment; without a store only what its ranges tell (state by index, below `end`). Raises DataLost."""
+    """Returns the outcomes of a fragment; without a store only those in its ranges (state by index, below `end`). Raises DataLost."""
     if not fragment.row:
         return fragment.outcomes
     if store is None:
@@ -197,7 +197,7 @@ def outcomes_of(fragment: Fragment, store: Store | None, *, end: int = MOST_TASK
 def read_claimed(
     coordinator: Coordinator, nodes: Sequence[str], *, submission: int | None = None, timeout_s: float = 10.0
 ) -> list[tuple[str, BlockKey, BlockData]]:
-    """Claimed blocks of these nodes (of one submission): (node, key, data)."""
+    """Reads claimed blocks of these nodes, of one submission or of all: (node, key, data)."""
     wanted: list[tuple[str, BlockKey]] = []
     for node, names in zip(
         nodes, fetch([paths.running_node(node) for node in nodes], coordinator.children, timeout_s=timeout_s), strict=True
@@ -207,13 +207,13 @@ def read_claimed(
     claimed: list[tuple[str, BlockKey, BlockData]] = []
     for (node, key), item in zip(wanted, found, strict=True):
         if item is not None:
-            with suppress(msgspec.MsgspecError):  # one that is no block hides no other
+            with suppress(msgspec.MsgspecError):  # an invalid block must not hide the others
                 claimed.append((node, key, decode_block(item.data)))
     return claimed
 
 
 def claimed_blocks(coordinator: Coordinator, nodes: Sequence[str], *, timeout_s: float = 10.0) -> tuple[BlockOnNode, ...]:
-    """The same, of all submissions, as a snapshot has them."""
+    """Reads claimed blocks of all submissions, in the form of a snapshot."""
     claimed = read_claimed(coordinator, nodes, timeout_s=timeout_s)
     starting = read_starting(coordinator, claimed, timeout_s=timeout_s)
     return tuple(
@@ -238,7 +238,7 @@ def claimed_blocks(coordinator: Coordinator, nodes: Sequence[str], *, timeout_s:
 def read_starting(
     coordinator: Coordinator, claimed: Iterable[tuple[str, BlockKey, BlockData]], *, timeout_s: float = 10.0
 ) -> set[tuple[str, BlockKey]]:
-    """Placed jobs among them that have not begun: the order to start them stands. Cost: one list of each node that is a head."""
+    """Returns the placed jobs that have not begun: their start orders still stand. Cost: one list for each head node."""
     heads = sorted({node for node, _, data in claimed if data.allocation is not None})
     lists = fetch_visible([paths.inbox_node(node) for node in heads], coordinator.children, timeout_s=timeout_s)
     found = ((node, paths.parse_start_order(guid)) for node, guids in zip(heads, lists, strict=True) for guid in guids or ())
@@ -246,7 +246,7 @@ def read_starting(
 
 
 def read_waiting(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> list[Waiting]:
-    """Failed ranges of a submission that wait for the resubmit rule."""
+    """Reads failed ranges of a submission that wait for the resubmit rule."""
     names = _awaited(coordinator.children(paths.failed(number), timeout_s=timeout_s), timeout_s) or []
     ranges = paths.failed_in(names)
     found = fetch([f"{paths.failed(number)}/{name}" for name, _ in ranges], coordinator.get, timeout_s=timeout_s)
@@ -261,7 +261,7 @@ def read_waiting(coordinator: Coordinator, number: int, *, timeout_s: float = 10
 def read_tasks(
     coordinator: Coordinator, store: Store | None, number: int, *, first: int = 0, limit: int = 0, timeout_s: float = 10.0
 ) -> tuple[Submission, list[TaskView]]:
-    """Tasks of one submission by dense position, from `first` on, at most `limit` (0 = all). Raises NotFound, DataLost."""
+    """Reads tasks of one submission by dense position, from `first` on, at most `limit` (0 = all). Raises NotFound, DataLost."""
     from rmgr.coord.views.tasks import task_views
 
     submission = read_submission(coordinator, number, timeout_s=timeout_s)
@@ -289,7 +289,7 @@ def read_tasks(
 
 
 def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: float) -> list[tuple[BlockKey, BlockData]]:
-    """Waiting blocks of the submission that are not on their first attempt."""
+    """Reads waiting blocks of the submission after their first attempt."""
     wanted: list[str] = []
     for parent in (place(queue) for queue in submission.queues for place in (paths.pending, paths.held)):
         names = _awaited(coordinator.children(parent, timeout_s=timeout_s), timeout_s) or []
@@ -304,7 +304,7 @@ def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: floa
 
 
 def read_pages(store: Store | None, number: int, paged: Paged) -> list[Fragment]:
-    """Fragments that were paged out, oldest first; a page is named by the number of its first fragment."""
+    """Reads paged fragments, oldest first; a page is named by the number of its first fragment."""
     if store is None or not paged.base:
         return []
     fragments: list[Fragment] = []
