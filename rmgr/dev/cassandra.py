@@ -1,8 +1,8 @@
 """A real Cassandra node as a child process: for `rmgr dev --store cassandra`, tests and measurements.
 
-Cassandra is not in Debian: its jars (5.0) lie in the directory named by RMGR_CASSANDRA_LIB, by default in the user's
-cache, where `rmgr dev --store cassandra` fetches them to. Nothing is written outside the data directory. The JVM
-options make a start short (5 s) and are for one machine; how production runs a node, Cassandra's own manual says.
+Cassandra is not in Debian: its jars (5.0) are in the directory named by RMGR_CASSANDRA_LIB, by default in the user's
+cache, into which `rmgr dev --store cassandra` fetches them. Nothing is written outside the data directory. The JVM
+options shorten the start (5 s) and suit one machine; for production see Cassandra's own manual.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from rmgr.errors import Unavailable
 RELEASE = "5.0"
 JARS = f"cassandra-{RELEASE}"
 MAIN_CLASS = "org.apache.cassandra.service.CassandraDaemon"
-#: Cassandra 5.0 runs on these releases of Java only.
+#: The only Java releases that run Cassandra 5.0.
 JAVA_RELEASES = (11, 17)
 _HOW_JAVA = "apt-get install openjdk-17-jre-headless, or set JAVA_HOME to a Java 17"
 _JVM_DIRECTORY = Path("/usr/lib/jvm")
 _POLL_S = 0.05
 _LOG_TAIL_LINES = 12
-#: How long a node that is asked may take to answer.
+#: Time limit of a node's answer.
 _ANSWER_S = 1.0
 _CQL_OPTIONS = b"\x04\x00\x00\x00\x05\x00\x00\x00\x00"  # protocol 4, stream 0, opcode OPTIONS, empty body
 _CQL_SUPPORTED, _CQL_AUTHENTICATE, _CQL_AUTH_SUCCESS = 0x06, 0x03, 0x10
 _CQL_STARTUP = b"\x04\x00\x00\x00\x01\x00\x00\x00\x16\x00\x01\x00\x0bCQL_VERSION\x00\x053.0.0"
 _CQL_SUPERUSER = b"\x04\x00\x00\x01\x0f\x00\x00\x00\x18\x00\x00\x00\x14\x00cassandra\x00cassandra"
 
-# Each of them is needed on Java 17: without one, the server ends at its start or a part of it fails later.
+# All needed on Java 17: without any of them, the server ends at its start or a part of it fails later.
 _MODULES = (
     "--add-exports=java.base/jdk.internal.misc=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
@@ -61,16 +61,16 @@ _MODULES = (
     "--add-opens=jdk.management/com.sun.management.internal=ALL-UNNAMED",
 )
 _JVM = (
-    "-XX:+UseSerialGC",  # two cores and half a gigabyte: the others cost more than they give
+    "-XX:+UseSerialGC",  # for two cores and half a gigabyte, other collectors cost more than they give
     "-XX:TieredStopAtLevel=1",
     "-XX:-UsePerfData",  # no file in /tmp
     "-XX:+ExitOnOutOfMemoryError",
     "-Xss512k",
     "-Dio.netty.tryReflectionSetAccessible=true",
     "-Djdk.attach.allowAttachSelf=true",
-    "-Dcassandra-foreground=yes",  # else it closes its own log when it serves
+    "-Dcassandra-foreground=yes",  # otherwise it closes its own log once it serves
     "-Djava.net.preferIPv4Stack=true",
-    # One machine: nobody else is to be waited for.
+    # One machine: there are no other nodes to wait for.
     "-Dcassandra.ring_delay_ms=1000",
     "-Dcassandra.skip_wait_for_gossip_to_settle=0",
     "-Dcassandra.superuser_setup_delay_ms=0",
@@ -86,14 +86,14 @@ _LOGBACK = """\
 """
 
 
-# -- what this machine has ---------------------------------------------------------------------------------------------------
+# -- the parts on this machine -----------------------------------------------------------------------------------------------
 
 
 def prepare(report: Callable[[str], None]) -> None:
-    """Fetches Cassandra's jars if they are missing, after a look whether the other parts are here; takes minutes then.
+    """Fetches Cassandra's jars if they are missing, which takes minutes, after a check that the other parts are here.
 
     Args:
-        report: gets a line before the download.
+        report: called with a line before the download.
     Raises: Unavailable, with what to type.
     """
     java()
@@ -108,7 +108,7 @@ def prepare(report: Callable[[str], None]) -> None:
 
 
 def require_parts() -> None:
-    """Raises `Unavailable`, with what to type, when a node cannot run here or its driver is missing."""
+    """Raises `Unavailable`, with what to type, if a node cannot run here or its driver is missing."""
     java()
     library()
     _require_driver()
@@ -116,13 +116,13 @@ def require_parts() -> None:
 
 def _require_driver() -> None:
     driver = importlib.util.find_spec("cassandra")
-    if driver is None or driver.origin is None:  # a directory of that name somewhere on the path is not the driver
+    if driver is None or driver.origin is None:  # a directory of that name on the path is not the driver
         msg = "Cassandra's driver for Python is missing"
         raise Unavailable(msg, hint="pip install 'cassandra-driver>=3.30,<4'")
 
 
 def missing_parts() -> str | None:
-    """What is missing to run and use a node here, in one sentence with what to type; None when nothing is."""
+    """Returns what is missing to run and use a node here, in one sentence with what to type; None if nothing is."""
     try:
         require_parts()
     except Unavailable as error:
@@ -131,7 +131,7 @@ def missing_parts() -> str | None:
 
 
 def library() -> Path:
-    """The directory of Cassandra's jars. Raises: Unavailable when there are none."""
+    """Returns the directory of Cassandra's jars. Raises: Unavailable if there are none."""
     chosen = os.environ.get("RMGR_CASSANDRA_LIB")
     directory = Path(chosen) if chosen else default_library()
     if any(directory.glob("cassandra-all-*.jar")) and any(directory.glob("jamm-*.jar")):
@@ -144,12 +144,12 @@ def library() -> Path:
 
 
 def default_library() -> Path:
-    """Where the jars are kept unless RMGR_CASSANDRA_LIB says otherwise."""
+    """Returns the directory of the jars if RMGR_CASSANDRA_LIB is not set."""
     return jars.directory(JARS)
 
 
 def java() -> str:
-    """A Java that Cassandra runs on: JAVA_HOME's, the one on PATH, else one of Debian's. Raises: Unavailable."""
+    """Returns a Java that can run Cassandra: JAVA_HOME's, the one on PATH, or one of Debian's. Raises: Unavailable."""
     home = os.environ.get("JAVA_HOME")
     candidates = [str(Path(home) / "bin" / "java")] if home else []
     if on_path := shutil.which("java"):
@@ -168,7 +168,7 @@ def java() -> str:
 
 @functools.cache
 def _java_release(program: str) -> int:
-    """17 for a Java 17; 0 when it does not run. A JVM is started for it once (0.1 s)."""
+    """Returns 17 for a Java 17, 0 if it does not run. Starts a JVM once (0.1 s)."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         shown = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=False)
         if found := re.search(r'version "(\d+)(?:\.(\d+))?', shown.stderr + shown.stdout):
@@ -183,13 +183,13 @@ class CassandraNode(ServerProcess):
     """One server process on one data directory; start, stop, kill and start again as often as needed.
 
     Args:
-        data_dir: made when missing; configuration, log (`cassandra.log`), data and commit log live in it.
-        address: loopback address of its own for each node of a ring.
-        port: of CQL, None: a free one, kept over restarts. storage_port: between nodes, the same.
+        data_dir: made if absent; contains configuration, log (`cassandra.log`), data and commit log.
+        address: loopback address, a different one for each node of a ring.
+        port: of CQL, None: a free one, kept over restarts. storage_port: between nodes, likewise.
         seeds: "address:storage_port" of the nodes to meet, itself included; default: itself alone.
         heap_mb: the whole process takes about twice that.
-        settings: lines of cassandra.yaml that replace or extend ours (authenticator, client_encryption_options, ...);
-            values may be nested, they are written as JSON, which YAML includes.
+        settings: lines of cassandra.yaml that replace or extend the defaults here (authenticator, client_encryption_options, ...);
+            values may be nested: they are written as JSON, a subset of YAML.
         die_with_parent: see `ServerProcess`.
     """
 
@@ -218,7 +218,7 @@ class CassandraNode(ServerProcess):
         self._heap_mb = heap_mb
         self._settings = dict(settings or {})
 
-    # -- what `ServerProcess` asks
+    # -- implements `ServerProcess`
 
     @property
     def place(self) -> str:
@@ -231,7 +231,7 @@ class CassandraNode(ServerProcess):
         config = self._write_config()
         logback = self.data_dir / "logback.xml"
         logback.write_text(_LOGBACK)
-        (self.data_dir / "tmp").mkdir(exist_ok=True)  # native libraries are unpacked there
+        (self.data_dir / "tmp").mkdir(exist_ok=True)  # for unpacked native libraries
         return [
             program,
             f"-Xms{self._heap_mb}m",
@@ -249,7 +249,7 @@ class CassandraNode(ServerProcess):
         ]
 
     def is_ready(self) -> bool:
-        """It answers CQL, and has its first superuser where passwords are asked for."""
+        """Whether it answers CQL, and has its first superuser if it uses passwords."""
         has_served = self.data_dir / "has_served"
         if not self.is_serving() or (self._asks_passwords and not has_served.exists() and not self.has_superuser()):
             return False
@@ -260,11 +260,11 @@ class CassandraNode(ServerProcess):
 
     @property
     def contact(self) -> str:
-        """ "address:port" of CQL, as clients want it."""
+        """ "address:port" of CQL, for clients."""
         return f"{self.address}:{self.port}"
 
     def is_serving(self) -> bool:
-        """Whether it answers CQL now. With TLS: whether it listens, which it does only when it serves."""
+        """Whether it answers CQL now. With TLS: whether it listens, which it does only once it serves."""
         with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), _ANSWER_S) as link:
             if self._speaks_tls:
                 return True
@@ -275,7 +275,7 @@ class CassandraNode(ServerProcess):
         return False
 
     def has_superuser(self) -> bool:
-        """Whether `cassandra`, password `cassandra`, is let in: it is made some time after the port. With TLS: True, unasked."""
+        """Whether `cassandra`, password `cassandra`, is accepted: the user is made after the port opens. With TLS: True, unchecked."""
         if self._speaks_tls:
             return True
         with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), _ANSWER_S) as link:
@@ -290,7 +290,7 @@ class CassandraNode(ServerProcess):
         return False
 
     def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:
-        """The last lines of the log of the present process, for error messages."""
+        """Returns the last lines of the present process's log, for error messages."""
         return "\n".join(self._log().decode("utf-8", "replace").splitlines()[-lines:]) or "(no log)"
 
     # -- inside
@@ -318,11 +318,11 @@ class CassandraNode(ServerProcess):
             "num_tokens": 4,
             "partitioner": "Murmur3Partitioner",
             "endpoint_snitch": "SimpleSnitch",
-            # Periodic sync, the default, lets a killed node forget what it acknowledged in the last 0.1 s; there may be no other.
-            # "batch" syncs as soon as the disk is free, for all that wait by then. "group" waits 5 ms before: a put takes 10 ms
+            # With periodic sync, the default, a killed node forgets what it acknowledged in the last 0.1 s, and it may be the only node.
+            # "batch" syncs as soon as the disk is free, for all that wait by then. "group" first waits 5 ms: a put takes 10 ms
             # instead of 3, a put of a new key 20 instead of 6, and a stream of puts is no faster (rmgr/docs/decisions/store.md).
-            # "auto" opens the log with O_DIRECT and O_DSYNC where the file system can do that: each page of a sparse file that is
-            # mapped, the default, costs its sync more than the page.
+            # "auto" opens the log with O_DIRECT and O_DSYNC if the file system supports it: with a mapped sparse file, the default,
+            # syncing a page costs more than the page.
             "commitlog_sync": "batch",
             "commitlog_sync_period": "0ms",
             "commitlog_disk_access_mode": "auto",

@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: real ZooKeeper, WatchDogs and Starters, each its own process (`rmgr dev`).
+"""A whole cluster on this machine: real ZooKeeper, WatchDogs and Starters, each in its own process (`rmgr dev`).
 
 The directory holds everything: data of ZooKeeper and the store, logs, work, and `cluster.json`, which names each
 process by pid and start time, so that `rmgr dev stop` from any shell ends exactly these and no others.
@@ -51,18 +51,18 @@ from rmgr.model.cluster.node import NodeState
 from rmgr.procedures.snapshot import read_snapshot
 from rmgr.runtime.secured import close_zookeeper, credentials_of, zookeeper_options
 
-#: Session timeout of a cluster on one machine: short, so that a killed part is noticed while one looks.
+#: Session timeout of a cluster on one machine: short, so that a user who kills a part sees the effect soon.
 SESSION_TIMEOUT_S = 6.0
-#: Of who only looks: he holds nothing, and his session outlasts a machine that stands still.
+#: Session timeout of observers: their sessions hold nothing, and outlast a machine that stands still.
 _LOOKING_S = 30.0
 CHROOT = "/rmgr/dev"
-#: `--store cassandra`: the store is a node of the cluster's own.
+#: `--store cassandra`: the store is the cluster's own node.
 OWN_CASSANDRA = "cassandra"
 _CASSANDRA_HEAP_MB = 400
 _POLL_S = 0.05
-#: Who was killed just now may take so long to go.
+#: Time for a process that was just killed to disappear.
 _LEAVING_S = 1.0
-#: Set to 1, clusters of `rmgr dev` are open: for tests, and for a look at what security costs.
+#: If set to 1, clusters of `rmgr dev` are open: for tests, and to see what security costs.
 OPEN_VARIABLE = "RMGR_DEV_OPEN"
 
 
@@ -70,16 +70,16 @@ class DevCluster:
     """Starts, watches, breaks and stops a cluster in one directory.
 
     Args:
-        directory: made when missing; a cluster that was stopped there goes on with its data.
-        nodes, cores: Starters, and cores that each offers. watchdogs, zookeepers: how many. servers: of calls, with a gateway for them.
-        zookeeper_release: "3.8", "3.9", "" = what is there (`zookeeper.class_path`).
-        store: URL; default SQLite in the directory; "cassandra": a Cassandra node of its own in the directory.
-        starter_options, environment: more options of each Starter, more variables of each daemon (failpoints).
+        directory: made if absent; a cluster that was stopped there continues with its data.
+        nodes, cores: number of Starters, and cores of each. watchdogs, zookeepers: numbers. servers: of calls, with a gateway for them.
+        zookeeper_release: "3.8", "3.9", "" = the available one (`zookeeper.class_path`).
+        store: URL; default: SQLite in the directory; "cassandra": a Cassandra node of its own in the directory.
+        starter_options, environment: additional options of each Starter, and variables of each daemon (failpoints).
         heap_mb: of each ZooKeeper server.
-        secured: with credentials for everybody in it (`dev/cluster.py`); None: unless RMGR_DEV_OPEN=1.
-        zookeeper_tls: ZooKeeper speaks TLS only, to those whom the cluster's authority knows; takes `secured`.
+        secured: with credentials for all its processes and its user (`DevSecurity`); None: unless RMGR_DEV_OPEN=1.
+        zookeeper_tls: ZooKeeper speaks only TLS, with holders of the cluster's certificates; requires `secured`.
         zookeeper_words: four-letter words that ZooKeeper answers (`dev/zookeeper.py`).
-        guest_of: a server or an ensemble that runs already, and has other clusters too: it is neither started nor stopped, and this
+        guest_of: a running server or ensemble, shared with other clusters: it is neither started nor stopped, and this
             cluster lives below a path of its own.
     """
 
@@ -136,19 +136,19 @@ class DevCluster:
         )
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._recipes: dict[str, Recipe] = {}
-        self._log_starts: dict[str, int] = {}  # where in its log the present process of a name begins
+        self._log_starts: dict[str, int] = {}  # offset in its log at which a name's present process begins
         self._coordinator: ZkCoordinator | None = None
 
-    # -- life -----------------------------------------------------------------------------------------------------------
+    # -- life cycle -----------------------------------------------------------------------------------------------------
 
     def start(self, *, deadline_s: float = 60.0, report: Callable[[str], None] = lambda _: None) -> DevState:
-        """Starts every part and waits until all are healthy.
+        """Starts every part, and waits until all are healthy.
 
         Args:
-            report: is told one line for each step.
-            deadline_s: from there on that Cassandra's jars are here; they are fetched when they are missing.
-        Raises: StateConflict when a cluster runs in the directory already; Unavailable when a part does not come up
-            (everything is stopped again then, and the message has the end of its log).
+            report: called with one line for each step.
+            deadline_s: counted without the time for fetching missing jars of Cassandra.
+        Raises: StateConflict if a cluster already runs in the directory; Unavailable if a part does not come up
+            (then everything is stopped again, and the message contains the end of its log).
         """
         end = time.monotonic() + deadline_s
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -200,14 +200,14 @@ class DevCluster:
         return self.state
 
     def _check_kind(self, old: DevState) -> None:
-        """A cluster goes on as what it was: servers of another ensemble would be empty, znodes keep their access lists.
+        """Checks that a cluster continues as the same kind: servers of another ensemble would be empty, and znodes keep their access lists.
 
         Raises: ConfigError, before anything is started.
         """
         was, asked = old.zookeeper.count(",") + 1, self.state.zookeeper.count(",") + 1
         if was != asked:
             what, fix = f"has {was} ZooKeeper server{'s' if was > 1 else ''}, not {asked}", f"rmgr dev --zookeepers {was}"
-        elif old.security and not self.state.security:  # the other way its WatchDogs secure the tree
+        elif old.security and not self.state.security:  # an open cluster may become secured: its WatchDogs secure the tree
             what, fix = "is secured", "rmgr dev without RMGR_DEV_OPEN"
         elif old.store.partition(":")[0] != self.state.store.partition(":")[0]:
             kind = old.store.partition(":")[0]
@@ -220,7 +220,7 @@ class DevCluster:
         )
 
     def _init_store(self, end: float, report: Callable[[str], None]) -> None:
-        """The schema in our own Cassandra; nobody else knows it yet, so no lock is needed."""
+        """Makes the schema in the cluster's own Cassandra; no other process uses it yet, so no lock is needed."""
         from rmgr.adapters.cassandra.setup import init_store
         from rmgr.adapters.cassandra.url import parse_url
 
@@ -228,37 +228,37 @@ class DevCluster:
         init_store(parse_url(self.state.store), timeout_s=max(1.0, end - time.monotonic()))
 
     def _close_root(self) -> None:
-        """Nobody but this cluster makes anything in its ZooKeeper: before anybody else is there."""
+        """Reserves ZooKeeper for this cluster, before any other process comes."""
         config = self.admin_config()
         mine = credentials_of(config)
         if mine is not None:
             close_zookeeper(config, mine, heap_mib=self._heap_mb)
 
     def start_watchdog(self, name: str, *, environment: Mapping[str, str] | None = None) -> int:
-        """Starts a WatchDog, with more variables; returns its pid."""
+        """Starts a WatchDog, with additional variables. Returns its pid."""
         return self._spawn("watchdog", name, [], environment or {})
 
     def start_starter(self, name: str, *, cores: int = 2, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
-        """Starts a Starter, with more options and variables; returns its pid."""
+        """Starts a Starter, with additional options and variables. Returns its pid."""
         arguments = ["--node", name, "--cores", str(cores), "--work-dir", str(self.directory / "work" / name)]
         return self._spawn("starter", name, [*arguments, *self._starter_options, *options], environment or {})
 
     def start_gateway(self, name: str = "g1", *, environment: Mapping[str, str] | None = None) -> int:
-        """Starts a gateway, at a place of its own where clients and servers look for it; returns its pid."""
+        """Starts a gateway, at an endpoint of its own that clients and servers know. Returns its pid."""
         if name not in self._gateways:
             self._gateways[name] = f"127.0.0.1:{free_port()}"
             self.state = replace(self.state, gateway=",".join(self._gateways.values()))
         return self._spawn("submitter", name, ["--listen", self._gateways[name]], environment or {})
 
     def start_server(self, name: str, *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
-        """Starts a server of calls that offers the shipped functions; returns its pid. It dials until the gateway is there."""
-        if self.security is not None:  # as `rmgr admin add-server` does: a key that the cluster knows can be revoked
+        """Starts a server of calls with the shipped functions. Returns its pid. It dials until the gateway is there."""
+        if self.security is not None:  # as `rmgr admin add-server` does: only a published key can be revoked
             publish(self.coordinator, Credentials.load(self.security.bundle(Role.SERVER, name), roles=(Role.SERVER,)))
         arguments = ["--name", name, "--dial", self.state.gateway, "--spool", str(self.directory / "work" / name)]
         return self._spawn("server", name, [*arguments, *options], environment or {})
 
     def kill(self, name: str, sig: int = signal.SIGKILL) -> int:
-        """Sends a signal to one process of the cluster, by its id; returns its pid. Raises KeyError."""
+        """Sends a signal to the process with this id. Returns its pid. Raises KeyError."""
         process = self.process(name)
         os.kill(process.pid, sig)
         child = self._children.get(name)
@@ -267,7 +267,7 @@ class DevCluster:
         return process.pid
 
     def process(self, name: str) -> DevProcess:
-        """The youngest process with this id. Raises KeyError."""
+        """Returns the newest process with this id. Raises KeyError."""
         for process in reversed(self.state.processes):
             if process.id == name:
                 return process
@@ -277,7 +277,7 @@ class DevCluster:
         """Ends every process: Starters and WatchDogs in good order, ZooKeeper and Cassandra last. Idempotent.
 
         Args:
-            at_once: SIGKILL for all, and for what they started, for a cluster that nobody will start again.
+            at_once: SIGKILL for all processes and their descendants, for a cluster that will not be started again.
         """
         self.look_away()
         if at_once:
@@ -300,17 +300,17 @@ class DevCluster:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # -- looking ---------------------------------------------------------------------------------------------------------
+    # -- observing -------------------------------------------------------------------------------------------------------
 
     def look_away(self) -> None:
-        """Ends the session that `coordinator` has opened, for which the cluster would pay. Idempotent."""
+        """Ends the session opened by `coordinator`, which costs the cluster something. Idempotent."""
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
 
     @property
     def coordinator(self) -> ZkCoordinator:
-        """A session of our own with the admin's rights, opened on first use."""
+        """A session with the admin's rights, opened on first use."""
         if self._coordinator is None:
             config = self.admin_config()
             options = zookeeper_options(config, credentials_of(config))
@@ -319,13 +319,13 @@ class DevCluster:
         return self._coordinator
 
     def snapshot(self, *, submissions: bool = True) -> ClusterSnapshot:
-        """Facts from ZooKeeper; see `read_snapshot`."""
+        """Reads facts from ZooKeeper; see `read_snapshot`."""
         return read_snapshot(self.coordinator, None, submissions=submissions)
 
     def wait_healthy(self, *, nodes: int, leader: bool = True, deadline_s: float, are_new: bool = False) -> None:
-        """Waits until a leader leads and `nodes` nodes are up. Raises Unavailable with the log of what is missing.
+        """Waits for a leader, and until `nodes` nodes are up. Raises Unavailable with the log of what is missing.
 
-        are_new: all of them are processes of ours. Entries of a cluster that was killed in this directory stand until their sessions end.
+        are_new: counts only processes of this object. Entries of a cluster killed in this directory stay until their sessions end.
         """
         end = time.monotonic() + deadline_s
         while True:
@@ -346,7 +346,7 @@ class DevCluster:
             time.sleep(_POLL_S)
 
     def wait_servers(self, count: int, *, deadline_s: float) -> None:
-        """Waits until so many servers can have calls. Raises Unavailable with the log of what is missing."""
+        """Waits until `count` servers can take calls. Raises Unavailable with the log of what is missing."""
         from rmgr.client.calls import Caller  # few clusters have servers
 
         config = self.admin_config()
@@ -370,17 +370,17 @@ class DevCluster:
             caller.close()
 
     def log_file(self, name: str) -> Path:
-        """What a daemon writes to stderr."""
+        """Returns the file with a daemon's stderr."""
         return self.directory / "log" / f"{name}.log"
 
     def log_tail(self, name: str, size_bytes: int = 2000) -> str:
-        """The end of a daemon's log."""
+        """Returns the end of a daemon's log."""
         with contextlib.suppress(OSError):
             return self.log_file(name).read_bytes()[-size_bytes:].decode("utf-8", "replace").strip()
         return "(no log)"
 
     def _stillborn(self, process: DevProcess) -> RmgrError:
-        """Why a daemon ended at its start: its own last words, and what to do about them here."""
+        """Returns why a daemon ended at its start: its own last words, with advice for this cluster."""
         with contextlib.suppress(OSError):
             data = self.log_file(process.id).read_bytes()[self._log_starts.get(process.id, 0) :]
             _, found, words = data.decode("utf-8", "replace").rpartition("rmgr: ")
@@ -405,7 +405,7 @@ class DevCluster:
         )
 
     def environment(self) -> dict[str, str]:
-        """Variables with which any rmgr program of who runs it finds this cluster."""
+        """Returns variables with which the user's rmgr programs find this cluster."""
         return {
             "RMGR_ZK": self.state.zookeeper,
             "RMGR_STORE": self.state.store,
@@ -416,7 +416,7 @@ class DevCluster:
         }
 
     def daemon_environment(self, role: str, name: str) -> dict[str, str]:
-        """Variables of a daemon: its own credentials; work runs, and submits more, as who runs the cluster."""
+        """Returns variables of a daemon: its own credentials; work runs, and submits more, as the cluster's user."""
         variables = self.environment() | {"RMGR_SECURITY_RUN_AS": "self"}
         if self.security is not None:
             variables["RMGR_SECURITY_WORK_BUNDLE"] = variables["RMGR_SECURITY_DIR"]
@@ -424,7 +424,7 @@ class DevCluster:
         return variables
 
     def admin_config(self) -> Config:
-        """The configuration of who may do everything here."""
+        """Returns the configuration of the admin, who may do everything here."""
         state = self.state
         return Config(
             cluster=ClusterConfig(zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s),
@@ -434,7 +434,7 @@ class DevCluster:
     # -- inside ------------------------------------------------------------------------------------------------------------
 
     def _spawn(self, role: str, name: str, options: Sequence[str], more: Mapping[str, str]) -> int:
-        """Raises: StateConflict while a process of that name runs: nobody would end it, once the name is another's."""
+        """Starts a daemon. Raises: StateConflict while a process of that name runs: without its name it would never be ended."""
         running = [found for process in self.state.processes if process.id == name and (found := process.find()) is not None]
         if await_ends(running, timeout_s=_LEAVING_S):
             told = f"{role} {name} of the cluster in {self.directory} runs already (pid {running[0].pid})"
@@ -455,7 +455,7 @@ class DevCluster:
         self._record(role, name, process.pid)
 
     def keep(self) -> None:
-        """From now on what dies is started again, by a process that outlives this one (`dev/keeper.py`)."""
+        """Has processes that die restarted from now on, by a process that outlives this one (`dev/keeper.py`)."""
         argv = (sys.executable, "-m", "rmgr.dev.keeper", str(self.directory))
         self._recipes[KEEPER] = recipe = Recipe(argv=argv, cwd=str(self.directory), log=str(self.log_file(KEEPER)))
         write_recipes(self.directory, self._recipes)
@@ -472,38 +472,38 @@ def _several(count: int, name: str) -> str:
 
 
 class DevSecurity:
-    """Bundles below `directory`, made when they are asked for. Cost: 2 ms each, once."""
+    """Bundles below `directory`, made on demand. Cost: 2 ms each, once."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def bundle(self, role: Role, name: str) -> Path:
-        """The bundle of a daemon or person; one that has expired is made anew."""
+        """Returns the bundle of a daemon or person; renews an expired one."""
         where = self.directory / "bundles" / f"{role}-{name}"
         ensure_bundle(self._ca(), where, name, role, hosts=LOCAL_HOSTS, renew=True)
         return where
 
     @property
     def owner(self) -> Path:
-        """The bundle of who runs the cluster: he may act on everybody's work, and has a gateway's secret of ZooKeeper."""
+        """The bundle of the cluster's user, who may act on everybody's work, and has a gateway's ZooKeeper secret."""
         return self.bundle(Role.OPERATOR, getpass.getuser())
 
     @property
     def admin(self) -> Path:
-        """The admin's own bundle, with the authority."""
+        """The admin's bundle, which contains the authority."""
         self._ca()
         return self.directory
 
     def server_tls(self) -> ServerTls:
-        """With what ZooKeeper's servers on this machine show who they are."""
+        """Returns the identity that ZooKeeper's servers on this machine show."""
         authority = self._ca()
         certificate, key = issue_server(authority, "zookeeper", LOCAL_HOSTS)
         return ServerTls(certificate=certificate, key=key, ca=authority.cert_pem)
 
     def _ca(self) -> Authority:
-        return ensure_authority(self.directory)[0]  # read anew: to revoke somebody changes the secret of his role
+        return ensure_authority(self.directory)[0]  # read anew: a revocation changes the secret of a role
 
 
 def is_open_asked() -> bool:
-    """The variable says that clusters here are to be open."""
+    """Whether the variable asks for open clusters."""
     return os.environ.get(OPEN_VARIABLE, "").lower() in {"1", "true", "yes", "on"}

@@ -1,9 +1,9 @@
 """Fetches jars from Maven Central into the user's cache, for servers that `rmgr dev` and the tests run.
 
-    python -m rmgr.dev.jars cassandra-5.0            fetches them where they are missing, or where the list has changed
-    python -m rmgr.dev.jars --check cassandra-5.0    exit code 0 = they are there
+    python -m rmgr.dev.jars cassandra-5.0            fetches them if they are missing, or the list has changed
+    python -m rmgr.dev.jars --check cassandra-5.0    exit code 0 if they are there
 
-Which jars: the `*.pom.xml` beside this file. Needs no more than the standard library: set-up scripts run it before anything is installed.
+The `*.pom.xml` beside this file list the jars. Needs only the standard library: set-up scripts run it before anything is installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rmgr.errors import Unavailable
 
-#: Name -> what it is called.
+#: Name -> title.
 SETS = {"cassandra-5.0": "Cassandra 5.0", "zookeeper-3.9": "ZooKeeper 3.9"}
 _STAMP = ".fetched"
 _FETCH_S = 900.0
@@ -28,29 +28,29 @@ _MAVEN = "apt-get install maven, then the same command again"
 
 
 def directory(name: str) -> Path:
-    """Where the jars of a set are kept, fetched or not: the user's cache."""
+    """Returns the directory for the jars of a set, fetched or not, in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME") or Path.home()) / ".cache"
     return Path(cache) / "rmgr" / name
 
 
 def command(name: str) -> str:
-    """What to type to fetch a set."""
+    """Returns the command that fetches a set."""
     return f"{sys.executable} -m rmgr.dev.jars {name}"
 
 
 def is_fetched(name: str) -> bool:
-    """The jars are there, as the list asks for them now."""
+    """Whether the jars of the present list are there."""
     with contextlib.suppress(OSError):
         return (directory(name) / _STAMP).read_text(encoding="utf-8").strip() == _sum(name)
     return False
 
 
 def fetch(name: str, *, report: Callable[[str], None], timeout_s: float = _FETCH_S) -> Path:
-    """Fetches a set with Maven unless it is there; returns its directory. Two at once both succeed.
+    """Fetches a set with Maven unless it is there; returns its directory. Parallel calls all succeed.
 
     Args:
-        report: gets one line before the download, which takes up to some minutes.
-    Raises: Unavailable without Maven, when Maven fails, and after `timeout_s`; what was there before is still there then.
+        report: called with one line before the download, which takes up to some minutes.
+    Raises: Unavailable without Maven, if Maven fails, and after `timeout_s`; then the previous jars are still there.
     """
     target, what = directory(name), SETS[name]
     if is_fetched(name):
@@ -83,13 +83,13 @@ def _pom(name: str) -> Path:
 
 
 def _sum(name: str) -> str:
-    """The list's checksum, as cksum(1) prints it."""
+    """Returns the checksum of the list, as cksum(1) prints it."""
     ended = subprocess.run(["cksum"], input=_pom(name).read_bytes(), capture_output=True, timeout=60, check=True)
     return ended.stdout.decode().strip()
 
 
 def _run_maven(maven: str, name: str, draft: Path, timeout_s: float) -> None:
-    # Its own directory: Maven reads .mvn/ of the one it runs in, and of those above.
+    # A directory of its own: Maven reads .mvn/ in its working directory and those above.
     options = [f"-DoutputDirectory={draft}", "-DincludeScope=runtime"]
     words = [maven, "-B", "-q", "-f", str(_pom(name)), "dependency:copy-dependencies", *options]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -99,7 +99,7 @@ def _run_maven(maven: str, name: str, draft: Path, timeout_s: float) -> None:
         msg = f"mvn has not fetched {SETS[name]} within {timeout_s:.0f} s"
         raise Unavailable(msg, hint=f"once this machine reaches Maven Central faster: {command(name)}") from None
     if ended.returncode:
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout)  # Maven 3.8 resets colours that it was told not to use
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout)  # Maven 3.8 resets colours although it was told to use none
         lines = [line.removeprefix("[ERROR]").strip() for line in plain.splitlines()]
         told = next((line for line in lines if line), f"exit code {ended.returncode}")
         msg = f"mvn could not fetch {SETS[name]}: {told[:400]}"
@@ -107,7 +107,7 @@ def _run_maven(maven: str, name: str, draft: Path, timeout_s: float) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     is_check = words[:1] == ["--check"]
     names = words[1:] if is_check else words
     if len(names) != 1 or names[0] not in SETS:

@@ -1,9 +1,9 @@
-"""What is recorded of a cluster on one machine, how all of it ends, and its keeper, who restarts what dies of it.
+"""The record of a cluster on one machine, how all of it ends, and its keeper, which restarts its dead processes.
 
-`cluster.json` names each process by pid and start time, `dev.toml` says where clients find the cluster. The keeper of a detached one
-(`rmgr dev --detach`) is a small process of its own: `python -m rmgr.dev.keeper DIR`. It starts what died again, after a pause that
-doubles each time and is short again once the process has lived for a minute. What `rmgr dev kill` has killed stays dead until
-`rmgr dev start`. The keeper alone writes `cluster.json` while it lives; its own notes are in `keeper.json`, for `rmgr dev status`.
+`cluster.json` names each process by pid and start time, `dev.toml` tells clients where the cluster is. The keeper of a detached cluster
+(`rmgr dev --detach`) is a small process: `python -m rmgr.dev.keeper DIR`. It restarts dead processes after a pause that
+doubles each time, and is short again once the process has lived for a minute. A process killed by `rmgr dev kill` stays dead until
+`rmgr dev start`. Only the keeper writes `cluster.json` while it lives; its own notes are in `keeper.json`, for `rmgr dev status`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ T = TypeVar("T")
 #: Role of the process that restarts the others.
 KEEPER = "keeper"
 _STATE, _NOTES, _RECIPES, _DOWN = "cluster.json", "keeper.json", "recipes.json", "down"
-#: How long processes of a role may take to end although the time for all is over (s): who is killed leaves its session behind.
+#: Time that each role gets to end even if the time for all is over (s): a killed process leaves its session behind.
 _AT_LEAST_S = 3.0
-#: How often the ends of processes are looked for (s), and all processes by the keeper.
+#: Interval of looks for ended processes (s), and of the keeper's looks at all processes.
 _END_S, _LOOK_S = 0.01, 0.5
-#: First pause before a restart, the longest one, and after which life a process begins afresh (s).
+#: First and longest pause before a restart, and the life after which the pause is short again (s).
 FIRST_S, LONGEST_S, SOUND_S = 1.0, 60.0, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevProcess:
-    """A process of the cluster. started, born: when it began, which with the pid makes it unmistakable.
+    """A process of the cluster. started, born: its start, which with the pid identifies it.
 
-    started: seconds since 1970, and moves when the machine's clock is set. born: by the kernel (`leftovers.born`), "" = not known.
+    started: seconds since 1970; changes when the machine's clock is set. born: from the kernel (`leftovers.born`), "" if unknown.
     """
 
     role: str
@@ -56,11 +56,11 @@ class DevProcess:
 
     @classmethod
     def of(cls, role: str, name: str, pid: int) -> Self:
-        """A process that runs. Raises psutil.NoSuchProcess."""
+        """Describes a running process. Raises psutil.NoSuchProcess."""
         return cls(role=role, id=name, pid=pid, started=psutil.Process(pid).create_time(), born=born(pid) or "")
 
     def find(self) -> psutil.Process | None:
-        """The process, None when it is gone (or its pid belongs to another one now)."""
+        """Returns the process, None if it is gone (or its pid belongs to another one now)."""
         try:
             process = psutil.Process(self.pid)
             same = self.born == born(self.pid) if self.born else abs(process.create_time() - self.started) < 1.0
@@ -88,24 +88,24 @@ class DevState:
     zookeeper: str
     store: str
     session_timeout_s: float
-    security: str = ""  #: the bundle of who runs it; "" = an open cluster
+    security: str = ""  #: the bundle of the cluster's user; "" in an open cluster
     zookeeper_tls: bool = False
-    gateway: str = ""  #: through which calls go to servers; "" = there is none
+    gateway: str = ""  #: endpoints of gateways for calls; "" if there are none
     processes: tuple[DevProcess, ...] = ()
 
     @property
     def is_running(self) -> bool:
-        """Any of its processes lives."""
+        """Whether any of its processes lives."""
         return any(process.find() is not None for process in self.processes)
 
 
 def default_directory() -> Path:
-    """Where `rmgr dev` keeps its cluster unless told otherwise."""
+    """Returns the default directory of `rmgr dev`'s cluster."""
     return dev_file({"HOME": os.environ.get("HOME") or str(Path.home())}).parent / "dev"
 
 
 def read_state(directory: Path) -> DevState | None:
-    """The recorded state of the cluster in `directory`, None when there is none."""
+    """Reads the state of the cluster in `directory`, None if there is none."""
     try:
         document = json.loads((directory / _STATE).read_text())
         processes = tuple(DevProcess(**process) for process in document.pop("processes"))
@@ -122,7 +122,7 @@ def write_state(state: DevState) -> None:
 def advertise(state: DevState) -> Path:
     """Makes this the cluster that clients find without any option; returns the file.
 
-    The cluster counts as running while its keeper or any of its ZooKeeper servers does, whose pids are in it.
+    The file contains the pids of the keeper and of ZooKeeper's servers: the cluster counts as running while any of them does.
     """
     path = dev_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -140,23 +140,23 @@ def advertise(state: DevState) -> Path:
 
 
 def is_advertised(state: DevState) -> bool:
-    """Clients find this cluster without any option."""
+    """Whether clients find this cluster without any option."""
     with contextlib.suppress(OSError):
         return f"directory = {json.dumps(state.directory)}\n" in dev_file().read_text()
     return False
 
 
 def forget(state: DevState) -> None:
-    """Takes back what `advertise` wrote, if it was for this cluster."""
+    """Removes what `advertise` wrote, if it was for this cluster."""
     path = dev_file()
     if is_advertised(state):
         path.unlink(missing_ok=True)
 
 
 def stop_processes(state: DevState, *, timeout_s: float = 20.0) -> list[DevProcess]:
-    """SIGTERM by role (servers, Starters, WatchDogs, then ZooKeeper and Cassandra), SIGKILL after the deadline.
+    """Sends SIGTERM by role (servers, Starters, WatchDogs, then ZooKeeper and Cassandra), SIGKILL after the deadline.
 
-    The keeper goes first, and what it has started meanwhile ends with the rest. Returns what had to be killed.
+    The keeper goes first; processes that it started meanwhile end with the rest. Returns what had to be killed.
     """
     end = time.monotonic() + timeout_s
     killed: list[DevProcess] = []
@@ -178,7 +178,7 @@ def stop_processes(state: DevState, *, timeout_s: float = 20.0) -> list[DevProce
 
 
 def kill_processes(state: DevState, *, timeout_s: float = 20.0) -> None:
-    """SIGKILL for all of them and their descendants; returns when they are gone, or after `timeout_s`."""
+    """Sends SIGKILL to all processes and their descendants; returns when they are gone, or after `timeout_s`."""
     found = [process for entry in state.processes if (process := entry.find()) is not None]
     for process in tuple(found):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -190,9 +190,9 @@ def kill_processes(state: DevState, *, timeout_s: float = 20.0) -> None:
 
 
 def await_ends(processes: list[psutil.Process], *, timeout_s: float) -> list[psutil.Process]:
-    """Those that still run after `timeout_s`.
+    """Returns the processes that still run after `timeout_s`.
 
-    A zombie has ended. Its parent may reap it late: the first process of some machines looks every few seconds, that of many
+    A zombie counts as ended. Its parent may reap it late: the first process of some machines looks every few seconds, that of many
     containers never does.
     """
     end = time.monotonic() + timeout_s
@@ -204,19 +204,19 @@ def await_ends(processes: list[psutil.Process], *, timeout_s: float) -> list[psu
 
 
 def _runs(process: psutil.Process) -> bool:
-    """It may still hold ports and files: those of a zombie are held as long as other threads of it end."""
+    """Whether it may still hold ports and files: a zombie does as long as other threads of it are ending."""
     try:
         return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     except psutil.NoSuchProcess:
         return False
 
 
-# -- how each process is started, and what became of it -------------------------------------------------------------------------
+# -- how each process is started, and its fate ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Command that starts a process of the cluster. variables: beside those of the keeper's own environment, which has none of rmgr's."""
+    """Command that starts a process of the cluster. variables: added to the keeper's environment, without its RMGR_ variables."""
 
     argv: tuple[str, ...]
     cwd: str
@@ -224,7 +224,7 @@ class Recipe:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Starts it. Raises OSError."""
+        """Starts the process. Raises OSError."""
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
         Path(self.log).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with Path(self.log).open("ab") as sink:
@@ -241,7 +241,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """State of one process. Times: seconds since 1970; died_at, next_at: None = it never died, no try is due."""
+    """Fate of one process. Times: seconds since 1970; died_at None: it never died; next_at None: no try is due."""
 
     restarts: int = 0
     died_at: float | None = None
@@ -250,7 +250,7 @@ class Fate:
 
 
 def write_recipes(directory: Path, recipes: Mapping[str, Recipe]) -> None:
-    """Keeps how each process of a new cluster is started; forgets what became of the processes of the one before."""
+    """Stores how each process of a new cluster is started; forgets the fates of the previous cluster's processes."""
     _replace(directory / _RECIPES, {name: asdict(recipe) for name, recipe in recipes.items()})
     (directory / _NOTES).unlink(missing_ok=True)
     for name in down(directory):
@@ -258,17 +258,17 @@ def write_recipes(directory: Path, recipes: Mapping[str, Recipe]) -> None:
 
 
 def read_recipes(directory: Path) -> dict[str, Recipe]:
-    """By name of the process; {} where none were kept, or none that can be read."""
+    """Reads recipes by name of the process; {} if absent or unreadable."""
     return _read(directory / _RECIPES, lambda recipe: Recipe(**recipe | {"argv": tuple(recipe["argv"])}))
 
 
 def read_fates(directory: Path) -> dict[str, Fate]:
-    """What the keeper has noted, by name of the process; {} where nothing was, or nothing that can be read."""
+    """Reads the keeper's notes by name of the process; {} if absent or unreadable."""
     return _read(directory / _NOTES, lambda fate: Fate(**fate))
 
 
 def down(directory: Path) -> frozenset[str]:
-    """Processes that are to stay dead."""
+    """Returns the processes that must stay dead."""
     try:
         return frozenset(os.listdir(directory / _DOWN))
     except OSError:
@@ -276,7 +276,7 @@ def down(directory: Path) -> frozenset[str]:
 
 
 def keep_down(directory: Path, name: str, *, is_down: bool) -> None:
-    """Says whether a process is to stay dead. Raises OSError."""
+    """Sets whether a process must stay dead. Raises OSError."""
     mark = directory / _DOWN / name
     if is_down:
         mark.parent.mkdir(exist_ok=True)
@@ -286,7 +286,7 @@ def keep_down(directory: Path, name: str, *, is_down: bool) -> None:
 
 
 def started(directory: Path, name: str, recipe: Recipe, *, role: str) -> subprocess.Popen[bytes]:
-    """Starts a process again and records it; a ZooKeeper is advertised anew. Raises OSError: then it does not run."""
+    """Restarts a process and records it; a ZooKeeper is advertised anew. Raises OSError: then it does not run."""
     child = recipe.start()
     try:
         state = read_state(directory)
@@ -296,7 +296,7 @@ def started(directory: Path, name: str, recipe: Recipe, *, role: str) -> subproc
             write_state(state)
             if role == "zookeeper" and is_advertised(state):
                 advertise(state)
-    except BaseException:  # a full disk: nobody would know of it, and the next look would start another one beside it
+    except BaseException:  # a full disk: the process would be unknown, and the next look would start a second one
         child.kill()
         child.wait()
         raise
@@ -304,7 +304,7 @@ def started(directory: Path, name: str, recipe: Recipe, *, role: str) -> subproc
 
 
 class Keeper:
-    """Looks at one cluster again and again. clock: monotonic seconds."""
+    """Looks after one cluster. clock: monotonic seconds."""
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
@@ -316,11 +316,11 @@ class Keeper:
         self._began_s: dict[str, float] = {}
 
     def look(self) -> bool:
-        """One look at all processes; starts what is due. Returns: there is still a cluster to keep."""
+        """Looks at all processes once, and starts what is due. Returns whether there is still a cluster."""
         state = read_state(self._directory)
         if state is None:
             return False
-        self._children = [child for child in self._children if child.poll() is None]  # reaped
+        self._children = [child for child in self._children if child.poll() is None]  # reaps children
         kept, recipes = down(self._directory), read_recipes(self._directory)
         before = dict(self._fates)
         for process in state.processes:
@@ -375,7 +375,7 @@ class Keeper:
 
 
 def main(directory: Path) -> int:
-    """Until SIGTERM, or until the cluster's directory is gone; what it keeps is left alone."""
+    """Runs until SIGTERM, or until the cluster's directory is gone; the cluster's processes go on."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
@@ -390,7 +390,7 @@ def main(directory: Path) -> int:
 
 
 def _say(text: str) -> None:
-    """One line of its log, unless the disk is full: then there is more to do than to tell."""
+    """Writes one line to its log; skipped if the disk is full."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""A server of somebody else's (ZooKeeper, Cassandra) as a child process: started, waited for, stopped, killed, paused."""
+"""A foreign server (ZooKeeper, Cassandra) as a child process: started, awaited, stopped, killed, paused."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _GIVEN: deque[int] = deque(maxlen=256)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a port that is free now and that the kernel will not lend to outgoing connections; never one that it returned lately.
+    """Returns a port that is free now, that the kernel does not use for outgoing connections, and that was not returned lately.
 
-    From the range of outgoing ports a client that knocks at a dead server may connect to itself, and hold the port.
+    With a port from the outgoing range, a client that connects to a dead server may connect to itself, and hold the port.
     """
     low = 32768
     with contextlib.suppress(OSError, ValueError):
@@ -52,46 +52,46 @@ class ServerProcess(ABC):
     """One server process on one data directory; start, stop, kill and start again as often as needed.
 
     Args:
-        log_name: of the file in `data_dir` that takes what the process writes.
+        log_name: file in `data_dir` for the output of the process.
         die_with_parent: the server is killed when the *thread* that started it ends (PR_SET_PDEATHSIG through
-            setpriv(1), where that exists): start it from a thread that lives as long as the process.
+            setpriv(1), if that exists): start it from a thread that lives as long as the process.
     """
 
-    NAME: ClassVar[str]  #: for messages
-    START_S: ClassVar[float]  #: how long a start may take
-    STOP_S: ClassVar[float]  #: how long an orderly end may take
-    POLL_S: ClassVar[float]  #: between two looks while it is waited for
+    NAME: ClassVar[str]  #: name in messages
+    START_S: ClassVar[float]  #: time limit of a start
+    STOP_S: ClassVar[float]  #: time limit of an orderly end
+    POLL_S: ClassVar[float]  #: pause between two looks while waiting
 
     def __init__(self, data_dir: Path | str, *, log_name: str, die_with_parent: bool = False) -> None:
         self.data_dir = Path(data_dir)
         self._log_name = log_name
-        self._log_start = 0  # where in the log the present process begins
+        self._log_start = 0  # offset in the log at which the present process begins
         self._die_with_parent = die_with_parent
         self._process: subprocess.Popen[bytes] | None = None
 
-    # -- what a kind of server says
+    # -- what each kind of server defines
 
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where it listens, for messages: `on port 2181`."""
+        """Where it listens, in words for messages: `on port 2181`."""
 
     @abstractmethod
     def command(self) -> list[str]:
-        """What to run; writes its configuration. Raises: Unavailable when a part of it is missing here."""
+        """Returns the command to run; writes its configuration. Raises: Unavailable if a part is missing here."""
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether it serves now. Asked again and again, within a second each time."""
+        """Whether it serves now. Asked repeatedly; answers within a second."""
 
     @abstractmethod
     def log_tail(self) -> str:
-        """The end of the log, for error messages."""
+        """Returns the end of the log, for error messages."""
 
-    # -- life
+    # -- life cycle
 
     def start(self, *, wait_s: float | None = None) -> Self:
-        """Starts the process and waits until it serves (None: as long as its kind may take; 0: does not wait). Raises: Unavailable."""
+        """Starts the process and waits until it serves (None: `START_S`; 0: does not wait). Raises: Unavailable."""
         if self.running:
             return self
         command = self.command()
@@ -100,7 +100,7 @@ class ServerProcess(ABC):
             command = [setpriv, "--pdeathsig", "KILL", *command]
         with self.log_file.open("ab") as log:
             self._log_start = log.tell()
-            # A session of its own: Ctrl-C in the terminal is for the supervisor, who stops servers last.
+            # A session of its own: Ctrl-C in the terminal is for the supervisor, which stops servers last.
             self._process = subprocess.Popen(
                 command, cwd=self.data_dir, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -114,7 +114,7 @@ class ServerProcess(ABC):
         return self
 
     def wait_ready(self, deadline_s: float) -> None:
-        """Waits until it serves. Raises: Unavailable, with the end of its log."""
+        """Waits until the process serves. Raises: Unavailable, with the end of its log."""
         end = time.monotonic() + deadline_s
         while True:
             if not self.running:
@@ -126,11 +126,11 @@ class ServerProcess(ABC):
             time.sleep(self.POLL_S)
 
     def trouble(self, what: str) -> Unavailable:
-        """The error that says `what` is wrong with it, what it wrote last, and where the rest is."""
+        """Returns the error that says `what` is wrong, with the last output and the place of the log."""
         return Unavailable(f"{self.NAME} {self.place} {what}:\n{self.log_tail()}", hint=f"the whole log: {self.log_file}")
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """SIGTERM, and SIGKILL after `timeout_s` (None: as long as its kind may take). Idempotent."""
+        """Sends SIGTERM, and SIGKILL after `timeout_s` (None: `STOP_S`). Idempotent."""
         process, timeout_s = self._process, self.STOP_S if timeout_s is None else timeout_s
         if process is None:
             return
@@ -145,24 +145,24 @@ class ServerProcess(ABC):
         self._process = None
 
     def kill(self) -> None:
-        """SIGKILL, as a crash."""
+        """Sends SIGKILL, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(10.0)
             self._process = None
 
     def restart(self, *, wait_s: float | None = None) -> None:
-        """Kills and starts again on the same data and ports."""
+        """Kills the process and starts it again on the same data and ports."""
         self.kill()
         self.start(wait_s=wait_s)
 
     def pause(self) -> None:
-        """SIGSTOP: it holds its connections and says nothing."""
+        """Sends SIGSTOP: the process holds its connections and says nothing."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Sends SIGCONT."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
@@ -176,22 +176,22 @@ class ServerProcess(ABC):
 
     @property
     def pid(self) -> int | None:
-        """The server's process, None when it does not run."""
+        """Pid of the server's process, None if it does not run."""
         return self._process.pid if self._process is not None and self.running else None
 
     @property
     def running(self) -> bool:
-        """Whether the process is alive (serving or not)."""
+        """Whether the process is alive, serving or not."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def log_file(self) -> Path:
-        """What the server writes."""
+        """File with the server's output."""
         return self.data_dir / self._log_name
 
 
 def wait_all_ready(servers: Sequence[ServerProcess], deadline_s: float) -> None:
-    """Waits until all of them serve. Raises: Unavailable of the first that does not."""
+    """Waits until all servers serve. Raises: Unavailable for the first that does not."""
     end = time.monotonic() + deadline_s
     for server in servers:
         server.wait_ready(max(0.1, end - time.monotonic()))

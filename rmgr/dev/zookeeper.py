@@ -1,7 +1,7 @@
-"""A real ZooKeeper server, or an ensemble of them, as child processes: for `rmgr dev`, tests and measurements; and whose jars it runs.
+"""A real ZooKeeper server or ensemble as child processes, for `rmgr dev`, tests and measurements; and the choice of its jars.
 
-Data are fsynced as in production. Nothing is written outside the data directory. Jars are Debian's 3.8, or the 3.9 that `rmgr.dev.jars` has
-fetched. RMGR_ZOOKEEPER_LIB chooses for every server whose maker did not: a directory of jars, or one of `RELEASES`.
+Data are fsynced as in production. Nothing is written outside the data directory. Jars are Debian's 3.8, or 3.9 fetched by `rmgr.dev.jars`.
+RMGR_ZOOKEEPER_LIB chooses for every server without a `release`: a directory of jars, or one of `RELEASES`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rmgr.errors import Unavailable
 __all__ = ["ServerTls", "ZooKeeperEnsemble", "ZooKeeperServer", "free_port", "java", "missing_parts"]
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _LOG_TAIL_BYTES = 2000
-#: ZooKeeper itself allows twenty ticks: ten seconds, where a test has short ticks to see sessions end soon.
+#: ZooKeeper's own limit is twenty ticks: only ten seconds with the short ticks of a test that wants sessions to end soon.
 _LONGEST_SESSION_MS = 60_000
-#: What a JVM without work wakes for five times a second: to look for monitors that nobody uses, and to stop all threads for a moment.
+#: An idle JVM wakes five times a second, to look for unused monitors and to stop all threads for a moment; these options prevent it.
 _SLEEPY = (
-    "-XX:+IgnoreUnrecognizedVMOptions",  # other releases of Java have neither
+    "-XX:+IgnoreUnrecognizedVMOptions",  # other releases of Java do not have them
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:AsyncDeflationInterval=5000",
     "-XX:GuaranteedSafepointInterval=60000",
@@ -43,10 +43,10 @@ HOW_TO_INSTALL = "apt-get install --no-install-recommends default-jre-headless l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """With what a server shows who it is (PEM, all three), and whom it lets in.
+    """The identity of a server (all in PEM), and which clients it admits.
 
     Args:
-        needs_client: clients without a certificate of the same authority are turned away in the handshake.
+        needs_client: refuses clients without a certificate of the same authority, in the handshake.
     """
 
     certificate: bytes
@@ -55,7 +55,7 @@ class ServerTls:
     needs_client: bool = True
 
     def write(self, directory: Path) -> dict[str, object]:
-        """The files in `directory`, as lines of zoo.cfg."""
+        """Writes the files into `directory`. Returns lines of zoo.cfg."""
         keys, trusted = directory / "server.pem", directory / "ca.pem"
         keys.touch(mode=0o600)
         keys.write_bytes(self.key + self.certificate)
@@ -65,12 +65,12 @@ class ServerTls:
             "ssl.keyStore.location": keys,
             "ssl.trustStore.location": trusted,
             "ssl.clientAuth": "need" if self.needs_client else "none",
-            "ssl.hostnameVerification": "false",  # of clients: they are known by their certificate's authority, not by their address
+            "ssl.hostnameVerification": "false",  # of clients: the authority of their certificate counts, not their address
             "sslQuorum": "false",
         }
 
     def context(self, directory: Path) -> ssl.SSLContext:
-        """For a look at the server itself, with its own certificate."""
+        """Returns a context for questions to the server itself, with its own certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if self.needs_client:
@@ -82,14 +82,14 @@ class ZooKeeperServer(ServerProcess):
     """One server process on one data directory; start, stop, kill and start again as often as needed.
 
     Args:
-        data_dir: made when missing; configuration, log (`zookeeper.log`), snapshots and transactions live in it.
+        data_dir: made if absent; contains configuration, log (`zookeeper.log`), snapshots and transactions.
         port: client port on `host`, None: a free one, kept over restarts.
         tick_ms: sessions last from two ticks to a minute.
         heap_mb: largest heap.
         release: "3.8" (Debian's) or "3.9" (fetched from Maven Central); "": what `class_path` finds.
         config: more lines of zoo.cfg.
-        tls: `port` speaks TLS, and there is no other.
-        words: four-letter words that it answers, to anybody: `srvr` is what rmgr needs; `mntr` and `conf` tell strangers much more.
+        tls: `port` speaks TLS, and there is no other port.
+        words: four-letter words that it answers to anybody: rmgr needs `srvr`; `mntr` and `conf` tell strangers much more.
         die_with_parent: see `ServerProcess`.
     """
 
@@ -122,7 +122,7 @@ class ZooKeeperServer(ServerProcess):
         self._config = dict(config or {})
         self._words = tuple(words)
 
-    # -- what `ServerProcess` asks
+    # -- implements `ServerProcess`
 
     @property
     def place(self) -> str:
@@ -144,11 +144,11 @@ class ZooKeeperServer(ServerProcess):
             "-XX:-UsePerfData",  # no file in /tmp
             "-XX:+ExitOnOutOfMemoryError",
             *_SLEEPY,
-            f"-Djava.io.tmpdir={self.data_dir}",  # libraries that unpack native code
+            f"-Djava.io.tmpdir={self.data_dir}",  # for unpacked native libraries
             "-Djava.net.preferIPv4Stack=true",
             "-Dzookeeper.preAllocSize=16384",
-            "-Dzookeeper.enforceQuota=true",  # of the subtrees that have one: `adapters/zookeeper/tree.py`
-            "-Dzookeeper.nio.numWorkerThreads=0",  # the thread that selects also reads and writes: half the switches of threads a request
+            "-Dzookeeper.enforceQuota=true",  # of subtrees that have one: `adapters/zookeeper/tree.py`
+            "-Dzookeeper.nio.numWorkerThreads=0",  # the selecting thread also reads and writes: half the thread switches a request
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
             "-cp",
@@ -158,36 +158,36 @@ class ZooKeeperServer(ServerProcess):
         ]
 
     def is_ready(self) -> bool:
-        """It answers and, in an ensemble, has a leader."""
+        """Whether it answers and, in an ensemble, has a leader."""
         return self.mode() in {"standalone", "leader", "follower", "observer"}
 
     # -- facts
 
     @property
     def hosts(self) -> str:
-        """"host:port", as clients want it."""
+        """"host:port", for clients."""
         return f"{self.host}:{self.port}"
 
     def log_tail(self) -> str:
-        """The end of the log, for error messages."""
+        """Returns the end of the log, for error messages."""
         with contextlib.suppress(OSError):
             return self.log_file.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
         return "(no log)"
 
     def mode(self) -> str:
-        """"standalone", "leader", "follower"; "" when it does not serve."""
+        """Returns "standalone", "leader", "follower"; "" if it does not serve."""
         return self._say("Mode:")
 
     def version(self) -> str:
-        """"3.9.5-..."; "" when it does not serve."""
+        """Returns "3.9.5-..."; "" if it does not serve."""
         return self._say("Zookeeper version:")
 
     def synced_followers(self) -> int:
-        """How many others have everything that this leader has; 0 when it does not lead. Takes the word `mntr`."""
+        """Returns how many other servers have everything that this leader has; 0 if it does not lead. Needs the word `mntr`."""
         return int(float(self._say("zk_synced_followers", "mntr") or 0))
 
     def clients(self) -> tuple[int, int]:
-        """Connections that are open here, and watches that were set on them. Takes the word `mntr`."""
+        """Returns the numbers of open connections here, and of watches set on them. Needs the word `mntr`."""
         found = (self._say(what, "mntr") for what in ("zk_num_alive_connections", "zk_watch_count"))
         connections, watches = (int(float(number or 0)) for number in found)
         return connections, watches
@@ -201,7 +201,7 @@ class ZooKeeperServer(ServerProcess):
         return next((line.removeprefix(what).strip() for line in answer.splitlines() if line.startswith(what)), "")
 
     def _write_config(self) -> Path:
-        for place in (self.data_dir, self.data_dir / "data"):  # znodes, transactions and the log are nobody else's to read
+        for place in (self.data_dir, self.data_dir / "data"):  # nobody else may read znodes, transactions and the log
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(0o700)
         settings: dict[str, object] = {
@@ -226,7 +226,7 @@ class ZooKeeperServer(ServerProcess):
 
 
 class ZooKeeperEnsemble:
-    """Several servers on one machine that form a quorum; `servers[i]` may be stopped, killed and started singly."""
+    """Several servers on one machine that form a quorum; each of `servers` may be stopped, killed and started alone."""
 
     def __init__(
         self,
@@ -260,11 +260,11 @@ class ZooKeeperEnsemble:
 
     @property
     def hosts(self) -> str:
-        """"host:port,host:port,..."."""
+        """"host:port,host:port,...", for clients."""
         return ",".join(server.hosts for server in self.servers)
 
     def start(self, *, wait_s: float = 30.0) -> Self:
-        """Starts all, waits until all serve. Raises: Unavailable."""
+        """Starts all servers and waits until they serve. Raises: Unavailable."""
         for number, server in enumerate(self.servers, start=1):
             (server.data_dir / "data").mkdir(parents=True, exist_ok=True)
             (server.data_dir / "data" / "myid").write_text(f"{number}\n")
@@ -277,20 +277,20 @@ class ZooKeeperEnsemble:
         return self
 
     def leader(self) -> ZooKeeperServer | None:
-        """The server that leads now, None without a quorum."""
+        """Returns the present leader, None without a quorum."""
         return next((server for server in self.servers if server.running and server.mode() == "leader"), None)
 
     def is_whole(self) -> bool:
-        """Every server serves and is in step with the leader: one of them may go. Takes the word `mntr`.
+        """Whether every server serves and is in step with the leader, so that one may go. Needs the word `mntr`.
 
-        A server says that it follows before it has caught up. One that loses its leader just then may come back with other data than the
+        A server says that it follows before it has caught up. If it loses its leader just then, it may come back with other data than the
         rest (ZooKeeper 3.9.5: NullPointerException in Learner.syncWithLeader, then "Digests are not matching").
         """
         leader = self.leader()
         return leader is not None and leader.synced_followers() == len(self.servers) - 1
 
     def stop(self) -> None:
-        """Stops all."""
+        """Stops all servers."""
         for server in self.servers:
             server.stop()
 
@@ -302,7 +302,7 @@ class ZooKeeperEnsemble:
 
 
 def missing_parts(release: str = "") -> str | None:
-    """What is missing to run a server (of this release) here, None when it can run."""
+    """Returns what is missing to run a server (of this release) here, None if nothing is."""
     if java() is None:
         return "no `java` on PATH nor in JAVA_HOME"
     try:
@@ -313,7 +313,7 @@ def missing_parts(release: str = "") -> str | None:
 
 
 def java() -> str | None:
-    """The Java program: JAVA_HOME's, else the one on PATH."""
+    """Returns the Java program: JAVA_HOME's, or the one on PATH, or None."""
     home = os.environ.get("JAVA_HOME")
     if home and (Path(home) / "bin" / "java").exists():
         return str(Path(home) / "bin" / "java")
@@ -321,16 +321,16 @@ def java() -> str | None:
 
 
 def fetched_dir() -> Path:
-    """Where the jars of 3.9 are kept: the user's cache."""
+    """Returns the directory for the jars of 3.9, in the user's cache."""
     return jars.directory(FETCHED)
 
 
 def class_path(release: str = "") -> str:
-    """Java's class path for the server.
+    """Returns Java's class path for the server.
 
     Args:
-        release: one of `RELEASES`; "" = what RMGR_ZOOKEEPER_LIB says, else Debian's, else the fetched one.
-    Raises: Unavailable when jars are missing.
+        release: one of `RELEASES`; "" = what RMGR_ZOOKEEPER_LIB says, or Debian's, or the fetched one.
+    Raises: Unavailable if jars are missing.
     """
     chosen = release or os.environ.get("RMGR_ZOOKEEPER_LIB", "")
     if chosen == "3.8":
