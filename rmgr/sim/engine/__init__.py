@@ -1,4 +1,4 @@
-"""One simulated run: virtual time, machine, driver, execution, what happened, and a check of all that.
+"""One simulated run: virtual time, machine, driver, execution, outcomes, and a check of the whole.
 
-The driver calls `rmgr.sched` as the leader does. It writes no file and starts no process.
+The driver calls `rmgr.sched` as the leader does. This room writes no file and starts no process.
 """

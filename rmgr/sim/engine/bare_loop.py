@@ -1,18 +1,18 @@
-"""The reference semantics of papers.md section 6 as a bare loop: counts of processors, no nodes, no engine. Oracle and yardstick."""
+"""The reference semantics of papers.md section 6 as a bare loop: processor counts, no nodes, no engine. Oracle and yardstick."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
 
-#: What `starts` knows; anything else is refused.
+#: Policies of `starts`; all others are refused.
 POLICIES = ("fcfs", "first_fit", "easy")
 #: (submit, run, size, estimate) of a job.
 Plain = tuple[int, int, int, int]
 
 
 def starts(jobs: Sequence[Plain], processors: int, policy: str) -> list[int]:
-    """Start time of each job under `fcfs`, `first_fit` or `easy`: completions, arrivals, then one pass at each instant that has either.
+    """Returns each job's start under `fcfs`, `first_fit` or `easy`: completions, arrivals, then one pass at each instant that has either.
 
     Args:
         jobs: in order of submit time, none larger than the machine. Times in any unit.

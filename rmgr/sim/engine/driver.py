@@ -1,9 +1,9 @@
 """The simulator's driver: virtual time feeds facts to the scheduler's state, runs one pass an instant, and carries out its plan.
 
 The leader does the same with facts from ZooKeeper and a real clock: state, vetting, policies and cadence are the very same objects.
-At one instant: ends, then what happens to nodes, then arrivals, then timers, then exactly one pass (papers.md, common rules). With
-`tick_us` passes happen only at multiples of it, as in systems whose scheduler runs every few minutes.
-The parts: `world.py` the clock, facts and what they mean, `machine.py` who runs where.
+At one instant: ends, then changes of nodes, then arrivals, then timers, then exactly one pass (papers.md, common rules). With
+`tick_us`, passes happen only at its multiples, as in systems whose scheduler runs every few minutes.
+Related files: `world.py` has the clock, the facts and their effects; `machine.py` the cores of each job.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from rmgr.sim.workload.events import (
 )
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
-#: Plain integers: compared once an event.
+#: Plain integers, because each event compares one.
 _END, _NODE, _ARRIVAL, _TIME = int(Rank.END), int(Rank.NODE), int(Rank.ARRIVAL), int(Rank.TIMER)
 _ENDED = frozenset({Cause.JOB_ENDED})
 _SUBMITTED = frozenset({Cause.JOB_SUBMITTED})
 _TIMER = frozenset({Cause.TIMER})
 _NOTHING: frozenset[Cause] = frozenset()
 _REPORT_EVERY = 1024
-#: Decisions after which another pass may find something else.
+#: Decisions after which another pass may find something new.
 _MOVING = frozenset({Start, Migrate, Preempt, Suspend, Resume, Reject, Route, ReleaseHold})
-#: So many passes in a row that changed nothing, each asked for almost at once: time stands still, whatever runs.
+#: Limit of passes in a row that changed nothing and were requested almost at once: beyond it, time stands still.
 _MOST_IDLE, _AT_ONCE_US = 10_000, 1000
 _SHOWN = 3
-#: So many passes in a row that a policy asked for, while nothing runs and nothing else is to come, and that started nothing.
+#: Limit of requested passes in a row that started nothing while nothing runs and nothing else is to come.
 MOST_FRUITLESS = 10_000
 _NODES = frozenset({Cause.NODES_CHANGED})
 _LOST = frozenset({Cause.NODES_CHANGED, Cause.JOB_ENDED})
 _TAKE_OVER = frozenset({Cause.TAKE_OVER})
-#: What a log says beside the facts that follow an event.
+#: Reasons in the log for the facts that follow an event.
 _REASONS: Mapping[type, str] = {
     NodesFail: "failed",
     NodesRepaired: "repaired",
@@ -68,7 +68,7 @@ _REASONS: Mapping[type, str] = {
     WindowBegins: "maintenance",
     Cancel: "cancelled",
 }
-#: Failures in a row while jobs wait and none runs: more, and the machine is never whole enough for what waits.
+#: Limit of failures in a row while jobs wait and none runs: beyond it, the machine is never whole enough for them.
 _IN_VAIN = 10_000
 
 
@@ -78,9 +78,9 @@ def simulate(
     """Runs the whole workload.
 
     Args:
-        on_progress: called with the number of jobs that are over, now and then. recorder: is told every fact and every pass.
-    Raises: RmgrError when jobs are left waiting with nothing to come that could start them; UsageError for an impossible machine, or
-        events that name what is not there.
+        on_progress: called now and then with the number of jobs that are over. recorder: is told every fact and every pass.
+    Raises: RmgrError if jobs are left waiting and nothing can come that would start them; UsageError for an impossible machine, or
+        events that name what does not exist.
     Cost: one pass for each instant with an event.
     """
     return _Run(workload, setting, on_progress, recorder).to_the_end()
@@ -94,11 +94,11 @@ class _Run:
         self._kernel = self._world.kernel
         self._arrivals = self._world.arrivals()
         self._expected: WorkloadJob | None = None
-        self._wake_us = -1  # when the last plan asked for a pass
-        self._tick_us = -1  # the multiple of the tick for which something waits
+        self._wake_us = -1  # time of the pass that the last plan requested
+        self._tick_us = -1  # multiple of the tick at which a pass is due
         self._timers = count()
-        self._fruitless = 0  # passes in a row, see MOST_FRUITLESS
-        self._idle = 0  # passes in a row, see _MOST_IDLE
+        self._fruitless = 0  # such passes in a row, see MOST_FRUITLESS
+        self._idle = 0  # such passes in a row, see _MOST_IDLE
         self._report_at = self._world.open - _REPORT_EVERY
         self._faults: Counter[str] = Counter()
         self._plan = Plan()
@@ -137,7 +137,7 @@ class _Run:
     # -- events -> facts -------------------------------------------------------------------------------------------------------
 
     def _happen(self) -> frozenset[Cause]:
-        """Everything of this instant, in its order; what it gives the scheduler to think about."""
+        """Handles all events of this instant, in order. Returns the causes for a pass."""
         world, causes = self._world, _NOTHING
         following = self._kernel.next
         while event := following():
@@ -157,7 +157,7 @@ class _Run:
         return causes
 
     def _expect_arrival(self) -> None:
-        """One arrival stands in the heap at a time (those that follow an end aside): it stays as small as what runs."""
+        """Puts the next arrival on the heap, one at a time (jobs that follow an end aside), so that the heap stays small."""
         job = self._expected = next(self._arrivals, None)
         if job is not None:
             self._kernel.put(job.submit_us, _ARRIVAL, job.number, job)
@@ -182,7 +182,7 @@ class _Run:
             self._check_hope()
         else:
             self._idle = 0
-        if wake_us != self._wake_us:  # it replaces what was asked for before
+        if wake_us != self._wake_us:  # replaces the earlier request
             self._wake_us = wake_us
             self._put_timer(wake_us)
         if wake_us >= 0:
@@ -235,13 +235,13 @@ class _Run:
         return str(self._plan.why(job.number, self._world.partition_of(job)) or "no reason given")
 
 
-# -- what happens to the cluster beside its jobs: facts for the state, and the ends of what runs there -------------------------
+# -- changes of the cluster besides its jobs: facts for the state, and the ends of what runs there ------------------------------
 
 
 class Upsets:
-    """Puts events on the world's clock and carries them out. `leaderless_until_us`: there is no pass before.
+    """Puts events on the world's clock and carries them out. `leaderless_until_us`: no pass happens before.
 
-    Raises: UsageError for an event that names a node, a partition or a job that is not there.
+    Raises: UsageError for an event that names a node, a partition or a job that does not exist.
     """
 
     def __init__(self, world: World, setting: Setting) -> None:
@@ -261,18 +261,18 @@ class Upsets:
 
     @property
     def closed(self) -> int:
-        """How many nodes are down or drained now."""
+        """Number of nodes that are down or drained now."""
         return len(self._failed | self._drained)
 
     def happen(self, event: Event) -> frozenset[Cause]:
-        """One event; what it gives the scheduler to think about."""
+        """Carries out one event. Returns the causes for a pass."""
         self._world.because(_REASONS.get(type(event), ""))
         try:
             return self._carry_out(event)
         finally:
             self._world.because("")
 
-    # -- one kind each ---------------------------------------------------------------------------------------------------------
+    # -- kinds of events -------------------------------------------------------------------------------------------------------
 
     def _carry_out(self, event: Event) -> frozenset[Cause]:
         match event:
@@ -330,7 +330,7 @@ class Upsets:
         return _LOST if lost else _NOTHING
 
     def _plan(self, window: Window) -> frozenset[Cause]:
-        """One record for each partition that it touches."""
+        """Plans one maintenance record for each affected partition."""
         homes: dict[str, list[int]] = {}
         for node in self._of(window.nodes):
             homes.setdefault(self._nodes[node].partition, []).append(node)
@@ -354,7 +354,7 @@ class Upsets:
         self._world.kernel.put(at_us, _NODE, next(self._serials), event)
 
     def _expect_failure(self) -> None:
-        """One failure or repair stands on the clock at a time."""
+        """Puts the next failure or repair on the clock, one at a time."""
         event = next(self._failures, None)
         if event is not None:
             self._put(event.at_us, event)
@@ -372,7 +372,7 @@ class Upsets:
     # -- checks ----------------------------------------------------------------------------------------------------------------
 
     def _of(self, nodes: NodeRanges) -> Iterator[int]:
-        """Ids in ascending order; gaps between ids of the machine are none of its nodes."""
+        """Yields ids in ascending order, skipping ids that the machine does not have."""
         return (node for first, last in nodes for node in range(first, last + 1) if node in self._nodes)
 
     def _check(self, event: Event) -> None:

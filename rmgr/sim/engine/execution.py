@@ -1,7 +1,7 @@
-"""How long a job runs where it was placed, and what is left when it moves: as recorded, by the speed of its nodes, or on a grid of sites.
+"""How long a job runs on its nodes, and what is left when it moves: as recorded, by the speed of its nodes, or on a grid of sites.
 
-The driver keeps what is left of each job (`Work`) and asks an `Execution` what that means in time. A stretch that was planned to take
-`duration_us` and was broken off after `elapsed_us` leaves exactly `unexecuted(left, elapsed_us, duration_us)`: integers, rounded up.
+The driver keeps what is left of each job (`Work`), and asks an `Execution` how long that takes. If a stretch planned for `duration_us` is
+broken off after `elapsed_us`, exactly `unexecuted(left, elapsed_us, duration_us)` is left: integers, rounded up.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from rmgr.errors import UsageError
 from rmgr.sched.job import Node, Placement
 from rmgr.sim.workload.jobs import WorkloadJob, stream
 
-#: What is left of a job: one amount or several, each >= 0, in units that only the execution model knows (as calculation, communication).
+#: What is left of a job: one or several amounts >= 0 in units known only to the execution model (as calculation, communication).
 Work: TypeAlias = tuple[int, ...]
 MINUTE_US = 60_000_000
 #: Speeds are whole millionths of 1.
 UNIT = 1_000_000
-#: Of the paper: 10 sites, 1,024 nodes; papers.md 2.2: speeds uniform in these limits.
+#: From the paper: 10 sites, 1,024 nodes; papers.md 2.2: speeds uniform within these limits.
 NODES, SITES = 1024, 10
 SLOWEST, FASTEST = UNIT // 2, 3 * UNIT // 2
 
 
 class Execution(Protocol):
-    """A frozen, picklable object of parameters; every answer depends on its arguments only."""
+    """An execution model: a frozen, picklable object of parameters; every answer depends on the arguments only."""
 
     def work(self, job: WorkloadJob) -> Work:
-        """All of the job, before it has run; and again after it lost what it had done (preempted, or its node failed)."""
+        """Returns all of the job, before it runs, and after it lost its progress (preempted, or its node failed)."""
         ...
 
     def duration_us(self, job: WorkloadJob, left: Work, placement: Placement) -> int:
-        """How long this much of the job takes there, at least 1 us; asked once a start, and again after each migration."""
+        """Returns how long this much of the job takes there, at least 1 us; asked at each start and after each migration."""
         ...
 
     def after_migration(self, job: WorkloadJob, left: Work) -> Work:
-        """What a migration makes of the part that was not executed: a penalty is added here. The job may go on anywhere."""
+        """Returns what is left after a migration, including a penalty. The job may go on anywhere."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A job runs for the time that its trace or model says, wherever it stands; a migration costs `penalty_us`."""
+    """A job runs as long as its trace or model says, on any nodes; a migration costs `penalty_us`."""
 
     penalty_us: int = 0
 
@@ -58,9 +58,9 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class BySpeed:
-    """A job runs as fast as the slowest of its nodes: what is recorded is its time at speed 1. A migration costs nothing.
+    """A job runs as fast as its slowest node; its recorded time is for speed 1. A migration costs nothing.
 
-    millionths: node id -> its speed in millionths, whole numbers above 0.
+    millionths: node id -> speed in millionths, whole numbers above 0.
     """
 
     millionths: Mapping[int, int]
@@ -69,7 +69,7 @@ class BySpeed:
         return (job.run_us,)
 
     def duration_us(self, job: WorkloadJob, left: Work, placement: Placement) -> int:  # noqa: ARG002 - the work says it all
-        """Rounded up to a microsecond. Cost: O(nodes of the placement)."""
+        """Returns the duration, rounded up to a microsecond. Cost: O(nodes of the placement)."""
         slowest = min(self.millionths[node] for first, last, _ in placement for node in range(first, last + 1))
         return -(-left[0] * UNIT // slowest)
 
@@ -78,7 +78,7 @@ class BySpeed:
 
 
 def by_speed(nodes: Iterable[Node]) -> Execution:
-    """The model for these nodes: as recorded, unless one of them has a speed other than 1."""
+    """Returns the model for these nodes: as recorded, unless a node has a speed other than 1."""
     millionths = {node.id: max(round(node.speed * UNIT), 1) for node in nodes}
     return BySpeed(millionths) if any(speed != UNIT for speed in millionths.values()) else Recorded()
 
@@ -90,10 +90,10 @@ class Grid:
     CalcTime_ij = CalcTime x Spec_ave / Spec_min          (2) Spec_ave over the grid, Spec_min over the job's nodes; rounded up to 1 us
     CommTime_ij = CommTime + (sites used - 1) x delay     (3)
     CalcTime'   = LeftTime + N x penalty                  (4) LeftTime: the part of CalcTime that was not executed
-    A stretch that is broken off leaves calculation and communication in the same proportion; the delay of (3) is that of each placement.
+    If a stretch is broken off, calculation and communication shrink in the same proportion; the delay of (3) is added for each placement.
 
     Attributes:
-        specs: speed of each node by its id, in millionths. sites: the site of each node, never descending.
+        specs: speed of each node by its id, in millionths. sites: site of each node, never descending.
         delay_us: for each site beyond the first. penalty_us: of a migration, for each processor of the job.
     """
 
@@ -104,7 +104,7 @@ class Grid:
     total_spec: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises: UsageError for a grid that cannot be."""
+        """Raises: UsageError for an impossible grid."""
         if not self.specs or len(self.specs) != len(self.sites):
             raise UsageError(
                 f"a grid of {len(self.specs)} speeds and {len(self.sites)} sites of nodes is none", hint="one of each for a node"
@@ -119,7 +119,7 @@ class Grid:
         object.__setattr__(self, "total_spec", sum(self.specs))
 
     def nodes(self) -> tuple[Node, ...]:
-        """The machine: one core a node."""
+        """Returns the machine: one core per node."""
         return tuple(
             Node(id=i, name=f"node{i}", speed=spec / UNIT, site=f"site{site}")
             for i, (spec, site) in enumerate(zip(self.specs, self.sites, strict=True))
@@ -128,27 +128,27 @@ class Grid:
     # -- Execution --------------------------------------------------------------------------------------------------------
 
     def work(self, job: WorkloadJob) -> Work:
-        """(calculation, communication) in us."""
+        """Returns (calculation, communication) in us."""
         return (job.run_us - job.communication_us, job.communication_us)
 
     def duration_us(self, job: WorkloadJob, left: Work, placement: Placement) -> int:  # noqa: ARG002 - the work says it all
-        """(2) + (3). Cost: O(nodes of the placement), 10 us for a thousand."""
+        """Returns (2) + (3). Cost: O(nodes of the placement), 10 us for a thousand."""
         calculation_us, communication_us = left
         above, below = calculation_us * self.total_spec, len(self.specs) * self.slowest(placement)
         return -(-above // below) + communication_us + (self.sites_of(placement) - 1) * self.delay_us
 
     def after_migration(self, job: WorkloadJob, left: Work) -> Work:
-        """(4)."""
+        """Returns what is left by (4)."""
         return (left[0] + job.processors * self.penalty_us, left[1])
 
-    # -- what the equations ask ---------------------------------------------------------------------------------------------
+    # -- terms of the equations ---------------------------------------------------------------------------------------------
 
     def slowest(self, placement: Placement) -> int:
-        """Spec_min, in millionths."""
+        """Returns Spec_min, in millionths."""
         return min(min(self.specs[first : last + 1]) for first, last, _ in placement)
 
     def sites_of(self, placement: Placement) -> int:
-        """How many sites the placement touches. Cost: O(spans)."""
+        """Returns the number of sites of the placement. Cost: O(spans)."""
         count, seen = 0, -1
         for first, last, _ in placement:
             count += len(set(self.sites[first : last + 1]) - {seen})
@@ -165,7 +165,7 @@ def drawn(
     penalty_us: int = MINUTE_US,
     speeds: tuple[int, int] = (SLOWEST, FASTEST),
 ) -> Grid:
-    """The grid of papers.md 2.2: speeds uniform between these two, one draw a seed; node i stands in site floor(sites x i / nodes)."""
+    """Draws the grid of papers.md 2.2: speeds uniform between these two, one draw a seed; node i is in site floor(sites x i / nodes)."""
     if not 1 <= sites <= nodes:
         raise UsageError(f"{nodes} nodes cannot stand in {sites} sites", hint="at least one node a site")
     rng = stream(seed, "grid/specs")
@@ -174,6 +174,6 @@ def drawn(
 
 
 def unexecuted(left: Work, elapsed_us: int, duration_us: int) -> Work:
-    """What is left of `left` when `elapsed_us` of `duration_us` have passed: every part in proportion, rounded up to a whole unit."""
+    """Returns what is left after `elapsed_us` of `duration_us`: every part in proportion, rounded up to a whole unit."""
     rest_us = duration_us - elapsed_us
     return tuple(-(-part * rest_us // duration_us) for part in left)

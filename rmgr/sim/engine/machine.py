@@ -1,7 +1,7 @@
-"""The simulated machine and the jobs on it: which cores each holds, how long it still needs there, what is left of those that moved.
+"""The simulated machine and the jobs on it: the cores of each job, its remaining time there, and what is left of moved jobs.
 
-The policies' placements name nodes only; `Machine` knows which of their cores each job gets. `Stays`, the driver's other half, knows of
-time and work, nothing of scheduling. Every stretch that ends becomes a row of `Stretches`.
+The policies' placements name only nodes; `Machine` assigns cores of these nodes. `Stays`, the driver's other half, handles
+time and work, but no scheduling. Every stretch becomes a row of `Stretches` when it ends.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from rmgr.sim.engine.outcome import Cores, Parting, Stretches
 from rmgr.sim.workload.events import NodeRanges
 from rmgr.sim.workload.jobs import WorkloadJob
 
-#: A gang of nodes beyond this is a slip of the keyboard.
+#: More nodes or cores than this are a typing error.
 MOST_NODES = 10_000_000
 MOST_CORES = 100_000
 
 
 class Machine:
-    """Its cores have numbers: those of the node of lowest id first. Cores are handed out lowest first, as they come free.
+    """The cores, numbered from those of the node with the lowest id. The lowest free cores are handed out first.
 
     Args:
-        nodes: a number of identical nodes, ids from 0, or each of them as the scheduler sees it. cores: of each, when a number is given.
-    Space O(nodes); identical nodes of one core cost nothing.
-    Raises: UsageError for a machine without nodes or cores, one too large to mean it, or nodes of one id.
+        nodes: a number of identical nodes with ids from 0, or each node as the scheduler sees it. cores: of each, with a number of nodes.
+    Space O(nodes); identical nodes with one core cost nothing.
+    Raises: UsageError for a machine without nodes or cores, a machine too large to be meant, or nodes with the same id.
     """
 
     def __init__(self, nodes: int | tuple[Node, ...], cores: int = 1) -> None:
@@ -43,7 +43,7 @@ class Machine:
         self.nodes = nodes
         self.cores = cores  #: of the largest node
         regular = all(node.id == i and node.cores == cores for i, node in enumerate(self._nodes))
-        #: where nodes are numbered 0.. and have the same cores, the first core of a node is a product; else it is looked up.
+        #: If nodes are numbered from 0 with equal cores, the first core of a node is a product; else it is looked up.
         self._bases = [] if regular else [0, *accumulate(node.cores for node in self._nodes)]
         self._index = {} if regular else {node.id: i for i, node in enumerate(self._nodes)}
         self.processors: int = self._bases[-1] if self._bases else nodes * cores  #: cores of all nodes
@@ -52,13 +52,13 @@ class Machine:
             self._free = [(1 << cores) - 1] * nodes if regular else [(1 << node.cores) - 1 for node in self._nodes]
 
     def described(self) -> tuple[Node, ...]:
-        """The nodes as the scheduler sees them."""
+        """Returns the nodes as the scheduler sees them."""
         return self._nodes or tuple(Node(id=n, cores=self.cores, name=f"node{n}") for n in range(self.nodes))
 
     def take(self, placement: Placement, threads: int) -> Cores:
-        """Cores for a job placed like this. Raises ValueError when a node has not as many free: the policy's vetting failed.
+        """Takes cores for a job with this placement. Raises ValueError if a node has too few free: the policy's vetting failed.
 
-        Cost: O(spans) with nodes of one core, else O(nodes of the placement).
+        Cost: O(spans) on nodes with one core, else O(nodes of the placement).
         """
         if self.cores == 1 and not self._bases:
             if len(placement) == 1:
@@ -75,7 +75,7 @@ class Machine:
         return tuple(ranges)
 
     def give(self, cores: Cores) -> None:
-        """The cores are free again. Cost: as `take`."""
+        """Frees the cores. Cost: as `take`."""
         if self.cores == 1:
             return
         for first, last in cores:
@@ -88,7 +88,7 @@ class Machine:
                 core = high + 1
 
     def placed(self, cores: Cores, threads: int) -> Placement:
-        """Where a job of so many threads a process stands that holds these cores: what `take` was asked for. Cost: O(nodes)."""
+        """Returns the placement of a job with this many threads per process that holds these cores; inverts `take`. Cost: O(nodes)."""
         held: dict[int, int] = {}
         for first, last in cores:
             core = first
@@ -100,12 +100,12 @@ class Machine:
         return spans_of((self._nodes[at].id if self._nodes else at, count // threads) for at, count in sorted(held.items()))
 
     def cores_of(self, node: int) -> tuple[int, int]:
-        """First and last core of the node with this id. Raises: KeyError for one that is not there."""
+        """Returns the first and last core of the node with this id. Raises: KeyError for an unknown node."""
         base, beyond = self._cores_of(self._index[node] if self._index else node)
         return base, beyond - 1
 
     def _cores_of(self, at: int) -> tuple[int, int]:
-        """First core of the node at this position, and the first one beyond it."""
+        """Returns the first core of the node at this position, and the first core beyond it."""
         return (self._bases[at], self._bases[at + 1]) if self._bases else (at * self.cores, (at + 1) * self.cores)
 
     def _take_of(self, ranges: list[tuple[int, int]], node: int, wanted: int) -> None:
@@ -142,7 +142,7 @@ def _check_ids(nodes: tuple[Node, ...]) -> None:
 
 
 def _ones_from(bits: int, low: int, most: int) -> int:
-    """How many ones stand in a row from bit `low` on, up to `most`."""
+    """Returns how many ones stand in a row from bit `low` on, up to `most`."""
     zeros = ~(bits >> low)
     return min((zeros & -zeros).bit_length() - 1, most)
 
@@ -155,23 +155,23 @@ def _append(ranges: list[tuple[int, int]], first: int, last: int) -> None:
 
 
 class Stay:
-    """One job on the nodes where it was started, until it leaves them; suspension in between does not end it."""
+    """One job on its nodes, from its start until it leaves them; a suspension in between does not end it."""
 
     __slots__ = ("cores", "duration_us", "left", "rest_us", "run", "served_us", "since_us", "spells", "turns")
 
     def __init__(self, run: Running, left: Work | None, duration_us: int) -> None:
         self.run = run
-        self.left = left  #: when it came here; None = all of it
-        self.duration_us = duration_us  #: of that here
-        self.rest_us = duration_us  #: as of `since_us`
+        self.left = left  #: at the arrival here; None = all of it
+        self.duration_us = duration_us  #: of `left` on these nodes
+        self.rest_us = duration_us  #: remaining time as of `since_us`
         self.since_us = run.start_us
         self.cores: Cores = ()
-        self.turns = -1  #: in a gang: slots that it was given; -1: it has its cores for itself
+        self.turns = -1  #: in a gang: slots that it was given; -1: it does not share its cores
         self.served_us = 0  #: in a gang: how long it ran in them
-        self.spells: list[tuple[int, int]] | None = None  #: in a gang: its stretches, where they are kept
+        self.spells: list[tuple[int, int]] | None = None  #: in a gang: its stretches, if they are kept
 
     def __lt__(self, other: Stay) -> bool:
-        """Two ends of one job at one instant: all but one of them are out of date, and it does not matter which comes first."""
+        """Orders two ends of one job at one instant: all but one are outdated, so any order will do."""
         return self.since_us < other.since_us
 
 
@@ -189,13 +189,13 @@ class Stays:
         self.stopped: dict[int, Stay] = {}  #: suspended in place
 
     def begin(self, run: Running) -> Stay:
-        """The job is on its nodes from now on. Raises: ValueError when they do not have the cores: the vetting failed."""
+        """Puts the job on its nodes. Raises: ValueError if they lack free cores: the vetting failed."""
         stay = self.running[run.job.id] = self._stay(run)
         stay.cores = self._machine.take(run.placement, run.job.threads)
         return stay
 
     def begin_shared(self, run: Running, cores: Cores) -> Stay:
-        """The job of a gang is on its nodes, which others use in other slots; `Turns` knows when it runs."""
+        """Puts the job of a gang on its nodes, which other jobs use in other slots; `Turns` knows when it runs."""
         stay = self.running[run.job.id] = self._stay(run)
         stay.cores, stay.turns = cores, 0
         return stay
@@ -211,7 +211,7 @@ class Stays:
         return Stay(run, left, max(duration_us, 1))
 
     def end(self, number: int, now_us: int, parting: Parting = Parting.ENDED) -> Stay:
-        """It leaves them, for good or to start again from nothing. Raises: KeyError when it is not there."""
+        """Removes the job from its nodes; its progress is lost. Raises: KeyError if it is not there."""
         stay = self.running.pop(number, None)
         if stay is None:
             stay = self.stopped.pop(number)
@@ -221,7 +221,7 @@ class Stays:
         return stay
 
     def migrate(self, number: int, now_us: int) -> Stay:
-        """It leaves them and keeps what it has done, also when it was suspended there."""
+        """Removes the job from its nodes with its progress, also if it was suspended there."""
         stay = self.end(number, now_us, Parting.MIGRATED)
         job = self._jobs[number - 1]
         whole = self._execution.work(job) if stay.left is None else stay.left
@@ -230,23 +230,23 @@ class Stays:
         return stay
 
     def suspend(self, number: int, now_us: int) -> None:
-        """It stops in place; its cores are free, its memory is not."""
+        """Stops the job in place; its cores are free, its memory is not."""
         stay = self.stopped[number] = self.running.pop(number)
         self._stretch(number, stay, now_us, Parting.SUSPENDED)
 
     def resume(self, number: int, now_us: int) -> Stay:
-        """It goes on where it stopped, on the lowest free cores of the same nodes."""
+        """Continues the job on the lowest free cores of the same nodes."""
         stay = self.running[number] = self.stopped.pop(number)
         stay.cores = self._machine.take(stay.run.placement, stay.run.job.threads)
         stay.since_us = now_us
         return stay
 
     def on(self, nodes: NodeRanges) -> list[int]:
-        """Jobs that run or are suspended on any of these nodes, ascending. Cost: O(spans of all x ranges)."""
+        """Returns jobs that run or are suspended on any of these nodes, ascending. Cost: O(spans of all x ranges)."""
         return sorted(stay.run.job.id for stay in self._all() if _touch(stay, nodes))
 
     def of(self, number: int) -> Stay | None:
-        """Where it runs or is suspended."""
+        """Returns the stay of a job that runs or is suspended, or None."""
         return self.running.get(number) or self.stopped.get(number)
 
     def _all(self) -> Iterator[Stay]:
@@ -262,7 +262,7 @@ class Stays:
         self._stretches.append(number, stay.since_us, now_us, stay.cores, parting)
 
     def _share(self, number: int, stay: Stay, now_us: int, parting: Parting) -> None:
-        """A stay in a gang: one row, or its stretches where they are kept."""
+        """Records a stay in a gang as one row, or as its stretches if they are kept."""
         stay.rest_us = stay.duration_us - stay.served_us
         self._stretches.serve(number, None if stay.spells is not None else stay.served_us, stay.turns)
         for at, (start, end) in enumerate(stay.spells if stay.spells is not None else [(stay.since_us, now_us)], 1):

@@ -1,8 +1,8 @@
-"""A run as values: its setting beside the workload, and what became of it: when and where each job ran, how each stretch ended.
+"""A run as values: its setting besides the workload, and its result: when and where each job ran, how each stretch ended.
 
-Stretches are kept as columns of numbers: a million jobs on a hundred thousand nodes must fit into memory. A free machine is a patchwork: a
-job of a large machine stands on dozens of ranges of cores. As tuples of integers they take 120 bytes each, as columns 8 to 16. `Outcomes`
-makes objects of them when somebody reads.
+Stretches are kept as columns of numbers, because a million jobs on a hundred thousand nodes must fit into memory. The free cores of a large
+machine are fragmented, so a job stands on dozens of ranges. As tuples of integers they take 120 bytes each, as columns 8 to 16. `Outcomes`
+makes objects when they are read.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _NONE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Machine, policies, execution, cadence, and what happens to the cluster. The same setting and workload give the same result.
+    """Machine, policies, execution, cadence, and events. The same setting and workload give the same result.
 
     Attributes:
-        nodes: of the machine: how many with `cores` each, or every one of them.
-        pipeline: stages of policies. policy: how it is named in results. seed: handed to every pass, and of all that the driver draws.
-        tick_us: passes only at multiples of it; 0 = at every instant at which something happened.
-        execution: how long a job runs where. partitions: queue -> partition; jobs of other queues go to `default`.
-        events, failures: what happens beside the jobs. requeue: a job that loses a node waits again; else it has failed.
+        nodes: of the machine: a number of nodes with `cores` each, or each node.
+        pipeline: stages of policies. policy: its name in results. seed: for every pass, and for everything that the driver draws.
+        tick_us: passes only at multiples of it; 0 = at every instant with an event.
+        execution: how long a job runs on which nodes. partitions: queue -> partition; jobs of other queues go to `default`.
+        events, failures: what happens besides the jobs. requeue: a job that loses a node waits again; otherwise it fails.
         usage_half_life_us: of the use that fair shares count, 0 = not counted.
-        spells: every stretch of a job in a gang is kept, not only its stay.
-        requests: job number -> what the scheduler is asked, where the workload's job does not say it all (a replayed log).
+        spells: keeps every stretch of a job in a gang, not only its stay.
+        requests: job number -> request to the scheduler, if the workload's job does not contain all of it (a replayed log).
     """
 
     nodes: int | tuple[Node, ...]
@@ -59,12 +59,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A whole run.
+    """The result of a whole run.
 
     Attributes:
-        outcomes: in job order, one a job. processors: of the machine. policy: as named. seed: of the run.
-        passes: of the pipeline. wall_seconds: real time between first event and last (not part of any file: it is never the same twice).
-        faults: what policies did that they must not -> how often.
+        outcomes: one per job, in job order. processors: of the machine. policy: its name. seed: of the run.
+        passes: of the pipeline. wall_seconds: real time between first and last event (in no file, as it always differs).
+        faults: forbidden behaviour of policies -> number of times.
     """
 
     outcomes: Sequence[JobOutcome]
@@ -78,11 +78,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """The fate of one job. `spells` in order of time; more than one when it was suspended, migrated or lost its node; none when refused.
+    """The fate of one job. `spells` in order of time; several if it was suspended, migrated or lost its node; none if refused.
 
-    turns: slots in which it ran, in a gang; 0: it had its cores for itself. served_us: how long it ran in them, where its spells do not
-    say it (a spell is then a whole stay on its nodes, which others used in other slots).
-    job: as it was submitted (a job that waited for the end of another may have been submitted at another time than its trace says).
+    turns: slots in which it ran, in a gang; 0 if it did not share its cores. served_us: how long it ran in them, unless its spells
+    say so (otherwise a spell is a whole stay on nodes that other jobs used in other slots).
+    job: as it was submitted (a job that waited for the end of another may have another submit time than in its trace).
     """
 
     job: WorkloadJob
@@ -94,29 +94,29 @@ class JobOutcome:
 
     @property
     def start_us(self) -> int:
-        """Its first start. Raises IndexError for a job that never started."""
+        """First start. Raises IndexError for a job that never started."""
         return self.spells[0].start_us
 
     @property
     def end_us(self) -> int:
-        """Its last end. Raises IndexError for a job that never started."""
+        """Last end. Raises IndexError for a job that never started."""
         return self.spells[-1].end_us
 
     @property
     def ran_us(self) -> int:
-        """How long it ran, all spells together; at least 1 us."""
+        """Run time, all spells together; at least 1 us."""
         if self.served_us is not None:
             return max(self.served_us, 1)
         return sum(spell.end_us - spell.start_us for spell in self.spells)
 
     @property
     def turnaround_us(self) -> int:
-        """From its submit to its end."""
+        """Time from its submit to its end."""
         return self.end_us - self.job.submit_us
 
     @property
     def wait_us(self) -> int:
-        """All the time it was not running between its submit and its end (one spell: start - submit)."""
+        """Time between its submit and its end in which it did not run (with one spell: start - submit)."""
         return self.turnaround_us - self.ran_us
 
 
@@ -124,14 +124,14 @@ class Parting(StrEnum):
     """Reason for which a job left its nodes."""
 
     ENDED = "ended"
-    SUSPENDED = "suspended"  #: stopped in place, what it had done is kept
-    MIGRATED = "migrated"  #: back to the queue, what it had done is kept
-    PREEMPTED = "preempted"  #: back to the queue, it starts again from nothing
+    SUSPENDED = "suspended"  #: stopped in place, progress kept
+    MIGRATED = "migrated"  #: back to the queue, progress kept
+    PREEMPTED = "preempted"  #: back to the queue, progress lost
     LOST = "lost"  #: its node failed or went into maintenance
     CANCELLED = "cancelled"
 
 
-#: After these a job has kept what it had done.
+#: Partings after which a job has kept its progress.
 KEEPING = frozenset({Parting.SUSPENDED, Parting.MIGRATED})
 
 
@@ -149,7 +149,7 @@ _CODES = {parting: code for code, parting in enumerate(_PARTINGS)}
 
 
 class Outcomes(Sequence[JobOutcome]):
-    """The outcome of each job in job order, put together when it is read. Two of them are equal when all their outcomes are."""
+    """The outcome of each job in job order, made when it is read. Equal if all outcomes are equal."""
 
     __slots__ = ("_jobs", "_queues", "_states", "_stretches", "_submits")
 
@@ -162,7 +162,7 @@ class Outcomes(Sequence[JobOutcome]):
         submits: Mapping[int, WorkloadJob],
         queues: Mapping[int, str],
     ) -> None:
-        """states: of jobs that did not complete. submits: jobs that were submitted otherwise than in `jobs`. queues: of rerouted jobs."""
+        """states: of jobs that did not complete. submits: jobs with another submit time than in `jobs`. queues: of rerouted jobs."""
         self._jobs, self._stretches = jobs, stretches
         self._states, self._submits, self._queues = states, submits, queues
 
@@ -206,16 +206,16 @@ class Stretches:
 
     def __init__(self, jobs: int, processors: int) -> None:
         self._first = array("q", [_NONE]) * jobs  # of each job, its first row
-        self._latest: dict[int, int] = {}  # of jobs with more than one row, the last
+        self._latest: dict[int, int] = {}  # of jobs with several rows, the last
         self._later: dict[int, int] = {}  # row -> the next of the same job
         self._starts, self._ends, self._partings = array("q"), array("q"), array("b")
         self._at = array("q", [0])  # row i has the ranges from _at[i] until _at[i + 1]
-        #: of jobs that shared their cores in time: how long they ran (None: their stretches say it), in how many slots
+        #: of jobs that shared their cores in time: run time (None: their stretches contain it), number of slots
         self.served: dict[int, tuple[int | None, int]] = {}
         self._ranges = array("i" if processors < 1 << 31 else "q")
 
     def append(self, number: int, start_us: int, end_us: int, cores: Cores, parting: Parting) -> None:
-        """The job ran from start to end on these cores. Nothing is kept of a stretch without length."""
+        """Records that the job ran from start to end on these cores. A stretch without length is dropped."""
         if end_us == start_us:
             return
         row = len(self._starts)
@@ -232,22 +232,22 @@ class Stretches:
         self._at.append(len(self._ranges))
 
     def serve(self, number: int, served_us: int | None, turns: int) -> None:
-        """The job ran so long in so many slots of a gang, beside what is known of earlier stays."""
+        """Adds a run time and a number of slots of a gang to those of the job's earlier stays."""
         before_us, before = self.served.get(number, (0, 0))
         self.served[number] = None if served_us is None else served_us + (before_us or 0), turns + before
 
     def left(self, number: int, parting: Parting) -> None:
-        """A job that was suspended has left the nodes of its last stretch after all."""
+        """Changes the parting of a suspended job that has now left the nodes of its last stretch."""
         row = self._latest.get(number, self._first[number - 1])
         if row != _NONE:
             self._partings[row] = _CODES[parting]
 
     def __contains__(self, number: int) -> bool:
-        """The job has run."""
+        """Whether the job has run."""
         return self._first[number - 1] != _NONE
 
     def of(self, number: int) -> tuple[Spell, ...]:
-        """In order of time."""
+        """Returns the job's spells in order of time."""
         spells = []
         row = self._first[number - 1]
         while row != _NONE:

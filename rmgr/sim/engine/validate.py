@@ -1,6 +1,6 @@
-"""Checks a finished run against its workload, knowing nothing of how it was made: no overlap, no over-allocation, every job ends.
+"""Checks a finished run against its workload, independently of how it was made: no overlap, no over-allocation, every job ends.
 
-When nodes were closed is computed again from the events alone (`outages`).
+The times in which nodes were closed are computed again from the events alone (`outages`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from rmgr.sim.workload.events import NodesFail, NodesRepaired, Window
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
 _SHOWN = 5
-#: After these a job does not come back.
+#: Partings after which a job does not come back.
 _LAST = frozenset({Parting.ENDED, Parting.CANCELLED})
 
 
 def violations(result: Result, workload: Workload, setting: Setting | None = None, *, execution: Execution | None = None) -> list[str]:
-    """Every sentence that does not hold, each with the job it is about; empty when the run is sound.
+    """Returns every violated rule as a sentence with its job; empty if the run is valid.
 
     Each job of the workload has one outcome; nothing starts before its submit; spells of a job do not overlap; each but the last broke
     off, and the last ended as the state says; a completed job did all its work, to the microsecond, whatever it lost or moved; it held
-    as many cores as it asked for; cores exist; no core is held twice at a time, nor while its node has failed or is in maintenance.
+    as many cores as it requested; cores exist; no core is held twice at a time, nor while its node has failed or is in maintenance.
 
     Args:
-        setting: of the run: its machine, how long jobs run where, what happened to nodes; None = one-core nodes, times as recorded.
-        execution: how long jobs run where, when only that is known.
+        setting: of the run: machine, execution, changes of nodes; None = one-core nodes, times as recorded.
+        execution: how long jobs run where, if only that is known.
     Cost: O(n log n + cores held by all spells).
     """
     found: list[str] = []
@@ -52,7 +52,7 @@ def violations(result: Result, workload: Workload, setting: Setting | None = Non
 
 
 def check(result: Result, workload: Workload, setting: Setting | None = None, *, execution: Execution | None = None) -> None:
-    """Raises RmgrError when the run is not sound: a defect of rmgr or of a policy, never of the user."""
+    """Raises RmgrError if the run is not valid: a defect of rmgr or of a policy, never of the user."""
     found = violations(result, workload, setting, execution=execution)
     if found:
         more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
@@ -61,7 +61,7 @@ def check(result: Result, workload: Workload, setting: Setting | None = None, *,
 
 
 def _is_of(outcome: JobOutcome, job: WorkloadJob) -> bool:
-    """It is; a job that waited for another's end may have been submitted at another time."""
+    """Whether the outcome is of this job; a job that waited for another's end may have another submit time."""
     return outcome.job == job or (bool(job.after) and replace(outcome.job, submit_us=job.submit_us) == job)
 
 
@@ -97,14 +97,14 @@ def _of_one(outcome: JobOutcome, processors: int, worked: _Worked) -> list[str]:
 
 
 class _Worked:
-    """How long each spell of a job had to be, by the model of execution, where everything is counted again from the spells alone."""
+    """Computes how long each spell of a job had to be, from the execution model and the spells alone."""
 
     def __init__(self, machine: Machine, execution: Execution) -> None:
         self._machine, self._execution = machine, execution
         self._plain = type(execution) is Recorded
 
     def needed(self, job: WorkloadJob, spell: Spell) -> int:
-        """How long the whole job takes there."""
+        """Returns how long the whole job takes there."""
         return self._execution.duration_us(job, self._execution.work(job), self._machine.placed(spell.cores, job.threads))
 
     def wrong(self, job: WorkloadJob, spells: tuple[Spell, ...]) -> list[str]:
@@ -131,7 +131,7 @@ class _Worked:
 
 
 def _closures(result: Result, setting: Setting, machine: Machine) -> list[tuple[int, int, int, int]]:
-    """(start, end, first core, last core) of each time in which a node could not run anything."""
+    """Returns (start, end, first core, last core) of each time in which a node could not run anything."""
     if not setting.events and setting.failures is None:
         return []
     last_us = max((outcome.end_us for outcome in result.outcomes if outcome.spells), default=0)
@@ -140,7 +140,7 @@ def _closures(result: Result, setting: Setting, machine: Machine) -> list[tuple[
 
 
 def outages(setting: Setting, nodes: tuple[Node, ...], until_us: int) -> Iterator[_Outage]:
-    """Every failure and every window of maintenance that began before `until_us`. Draws failures again; cost O(nodes + events)."""
+    """Yields every failure and maintenance window that began before `until_us`. Draws failures again; cost O(nodes + events)."""
     known = {node.id for node in nodes}
     listed = sorted((event for event in setting.events if isinstance(event, NodesFail | NodesRepaired)), key=lambda event: event.at_us)
     drawn = setting.failures.of([node.id for node in nodes], setting.seed) if setting.failures is not None else iter(())
@@ -161,7 +161,7 @@ def outages(setting: Setting, nodes: tuple[Node, ...], until_us: int) -> Iterato
 
 
 class _Outage(NamedTuple):
-    """No job may run on the node in [start, end)."""
+    """A time [start, end) in which no job may run on the node."""
 
     start_us: int
     end_us: int
@@ -169,7 +169,7 @@ class _Outage(NamedTuple):
 
 
 def _overlaps(result: Result, closures: list[tuple[int, int, int, int]]) -> Iterator[str]:
-    """Cores that two spells hold at one time, or one while its node is closed; an end and a start at the same instant do not overlap."""
+    """Yields overlaps: two spells hold a core, or one does while its node is closed. An end and a start at one instant do not overlap."""
     outcomes, processors = result.outcomes, result.processors
     order = [
         (spell.start_us, spell.end_us, position, at)
@@ -198,7 +198,7 @@ def _overlaps(result: Result, closures: list[tuple[int, int, int, int]]) -> Iter
                         yield _overlap(core, start, sorted((holder[core], number)))
             if number:
                 busy_until[low:beyond] = [end] * (beyond - low)
-            else:  # a window may lie in a failure
+            else:  # a window may overlap a failure
                 busy_until[low:beyond] = [max(end, until) for until in busy_until[low:beyond]]
             holder[low:beyond] = [number] * (beyond - low)
 

@@ -1,8 +1,8 @@
-"""A simulated cluster between two passes: its virtual time, what is told to the scheduler's state, and what it means for jobs and cores.
+"""A simulated cluster between two passes: its virtual time, the facts for the scheduler's state, and their effects on jobs and cores.
 
-Each method of `World` is one thing that happens: a job arrives, ends, is lost with its node, is cancelled, moves. State, stays and outcomes
-stay in step because nobody else touches them. `Kernel` hands out the events, one instant at a time in a fixed order (papers.md, common
-rules): completions, what happens to nodes, arrivals, timers; then the caller's one pass. `Turns` has the slots of gangs.
+Each method of `World` is one event: a job arrives, ends, is lost with its node, is cancelled, moves. State, stays and outcomes
+stay in step because only `World` changes them. `Kernel` hands out the events, one instant at a time in a fixed order (papers.md, common
+rules): completions, changes of nodes, arrivals, timers; then the caller's one pass. `Turns` has the slots of gangs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from rmgr.sim.workload.events import Event, SlotEnds
 from rmgr.sim.workload.jobs import Workload, WorkloadJob, stream
 
 T = TypeVar("T")
-#: So often a job starts again after it lost its nodes; a job much longer than nodes last would never end.
+#: Most restarts of a job after it lost its nodes; a job much longer than the life of nodes would never end.
 MOST_LOSSES = 100
 _NEVER = 1 << 59
 
 
 class Rank(IntEnum):
-    """Order of events at one instant: what frees resources, before what asks for them."""
+    """Order of events at one instant: those that free resources first, those that need them last."""
 
     END = 0
     NODE = 1
@@ -45,18 +45,18 @@ class Rank(IntEnum):
     TIMER = 3
 
 
-#: Plain integers: compared once an event.
+#: Plain integers, because each event compares one.
 _END, _NODE, _ARRIVAL = int(Rank.END), int(Rank.NODE), int(Rank.ARRIVAL)
 
-#: (time in us, rank, serial, what happens): compared by the first three. A bare tuple: two are made for every job.
+#: (time in us, rank, serial, content), compared by the first three. A bare tuple: two are made for every job.
 Entry: TypeAlias = tuple[int, int, int, T]
 
 
 class Kernel(Generic[T]):
-    """The events to come and the time it is.
+    """The events to come, and the present time.
 
-    Events of one time and rank come in the order of `serial`: the caller's own (a job number), so that the order in which
-    they were put in changes nothing. Two events never share time, rank and serial.
+    Events of one time and rank come in the order of `serial`, which the caller chooses (a job number), so the order of `put`
+    does not matter. Two events never share time, rank and serial.
     """
 
     __slots__ = ("_heap", "now_us")
@@ -66,20 +66,20 @@ class Kernel(Generic[T]):
         self.now_us = 0
 
     def put(self, time_us: int, rank: int, serial: int, what: T) -> None:
-        """Adds an event. Raises ValueError for the past. Cost: O(log n)."""
+        """Adds an event. Raises ValueError for a past time. Cost: O(log n)."""
         if time_us < self.now_us:
             raise ValueError(f"an event at {time_us} us lies before now, {self.now_us} us")
         heappush(self._heap, (time_us, rank, serial, what))
 
     def advance(self) -> bool:
-        """Moves to the time of the next event; False when there is none. Cost: O(1)."""
+        """Moves to the time of the next event; False if there is none. Cost: O(1)."""
         if not self._heap:
             return False
         self.now_us = self._heap[0][0]
         return True
 
     def next(self) -> Entry[T] | None:
-        """The next event of the instant it is, in order; those put in meanwhile for now come, too. None: it is over."""
+        """Takes the next event of this instant, including events added meanwhile. None: the instant is over."""
         heap = self._heap
         return heappop(heap) if heap and heap[0][0] == self.now_us else None
 
@@ -87,12 +87,12 @@ class Kernel(Generic[T]):
         return len(self._heap)
 
 
-#: What happens at an event.
+#: The content of an event.
 What: TypeAlias = Stay | WorkloadJob | Event | None
 
 
 class World:
-    """Job numbers are ids of the scheduler's jobs. `open`: how many jobs are not over."""
+    """The simulated cluster. Job numbers are ids of the scheduler's jobs. `open`: number of jobs that are not over."""
 
     def __init__(self, workload: Workload, setting: Setting, recorder: Recorder | None = None) -> None:
         self._workload, self._recorder = workload, recorder
@@ -109,25 +109,25 @@ class World:
         self._stretches = Stretches(len(workload.jobs), self.machine.processors)
         self.stays = Stays(workload.jobs, self.machine, setting.execution, self._stretches)
         self.turns = Turns(self.stays, self.kernel, self.machine, spells=setting.spells)
-        self._states: dict[int, State] = {}  # of jobs that are over and did not complete
+        self._states: dict[int, State] = {}  # of jobs that are over but did not complete
         self._losses: Counter[int] = Counter()
         self._over, self._arrived = bytearray(len(workload.jobs) + 1), bytearray(len(workload.jobs) + 1)
-        self._submits: dict[int, WorkloadJob] = {}  # of jobs that were submitted at another time than the workload says
+        self._submits: dict[int, WorkloadJob] = {}  # of jobs with another submit time than in the workload
         self._queues: dict[int, str] = {}  # of rerouted jobs
-        self._followers: dict[int, list[WorkloadJob]] = {}  # job -> those that are submitted after its end
+        self._followers: dict[int, list[WorkloadJob]] = {}  # job -> jobs that are submitted after its end
         self.count = self.open = len(workload.jobs)
 
     # -- jobs ---------------------------------------------------------------------------------------------------------------
 
     def arrivals(self) -> Iterator[WorkloadJob]:
-        """The jobs that are submitted at their own times, in order; the others are kept until the end of the job they follow."""
+        """Returns the jobs that are submitted at their own times, in order; keeps the others until the end of the job they follow."""
         for job in self._workload.jobs:
             if job.after and job.think_us >= 0:
                 self._followers.setdefault(job.after, []).append(job)
         return (job for job in self._workload.jobs if not job.after or job.think_us < 0) if self._followers else iter(self._workload.jobs)
 
     def arrive(self, job: WorkloadJob) -> bool:
-        """Submits it. False: it was refused at once, or cancelled before it came."""
+        """Submits a job. Returns False if it was refused at once, or cancelled before it came."""
         now, number = self.kernel.now_us, job.number
         if self._over[number]:
             return False
@@ -143,7 +143,7 @@ class World:
         return False
 
     def begin(self, run: Running) -> None:
-        """The state says that it starts now: it takes its cores, and its end is known."""
+        """Gives a job that the state starts its cores, and schedules its end."""
         if self.turns.of and run.job.id in self.turns.of:
             self.turns.begin(run)
             return
@@ -151,7 +151,7 @@ class World:
         self.kernel.put(run.start_us + stay.duration_us, _END, run.job.id, stay)
 
     def end(self, stay: Stay) -> bool:
-        """Its time has come. False: it has left these nodes, or was stopped on them, since that was said."""
+        """Ends a job at its time. Returns False if the job left these nodes, or was stopped on them, after the end was scheduled."""
         job = stay.run.job
         if self.stays.running.get(job.id) is not stay or stay.since_us + stay.rest_us != self.kernel.now_us:
             return False
@@ -163,17 +163,17 @@ class World:
         return True
 
     def refuse(self, number: int) -> None:
-        """A waiting job can never run here."""
+        """Ends a waiting job that can never run here."""
         self.tell.job_withdrawn(number, self._home(number) or "default")
         self._close(number, State.FAILED)
 
     def refuse_infeasible(self, partition: str) -> None:
-        """Ends what can never run there any more."""
+        """Ends jobs of the partition that can never run any more."""
         for number in sorted(self.state.partitions[partition].infeasible):
             self.refuse(number)
 
     def cancel(self, number: int) -> Cause | None:
-        """Its user does not want it any more, wherever it is; what that gives the scheduler to think about."""
+        """Cancels a job in any state. Returns the cause for a pass, or None."""
         if not 0 < number < len(self._over) or self._over[number]:
             return None
         stay = self.stays.of(number)
@@ -190,7 +190,7 @@ class World:
         return Cause.JOB_WITHDRAWN if home is not None else None
 
     def carry_out(self, decision: Decision) -> None:
-        """What a plan decided beside starts and wakes."""
+        """Carries out a decision other than a start or a wake."""
         now, state = self.kernel.now_us, self.state
         match decision:
             case Migrate(number):
@@ -221,7 +221,7 @@ class World:
                 state.carried_out(decision, now)
 
     def lose(self, number: int) -> None:
-        """Its nodes are gone, and what it had done with them: it waits again, or has failed (also when that happens too often)."""
+        """Takes a job from its lost nodes, with its progress: it waits again, or fails (also if that happens too often)."""
         self.turns.leave(number)
         job = self.stays.end(number, self.kernel.now_us, Parting.LOST).run.job
         self._losses[number] += 1
@@ -232,7 +232,7 @@ class World:
             self._close(number, State.FAILED)
 
     def take_over(self) -> None:
-        """A new leader reads the records, in whatever order they come, and builds state and policies from them."""
+        """Simulates a new leader, which reads the records in any order and builds state and policies from them."""
         shuffle = stream(self._seed, f"take-over/{self.kernel.now_us}").shuffle
         snapshot, found = self.state.snapshot(), {}
         for part in fields(Snapshot):
@@ -244,33 +244,33 @@ class World:
         self._serve(ClusterState.restored(replace(snapshot, **found), self.state.usage_half_life_us))
         self.pipeline = deepcopy(self.pipeline)
 
-    # -- what became of them ---------------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------------------------
 
     def outcomes(self) -> Outcomes:
-        """Of every job."""
+        """Returns the outcome of every job."""
         return Outcomes(self._workload.jobs, self._stretches, states=self._states, submits=self._submits, queues=self._queues)
 
     def waiting(self) -> list[WorkloadJob]:
-        """Jobs that are not over."""
+        """Returns the jobs that are not over."""
         return [job for job in self._workload.jobs if not self._over[job.number]]
 
     def because(self, reason: str) -> None:
-        """Why the facts that come next are told, for the log."""
+        """Sets the reason that the log gives for the next facts."""
         if self._recorder is not None:
             self._recorder.because = reason
 
     def _serve(self, state: ClusterState) -> None:
-        """This is the state from now on."""
+        """Uses this state from now on."""
         self.state = state
-        #: where facts go
+        #: takes the facts
         self.tell = state if self._recorder is None else self._recorder.around(state, lambda: self.kernel.now_us)
 
     def _is_to_come(self, job: WorkloadJob) -> bool:
-        """The job that this one follows has not been submitted yet."""
+        """Whether the job that this one follows is still to be submitted."""
         return not self._arrived[job.after] and not self._over[job.after]
 
     def _home(self, number: int) -> str | None:
-        """The partition in which it waits; None when it does not."""
+        """Returns the partition in which the job waits, None if it does not wait."""
         for name, part in self.state.partitions.items():
             if number in part.jobs:
                 return name
@@ -286,11 +286,11 @@ class World:
                 self.kernel.put(self.kernel.now_us + max(job.think_us, 0), _ARRIVAL, job.number, job)
 
     def partition_of(self, job: WorkloadJob) -> str:
-        """Where its queue lives."""
+        """Returns the partition of the job's queue."""
         return self._partitions.get(job.queue, "default")
 
     def _as_request(self, job: WorkloadJob) -> sched.Job:
-        """What the scheduler is told of a job: everything but how long it will really run."""
+        """Returns the job as the scheduler knows it: without its real run time."""
         if self._requests:
             return replace(self._requests[job.number], id=job.number, submit_us=job.submit_us, queued_us=-1)
         return sched.Job(
@@ -310,7 +310,7 @@ class World:
 
 @dataclass(slots=True)
 class _Seat:
-    """A job of a gang. quanta: slots that it needs; last_us: how much of the last one. end_us: when it ends, once that is known."""
+    """A job of a gang. quanta: slots that it needs; last_us: used time of the last one. end_us: its end, once known."""
 
     stay: Stay
     quanta: int
@@ -321,7 +321,7 @@ class _Seat:
 
 @dataclass(slots=True)
 class _Wheel:
-    """One gang. serial: of the event that it waits for; others are out of date."""
+    """One gang. serial: of the event that it waits for; all others are outdated."""
 
     gang: Gang
     carousel: Carousel
@@ -337,14 +337,14 @@ class _Wheel:
 
 
 class Turns:
-    """Gangs: nodes carry out the slots of a record by themselves; only ends of jobs are events, whatever the slot lasts.
+    """Gangs: nodes carry out the slots of a record by themselves; only ends of jobs are events, however short a slot is.
 
-    The front is the policy's own (`Carousel`), with what the policy does not know: how many slots each job still needs. A job that
+    The front is the policy's own (`Carousel`), plus what the policy does not know: how many slots each job still needs. A job that
     ends in the middle of its slot leaves its cores idle until the slot is over, and its slots stay empty until the record is set again.
-    With `spells` every stretch between two stops is kept, which costs a look at every slot. A gang has its partition and its name: one
+    With `spells` every stretch between two stops is kept, at the cost of a look at every slot. A gang is known by partition and name: one
     policy may serve several partitions.
 
-    Cost: of an arrival or an end a path of the tree; with `spells` also O(who runs) a slot.
+    Cost: an arrival or an end costs one path of the tree; with `spells` each slot also costs O(running jobs).
     """
 
     def __init__(self, stays: Stays, kernel: Kernel[Any], machine: Machine, *, spells: bool = False) -> None:
@@ -354,7 +354,7 @@ class Turns:
         self._serials = count()
 
     def set(self, gang: Gang) -> None:
-        """The record from now on. Jobs that are still to start follow by `begin`."""
+        """Uses this record from now on. `begin` follows for jobs that are still to start."""
         homes, key = gang.homes, _key(gang)
         wheel = self._wheels.get(key)
         if not homes:
@@ -373,7 +373,7 @@ class Turns:
         self._look_at(wheel, self._kernel.now_us)
 
     def begin(self, run: Running) -> None:
-        """A job of a gang enters its queue; its end becomes an event in time."""
+        """Puts a job of a gang into its queue; its end becomes an event in time."""
         number = run.job.id
         wheel = self._wheels[self.of[number]]
         node = wheel.gang.homes[number]
@@ -385,7 +385,7 @@ class Turns:
         wheel.carousel.add(number, node, weight, quanta)
 
     def leave(self, number: int) -> None:
-        """The job leaves its nodes; how long it was served is with its stay from now on."""
+        """Removes the job from its nodes; its stay contains from now on how long it was served."""
         key = self.of.pop(number, None)
         wheel = self._wheels.get(key) if key is not None else None
         if wheel is None or number not in wheel.seats:
@@ -409,7 +409,7 @@ class Turns:
             self._look_at(wheel, now)
 
     def slot_ends(self, event: SlotEnds) -> None:
-        """A slot begins in which a job ends, or newcomers are let in; or there is something new to look at."""
+        """Handles a slot in which a job ends, newcomers are admitted, or something else is due."""
         wheel = self._wheels.get(event.gang)
         if wheel is None or wheel.serial != event.serial:
             return
@@ -425,7 +425,7 @@ class Turns:
                 return
 
     def _ends(self, wheel: _Wheel) -> int:
-        """Ends of jobs in the slot that begins now become events; how many there are."""
+        """Makes events of the ends of jobs in the slot that begins now. Returns their number."""
         rotation, found = wheel.carousel.rotation, 0
         for node, number in rotation.row():
             seat = wheel.seats.get(number)
@@ -457,7 +457,7 @@ class Turns:
         wheel.carousel.advance_to(slot)
 
     def _regrow(self, wheel: _Wheel, gang: Gang) -> None:
-        """The tree has other leaves: the same jobs at the same places of their rounds."""
+        """Rebuilds the tree with other leaves: the same jobs keep their places in the rounds."""
         rests = {number: wheel.carousel.rotation.rest_of(number) for number in wheel.carousel.weights}
         old = {number: node for number, node in gang.homes.items() if number in wheel.carousel}
         kept = tuple((node, tuple(entry for entry in queue if entry[0] in old)) for node, queue in gang.queues)
@@ -467,7 +467,7 @@ class Turns:
             wheel.carousel.rotation.prolong(number, rest)
 
     def _cores(self, wheel: _Wheel, run: Running, node: int) -> Cores:
-        """The first cores of its leaves on each of its nodes."""
+        """Returns the first cores of the job's leaves on each of its nodes."""
         wanted = {at: count * run.job.threads for first, last, count in run.placement for at in range(first, last + 1)}
         found: list[tuple[int, int]] = []
         for at, first, _ in sorted(cores_within(wheel.gang.leaves, *wheel.carousel.tree.span(node))):
