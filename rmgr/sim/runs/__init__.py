@@ -1,4 +1,4 @@
-"""Experiments and sweeps: runs as plain values, over processes, with their measures and their files.
+"""Experiments and sweeps: runs as plain values, in several processes, with their measures and files.
 
-It uses `engine` and `models`; policies come by name or as objects.
+This room uses `engine` and `models`; policies are given by name or as objects.
 """

@@ -1,7 +1,7 @@
-"""Experiments as plain values (workload, machine, policy, load, seed), one or a sweep of them.
+"""Experiments as plain values (workload, machine, policy, load, seed), alone or in a sweep.
 
-The same values give the same run, in any process. Of a sweep DIR/manifest.json says what is run, on what input, by which versions;
-DIR/runs/NAME/ holds each finished run (moved there whole); DIR/results.csv, one line a run, is written when all are there. A directory
+The same values give the same run, in any process. DIR/manifest.json of a sweep says what is run, on what input, by which versions;
+DIR/runs/NAME/ holds each finished run (moved there whole); DIR/results.csv, one line a run, is written when all have finished. A directory
 without results.csv is an unfinished sweep.
 """
 
@@ -46,21 +46,21 @@ _KEYS = ("name", "policy", "load", "seed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Request to `rmgr sim run`.
+    """A request to `rmgr sim run`.
 
     Attributes:
-        source: path of a trace, or name of a model. policy, params: as `configure` understands them.
-        configure: (policy, params) -> pipeline and machine; the catalogue's policies, or with files and plug-ins (it does IO: the command
-            line gives it). A function of a module: it goes to other processes by its name.
-        nodes: None = as the trace's header says (a model: 128); cores: of a node.
-        load: offered load to which arrivals are stretched; interarrival: factor on submit times; at most one of them, None = as they are.
-        count: the first so many jobs of a trace, or as many of a model; None = all (a model: 10,000). seed: of everything that is drawn.
+        source: path of a trace, or name of a model. policy, params: for `configure`.
+        configure: (policy, params) -> pipeline and machine; with the catalogue's policies only, or also with files and plug-ins (then it
+            does IO, and the command line passes it). A function of a module: other processes find it by its name.
+        nodes: None = from the trace's header (for a model: 128); cores: of a node.
+        load: offered load to which arrivals are stretched; interarrival: factor for submit times; at most one of them, None = unchanged.
+        count: jobs from the beginning of a trace, or of a model; None = all (for a model: 10,000). seed: of everything that is drawn.
         tick_us: passes only at its multiples, 0 = at every event.
         events: path of a file of events (`read_events`), "" = none. mtbf_us, mttr_us: of each node, 0 = nodes never fail; both or none.
-        requeue: a job that loses a node waits again, else it has failed. dependencies: fields 17 and 18 of a trace are followed.
-        spells: every stretch of a job in a gang is kept, not only its stay.
-        sites: a grid of one-core nodes of drawn speeds in so many sites (`Grid`), 0 = none; delay_us: for each site of a job beyond the
-            first; penalty_us: of a migration, for each processor of the job.
+        requeue: a job that loses a node waits again, otherwise it fails. dependencies: follows fields 17 and 18 of a trace.
+        spells: keeps every stretch of a job in a gang, not only its stay.
+        sites: a grid of one-core nodes with drawn speeds in this many sites (`Grid`), 0 = none; delay_us: for each site of a job beyond
+            the first; penalty_us: of a migration, for each processor of the job.
     """
 
     source: str
@@ -85,7 +85,7 @@ class Experiment:
     configure: Callable[[str, Mapping[str, str]], Configuration] = configured
 
     def workload(self) -> Workload:
-        """The jobs as they will be submitted. Raises: UsageError (see `read_trace`), or when load and interarrival are both given."""
+        """Returns the jobs to be submitted. Raises: UsageError (see `read_trace`), also if both load and interarrival are given."""
         if self.load is not None and self.interarrival is not None:
             raise UsageError("--load and --interarrival both stretch the arrivals", hint="give one of them")
         machine = self._machine(self.configure(self.policy, self.params))
@@ -101,9 +101,9 @@ class Experiment:
         return found.at_load(self.load) if self.load is not None else found
 
     def setting(self, workload: Workload) -> Setting:
-        """Machine, policy and events for it.
+        """Returns machine, policy and events for the workload.
 
-        Raises: ConfigError for an unknown policy or parameter; UsageError for an impossible machine, or events that cannot be read.
+        Raises: ConfigError for an unknown policy or parameter; UsageError for an impossible machine, or unreadable events.
         """
         found = self.configure(self.policy, self.params)
         self._machine(found)
@@ -145,11 +145,11 @@ class Experiment:
         return Failures(self.mtbf_us, self.mttr_us)
 
     def node_count(self, processors: int) -> int:
-        """Nodes of a machine of so many processors: of one core, of `cores`, or as the policy file describes them."""
+        """Returns the number of nodes of a machine with this many processors: with `cores` each, or as the policy file describes them."""
         return len(self.configure(self.policy, self.params).nodes) or processors // self.cores
 
     def _machine(self, found: Configuration) -> Machine | None:
-        """The machine that was asked for, or that the policy file describes; None = as the workload says. Raises: UsageError for both."""
+        """Returns the requested machine, or the policy file's; None = from the workload. Raises: UsageError if both are given."""
         if not found.nodes:
             return Machine(self.nodes, self.cores) if self.nodes is not None else None
         if self.nodes is not None or self.cores != 1:
@@ -157,14 +157,14 @@ class Experiment:
         return Machine(found.nodes)
 
     def check(self) -> None:
-        """Raises what `setting` would for names, parameters and events, before a long trace is read."""
+        """Raises what `setting` would raise for names, parameters and events, before a long trace is read."""
         self._check_partitions()
         self._failures()
         if self.events:
             read_events(self.events)
 
     def _check_partitions(self) -> None:
-        """A file without a machine may name partitions of a cluster's; here there is one. Policies for calls would place no job."""
+        """Refuses stages for partitions that only a cluster has, and policies for calls, which would place no job."""
         found = self.configure(self.policy, self.params)
         if any(sends_calls(stage.policy) for stage in found.stages):
             raise UsageError(
@@ -179,13 +179,13 @@ class Experiment:
                 )
 
     def pipeline(self) -> tuple[Stage, ...]:
-        """The stages of policies. Raises: ConfigError for an unknown policy or parameter, or a file that is none."""
+        """Returns the stages of policies. Raises: ConfigError for an unknown policy or parameter, or an invalid file."""
         return self.configure(self.policy, self.params).stages
 
     def slots(self) -> dict[str, object]:
-        """Seconds of a slot and width of the tree where jobs share cores in time, for manifests; empty where none do.
+        """Returns seconds of a slot and width of the tree for manifests; empty if no jobs share cores in time.
 
-        The trees stand there one by one, with the cores of each from the left, where the file describes several partitions.
+        If the file describes several partitions, the trees are listed one by one, each with its cores from the left.
         """
         found = self.configure(self.policy, self.params)
         gangs: dict[str, Dqt] = {}
@@ -203,13 +203,13 @@ class Experiment:
         return slots
 
     def empty_queues(self, workload: Workload) -> tuple[str, ...]:
-        """Queues that the file sends to a partition and that no job of the workload is in. Cost: O(jobs)."""
+        """Returns queues that the file maps to a partition but that no job of the workload uses. Cost: O(jobs)."""
         homes = self.configure(self.policy, self.params).homes
         there = {job.queue for job in workload.jobs} if homes else set()
         return tuple(sorted(queue for queue in homes if queue and queue not in there))
 
     def described(self) -> dict[str, Any]:
-        """Everything that decides the result, for manifests and JSON."""
+        """Returns everything that decides the result, for manifests and JSON."""
         return {
             "source": self.source,
             "policy": self.policy,
@@ -240,7 +240,7 @@ def carry_out(
     on_progress: Callable[[int], None] | None = None,
     log: Callable[[str], object] | None = None,
 ) -> Result:
-    """Runs it, checks the schedule when asked to, and writes a log of every fact and pass when given where.
+    """Runs the experiment, optionally checks the schedule, and writes every fact and pass to `log` if given.
 
     Raises: as `simulate` and `validate.check`.
     """
@@ -255,7 +255,7 @@ def carry_out(
 
 
 def _cores_of(nodes: Iterable[Node]) -> dict[str, list[tuple[int, int]]]:
-    """The cores of each partition by their numbers in results, as ranges."""
+    """Returns the cores of each partition by their numbers in results, as ranges."""
     found: dict[str, list[tuple[int, int]]] = {}
     base = 0
     for node in sorted(nodes, key=lambda node: node.id):
@@ -267,7 +267,7 @@ def _cores_of(nodes: Iterable[Node]) -> dict[str, list[tuple[int, int]]]:
 
 
 def _homes(found: Configuration, workload: Workload) -> dict[str, str]:
-    """Queue -> partition of its jobs, for every queue of the workload."""
+    """Returns queue -> partition of its jobs, for every queue of the workload."""
     if not found.homes:
         return {}
     other = found.homes.get("", "default")
@@ -278,19 +278,19 @@ def _plain(value: Fraction | None) -> float | None:
     return None if value is None else float(value)
 
 
-# -- a sweep: many experiments in processes of their own; every finished run is kept, so the same command goes on --------------
+# -- a sweep: many experiments in processes of their own; every finished run is kept, so the same command continues ------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Plan of a sweep. experiments: in the order of the results. validate: each schedule is checked. versions: of what computes it."""
+    """Plan of a sweep. experiments: in the order of the results. validate: checks each schedule. versions: of the software."""
 
     experiments: tuple[Experiment, ...]
     validate: bool = False
     versions: tuple[tuple[str, str], ...] = ()
 
     def names(self) -> list[str]:
-        """The directory of each run. Raises: UsageError when two experiments are the same."""
+        """Returns the directory names of all runs. Raises: UsageError if two experiments are the same."""
         names = [name_of(experiment) for experiment in self.experiments]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -299,7 +299,7 @@ class Sweep:
 
 
 def name_of(experiment: Experiment) -> str:
-    """`easy-load0.7-seed1`; without a load `easy-seed1`; a policy file goes by its last name."""
+    """Returns `easy-load0.7-seed1`; without a load `easy-seed1`; a policy file is named by its last component."""
     load = f"-load{float(experiment.load):g}" if experiment.load is not None else ""
     return f"{Path(experiment.policy).name}{load}-seed{experiment.seed}"
 
@@ -307,19 +307,19 @@ def name_of(experiment: Experiment) -> str:
 def carry_out_sweep(
     sweep: Sweep, directory: Path, *, processes: int = 1, on_end: Callable[[int, int], None] = lambda _done, _total: None
 ) -> list[dict[str, Any]]:
-    """Runs what is missing and returns the rows of results.csv.
+    """Runs what is missing. Returns the rows of results.csv.
 
     Args:
-        directory: new, or of the very same sweep, unfinished or not. processes: at a time.
+        directory: new, or of the very same sweep, unfinished or not. processes: number at a time.
         on_end: called with (finished runs, all runs) at the beginning and whenever one ends.
-    Raises: UsageError for a directory of something else; StateConflict when another process sweeps there; RmgrError when a run failed or
-        the disk is full (what has finished stays). KeyboardInterrupt ends the running ones; nothing half-written is left.
+    Raises: UsageError for a directory of something else; StateConflict if another process sweeps there; RmgrError if a run failed or
+        the disk is full (finished runs stay). KeyboardInterrupt ends the running ones; nothing half-written is left.
     """
     names = sweep.names()
     with _owned(sweep, directory):
         runs = directory / "runs"
         runs.mkdir(exist_ok=True)
-        for left in runs.glob(".*.partial-*"):  # of a sweep that was killed; nobody else writes here
+        for left in runs.glob(".*.partial-*"):  # left by a killed sweep; no other process writes here
             shutil.rmtree(left, ignore_errors=True)
         missing = [(name, e) for name, e in zip(names, sweep.experiments, strict=True) if not (runs / name).is_dir()]
         done = len(names) - len(missing)
@@ -337,10 +337,10 @@ def carry_out_sweep(
 
 @contextmanager
 def _owned(sweep: Sweep, directory: Path) -> Iterator[None]:
-    """The directory is this sweep's, and this process is the only one in it."""
+    """Makes or checks the directory of this sweep, and locks it for this process."""
     text = json.dumps(_manifest(sweep), indent=2, ensure_ascii=False) + "\n"
     if not os.path.lexists(directory):
-        with whole_directory(directory) as partial:  # killed at any time, there is a sweep or there is nothing
+        with whole_directory(directory) as partial:  # even if killed at any time, the sweep exists or it does not
             (partial / MANIFEST).write_text(text, encoding="utf-8")
     elif not (directory / MANIFEST).is_file():
         raise UsageError(f"{directory} exists already and is no sweep", hint="results are never mixed or overwritten: name another --out")
@@ -366,7 +366,7 @@ def _manifest(sweep: Sweep) -> dict[str, Any]:
 
 
 def _difference(sweep: Sweep, path: Path) -> str:
-    """The first thing in which an existing manifest differs."""
+    """Returns the first difference to an existing manifest."""
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
@@ -376,7 +376,7 @@ def _difference(sweep: Sweep, path: Path) -> str:
 
 
 def inputs_of(experiments: Sequence[Experiment]) -> dict[str, str]:
-    """Traces and policy files -> their SHA-256. Raises: UsageError when one cannot be read."""
+    """Returns traces and policy files -> their SHA-256. Raises: UsageError if one cannot be read."""
     inputs = {experiment.source for experiment in experiments if not is_model(experiment.source)}
     inputs.update(experiment.events for experiment in experiments if experiment.events)
     policies = {e.policy: e for e in experiments}.values()
@@ -385,7 +385,7 @@ def inputs_of(experiments: Sequence[Experiment]) -> dict[str, str]:
 
 
 def digest_of(source: str) -> str:
-    """SHA-256 of a file's bytes. Raises: UsageError when it cannot be read."""
+    """Returns the SHA-256 of a file's bytes. Raises: UsageError if it cannot be read."""
     try:
         with Path(source).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -412,7 +412,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _run_all(missing: Sequence[tuple[str, Experiment]], runs: Path, validate: bool, processes: int) -> Iterator[str]:
-    """Names of runs as they end. Closing it, or an error, ends those that are running."""
+    """Yields names of runs as they end. Closing it, or an error, ends the running ones."""
     pieces = (Piece(name=name, function=_one, arguments=(e, runs / name, validate)) for name, e in missing)
     try:
         for piece, _ in in_processes(pieces, processes):
@@ -423,7 +423,7 @@ def _run_all(missing: Sequence[tuple[str, Experiment]], runs: Path, validate: bo
 
 
 def _one(still_wanted: StillWanted, experiment: Experiment, directory: Path, validate: bool) -> None:
-    """One run, in a process of its own."""
+    """Carries out one run, in a process of its own."""
     workload = experiment.workload()
     result = carry_out(experiment, workload, validate=validate, on_progress=lambda _: still_wanted())
     write_run(directory, result, workload_name=workload.name)

@@ -1,6 +1,6 @@
-"""A run as files (cli.md section 9), written beside their place, moved there whole or not at all; and the measures in them.
+"""The files of a run (cli.md section 9), written elsewhere and moved into place whole or not at all; and the measures in them.
 
-jobs.csv, spells.csv, schedule.json. Measures are in the words of the Standard Workload Format: wait, turnaround, slowdown, bounded
+jobs.csv, spells.csv, schedule.json. Measures use the words of the Standard Workload Format: wait, turnaround, slowdown, bounded
 slowdown, utilisation, makespan.
 """
 
@@ -46,10 +46,10 @@ COLUMNS = (
     "stretch",
     "allocated_resources",
 )
-#: After them where jobs shared cores in time: seconds that the job ran, and in how many slots.
+#: Further columns if jobs shared cores in time: seconds that the job ran, and number of slots.
 SHARED_COLUMNS = ("served", "turns")
 SPELL_COLUMNS = ("job_id", "spell", "starting_time", "finish_time", "ending", "allocated_resources")
-#: Batsim's words for how a job ended.
+#: Batsim's names for final states.
 _FINAL = {
     State.COMPLETED: "COMPLETED_SUCCESSFULLY",
     State.FAILED: "COMPLETED_FAILED",
@@ -59,7 +59,7 @@ _REFUSED = "REJECTED"
 _LINES_AT_ONCE = 4096
 #: Bounded slowdown counts a run as at least this long (papers.md, common rules).
 TAU_US = 10 * SECOND
-#: What is measured of the simulator itself and therefore never the same twice.
+#: Measures of the simulator itself, which differ from run to run.
 MEASURED = ("wall_seconds", "jobs_per_second")
 _OF_JOBS = (
     "makespan",
@@ -76,7 +76,7 @@ _GZIP = b"\x1f\x8b"
 
 
 def refuse_existing(directory: Path) -> None:
-    """Raises UsageError when something stands where the results are to go, or when they cannot go there; before anything is computed."""
+    """Raises UsageError if the place for the results is taken or not writable; called before anything is computed."""
     if os.path.lexists(directory):
         raise UsageError(f"{directory} exists already", hint="results are never mixed or overwritten: name another --out, or remove it")
     parent = directory.absolute().parent
@@ -88,10 +88,10 @@ def refuse_existing(directory: Path) -> None:
 
 @contextmanager
 def whole_directory(directory: Path) -> Iterator[Path]:
-    """A new directory to fill that takes its name only when the block ends well; else nothing of it stays.
+    """Yields a new directory to fill, which gets its name only if the block ends well; otherwise it is removed.
 
     The work happens in a hidden neighbour (`.NAME.partial-PID`), flushed to the disk before it is renamed.
-    Raises: UsageError when the name is taken; RmgrError when the disk is full or cannot be written.
+    Raises: UsageError if the name is taken; RmgrError if the disk is full or not writable.
     """
     refuse_existing(directory)
     partial = directory.absolute().parent / f".{directory.name}.partial-{os.getpid()}"
@@ -112,9 +112,9 @@ def whole_directory(directory: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """A file that is there whole or not at all, replacing an older one; text as UTF-8.
+    """Writes a file whole or not at all, replacing an older one; text as UTF-8.
 
-    Raises: RmgrError when the disk is full or cannot be written.
+    Raises: RmgrError if the disk is full or not writable.
     """
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
@@ -128,15 +128,15 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def write_run(directory: Path, result: Result, *, workload_name: str, manifest: Mapping[str, Any] | None = None) -> None:
-    """jobs.csv and schedule.json of one run; spells.csv when a job ran more than once or in slots that were kept; always the same bytes.
+    """Writes jobs.csv and schedule.json of one run; spells.csv if a job ran more than once or in kept slots; always the same bytes.
 
-    manifest: what was run, by which versions, as manifest.json; None: nobody asks (a sweep has one for all its runs).
+    manifest: what was run, by which versions, for manifest.json; None writes none (a sweep has one for all its runs).
     Raises: as `whole_directory`.
     Cost: about 4 us a job, plus its cores' ranges.
     """
     with whole_directory(directory) as partial:
         write_jobs(partial / "jobs.csv", result.outcomes, workload_name=workload_name)
-        # with its stretches kept, a job that shared its cores in time has them there, even if nobody came between
+        # with kept stretches, a job that shared its cores in time has them there, even without interruption
         if any(len(outcome.spells) > 1 or (outcome.turns and outcome.served_us is None) for outcome in result.outcomes):
             write_spells(partial / "spells.csv", result.outcomes)
         write_json(partial / "schedule.json", reproducible(summary(result)))
@@ -145,7 +145,7 @@ def write_run(directory: Path, result: Result, *, workload_name: str, manifest: 
 
 
 def write_jobs(path: Path, outcomes: Iterable[JobOutcome], *, workload_name: str) -> None:
-    """One line a job, in job order, Batsim's columns, and those of jobs that shared cores; times in seconds."""
+    """Writes one line a job, in job order: Batsim's columns, and those of jobs that shared cores; times in seconds."""
     name = workload_name.replace(",", "_").replace('"', "_").replace("\n", "_")
     outcomes = outcomes if isinstance(outcomes, Sequence) else list(outcomes)
     if any(outcome.turns for outcome in outcomes):
@@ -156,7 +156,7 @@ def write_jobs(path: Path, outcomes: Iterable[JobOutcome], *, workload_name: str
 
 
 def write_spells(path: Path, outcomes: Iterable[JobOutcome]) -> None:
-    """One line for each stretch of running of each job, in job order; times in seconds; `ending` says why the job left its nodes."""
+    """Writes one line for each stretch of each job, in job order; times in seconds; `ending` says why the job left its nodes."""
     rows = (
         f"{outcome.job.number},{at},{_time(spell.start_us)},{_time(spell.end_us)},{spell.parting},{ranges_text(spell.cores)}"
         for outcome in outcomes
@@ -173,12 +173,12 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """One JSON value, indented, in the order it is given."""
+    """Writes one JSON value, indented, in the given order."""
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
-    """((0, 3), (7, 7)) -> `0-3 7`."""
+    """Returns `0-3 7` for ((0, 3), (7, 7))."""
     return " ".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
 
 
@@ -194,18 +194,18 @@ def _line(outcome: JobOutcome, workload_name: str) -> str:
 
 
 def _time(time_us: int) -> str:
-    """Exact decimal seconds: 12, 0.5, 0.000001; never a power of ten."""
+    """Returns exact decimal seconds: 12, 0.5, 0.000001; never a power of ten."""
     shown = seconds(time_us)
     return str(shown) if isinstance(shown, int) else f"{time_us // 1_000_000}.{time_us % 1_000_000:06d}".rstrip("0")
 
 
 def summary(result: Result) -> dict[str, int | float]:
-    """The measures of cli.md section 9, over all jobs that ran, without warm-up; times in seconds.
+    """Returns the measures of cli.md section 9, over all jobs that ran, without warm-up; times in seconds.
 
     Makespan = last end - first submit; utilisation = sum(processors x run time) / (machine x makespan); slowdown = turnaround / run
     time; bounded slowdown = max(1, turnaround / max(run time, 10 s)). Sums are exact, so the order of jobs changes no digit.
-    A job that ran more than once counts with all its spells: what it waited is turnaround - all of them.
-    jobs_rejected never could run; jobs_failed and jobs_cancelled are the others that did not complete.
+    A job that ran more than once counts with all its spells: its wait is turnaround minus all of them.
+    jobs_rejected could never run; jobs_failed and jobs_cancelled are the others that did not complete.
     Cost: O(n log n) for the median; 24 bytes a job.
     """
     waits, turnarounds, runs = array("q"), array("q"), array("q")
@@ -263,18 +263,18 @@ def _measured(result: Result) -> dict[str, float]:
 
 
 def reproducible(found: Mapping[str, int | float]) -> dict[str, int | float | None]:
-    """The summary as it is written to a file: the same bytes from the same run, so what is measured of the simulator is null."""
+    """Returns the summary for a file: the same run gives the same bytes, so measures of the simulator are null."""
     return {name: None if name in MEASURED else value for name, value in found.items()}
 
 
 def seconds(time_us: float) -> int | float:
-    """Microseconds as seconds; whole ones stay integers."""
+    """Converts microseconds to seconds; whole seconds stay integers."""
     whole, rest = divmod(time_us, SECOND)
     return time_us / SECOND if rest else int(whole)
 
 
 def not_written(path: Path, error: OSError) -> RmgrError:
-    """What to say when something could not be written; a full disk by its name."""
+    """Returns the error for a failed write; a full disk is named."""
     full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
     told = "the disk is full" if full else error.strerror or str(error)
     return RmgrError(f"{path} could not be written: {told}", hint="nothing was left there; free some space or name another --out")
@@ -288,14 +288,14 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-# -- logs of schedulers (rmgr/sched/state/event_log.py): written whole or not at all, checked when they are read ---------------
+# -- event logs (rmgr/sched/state/event_log.py): written whole or not at all, checked when they are read -----------------------
 
 
 @contextmanager
 def new_log(path: Path) -> Iterator[Callable[[str], object]]:
-    """A new file of text that takes its name only when the block ends well; packed when it is called .gz.
+    """Yields the write function of a new text file, which gets its name only if the block ends well; compressed if it is called .gz.
 
-    Raises: UsageError when the name is taken; RmgrError when the disk is full.
+    Raises: UsageError if the name is taken; RmgrError if the disk is full.
     """
     refuse_existing(path)
     partial = path.absolute().parent / f".{path.name}.partial-{os.getpid()}"
@@ -320,10 +320,10 @@ def new_log(path: Path) -> Iterator[Callable[[str], object]]:
 
 
 def read_log(path: str | Path, *, whole: bool = True) -> Generator[Entry, None, None]:
-    """The entries of a log, packed or not, checked: opening first, times and passes in order, counted at its end.
+    """Yields the entries of a log, compressed or not, checked: opening first, times and passes in order, counts at its end.
 
     Args:
-        whole: an end is asked for; else a log that was cut off, or is still being written, gives what it has.
+        whole: requires an end; otherwise a log that was cut off, or is still being written, gives what it has.
     Raises: UsageError naming line and field.
     """
     facts = passes = number = 0

@@ -1,6 +1,6 @@
-"""Work in processes of its own: pieces are handed to workers, answers come as they are ready, Ctrl-C or an error ends them all.
+"""Work in other processes: workers get pieces, answers come as they are ready, Ctrl-C or an error ends all workers.
 
-`measured` runs the cells of a paper: each once, with progress; what is not asked for is not run.
+`measured` runs the requested cells of a paper: each once, with progress.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from rmgr.errors import RmgrError
 
-#: Called now and then by a piece of work: leaves (`Unwanted`) when the process that wants the answer is gone.
+#: Called now and then by a piece of work: raises `Unwanted` if the process that wants the answer is gone.
 StillWanted: TypeAlias = Callable[[], None]
 _ENDING_S = 5.0
 Cell = TypeVar("Cell", bound=Hashable)
@@ -34,12 +34,12 @@ def measured(
     processes: int = 1,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> dict[Cell, Measures]:
-    """What `measure` finds for each cell.
+    """Returns the result of `measure` for each cell.
 
     Args:
-        cells: frozen values that decide one run; asked for twice, they are run once. In the order in which they are begun.
+        cells: frozen values that decide one run each, begun in this order; duplicates are run once.
         measure: a function of a module, so that another process can call it; its answer is picklable and small.
-        processes: at a time; 1 runs them here.
+        processes: number at a time; 1 runs the cells in this process.
     Raises: RmgrError for a run that failed. KeyboardInterrupt ends the processes.
     """
     wanted = list(dict.fromkeys(cells))
@@ -63,12 +63,12 @@ def _one(still_wanted: StillWanted, measure: Callable[[Cell], Measures], cell: C
 
 
 class Unwanted(BaseException):
-    """Nobody waits for the answer any more. No SystemExit: a pass takes that for the fault of a policy and goes on."""
+    """Raised when nobody waits for the answer any more. Not a SystemExit, which a pass would take for a policy's fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One piece of work: function(still_wanted, *arguments) in another process, so all of it is picklable. name: in errors."""
+    """One piece of work: function(still_wanted, *arguments) in another process, so everything is picklable. name: for errors."""
 
     name: str
     function: Callable[..., Any]
@@ -76,15 +76,15 @@ class Piece:
 
 
 def in_processes(pieces: Iterable[Piece], processes: int, *, reuse: bool = False) -> Iterator[tuple[Piece, Any]]:
-    """Each piece with its answer, as they end.
+    """Yields each piece with its answer, as they end.
 
     Args:
-        processes: at a time, at least one. reuse: a process does one piece after another; else each gets a new one, and what a piece
-            leaves in memory goes with it.
-    Raises: RmgrError for a piece that raised one, or whose process died, naming it.
-    Closing the iterator, KeyboardInterrupt or an error ends the processes; a piece then unwinds (`Unwanted`).
+        processes: number at a time, at least one. reuse: a process does one piece after another; otherwise each piece gets a new process,
+            whose memory goes with it.
+    Raises: RmgrError with the name of a piece that raised one, or whose process died.
+    Closing the iterator, KeyboardInterrupt or an error ends the processes; their pieces unwind (`Unwanted`).
     """
-    context = multiprocessing.get_context("spawn")  # a fork would copy threads that draw the progress
+    context = multiprocessing.get_context("spawn")  # a fork would copy the threads that draw the progress
     waiting = iter(pieces)
     working: dict[Connection, _Worker] = {}
     idle: list[_Worker] = []
@@ -121,12 +121,12 @@ class _Worker:
         self.process = context.Process(target=_serve, args=(theirs,), name="rmgr-sim")
         with _undisturbed():
             self.process.start()
-        theirs.close()  # the end of the process is then the end of the pipe
+        theirs.close()  # now the pipe ends with the process
         self.piece = Piece(name="", function=_serve)
 
     def begin(self, piece: Piece) -> None:
         self.piece = piece
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died: `answer` tells
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died: `answer` reports it
             self.connection.send(piece)
 
     def answer(self) -> Any:
@@ -143,7 +143,7 @@ class _Worker:
         return answer
 
     def dismiss(self) -> None:
-        """Ends the process; it is waited for. One that does not unwind in time is killed."""
+        """Ends the process and waits for it. Kills it if it does not unwind in time."""
         self.connection.close()
         self.process.join(_ENDING_S)
         if self.process.is_alive():
@@ -153,7 +153,7 @@ class _Worker:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block: a process that is interrupted half started complains of what it was not told."""
+    """Delays Ctrl-C until the end of the block: a process interrupted during its start prints confusing errors."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals come to the main thread
         return
@@ -168,8 +168,8 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _serve(connection: Connection) -> None:
-    """The process: pieces in, answers out, until nobody asks any more. Between two pieces SIGTERM just ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends us
+    """Runs in the process: takes pieces and sends answers until the parent is gone. Between two pieces SIGTERM just ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     parent = os.getppid()
 
     def still_wanted() -> None:
@@ -183,7 +183,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _answer(piece: Piece, still_wanted: StillWanted) -> tuple[bool, Any]:
-    """(whether it failed, what it answers or the error). Raises: Unwanted on SIGTERM, so that a half-written directory is removed."""
+    """Returns (failed, answer or error). Raises: Unwanted on SIGTERM, so that a half-written directory is removed."""
     told: list[int] = []
 
     def leave(number: int, _frame: object) -> None:
@@ -196,7 +196,7 @@ def _answer(piece: Piece, still_wanted: StillWanted) -> tuple[bool, Any]:
     except RmgrError as error:
         return (True, error)
     except Exception as error:
-        if told:  # somebody made another exception of ours, as the class statement does
+        if told:  # Unwanted was converted to another exception, as a class statement does
             raise Unwanted from error
         raise
     finally:
