@@ -1,4 +1,4 @@
-"""Makes the input of a simulation: jobs, traces in the Standard Workload Format, events beside the jobs, named streams of chance.
+"""The input of a simulation: jobs, traces in the Standard Workload Format, events besides the jobs, named random streams.
 
-It says what arrives and what breaks, and when. It knows no machine and no policy.
+It decides what arrives and what breaks, and when. It knows no machine and no policy.
 """

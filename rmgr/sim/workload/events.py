@@ -1,6 +1,6 @@
-"""Events of a simulated cluster beside its jobs: failures and repairs, drains, fail-overs, maintenance, cancellations, limits.
+"""Events of a simulated cluster besides its jobs: failures and repairs, drains, fail-overs, maintenance, cancellations, limits.
 
-They are drawn (`Failures`), or come from a file of JSON lines (`read_events`), where every error names line and field:
+They are drawn (`Failures`), or read from a file of JSON lines (`read_events`), where every error names line and field:
 
 ```
 {"at": 3600,  "event": "fail",        "nodes": "0-3 7"}
@@ -11,8 +11,8 @@ They are drawn (`Failures`), or come from a file of JSON lines (`read_events`), 
 {"at": 500.5, "event": "cancel",      "job": 17}
 {"at": 0,     "event": "limits",      "max_cpus_per_user": 64, "max_jobs_per_user": 4, "max_cpus_per_account": 0, "max_time": "12h"}
 ```
-Times: seconds after the first submit as a number, or a duration as text. Jobs: numbers of jobs.csv. A partition is `default` unless named.
-Empty lines and lines that begin with `#` are skipped; the order of lines is free.
+Times: seconds after the first submit as a number, or a duration as text. Jobs: numbers of jobs.csv. The default partition is `default`.
+Empty lines and lines that begin with `#` are skipped; lines may be in any order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HINT = "rmgr sim run --help shows one line of each kind"
 
 
 class NodesFail(NamedTuple):
-    """Failure of nodes: what runs there is lost, nothing starts there until they are repaired. drawn: by the model of failures."""
+    """Failure of nodes: running jobs are lost, nothing starts there until the repair. drawn: by the failure model."""
 
     at_us: int
     nodes: NodeRanges
@@ -54,7 +54,7 @@ class NodesRepaired(NamedTuple):
 
 
 class NodesDrain(NamedTuple):
-    """Drain of nodes: what runs there goes on, nothing starts there any more."""
+    """Drain of nodes: running jobs go on, nothing starts there any more."""
 
     at_us: int
     nodes: NodeRanges
@@ -66,14 +66,14 @@ class NodesUndrain(NamedTuple):
 
 
 class FailOver(NamedTuple):
-    """The leader dies. No pass until another has taken over, `for_us` later, from the records alone."""
+    """Death of the leader. There is no pass until another leader takes over, `for_us` later, from the records alone."""
 
     at_us: int
     for_us: int
 
 
 class Window(NamedTuple):
-    """At `at_us` it becomes known that nothing may run on these nodes in [start, end)."""
+    """Announcement at `at_us` that nothing may run on these nodes in [start, end)."""
 
     at_us: int
     start_us: int
@@ -83,7 +83,7 @@ class Window(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """A user cancels a job, whether it waits, runs, or is still to come."""
+    """Cancellation of a job by its user, whether it waits, runs, or is still to come."""
 
     at_us: int
     job: int
@@ -96,13 +96,13 @@ class LimitsChange(NamedTuple):
 
 
 class TakeOver(NamedTuple):
-    """Another leader is there; follows a `FailOver`."""
+    """Take-over by another leader; follows a `FailOver`."""
 
     at_us: int
 
 
 class WindowBegins(NamedTuple):
-    """End of a maintenance window's grace: what still runs there is lost; follows a `Window`."""
+    """Begin of a maintenance window: jobs that still run there are lost; follows a `Window`."""
 
     at_us: int
     nodes: NodeRanges
@@ -114,7 +114,7 @@ class WindowEnds(NamedTuple):
 
 
 class SlotEnds(NamedTuple):
-    """The turn of a gang's row is over. gang: its partition and its name."""
+    """End of a turn of a gang's row. gang: its partition and its name."""
 
     at_us: int
     gang: tuple[str, str]
@@ -127,16 +127,16 @@ Event: TypeAlias = Upset | TakeOver | WindowBegins | WindowEnds | SlotEnds
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Each node fails and is repaired on its own: times between are exponential with these means (us, > 0)."""
+    """Each node fails and is repaired independently: times between are exponential with these means (us, > 0)."""
 
     mtbf_us: int
     mttr_us: int
 
     def of(self, nodes: Sequence[int], seed: int) -> Iterator[NodesFail | NodesRepaired]:
-        """The endless sequence for these nodes, in order of (time, node): the same under every policy. Space O(nodes)."""
+        """Yields the endless sequence for these nodes, in order of (time, node): the same under every policy. Space O(nodes)."""
         draw = stream(seed, "failures").expovariate
         upset, mend = 1 / self.mtbf_us, 1 / self.mttr_us
-        coming = [(1 + int(draw(upset)), node, False) for node in nodes]  # (time, node, it is down until then)
+        coming = [(1 + int(draw(upset)), node, False) for node in nodes]  # (time, node, whether it is down until then)
         heapify(coming)
         while coming:
             at_us, node, down = coming[0]
@@ -145,7 +145,7 @@ class Failures:
 
 
 def read_events(path: str | Path) -> tuple[Event, ...]:
-    """The events of a file in order of time (equal times: in order of lines). Raises: UsageError naming the line and the field."""
+    """Reads the events of a file, sorted by time (equal times: by line). Raises: UsageError with line and field."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
@@ -161,7 +161,7 @@ def read_events(path: str | Path) -> tuple[Event, ...]:
 
 
 class _Line:
-    """One line: every field is asked for once; what is left over is an error."""
+    """One line: each field is read once; fields left over are an error."""
 
     def __init__(self, where: str, text: str) -> None:
         self._where = where

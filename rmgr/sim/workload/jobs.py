@@ -1,7 +1,7 @@
 """A workload: rigid jobs in submit order with exact integer times, from a trace (papers.md section 6) or a model, and its offered load.
 
-What a model draws comes from named streams of random numbers (`stream`): one seed drives one stream per purpose, so that changing one part
-never changes another's draws.
+Models draw from named streams of random numbers (`stream`): one seed drives one stream per purpose, so a change of one part
+never changes another part's draws.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ SECOND = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadJob:
-    """A rigid job as it was drawn or recorded: what happens to it is a `JobOutcome`.
+    """A rigid job as drawn or recorded; its fate is a `JobOutcome`.
 
     Attributes:
         number: 1..n in submit order. submit_us: from the first submit, >= 0. run_us: how long it runs, > 0.
-        estimate_us: requested time, never below `run_us`. processors: that it needs at once, > 0.
-        processes, threads: its shape, processes x threads = processors. user, account, queue: names, "" when unknown.
-        source: job number in the trace. communication_us: the part of `run_us` in which processes talk, where a model tells it.
-        after: number of a job that must end first, 0 = none. think_us: the job is submitted so long after that end; negative = it is
-        submitted at its own time and waits in the queue. memory_bytes: of one process, 0 = not known.
+        estimate_us: requested time, never below `run_us`. processors: needed at once, > 0.
+        processes, threads: its shape, processes x threads = processors. user, account, queue: names, "" if unknown.
+        source: job number in the trace. communication_us: the part of `run_us` in which processes communicate, if a model has it.
+        after: number of a job that must end first, 0 = none. think_us: the job is submitted this long after that end; negative: it is
+        submitted at its own time and waits in the queue. memory_bytes: of one process, 0 = unknown.
     """
 
     number: int
@@ -57,9 +57,9 @@ class Workload:
     """Jobs in submit order, numbered 1..n, the first submitted at 0.
 
     Attributes:
-        name: of the trace or model. jobs: at least one. processors: of the machine they were fitted to.
-        touched: what normalisation did -> how many records; in the order of its rules.
-        acknowledgement: whom the providers of the trace ask to thank, "" for models.
+        name: of the trace or model. jobs: at least one. processors: of the machine for which they were fitted.
+        touched: change made by normalisation -> number of records, in the order of its rules.
+        acknowledgement: thanks that the trace's providers ask for, "" for models.
     """
 
     name: str
@@ -75,25 +75,25 @@ class Workload:
 
     @property
     def offered_load(self) -> Fraction | None:
-        """Work submitted / work the machine could do between the first and the last submit; None when all come at once."""
+        """Submitted work / work that the machine could do between the first and the last submit; None if all are submitted at once."""
         work = sum(job.processors * job.run_us for job in self.jobs)
         return Fraction(work, self.processors * self.span_us) if self.span_us else None
 
     def stretched(self, factor: Fraction) -> Workload:
-        """The same jobs with every submit time x `factor`, whole seconds downwards (exact, as the reference schedules have it)."""
+        """Returns the same jobs with submit times x `factor`, rounded down to whole seconds (exact, as in the reference schedules)."""
         if factor <= 0:
             raise UsageError(f"submit times cannot be multiplied by {float(factor):g}", hint="a factor above 0; below 1 raises the load")
         above, below = factor.numerator, factor.denominator * SECOND
         return replace(self, jobs=tuple(replace(job, submit_us=job.submit_us * above // below * SECOND) for job in self.jobs))
 
     def first(self, count: int) -> Workload:
-        """Its first `count` jobs, or all when there are not as many. Raises: UsageError for fewer than one."""
+        """Returns the workload of the first `count` jobs, or of all if there are fewer. Raises: UsageError for less than one."""
         if count < 1:
             raise UsageError(f"a workload of {count} jobs is none", hint="at least 1")
         return replace(self, jobs=self.jobs[:count])
 
     def at_load(self, load: Fraction) -> Workload:
-        """The same jobs arriving so that the offered load becomes `load` (up to the rounding of submit times to seconds)."""
+        """Returns the same jobs, arriving with offered load `load` (up to the rounding of submit times to seconds)."""
         if load <= 0:
             raise UsageError(f"an offered load of {float(load):g} is not possible", hint="a share of the machine, as 0.7")
         now = self.offered_load
@@ -104,7 +104,7 @@ class Workload:
 
 @dataclass(slots=True)
 class _Counts:
-    """How many records each rule touched."""
+    """Number of records touched by each rule."""
 
     records: int = 0
     requested_sizes: int = 0
@@ -144,15 +144,15 @@ def read_trace(
     processors: int | None = None,
     dependencies: bool = False,
 ) -> Workload:
-    """A trace, normalised by the rules of papers.md section 6.
+    """Reads a trace, normalised by the rules of papers.md section 6.
 
     Size = field 5 if > 0 else field 8; records without run time, size or submit time are dropped; size = min(size, machine);
     estimate = field 9 if > 0 else the run time, never below it; sorted by (submit, original order), numbered 1..n, first submit = 0.
 
     Args:
         path: SWF, plain or gz. processors: of the machine; None takes `MaxProcs` (or `MaxNodes`) of the header.
-        dependencies: fields 17 and 18 are followed: a job with a think time is submitted that long after the end of the job before it.
-    Raises: UsageError for a trace that cannot be read, holds no usable job, or does not say its machine when that is needed.
+        dependencies: follows fields 17 and 18: a job with a think time is submitted that long after the end of the preceding job.
+    Raises: UsageError for a trace that is unreadable, holds no usable job, or does not state its machine although it is needed.
     Cost: about 5 us a record and one `WorkloadJob` (200 bytes) in memory.
     """
     reader = SwfReader(path)
@@ -195,7 +195,7 @@ def read_trace(
 
 
 def _with_dependencies(jobs: list[WorkloadJob], records: list[Record], counts: _Counts) -> list[WorkloadJob]:
-    """The same jobs, each naming the job it follows by our number: of the records of one job number the last before it."""
+    """Adds to each job the number of the job it follows: the last earlier record with the preceding job's trace number."""
     seen: dict[int, int] = {}
     found = []
     for job, record in zip(jobs, records, strict=True):
@@ -211,7 +211,7 @@ def _with_dependencies(jobs: list[WorkloadJob], records: list[Record], counts: _
 
 
 def _usable(records: Iterable[Record], counts: _Counts) -> Iterable[tuple[int, int, int, int, Record]]:
-    """(submit, size, run, estimate, record) of each record that is a job, in seconds, in the order of the file."""
+    """Yields (submit, size, run, estimate, record) of each usable record, in seconds, in the order of the file."""
     for record in records:
         counts.records += 1
         run, size = record.run, record.allocated
@@ -242,7 +242,7 @@ def _name(letter: str, number: int) -> str:
 
 
 def _stem(path: str | Path) -> str:
-    """`KTH-SP2-1996-2.1-cln.swf.gz` -> `KTH-SP2-1996-2.1-cln`."""
+    """Returns `KTH-SP2-1996-2.1-cln` for `KTH-SP2-1996-2.1-cln.swf.gz`."""
     name = Path(path).name
     for suffix in (".gz", ".swf", ".txt"):
         name = name.removesuffix(suffix)
@@ -250,10 +250,10 @@ def _stem(path: str | Path) -> str:
 
 
 def stream(seed: int, purpose: str) -> random.Random:
-    """The stream of `purpose` ("arrivals", "sizes", ...) under `seed`.
+    """Returns the random stream of `purpose` ("arrivals", "sizes", ...) under `seed`.
 
     The same seed and purpose give the same numbers on every machine and Python (Mersenne Twister, seeded with 256 bits of SHA-256);
-    two purposes share nothing. Compared policies are thus given the same workload: common random numbers.
+    two purposes share nothing. So compared policies get the same workload: common random numbers.
     """
     digest = hashlib.sha256(f"rmgr/{seed}/{purpose}".encode()).digest()
     return random.Random(int.from_bytes(digest, "big"))
