@@ -290,7 +290,7 @@ class CassandraNode(ServerProcess):
         return False
 
     def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:
-        """Returns the last lines of the present process's log, for error messages."""
+        """Returns the last lines of the current process's log, for error messages."""
         return "\n".join(self._log().decode("utf-8", "replace").splitlines()[-lines:]) or "(no log)"
 
     # -- inside

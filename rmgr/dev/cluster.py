@@ -136,7 +136,7 @@ class DevCluster:
         )
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._recipes: dict[str, Recipe] = {}
-        self._log_starts: dict[str, int] = {}  # offset in its log at which a name's present process begins
+        self._log_starts: dict[str, int] = {}  # offset in its log at which a name's current process begins
         self._coordinator: ZkCoordinator | None = None
 
     # -- life cycle -----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def command(name: str) -> str:
 
 
 def is_fetched(name: str) -> bool:
-    """Whether the jars of the present list are there."""
+    """Whether the jars of the current list are there."""
     with contextlib.suppress(OSError):
         return (directory(name) / _STAMP).read_text(encoding="utf-8").strip() == _sum(name)
     return False

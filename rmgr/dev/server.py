@@ -65,7 +65,7 @@ class ServerProcess(ABC):
     def __init__(self, data_dir: Path | str, *, log_name: str, die_with_parent: bool = False) -> None:
         self.data_dir = Path(data_dir)
         self._log_name = log_name
-        self._log_start = 0  # offset in the log at which the present process begins
+        self._log_start = 0  # offset in the log at which the current process begins
         self._die_with_parent = die_with_parent
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -277,7 +277,7 @@ class ZooKeeperEnsemble:
         return self
 
     def leader(self) -> ZooKeeperServer | None:
-        """Returns the present leader, None without a quorum."""
+        """Returns the current leader, None without a quorum."""
         return next((server for server in self.servers if server.running and server.mode() == "leader"), None)
 
     def is_whole(self) -> bool:

@@ -98,7 +98,7 @@ def settle(
     """Reads a record, decides, and commits on the version that it read; again if another change came first.
 
     Args:
-        has_come: whether a record committed with an unknown outcome is contained in the present one.
+        has_come: whether a record committed with an unknown outcome is contained in the current one.
     Raises: NotFound, CoordinationUnavailable; what `decide` raises.
     """
     end_s = machine.monotonic() + timeout_s
@@ -188,7 +188,7 @@ def cancel_tasks(
     detail = detail[:120]
     for _ in range(_ROUNDS):
         before = ended.count
-        for queue in reversed(submission.queues):  # former queues last: a block that moves to the present one is not missed
+        for queue in reversed(submission.queues):  # former queues first: a block that moves to the current one meanwhile is not missed
             for held in (False, True):
                 _take_out(coordinator, queue, number, wanted, ended, held=held, reason=reason, detail=detail, deadline_s=deadline_s)
         _drop_failed(coordinator, submission, wanted, ended, reason=reason, deadline_s=deadline_s)

@@ -391,7 +391,7 @@ def _ends(store: Store, fragments: list[Fragment], index: int) -> Iterator[tuple
 
 
 _LOG = logging.getLogger("rmgr.submitter")
-#: Most bytes of a row with the output keys of a block's tasks.
+#: Most bytes of a row with the output keys of 256 tasks.
 _MOST_PAYLOADS_BYTES = 64 * 2**20
 
 

@@ -172,7 +172,7 @@ def read_whole(
         if again is None:
             raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
         if again.version == done.version:
-            return paged, fragments  # they are lost: the present ones are returned
+            return paged, fragments  # they are lost: the remaining ones are returned
         done = again
 
 

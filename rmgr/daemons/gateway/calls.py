@@ -144,8 +144,7 @@ class Calls:
         return Wanted(interface.key, cost.operations, cost.bytes, sizes=sizes[:_SIZES_SHOWN])
 
     def _users(self, key: str) -> frozenset[str] | None:
-        """Returns the users who may call a function, None = all. Any server may get a call, so all servers that name users must allow them.
-        """
+        """Returns the users who may call a function, None = all. Any server may get a call, so all that name users must allow them."""
         found = self._offered().get(key)
         named = [users for link in found[1] if (users := link.users.get(key))] if found is not None else []
         return frozenset.intersection(*named) if named else None

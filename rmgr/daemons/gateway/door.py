@@ -39,7 +39,7 @@ _UNTOUCHED = tuple(
 
 
 def check_order(order: Order, person: Person) -> None:
-    """Raises: PermissionDenied for work in another user's name; InvalidRecord with the fault. Cost: 5 us, and 2 us a block."""
+    """Checks a new submission. Raises: PermissionDenied for another user's name; InvalidRecord with the fault. Cost: 5 us, 2 us a block."""
     record = order.draft
     if not person.is_open and record.user != person.name:
         raise PermissionDenied(f"{person.name} cannot submit for {record.user}", hint="work belongs to whoever submits it")
@@ -62,7 +62,7 @@ def check_order(order: Order, person: Person) -> None:
 
 
 def check_growth(growth: Growth, submission: Submission, tail: Tail) -> None:
-    """Checks the growth of a kept submission. tail: the present one. Raises InvalidRecord. Cost: as `check_order`."""
+    """Checks the growth of a kept submission. tail: the current one. Raises InvalidRecord. Cost: as `check_order`."""
     new = growth.tail
     if new == tail:
         return

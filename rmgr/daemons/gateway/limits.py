@@ -217,7 +217,7 @@ class ClusterUse:
 
 
 class LeaderAsk:
-    """Asks the present leader, on one channel as long as it leads. Thread-safe."""
+    """Asks the current leader, on one channel as long as it leads. Thread-safe."""
 
     def __init__(self, routes: ClusterRoutes, credentials: Credentials | None) -> None:
         self._routes = routes

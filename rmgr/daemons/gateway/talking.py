@@ -72,7 +72,7 @@ class TurnsPool:
         self._under_way: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        self._room: dict[str, threading.Condition] = {}  #: of users who have no room
+        self._room: dict[str, threading.Condition] = {}  #: by user: waits until fewer of the user's jobs wait
         self._closed = False
         for at in range(threads):
             machine.Thread(target=self._run, name=f"gateway-work-{at}", daemon=True).start()

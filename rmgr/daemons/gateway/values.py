@@ -53,7 +53,7 @@ _TIMEOUT_S = 5.0
 
 
 def nobody_knows(_submission: int) -> str | None:
-    """An `OwnerOf` that knows no submission."""
+    """Knows no submission: an `OwnerOf`."""
     return None
 
 
@@ -298,8 +298,7 @@ class OwnedStore(Store):
         return row
 
     def _readable(self, row: str, about: About | None) -> Holder | None:
-        """Returns the holder of a value that the person may read. Foul bytes pass, so that they can be replaced; the client checks them.
-        """
+        """Returns the holder of a value that the person may read. Foul bytes pass, so that they can be replaced; clients check them."""
         if about is None:
             return None
         look = self._deeds.look(self._store, row, about, self._person)

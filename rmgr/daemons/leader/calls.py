@@ -189,7 +189,7 @@ class CallAnswering:
         return self._metaserver().servers(name)
 
     def _metaserver(self) -> Metaserver:
-        """Raises: Unavailable."""
+        """Returns the leader's metaserver. Raises: Unavailable."""
         leader = self._leader()
         if leader is None:
             raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")

@@ -46,7 +46,7 @@ class Candidacy:
         self._leads = leads
         self._log = log
         self._stories = Stories(loop)
-        self._guid = ""  # of the entry; each session has its own, so an entry of an old session is never taken for the present one
+        self._guid = ""  # of the entry; each session has its own, so an entry of an old session is never taken for the current one
         self._is_leading = False
         self._unreadable = ""  # why `/epoch` could not be read
         self.is_standing = False  #: in the line, or leading
@@ -76,7 +76,7 @@ class Candidacy:
             self._begin(self._stand(pauses=True))
 
     def _begin(self, story: Story[None]) -> None:
-        """Replaces the present story; its answers are ignored from now on."""
+        """Replaces the current story; its answers are ignored from now on."""
         self._stories.stop()
         self._stories.begin(story)
 

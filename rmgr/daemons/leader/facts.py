@@ -28,7 +28,7 @@ _PARTS = re.compile(r"(\d+)")
 
 
 def natural(name: str) -> tuple[object, ...]:
-    """Sort key that puts n2 before n10."""
+    """Returns a sort key that puts n2 before n10."""
     return tuple((1, int(part)) if part.isdigit() else (0, part) for part in _PARTS.split(name))
 
 

@@ -117,7 +117,7 @@ class Leader:
 
     @property
     def settings(self) -> ClusterSettings:
-        """The cluster's present settings."""
+        """The cluster's current settings."""
         return self.context.settings
 
     def _on_config(self) -> None:
@@ -179,7 +179,7 @@ class Leader:
 
     @property
     def mass_loss(self) -> MassLoss | None:
-        """The present mass loss, or None. From any thread."""
+        """The current mass loss, or None. From any thread."""
         return self.nodes.mass
 
     @property

@@ -102,7 +102,7 @@ class ClusterMetrics(Collector):
         return iter(families((), (), 0))
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Returns the present values, nothing if there are none."""
+        """Returns the current values, nothing if there are none."""
         with self._lock:
             if machine.monotonic() - self._made_s >= FRESH_S:
                 try:

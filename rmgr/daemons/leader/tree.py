@@ -312,7 +312,7 @@ class WatchedCache(Generic[C]):
     """Cached content of `path`: `value` (None if the znode is absent), valid once `is_known`.
 
     A watch is only a hint: it fires once, misses changes in between, and none arrives while the link is down (then all fire at once). So a
-    cache always reads the present state, at most once per `pace_s`, and never counts events.
+    cache always reads the current state, at most once per `pace_s`, and never counts events.
 
     Args:
         ask: `tree.get` or `tree.children` (see `data_of`, `names_below`).
@@ -457,7 +457,7 @@ class WatchedChildren:
 
     @property
     def names(self) -> list[str]:
-        """Names of the present children; the data of some may not be read yet."""
+        """Names of the existing children; the data of some may not be read yet."""
         return self._names.value or []
 
     def refresh(self) -> None:
@@ -583,7 +583,7 @@ class LeaderContext:
         may_act: whether the lease is valid; asked before each commit.
         credentials: of this WatchDog, None in an open cluster.
         clock: monotonic seconds. wall_us: microseconds since 1970, for display and retention only.
-    Attributes: settings: the cluster's present settings.
+    Attributes: settings: the cluster's current settings.
     """
 
     def __init__(

@@ -199,7 +199,7 @@ class Watchdog:
         return not self._stopping
 
     def _tell(self, notifier: Notifier) -> None:
-        """Reports readiness once this WatchDog stands for election, and its present role."""
+        """Reports readiness once this WatchDog stands for election, and its current role."""
         if self._candidacy.is_standing:
             notifier.ready()
         if self.leader is not None:
@@ -294,7 +294,7 @@ class Watchdog:
         self._log.warning("leadership_ended", epoch=leader.record.epoch, why=why)
 
     def _watch_lease(self, leader: Leader) -> Story[None]:
-        """Ends the leadership when no answer came for longer than the lease: whatever the session says, another WatchDog may lead by now.
+        """Ends the leadership when no answer came for longer than the lease: another WatchDog may lead by now, whatever the session says.
         """
         while self.leader is leader and self._lease.is_valid():
             # Wakes at the end of the lease, and soon after it even if the host was suspended, which stops the timers' clock.

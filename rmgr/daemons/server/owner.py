@@ -90,8 +90,9 @@ class Stage(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """line, key, said_bytes: of the try that asked last, None: its client is gone. coming: the try whose bytes are awaited; is_said: in
-    its stream."""
+    """A call. line, key, said_bytes: of the last try, None if its client is gone. coming: the try whose arguments are awaited;
+    is_said: they come in its stream.
+    """
 
     id: CallId
     number: int
@@ -513,8 +514,7 @@ class Server:
             self._lose_answer(call, call.end, given.trouble)
 
     def _lose_answer(self, call: _Call, end: CallEnd, why: str) -> None:
-        """Replaces an answer whose file is unreadable by LOST: askers learn it at once, not at the deadline. The call does not run again.
-        """
+        """Replaces an answer whose file is unreadable by LOST: askers learn it at once, not at the deadline. The call runs only once."""
         self._log.warning("answer_lost", what=str(call.id), why=why)
         self._used_bytes -= end.bytes
         call.end = replace(end, kind="LOST", error=f"it ran, and its answer cannot be read: {why}"[:_MOST_TEXT], bytes=0)

@@ -342,7 +342,7 @@ def _shown(*outputs: Output) -> str:
 
 
 # -- the load --------------------------------------------------------------------------------------------------------------
-# The present and past load of a server: the answer to a gateway's question.
+# The current and past load of a server: the answer to a gateway's question.
 
 
 class LoadMeter:

@@ -271,7 +271,7 @@ class WrittenKeeper:
         self._thread = machine.Thread(target=self._run, name="written", daemon=True)
 
     def start(self, *, waits: bool = True) -> WrittenKeeper:
-        """Starts: reads the row as soon as the store answers. waits: for the first answer."""
+        """Begins: reads the row as soon as the store answers. waits: for the first answer."""
         if waits:
             self._round()
         self._thread.start()

@@ -246,7 +246,7 @@ class Metaserver:
         return able, notes, tuple(unknown)
 
     def _tell_link(self, one: Life, rate: float, asked: PickRequest, candidate: Candidate, now_us: int) -> None:
-        """Tells the state the present link of a candidate, if it has changed. Cost: 1 us if not."""
+        """Tells the state the current link of a candidate, if it has changed. Cost: 1 us if not."""
         self._book.link_told(one, asked, candidate, now_us)
         known = self._servers.get(one.name)
         told = dict(known.throughput) if known is not None else {}
@@ -372,7 +372,7 @@ class Metaserver:
         return now_us
 
     def _begin_log(self) -> None:
-        """Begins another log with the present state. Cost: O(records)."""
+        """Begins another log with the current state. Cost: O(records)."""
         assert self._lines is not None
         lost = {"lost": self._unlogged} if self._unlogged else {}
         self._unlogged, self._logged_us = 0, self._now_us

@@ -104,7 +104,7 @@ class Grid:
     total_spec: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises: UsageError for an impossible grid."""
+        """Checks the parameters. Raises: UsageError for an impossible grid."""
         if not self.specs or len(self.specs) != len(self.sites):
             raise UsageError(
                 f"a grid of {len(self.specs)} speeds and {len(self.sites)} sites of nodes is none", hint="one of each for a node"

@@ -53,7 +53,7 @@ Entry: TypeAlias = tuple[int, int, int, T]
 
 
 class Kernel(Generic[T]):
-    """The events to come, and the present time.
+    """The events to come, and the current time.
 
     Events of one time and rank come in the order of `serial`, which the caller chooses (a job number), so the order of `put`
     does not matter. Two events never share time, rank and serial.

@@ -108,8 +108,7 @@ class Recording:
         half_life_us: int,
         instead: Mapping[str, str] = NOBODY,
     ) -> None:
-        """Begins the log of another state and of what places in these partitions. instead: partition -> policy that replaces the set one.
-        """
+        """Begins the log of a new state and of the pipelines of these partitions. instead: partition -> policy that replaces its own."""
         self.end()
         self._pieces.begin()
         pipelines = {partition: pipeline_of(settings, partition) for partition in sorted(partitions)}

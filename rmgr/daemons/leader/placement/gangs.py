@@ -130,7 +130,7 @@ class GangKeeper:
         return gangs
 
     def look_over(self, state: ClusterState) -> None:
-        """After a rebuild: a record that lacks a member must be written again, or the member would stand still."""
+        """Marks records that lack a member for rewriting, after a rebuild: the member would stand still."""
         for partition, kept in self._kept.items():
             part = state.partitions.get(partition)
             if part is not None and kept.record is not None and not part.gangs.of.keys() <= self.members(partition).keys():
@@ -170,7 +170,7 @@ class GangKeeper:
     # -- views -----------------------------------------------------------------------------------------------------------------
 
     def turns(self, state: ClusterState | None) -> dict[int, MemberTurn]:
-        """Returns for every member whether it has the present slot, and its share of the slots."""
+        """Returns for every member whether it has the current slot, and its share of the slots."""
         found: dict[int, MemberTurn] = {}
         for name, part in state.partitions.items() if state is not None else ():
             for gang in part.gangs:
@@ -215,7 +215,7 @@ class GangKeeper:
     # -- the clock -------------------------------------------------------------------------------------------------------------
 
     def tell(self, state: ClusterState) -> None:
-        """Before a pass, tells the state how far gang time is ahead of the pass's time, in partitions with a gang, present or possible."""
+        """Before a pass, tells the state how far gang time is ahead of the pass's time, in partitions with a gangor about to get one."""
         updates = self._placer.updates
         now_us = updates.now_us()
         sharing = self._sharing()
@@ -241,7 +241,7 @@ class GangKeeper:
         return [name for name, kept in self._kept.items() if kept.is_due and name in there and self.gang_now_us(name) is not None]
 
     def gang_now_us(self, partition: str) -> int | None:
-        """Returns the gang's present time, None if it cannot be read."""
+        """Returns the gang's current time, None if it cannot be read."""
         kept = self._kept.get(partition)
         if kept is None or kept.clock is None or kept.reader is None or (reading := kept.reader.reading) is None:
             return None
@@ -332,7 +332,7 @@ def encode_gang(
 ) -> bytes:
     """Encodes a record. attempts: of its jobs; a job without an attempt has empty slots. before: the record that this one replaces.
 
-    set_us: present gang time, None if unknown.
+    set_us: current gang time, None if unknown.
     """
     served = served_until(before, gang.slot) if before is not None and before.origin_us == gang.origin_us else {}
     return encode_record(
@@ -370,7 +370,7 @@ def gang_of(record: GangRecord, partition: str, names: Names) -> Gang:
 
 
 class MemberTurn(NamedTuple):
-    """Turn of one member. runs: it has the present slot, or that slot is unknown. told: its share of its nodes, in words; slots: as 1/4.
+    """Turn of one member. runs: it has the current slot, or that slot is unknown. told: its share of its nodes, in words; slots: as 1/4.
 
     served_us: how long it has had its cores.
     """

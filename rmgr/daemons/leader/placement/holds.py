@@ -99,7 +99,7 @@ class Promises:
                 self._tree.tell(self._reserve(ops, is_needed=False), "commit RESERVE", key=object())
 
     def _reserve(self, ops: list[Op], *, is_needed: bool) -> Story[None]:
-        """Commits. is_needed: a conflict causes a rebuild; an unknown outcome always does, since a forgotten promise would block cores."""
+        """Commits, and rebuilds if the outcome is unknown or (with is_needed) a conflict: a forgotten promise would block cores."""
         outcome: Outcome = yield self._tree.commit(place_ops.reserve(ops))
         if isinstance(outcome, Unknown) or (is_needed and isinstance(outcome, Conflict)):
             self._placer.rebuild(f"RESERVE: {outcome}")

@@ -105,8 +105,7 @@ class JobTable:
         return submission is None or submission.resubmit
 
     def learn(self, job: int, known: Known) -> None:
-        """Remembers what a block says about its job, also after the job leaves its nodes, as it may come back. Keeps the latest `_KNOWN`.
-        """
+        """Remembers what a block says about its job, also once the job has left its nodes: it may come back. Keeps the latest `_KNOWN`."""
         self.known[job] = known
         self.known.move_to_end(job)
         if len(self.known) > _KNOWN:

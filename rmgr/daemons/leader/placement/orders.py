@@ -90,7 +90,7 @@ class PlanExecution:
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the present plan was begun, 0.0 without one."""
+        """Seconds since the current plan was begun, 0.0 without one."""
         return self._tree.clock() - self._begun_s if self._begun_s is not None else 0.0
 
     def adopt(self, records: dict[str, tuple[bytes, int | None]]) -> None:

@@ -262,7 +262,7 @@ class _Thread:
         self._work.put(work)
 
     def stop(self) -> None:
-        """Ends the thread after its present work."""
+        """Ends the thread after its current work."""
         self._work.put(None)
 
     def _run(self) -> None:

@@ -166,7 +166,7 @@ def classes_of(found: Configuration) -> tuple[QueueClass, ...]:
 
 
 def refuse_shared_names(settings: ClusterSettings, partition: str) -> None:
-    """Raises: ConfigError if a queue class of this partition has the name of a queue: `-q NAME` could mean either."""
+    """Refuses a queue class with the name of a queue: `-q NAME` could mean either. Raises: ConfigError."""
     known = {queue.name: queue for queue in settings.queues}
     for found in classes_of(configuration(settings, partition)):
         if queue := known.get(found.name):
@@ -202,7 +202,7 @@ def installed(name: str) -> type[Any]:
 
 
 def refuse_file(name: str) -> None:
-    """Raises: ConfigError if the name is one of a file."""
+    """Refuses the name of a file. Raises: ConfigError."""
     if policy_files.is_file(name):
         raise ConfigError(
             f"{name} is a file, and the WatchDogs cannot have it: any of them may lead",
@@ -213,7 +213,7 @@ def refuse_file(name: str) -> None:
 class ServedPartitions:
     """Knows which queues are placed, and by which policies. In the leader's loop.
 
-    Args: settings: returns the cluster's present settings. changed: called with each partition whose pipeline has changed.
+    Args: settings: returns the cluster's current settings. changed: called with each partition whose pipeline has changed.
     Attributes: queues: by name, without stopped ones. problems: partition -> why nothing is placed. policies: partition -> names.
     limits, classes (of queues): of partitions that have any. every: stages of all partitions. stages: those that run in this process.
     foreign: partition -> (names, document) of a pipeline with its own process. half_life_us: of use, 0 if no policy considers it.

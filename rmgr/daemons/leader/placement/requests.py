@@ -102,7 +102,7 @@ class UserRequest:
         return self.stage is RequestStage.OVER
 
     def become(self, stage: RequestStage) -> None:
-        """Moves to another stage; the present one changes nothing. Raises: ValueError for an illegal change."""
+        """Moves to another stage; the current one changes nothing. Raises: ValueError for an illegal change."""
         if stage is not self.stage and stage not in _NEXT[self.stage]:
             raise ValueError(f"request {self.guid} is {self.stage.name}, and cannot become {stage.name}")
         self.stage = stage
@@ -136,7 +136,7 @@ class UserRequests:
         self._names.refresh()
 
     def rebuilt(self) -> None:
-        """Everything was read again, with all committed stops: requests whose order is missing have not begun."""
+        """Reopens requests whose order is missing after everything was read again, with all committed stops."""
         for user_request in self._open.values():
             for one in (user_request, *(user_request.parts or ())):
                 if one.stage is RequestStage.BEGUN:
@@ -332,7 +332,7 @@ class UserRequests:
         return SentOrder(job, user_request.guid, order, stop)
 
     def _redirect(self, user_request: UserRequest, stop: PendingStop) -> None:
-        """The job is being stopped for another reason: applies this request's destination. Raises: as `NextStarts.mark_for`."""
+        """Applies this request's destination to a job that is being stopped for another reason. Raises: as `NextStarts.mark_for`."""
         marks, to = self._job_table.marks, user_request.request.to
         if to or user_request.job not in marks:
             marks[user_request.job] = self._next_starts.mark_for(stop.run, stop.placed, to)
@@ -444,7 +444,7 @@ def _because(why: str) -> str:
 
 
 def _elsewhere(shown: str, to: str, what: str) -> StateConflict:
-    """The job moved elsewhere: another request, a policy or a lost node came between, or the wanted node is closed."""
+    """Returns the error of a job that moved elsewhere: another request, a policy or a lost node came between, or that node is closed."""
     return StateConflict(f"job {shown} has left its nodes meanwhile: {what}", hint=f"rmgr show {shown}; rmgr nodes {to}")
 
 

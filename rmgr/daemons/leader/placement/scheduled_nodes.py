@@ -127,8 +127,7 @@ class NextStarts:
         return only(to)
 
     def mark_of(self, job: Job) -> str:
-        """Returns the feature for the next start of a job that comes to its queue; "" for any node, also if the feature became impossible.
-        """
+        """Returns the feature for the next start of a job that comes to its queue; "" = any node, also if the feature became impossible."""
         mark = self._job_table.marks.get(job.id, "")
         if mark and not self._could(job, mark):
             del self._job_table.marks[job.id]
@@ -136,7 +135,7 @@ class NextStarts:
         return mark
 
     def look_again(self, state: ClusterState) -> None:
-        """After a change of nodes: a job that waits for a node that is gone may use any."""
+        """Lets a job that waits for a node that is gone use any node, after a change of nodes."""
         for job_, mark in list(self._job_table.marks.items()):
             waiting = self._job_table.waiting.get(job_)
             job = state.partitions[waiting.partition].jobs.get(job_) if waiting is not None else None

@@ -46,7 +46,7 @@ USER, DRAIN, POLICY = "user", "drain", "policy"
 
 @dataclass(frozen=True, slots=True)
 class SentOrder:
-    """An order in flight to the head of a running job. stop: present if the job is to give up its nodes."""
+    """An order in flight to the head of a running job. stop: set if the job is to give up its nodes."""
 
     job: int
     guid: str
@@ -218,7 +218,7 @@ class Stops:
         return True
 
     def _look_for_return(self, stop: PendingStop, placed: PlacedJob) -> Story[None]:
-        """STOP and RETURN (of an unbegun job) commit both changes at once: the job waits by now, or it has ended or was set aside."""
+        """Looks where the job went. STOP, and RETURN of an unbegun job, commit both changes at once: it waits, ended, or is set aside."""
         while self._is_open(stop):
             try:
                 is_back = False
@@ -255,7 +255,7 @@ class Stops:
         return data.story[-1] if data.story else ""
 
     def _tell_known(self, state: ClusterState, job: int, known: Known) -> bool:
-        """Also for a job just given to its nodes, before the job table shows it. Returns False if nothing is new, or the job is gone."""
+        """Tells the scheduler facts about a job, also one just given to its nodes. Returns False if nothing is new, or the job is gone."""
         placed = self._job_table.placed.get(job) or self._job_table.waiting.get(job)
         run = None if placed is None else state.partitions[placed.partition].running.get(job)
         if placed is None or run is None or known == (run.job.saves, run.job.moves):
@@ -377,7 +377,7 @@ class Stops:
     # -- pins
 
     def started(self, state: ClusterState, job: int, data: BlockData) -> None:
-        """After a start: a job that may run only once is pinned, so that no policy sends it back. data: of its block, as it waited."""
+        """Pins a started job that may run only once, so that no policy sends it back. data: of its block, as it waited."""
         submission = self._job_table.submissions.get(task_of(job)[0])
         if submission is not None:
             self._tell_known(state, job, known_of(submission, data.answered, data.moves))

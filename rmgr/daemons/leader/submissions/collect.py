@@ -6,7 +6,7 @@ Logs and single values expire by themselves. Summaries in the history have a ret
 shared: `coord/contents.py` decides when one is deleted.
 
 The znode of a nonce stays until nothing can be submitted under it any more (`coord/nonces.py`). The names of nonces contain the time when
-they were drawn; nonces of present submissions stay. The time is ZooKeeper's, which Starters also use: the time of `/epoch` when this
+they were drawn; nonces of existing submissions stay. The time is ZooKeeper's, which Starters also use: the time of `/epoch` when this
 leadership began, plus the time since.
 """
 

@@ -41,7 +41,7 @@ _TOGETHER = 64
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """One submission in one look at its queue. ended: the answer to its story. final: final tasks at the look's begin (`keeping.room_of`).
+    """One submission in one look at its queue. ended: the answer to its story. final: final tasks when the look began (`keeping.room_of`).
     """
 
     followed: Followed
