@@ -1,6 +1,6 @@
 """Views for people and programs: the shapes of cli.md section 5, filled by `coord/views/answers.py`, drawn by the CLI.
 
-Times are microseconds since the epoch (0 = not yet), rendered as ISO-8601 at the rim.
+Times are microseconds since the epoch (0 = not yet), formatted as ISO-8601 on output.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rmgr.model.base.states import State
 
 
 class Level(StrEnum):
-    """Severity; the rule is in `coord/views/health.py`."""
+    """Severity; `coord/views/health.py` has the rule."""
 
     OK = "ok"
     WARNING = "warning"
-    PROBLEM = "problem"  #: it makes the cluster unhealthy
+    PROBLEM = "problem"  #: makes the cluster unhealthy
 
 
 class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
 class MovingView(msgspec.Struct, frozen=True, kw_only=True):
     """Cost of moving a placed job. saves: it can save its state, and loses nothing.
 
-    moves: how often a policy has moved it; most: so often one may, 0 = it does not say. Of several jobs: all save; all moves together.
+    moves: how often a policy has moved it; most: its limit, 0 = none. For several jobs: whether all save; the sum of moves.
     """
 
     saves: bool
@@ -46,7 +46,7 @@ class MovingView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskView(msgspec.Struct, frozen=True, kw_only=True):
-    """One task; `index` is the number people see (the array index where there is one), `position` the dense one."""
+    """One task; `index` is the number that people see (the array index, if any), `position` the dense one."""
 
     submission: int
     index: int
@@ -61,21 +61,21 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     cpu_us: int = 0
     max_rss_kib: int = 0
-    served_us: int = 0  #: of one that shared its cores in time: for how long it had them
-    turns: int = 0  #: and in how many turns
+    served_us: int = 0  #: how long it had its cores, if it shared them in time
+    turns: int = 0  #: in how many turns
     attempts: tuple[AttemptView, ...] = ()
-    story: tuple[str, ...] = ()  #: what became of its checkpoints
-    saving: str = ""  #: how far the request to save its state is that it has now, "" = it has none
-    moving: MovingView | None = None  #: of placed jobs, while their block is there
+    story: tuple[str, ...] = ()  #: fate of its checkpoints
+    saving: str = ""  #: progress of its present request to save state, "" = none
+    moving: MovingView | None = None  #: of placed jobs, while their block exists
 
     @property
     def id(self) -> str:
-        """`42_7`."""
+        """The task's id, as `42_7`."""
         return f"{self.submission}_{self.index}"
 
 
 class FailureView(msgspec.Struct, frozen=True, kw_only=True):
-    """Tasks of a submission that FAILED alike. node: "" of those that ended on none, or on more nodes than are told apart.
+    """Tasks of a submission that FAILED alike. node: "" if they ended on no node, or on more nodes than are kept apart.
 
     error: of the first of them.
     """
@@ -88,7 +88,7 @@ class FailureView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """One submission, as `rmgr jobs` and `rmgr show` tell it."""
+    """One submission, as `rmgr jobs` and `rmgr show` show it."""
 
     id: int
     name: str
@@ -107,31 +107,31 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cpu_us: int = 0
     max_rss_kib: int = 0
-    served_us: int = 0  #: for how long its tasks had their cores, of those that have shared them in time
-    turns: int = 0  #: and in how many turns
-    slots: str = ""  #: of one that shares its cores in time just now: its part of the slots, as 1/4
+    served_us: int = 0  #: how long tasks that shared their cores in time had them
+    turns: int = 0  #: in how many turns
+    slots: str = ""  #: its share of the slots, as 1/4, if it shares its cores in time now
     work: str = ""
     command: str = ""
     cores: int = 1
     memory_bytes: int = 0
     after: tuple[str, ...] = ()
-    processes: int = 1  #: of one task, `cores` each
+    processes: int = 1  #: per task, each with `cores`
     expected_start_us: int = 0  #: as a placing policy promised, 0 = unknown
-    resources: dict[str, int] = msgspec.field(default_factory=dict)  #: of one process, beside cores and memory
+    resources: dict[str, int] = msgspec.field(default_factory=dict)  #: per process, beside cores and memory
     account: str = ""
     moving: MovingView | None = None  #: of placed work that has not ended
-    #: Run time of all attempts of its ended tasks (of pulled work without lost ones), each on `cores * processes` cores; of one that shared
-    #: them in time, for how long it had them.
+    #: Run time of all attempts of its ended tasks (for pulled work without lost ones), each on `cores * processes` cores; served time
+    #: if they shared them in time.
     run_us: int = 0
-    lost: int = 0  #: attempts of its ended tasks that were lost: with their node, its lease, a worker or data
-    route: str = ""  #: its queue class: that its user named, or that a policy chose (for its first job that has one; the leader knows it)
-    #: The rest of what was asked for, as in `show --json`, without what is usual.
+    lost: int = 0  #: attempts of its ended tasks lost with their node, its lease, a worker or data
+    route: str = ""  #: its queue class, named by its user or chosen by a policy (of its first job that has one; known to the leader)
+    #: Other unusual options, as in `show --json`.
     asked: dict[str, Any] = msgspec.field(default_factory=dict)
-    #: What its user and its account have used against their shares (core-seconds), by which its policy orders just now; None: it does not
+    #: Use of its user and account against their shares (core-seconds), if the present policy orders by that; else None.
     share: float | None = None
     account_share: float | None = None
-    by_us: int = 0  #: when an operator has held or cancelled it, 0 = none has
-    failures: tuple[FailureView, ...] = ()  #: what is known of those that failed; of outcomes in rows of the store only once it is closed
+    by_us: int = 0  #: when an operator held or cancelled it, 0 = never
+    failures: tuple[FailureView, ...] = ()  #: known failures; those in the store's rows of outcomes are added when it is closed
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,25 +156,25 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     seen_us: int = 0
     version: str = ""  #: rmgr version of its Starter
-    #: Beside cores and memory, by name: how many it has, how many are in use.
+    #: Resources beside cores and memory, by name: how many it has, how many are in use.
     resources: dict[str, int] = msgspec.field(default_factory=dict)
     resources_used: dict[str, int] = msgspec.field(default_factory=dict)
-    trouble: str = ""  #: what keeps its Starter from taking work (`TroubleKind`), "" = nothing; `reason` says more
+    trouble: str = ""  #: why its Starter takes no work (`TroubleKind`), "" = it does; `reason` says more
     until_us: int = 0  #: when it tries again by itself, 0 = when the cause is gone
     metrics: str = ""  #: host:port of its Starter's measurements and `/healthz`
     fix: str = ""  #: what to type or do so that it takes work
     level: str = Level.OK
-    freezer: str = ""  #: how work stands still between its slots, "" = it cannot, or nobody has said
-    clock_error_us: int | None = None  #: of the clock by which slots are counted, None: no jobs take turns there
-    switches: int = 0  #: boundaries of slots at which its Starter has stopped or continued somebody
-    late_switches: int = 0  #: those at which somebody did not stand still at once
-    call_cores: int = 0  #: that it has beside `cores`, kept for a server of calls
-    by: str = ""  #: who drains it
-    since_us: int = 0  #: since when it is up, drained or in trouble, 0 = nobody knows
+    freezer: str = ""  #: method that stops work between its slots, "" = none, or unknown
+    clock_error_us: int | None = None  #: error of the clock that counts slots, None: no jobs take turns there
+    switches: int = 0  #: slot boundaries at which its Starter stopped or continued a part
+    late_switches: int = 0  #: boundaries at which a part did not stop at once
+    call_cores: int = 0  #: beside `cores`, kept for a server of calls
+    by: str = ""  #: who drained or resumed it
+    since_us: int = 0  #: since when it is up, drained or in trouble, 0 = unknown
 
 
 class HeldView(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the ledger: cores of a node that are kept for a job until it starts. job: `42`, or `42_7` of several."""
+    """A line of the ledger: cores of a node kept for a job until it starts. job: `42`, or `42_7` of several."""
 
     queue: str
     job: str
@@ -185,9 +185,9 @@ class HeldView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromiseView(msgspec.Struct, frozen=True, kw_only=True):
-    """Cores that a job was promised by a connection reservation: `cores` in all, of which `held` are free for it already.
+    """Cores promised to a job by a connection reservation: `cores` in all, `held` of them free for it already.
 
-    job, waits_for: `42`, or `42_7` of several; waits_for: whose ends make the others free. expected_start_us: 0 = unknown.
+    job, waits_for: `42`, or `42_7` of several; waits_for: jobs whose ends free the others. expected_start_us: 0 = unknown.
     """
 
     job: str
@@ -201,8 +201,8 @@ class ClassView(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a queue class beside those of every queue.
 
     limits: of the class, in words. threshold: individual priority above which a job reserves. max_reservations: at a time, 0 = none.
-    head_trigger: the first of it reserves, too. fired: how often each trigger has made a reservation, since its policy places: priority,
-    head, no waiter. chosen: by whom for a job, in words. is_known: the leader told; else only what the settings say is here.
+    head_trigger: its first job reserves, too. fired: reservations by each trigger since its policy places: priority,
+    head, no waiter. chosen: what chooses it for a job, in words. is_known: from the leader; else only what the settings say.
     """
 
     limits: str
@@ -216,7 +216,7 @@ class ClassView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue; or a queue class (`of_class`), whose jobs are counted in the queue where they stand, too."""
+    """One queue; or a queue class (`of_class`), whose jobs are also counted in their queue."""
 
     id: str
     partition: str
@@ -245,7 +245,7 @@ class LeaderView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultView(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage's policy that was skipped: it raised, slept, or asked for what cannot be. error: the last time's."""
+    """A stage's policy that was skipped: it raised, slept, or asked for something impossible. error: the last one."""
 
     policy: str
     count: int
@@ -260,18 +260,18 @@ class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
     passes: int = 0
     last_pass_s: float = 0.0
     faults: tuple[FaultView, ...] = ()
-    problem: str = ""  #: why nobody places there
-    generation: int | None = None  #: of the record by which jobs share nodes in time there, None: none do
-    max_tqlb: int = 0  #: so many slots at most from one turn of a job to its next
-    servers: int | None = None  #: that can have calls; None: it places jobs
-    age_s: float = 0.0  #: of the oldest load of those
+    problem: str = ""  #: why nothing is placed there
+    generation: int | None = None  #: of the record of jobs that share nodes in time there, None: no such jobs
+    max_tqlb: int = 0  #: most slots from one turn of a job to its next
+    servers: int | None = None  #: number that can have calls; None: the policy places jobs
+    age_s: float = 0.0  #: age of their oldest load
     degraded: bool = False  #: no leader answers: gateways pick servers by themselves
 
 
 class PartView(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the cluster that is not well. kind: zookeeper | store | leader | watchdogs | nodes | node | queue | partition.
 
-    state: one word or two. fix: what to type. told: all of it in a sentence, "" = `reason` is one.
+    state: one word or two. fix: what to type. told: the whole in a sentence, "" = `reason` is one.
     """
 
     kind: str
@@ -297,19 +297,19 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     watchdogs: int = 0
     uptime_s: float = 0.0
     policies: tuple[PolicyView, ...] = ()
-    warnings: tuple[str, ...] = ()  #: what is no reason to call the cluster unhealthy
-    parts: tuple[PartView, ...] = ()  #: all that is not well, problems and warnings alike
-    healthy_since_us: int = 0  #: since when it is as healthy as it is, as far as this leader has seen, 0 = nobody knows
-    cores: int = 0  #: of nodes that take work; so are the next three
+    warnings: tuple[str, ...] = ()  #: not a reason to call the cluster unhealthy
+    parts: tuple[PartView, ...] = ()  #: everything that is not well, problems and warnings alike
+    healthy_since_us: int = 0  #: since when health is as it is, as far as this leader has seen, 0 = unknown
+    cores: int = 0  #: of nodes that take work; also the next three
     cores_used: int = 0
     memory_bytes: int = 0
     memory_used_bytes: int = 0
-    oldest_us: int = 0  #: when the oldest submission was made of which nothing has begun, and which is not held; 0 = there is none
+    oldest_us: int = 0  #: when the oldest submission was made that has not begun and is not held; 0 = none
     users: dict[str, int] = msgspec.field(default_factory=dict)  #: cores that run work of each, as far as the asker may know; "" = others
 
 
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that keeps something waiting, or explains its end."""
+    """One reason why something waits, or explanation of its end."""
 
     what: str
     id: str
@@ -317,7 +317,7 @@ class WhyView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
-    """Explanation of a state. account, share, account_share: of what has not ended, as in `JobView`."""
+    """Explanation of a state. account, share, account_share: as in `JobView`, for work that has not ended."""
 
     id: str
     state: State
@@ -331,10 +331,10 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedView(msgspec.Struct, frozen=True, kw_only=True):
-    """One placed job as the leader's last pass left it.
+    """One placed job after the leader's last pass.
 
-    state: waiting | running | stopping | suspended. what, blocker: what it waits for (reservation, limit, node, order, ...), its id;
-    reason: in words; of one that runs, why the policies that place there do not move it. expected_start_us: as the policy promised, 0 =
+    state: waiting | running | stopping | suspended. what, blocker: what it waits for (reservation, limit, node, order, ...), and its id;
+    reason: in words; for a running job, why policies do not move it. expected_start_us: promised by the policy, 0 =
     unknown. nodes: (name, processes) of its allocation, the head first.
     """
 
@@ -344,17 +344,17 @@ class PlacedView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     expected_start_us: int = 0
     nodes: tuple[tuple[str, int], ...] = ()
-    route: str = ""  #: its queue class, which a policy chose for it or its user named
-    saves: bool = False  #: it can save its state, as the leader knows
+    route: str = ""  #: its queue class, chosen by a policy or named by its user
+    saves: bool = False  #: it can save its state, as far as the leader knows
     moves: int = 0  #: how often a policy has moved it
-    turns: str = ""  #: it shares its nodes in time: with how many, and its part of the slots
-    slots: str = ""  #: the same as 1/4
-    served_us: int = 0  #: for how long it has had its cores
+    turns: str = ""  #: for a job that shares its nodes in time: with how many others, and its share of the slots
+    slots: str = ""  #: its share, as 1/4
+    served_us: int = 0  #: how long it has had its cores
 
 
 class GangSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs that share the nodes of a partition in time. generation: version of their record. reference: the node whose clock counts, ""
-    = it cannot be read; error_us: of reading it. max_tqlb: so many slots at most from one turn of a job to its next."""
+    """Jobs that share the nodes of a partition in time. generation: version of their record. reference: the node with the clock, ""
+    = unreadable; error_us: of reading it. max_tqlb: most slots from one turn of a job to its next."""
 
     generation: int
     jobs: int
@@ -370,17 +370,17 @@ class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
     passes: int = 0
     last_pass_s: float = 0.0
     faults: tuple[tuple[str, int, str], ...] = ()
-    problem: str = ""  #: why nobody places there: the configured pipeline cannot be used
-    instead: str = ""  #: the configured pipeline has failed: why, who places in its place, and until when
-    is_stopped: bool = False  #: nobody does
-    resting: tuple[tuple[str, float], ...] = ()  #: nodes that gave jobs back unbegun, and after how many seconds they are tried again
+    problem: str = ""  #: why nothing is placed there: the configured pipeline cannot be used
+    instead: str = ""  #: why the configured pipeline has failed, what replaces it, and until when
+    is_stopped: bool = False  #: nothing replaces it
+    resting: tuple[tuple[str, float], ...] = ()  #: nodes that gave jobs back before they began, and seconds until they are tried again
     gang: GangSummary | None = None  #: None: no jobs share nodes in time there
 
 
 class PlacingView(msgspec.Struct, frozen=True, kw_only=True):
-    """Knowledge of the placing leader: partitions by name, jobs by (submission, index), the ledger of what is held for whom, and classes.
+    """What the placing leader knows: partitions by name, jobs by (submission, index), the ledger of holds, and classes.
 
-    shares: what (partition, account, user) have used against their shares, (account, user), core-seconds; where a policy orders by it.
+    shares: use of (partition, account, user) against their shares, as (account, user) in core-seconds, if a policy orders by it.
     """
 
     partitions: dict[str, PartitionView] = msgspec.field(default_factory=dict)
@@ -398,10 +398,10 @@ class ShareView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhatIfView(msgspec.Struct, frozen=True, kw_only=True):
-    """Place and time of a request if it were submitted now, runs end at their limits, and nothing else comes.
+    """Where and when a request would start if it were submitted now, runs ended at their limits, and no other work came.
 
-    start_us: 0 = nobody can say. nodes: the head first, () = nobody can say. at_once: it need not wait. reason: what it would wait for
-    first. route: its queue class, which its user named or a policy chose.
+    start_us: 0 = unknown. nodes: the head first, () = unknown. at_once: it need not wait. reason: what it would wait for
+    first. route: its queue class, named by its user or chosen by a policy.
     """
 
     start_us: int = 0

@@ -430,7 +430,7 @@ class Codes:
         self.room(index)[index & (_TASKS - 1)] = code
 
     def room(self, index: int) -> bytearray:
-        """The page of an index, long enough for it, until the next call. Where in it: the lowest 12 bits of the index."""
+        """Returns the page of an index, long enough for it, until the next call. The offset in it is the index's lowest 12 bits."""
         number = index >> _BITS
         page = self.pages.get(number)
         if type(page) is not bytearray:

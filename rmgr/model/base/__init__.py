@@ -1,4 +1,4 @@
 """Words that every record uses: ids, units, spans, resources, versions of records, states and reasons.
 
-It imports nothing of rmgr but errors.
+It imports only `rmgr.errors`.
 """

@@ -1,8 +1,8 @@
-"""Ids and their grammar: submission `42` (`taskq-0000000042`); node and queue names. And what fields of records may hold.
+"""Ids and their grammar: submission `42` (`taskq-0000000042`); node and queue names. And bounds of numbers in records.
 
 Spans and moments in records are microseconds that fit every codec, alone and added up. JSON has integers of any size, MessagePack and
-protobuf have 64 bits: a record with a longer one is not read by anybody (a gateway refuses it, leader and Starters pass it by), or one
-submission could stop the pass and the Starter that come to it.
+protobuf have 64 bits. A record with a longer one is not read (a gateway refuses it, leader and Starters skip it); otherwise one
+submission could stop the pass and the Starter that reach it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MAX_NUMBER = 9_999_999_999
 
 
 def taskq_name(submission: int) -> str:
-    """Name of a TaskQueue: what another process attaches to."""
+    """Returns the name of a TaskQueue, by which another process attaches to it."""
     return f"taskq-{submission:010d}"
 
 
 def parse_submission(text: str) -> int:
-    """`42` or `taskq-0000000042` -> 42. Raises UsageError."""
+    """Returns 42 for `42` or `taskq-0000000042`. Raises UsageError."""
     match = _SUBMISSION.match(text)
     if match is None:
         raise UsageError(f"{text!r} is not a submission id", hint="ids look like 42, 42_7 or taskq-0000000042; rmgr jobs lists them")
@@ -45,11 +45,11 @@ def check_name(kind: str, text: str) -> str:
     return text
 
 
-#: Of 4,500 years at most; a back-off becomes up to 64 times as long.
+#: A span of at most 4,500 years (us); a back-off grows up to 64-fold.
 SpanUs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 57)]
-#: Between two readings of clocks that may have been set back.
+#: A span between two readings of clocks that may have been set back (us).
 BetweenUs: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 57), le=1 << 57)]
-#: Numbers and names that millions of outcomes hold: refused where they are decoded, which costs nothing.
+#: Numbers and names in millions of outcomes: the decoder itself refuses bad ones, at no cost.
 Attempt: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=99_999)]
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=9_999_999_999)]
 NodeName: TypeAlias = Annotated[str, msgspec.Meta(max_length=64)]
@@ -58,5 +58,5 @@ Newer = dict[str, Any] | msgspec.UnsetType
 
 
 def newer() -> Any:
-    """The field of a record for what a newer release wrote into it; see `coord/protocol/records.py`."""
+    """Returns the field of a record that keeps fields of a newer release; see `coord/protocol/records.py`."""
     return field(default=msgspec.UNSET, hash=False, repr=False)

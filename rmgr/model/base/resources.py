@@ -14,20 +14,20 @@ MIB = 1024 * 1024
 #: The resource that also becomes CUDA_VISIBLE_DEVICES.
 GPU = "gpu"
 CUDA = "CUDA_VISIBLE_DEVICES"
-#: How many of what, names ascending, none of them 0: hashable, and () where there is nothing.
+#: (name, count), names ascending, no count 0: hashable, and () if there are none.
 Needs: TypeAlias = tuple[tuple[str, int], ...]
-#: Of one node: every index is a number in a variable.
+#: Most of one resource on one node: every index is a number in a variable.
 MOST = 9_999
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
 
 def needs_of(resources: Mapping[str, int], times: int = 1) -> Needs:
-    """So often these."""
+    """Returns `times` these resources."""
     return tuple((name, count * times) for name, count in sorted(resources.items()) if count > 0) if resources else ()
 
 
 def checked_resources(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Names and counts as a request or a node may have them. Raises: UsageError naming the one that may not be."""
+    """Checks names and counts of resources of a request or a node. Raises: UsageError naming the invalid one."""
     found: dict[str, int] = {}
     for name, count in pairs:
         if not _NAME.fullmatch(name):
@@ -41,12 +41,12 @@ def checked_resources(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def variable_of(name: str) -> str:
-    """`gpu` -> `RMGR_RESOURCE_GPU`."""
+    """Returns `RMGR_RESOURCE_GPU` for `gpu`."""
     return "RMGR_RESOURCE_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
 
 
 def lent_variables(lent: Mapping[str, Iterable[int]]) -> dict[str, str]:
-    """What work finds in its environment of the indices that it was lent."""
+    """Returns the environment variables that tell work the indices lent to it."""
     variables = {variable_of(name): ",".join(map(str, indices)) for name, indices in sorted(lent.items())}
     if GPU in lent:
         variables[CUDA] = variables[variable_of(GPU)]
@@ -54,7 +54,7 @@ def lent_variables(lent: Mapping[str, Iterable[int]]) -> dict[str, str]:
 
 
 def share_variable(resources: Mapping[str, int]) -> str:
-    """RMGR_RESOURCES: how many of what one process of a job has, so that ranks find their own among those of the node."""
+    """Returns RMGR_RESOURCES: the resources of one process of a job, so that ranks find their share of the node's."""
     return ",".join(f"{variable_of(name)}={count}" for name, count in needs_of(resources))
 
 
@@ -84,7 +84,7 @@ class Capacity:
     newer: Newer = newer()
 
     def fits(self, request: Request) -> bool:
-        """An empty node of this capacity could run `request`."""
+        """Returns whether an empty node of this capacity could run `request`."""
         return (
             request.cores <= self.cores
             and request.memory_bytes <= self.memory_bytes
@@ -100,5 +100,5 @@ class NodeAttributes:
     site: str = ""
     speed: float = 1.0  #: relative to the cluster's reference node
     features: tuple[str, ...] = ()
-    call_cores: int = 0  #: of the machine's, beside its capacity: kept for a server of calls
+    call_cores: int = 0  #: of the machine, beside its capacity: kept for a server of calls
     newer: Newer = newer()

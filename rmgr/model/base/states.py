@@ -1,6 +1,6 @@
 """One enum of states, one of reasons, and the transition table, used by znodes, store, CLI and API alike.
 
-A change that is not an edge of `TRANSITIONS` is none: whoever reads it counts it, logs it once, and the former state stands. The one
+A change that is not an edge of `TRANSITIONS` does not happen: its reader counts it, logs it once, and keeps the former state. The one
 fold of outcomes does so (`coord/decisions/progress.py`).
 The diagram in `rmgr/model/README.md` is generated from this table.
 """
@@ -25,7 +25,7 @@ class State(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """No attempt will follow."""
+        """Whether no attempt will follow."""
         return self in _FINAL
 
 
@@ -33,7 +33,7 @@ _FINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
 
 
 class Reason(StrEnum):
-    """Reason of a state: every end carries one, and so do waits worth explaining."""
+    """Reason of a state: every end has one, and so do waits worth explaining."""
 
     NONE = ""
     # the work's own failure: `retries` may run it again
@@ -42,39 +42,39 @@ class Reason(StrEnum):
     SIGNAL = "SIGNAL"
     TIME_LIMIT = "TIME_LIMIT"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    DISK_LIMIT = "DISK_LIMIT"  #: files of its user's work took more of its node's disk than they may
-    # never run again: running it again cannot help
+    DISK_LIMIT = "DISK_LIMIT"  #: files of its user's work took more of the node's disk than allowed
+    # never run again: it cannot help
     BAD_OUTPUT = "BAD_OUTPUT"
     START_FAILED = "START_FAILED"  #: command or function that cannot be started (no such file, cannot be unpickled)
     POISON = "POISON"  #: lost its node five times while it was alone in its block
     OUTPUT_EXISTS = "OUTPUT_EXISTS"
-    UNTRUSTED = "UNTRUSTED"  #: not what its user signed, or nobody signed it: nothing of it was run
+    UNTRUSTED = "UNTRUSTED"  #: not what its user signed, or unsigned: none of it was run
     # losses: `resubmit` lets it run again
     NODE_LOST = "NODE_LOST"
     DATA_LOST = "DATA_LOST"
     LEASE_LOST = "LEASE_LOST"  #: exclusive work killed because its node lost contact
     WORKER_LOST = "WORKER_LOST"  #: its worker process was killed from outside
-    # not by itself
+    # not ended by itself
     USER_CANCEL = "USER_CANCEL"
-    OPERATOR_CANCEL = "OPERATOR_CANCEL"  #: by somebody who is not its user
+    OPERATOR_CANCEL = "OPERATOR_CANCEL"  #: by another user
     DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
     MAX_FAILS = "MAX_FAILS"  #: more tasks of its submission failed than its user allows
     # waits
     BACKOFF = "BACKOFF"
     DEPENDENCY = "DEPENDENCY"
     USER_HOLD = "USER_HOLD"
-    OPERATOR_HOLD = "OPERATOR_HOLD"  #: by somebody who is not its user: operators alone release it
-    REVOKED = "REVOKED"  #: the key that signed it was revoked: nothing of it starts any more
+    OPERATOR_HOLD = "OPERATOR_HOLD"  #: by another user: only operators release it
+    REVOKED = "REVOKED"  #: the key that signed it was revoked: no more of it starts
     RESOURCES = "RESOURCES"
     QUEUE_CLOSED = "QUEUE_CLOSED"
-    NO_POLICY = "NO_POLICY"  #: nobody places in its partition: the pipeline that is set there cannot be used
+    NO_POLICY = "NO_POLICY"  #: nothing is placed in its partition: the pipeline set there cannot be used
     BEGIN_TIME = "BEGIN_TIME"  #: a placed job that may not start before its --begin
     LIMIT = "LIMIT"  #: a limit of its user, account or partition is reached
-    OWNER_GONE = "OWNER_GONE"  #: all that was submitted has ended, and the program that could add more does not live
-    # attempts that were given up without fault of anybody: the job waits again at once, nothing is counted
-    MIGRATED = "MIGRATED"  #: asked to save its state and to go on elsewhere
+    OWNER_GONE = "OWNER_GONE"  #: all submitted tasks have ended, and the program that could add more is gone
+    # attempts given up through no fault of their own: the job waits again at once, nothing is counted
+    MIGRATED = "MIGRATED"  #: asked to save its state and to continue elsewhere
     PREEMPTED = "PREEMPTED"  #: stopped without being asked, to make room
-    OTHER = "OTHER"  #: one that only a newer release knows: read as final, never as a reason to run again
+    OTHER = "OTHER"  #: known only to a newer release: read as final, never as a reason to run again
 
     @classmethod
     def _missing_(cls, value: object) -> Reason | None:
@@ -88,7 +88,7 @@ LOSSES = frozenset({Reason.NODE_LOST, Reason.DATA_LOST, Reason.LEASE_LOST, Reaso
 #: Ends of attempts that were neither: the job went back to its queue.
 GIVEN_UP = frozenset({Reason.MIGRATED, Reason.PREEMPTED})
 
-#: The transition table: (from, to) -> what makes it happen.
+#: The transition table: (from, to) -> what causes it.
 TRANSITIONS: dict[tuple[State, State], str] = {
     (State.INITIAL, State.HELD): "held by its user before a Starter claimed it",
     (State.HELD, State.INITIAL): "released, or its dependency was met",
@@ -119,7 +119,7 @@ TRANSITIONS: dict[tuple[State, State], str] = {
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, for `rmgr/model/README.md` (a test compares)."""
+    """Returns the table as a Mermaid state diagram, for `rmgr/model/README.md` (a test compares them)."""
     lines = ["stateDiagram-v2", "    [*] --> INITIAL", "    [*] --> HELD"]
     lines += [f"    {old} --> {new}: {why.removeprefix('job: ')}" for (old, new), why in TRANSITIONS.items()]
     lines += [f"    {state} --> [*]" for state in State if state.is_final]

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `90`, `15m`, `1h30m`, `HH:MM:SS`; `512M`, `2G`; and percentiles of them."""
+"""Durations and sizes as people write them: `90`, `15m`, `1h30m`, `HH:MM:SS`; `512M`, `2G`. Also percentiles."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TypeVar
 from rmgr.errors import UsageError
 
 Number = TypeVar("Number", int, float)
-#: The longest duration that can be asked for, 100 years: sums of a few of them fit every codec.
+#: Longest duration that users can ask for: 100 years. Sums of a few such durations fit every codec.
 MAX_DURATION_US = 36_525 * 86_400_000_000
-#: The largest size that can be asked for.
+#: Largest size that users can ask for.
 MAX_SIZE_BYTES = 1 << 60
-#: Longer texts are neither (and Python refuses to read numbers of thousands of digits).
+#: Longer texts are refused (and Python does not read numbers of thousands of digits).
 _MAX_TEXT = 40
 _DURATIONS = "durations look like 90 (seconds), 15m, 1h30m, 2d or HH:MM:SS"
 _SIZES = "sizes look like 512M, 2G or a number of bytes"
@@ -27,7 +27,7 @@ _SIZE_UNIT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def utc(time_us: int) -> str:
-    """A moment (us since the epoch) for texts that are made far from their reader: `2026-11-22T16:04:12Z`."""
+    """Formats a moment (us since the epoch) for texts made far from their reader: `2026-11-22T16:04:12Z`."""
     try:
         return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, ValueError, OSError):
@@ -35,7 +35,7 @@ def utc(time_us: int) -> str:
 
 
 def parse_duration_us(text: str) -> int:
-    """A duration in microseconds, at most 100 years: seconds as a number, `1h30m`, `[D-]HH:MM:SS` or `MM:SS`. Raises UsageError."""
+    """Reads a duration of at most 100 years in us: seconds as a number, `1h30m`, `[D-]HH:MM:SS` or `MM:SS`. Raises UsageError."""
     text = text.strip()
     if len(text) > _MAX_TEXT:
         raise UsageError(f"{text[:_MAX_TEXT] + '...'!r} is not a duration", hint=_DURATIONS)
@@ -43,7 +43,7 @@ def parse_duration_us(text: str) -> int:
 
 
 def check_duration(duration_us: int, told: str) -> int:
-    """`duration_us` if it is one. told: how an error names it. Raises UsageError."""
+    """Returns `duration_us` if it is valid. told: its text in an error. Raises UsageError."""
     if not 0 <= duration_us <= MAX_DURATION_US:
         raise UsageError(f"{told} is {'negative' if duration_us < 0 else 'longer than 100 years'}", hint=f"{_DURATIONS}, 36525d at most")
     return duration_us
@@ -66,24 +66,24 @@ def _duration_us(text: str) -> int:
 
 
 def duration_us_of(seconds: float | None) -> int:
-    """A duration given as a number (None: 0) in microseconds. Raises UsageError."""
+    """Converts a duration given as a number of seconds (None: 0) to us. Raises UsageError."""
     return check_duration(_rounded(seconds, 1_000_000, "a duration"), f"{seconds} s")
 
 
 def size_of(size_bytes: float | None) -> int:
-    """A size given as a number (None: 0). Raises UsageError."""
+    """Returns a size given as a number (None: 0). Raises UsageError."""
     return check_size(_rounded(size_bytes, 1, "a size"), str(size_bytes))
 
 
 def _rounded(number: float | None, unit: int, what: str) -> int:
     try:
         return round((number or 0) * unit)
-    except (TypeError, ValueError, OverflowError):  # no number, nan, inf
+    except (TypeError, ValueError, OverflowError):  # not a number, nan, inf
         raise UsageError(f"{number!r} is not {what}") from None
 
 
 def parse_size(text: str) -> int:
-    """A size in bytes, at most 1 EiB: `512M`, `2G`, `1048576`; powers of 1,024. Raises UsageError."""
+    """Reads a size in bytes, at most 1 EiB: `512M`, `2G`, `1048576`; powers of 1,024. Raises UsageError."""
     text = text.strip()
     match = _SIZE.match(text) if len(text) <= _MAX_TEXT else None
     if match is None:
@@ -93,19 +93,19 @@ def parse_size(text: str) -> int:
 
 
 def check_size(size_bytes: int, told: str) -> int:
-    """`size_bytes` if it is one. told: how an error names it. Raises UsageError."""
+    """Returns `size_bytes` if it is valid. told: its text in an error. Raises UsageError."""
     if not 0 <= size_bytes <= MAX_SIZE_BYTES:
         raise UsageError(f"{told} is {'negative' if size_bytes < 0 else 'larger than 1048576T'}", hint=_SIZES)
     return size_bytes
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 core`, `2 cores`, `3,000 processes`, `0 policies`."""
+    """Returns `1 core`, `2 cores`, `3,000 processes`, `0 policies`."""
     return f"{count:,} {plural(count, noun)}"
 
 
 def plural(count: float, noun: str) -> str:
-    """`noun` as it stands after `count`."""
+    """Returns the form of `noun` after `count`."""
     if count == 1:
         return noun
     if noun.endswith("y") and noun[-2:-1] not in "aeou":
@@ -114,7 +114,7 @@ def plural(count: float, noun: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as people read them, and `parse_duration_us` does: `40ms`, `1.4s`, `12s`, `1m30s`, `2h`, `1d2h3m4s`. Below 10 s rounded."""
+    """Formats seconds so that `parse_duration_us` reads them: `40ms`, `1.4s`, `12s`, `1m30s`, `2h`, `1d2h3m4s`. Rounds below 10 s."""
     if seconds < 0:
         return f"-{format_duration(-seconds)}"
     if seconds < 0.9995:
@@ -130,7 +130,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(size_bytes: float) -> str:
-    """Bytes as people read them: `512M`, `1.5G`."""
+    """Formats bytes for people: `512M`, `1.5G`."""
     for unit in ("", "K", "M", "G", "T"):
         if size_bytes < 1024 or unit == "T":
             return f"{size_bytes:.0f}{unit}" if size_bytes >= 10 or unit == "" else f"{size_bytes:.1f}{unit}"
@@ -139,7 +139,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def spanned(names: Sequence[str]) -> str:
-    """`n1-n4` for names that are numbered one after the other, else all of them with commas."""
+    """Returns `n1-n4` for consecutively numbered names, else all of them with commas."""
     parts = [_NUMBERED.fullmatch(name) for name in names]
     if len(names) > 1 and all(parts):
         stems, numbers = {part[1] for part in parts if part}, [int(part[2]) for part in parts if part]
@@ -150,7 +150,7 @@ def spanned(names: Sequence[str]) -> str:
 
 
 def percentile(values: Sequence[Number], percent: int) -> Number:
-    """The smallest value that `percent` of all do not exceed (nearest rank). Raises ValueError when there is none. Cost: a sort."""
+    """Returns the smallest value not below `percent` of all (nearest rank). Raises ValueError without values. Cost: a sort."""
     if not values:
         raise ValueError("a percentile of nothing")
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]

@@ -1,15 +1,15 @@
-"""Values of a call as bytes, one after another: arrays, int, float, str, bytes. No value is pickled, and none is copied but into order.
+"""Values of a call as bytes, one after another: arrays, int, float, str, bytes. No pickles; no copies except to change the order.
 
 ```
 "RMGA" 0 0 0 1 | length of the header, 4 bytes little-endian | header, MessagePack | zeros to 64 | value | zeros to 64 | value ...
 header: [[type, shape, order, bytes], ...]     type: int64 text, "" shape of a scalar; order "C" or "F"
 ```
 
-Each value begins at a multiple of 64, so that a mapped file gives aligned arrays without a copy. Whoever reads one trusts nothing in it:
-every length is compared with what is there before anything is made.
+Each value begins at a multiple of 64, so that a mapped file gives aligned arrays without a copy. Readers trust nothing:
+they compare every length with the data before they build anything.
 
-Whether values fit an interface (count, shapes, types, size) is asked by clients before they send, and by servers before they run; both
-ask it of answers, too. What numpy casts safely is cast. Every error names the argument, what is wanted, and what was given.
+Clients check that values fit an interface (count, shapes, types, size) before they send, and servers before they run; both
+check answers, too. Values that numpy casts safely are cast. Every error names the argument, what is wanted, and what was given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rmgr.errors import UsageError, ValueTooLarge
 from rmgr.model.calls.interface import ITEM_BYTES, MOST_ARGUMENTS, MOST_DIMENSIONS, SCALARS, Argument, Interface, Number
 from rmgr.model.wire.stream import UNREADABLE, msgpack_decoder
 
-#: Of one message of a transfer; of all values together unless a server says otherwise.
+#: Most bytes of one message of a transfer; and of all values together, unless a server says otherwise.
 PIECE_BYTES, MAX_BYTES = 1 << 20, 1 << 30
 MAGIC, ALIGNED, MAX_HEADER = b"RMGA\0\0\0\x01", 64, 16 * 1024
 _BEGIN = len(MAGIC) + 4
@@ -36,11 +36,11 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class ArraysError(ValueError):
-    """What was received is no encoding of values."""
+    """The received bytes are not an encoding of values."""
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One value in the header. type: of an element, or of `SCALARS`."""
+    """One value in the header. type: of an element, or one of `SCALARS`."""
 
     type: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 def numpy_of(what: str) -> Any:
-    """The module numpy. Raises: UsageError where it is not installed."""
+    """Returns the module numpy. Raises: UsageError if it is not installed."""
     try:
         import numpy as np
     except ImportError:
@@ -58,7 +58,7 @@ def numpy_of(what: str) -> Any:
 
 
 def encode(values: Sequence[Any], *, max_bytes: int = MAX_BYTES) -> list[Buffer]:
-    """Values as buffers that follow each other; arrays are views of their memory, which must stay as it is until they are sent.
+    """Returns values as consecutive buffers; those of arrays are views of their memory, which must not change until they are sent.
 
     Args:
         values: int (64 bits), float, str, bytes, or arrays of numpy of the types of `ITEM_BYTES`, native byte order, C or F contiguous.
@@ -84,7 +84,7 @@ def encode(values: Sequence[Any], *, max_bytes: int = MAX_BYTES) -> list[Buffer]
 
 
 def pieces(parts: Iterable[Buffer]) -> Iterator[bytes]:
-    """The same bytes, 1 MiB at a time. Cost: one copy, a piece at a time."""
+    """Yields the same bytes in pieces of 1 MiB. Cost: one copy."""
     piece = bytearray()
     for part in parts:
         view = memoryview(part)
@@ -100,9 +100,9 @@ def pieces(parts: Iterable[Buffer]) -> Iterator[bytes]:
 
 
 def header_of(data: Buffer, *, max_bytes: int = MAX_BYTES) -> tuple[tuple[Item, ...], int]:
-    """What the values are, checked, and how many bytes all have together; the first 16 KiB are enough. Needs no numpy.
+    """Returns the checked items, and the bytes of all values together; needs only the first 16 KiB, and no numpy.
 
-    Raises: ArraysError for what is no header, or one that announces more than `max_bytes`.
+    Raises: ArraysError for a bad header, or one that announces more than `max_bytes`.
     """
     view = memoryview(data)
     length = int.from_bytes(view[len(MAGIC) : _BEGIN], "little")
@@ -124,7 +124,7 @@ def header_of(data: Buffer, *, max_bytes: int = MAX_BYTES) -> tuple[tuple[Item, 
 
 
 def decode(data: Buffer, *, max_bytes: int = MAX_BYTES) -> list[Any]:
-    """The values. Arrays are views of `data`, which may be a mapped file; where that is read-only, so are they.
+    """Returns the values. Arrays are views of `data`, which may be a mapped file, and read-only if it is.
 
     Raises: ArraysError for anything that `encode` does not make; UsageError without numpy, if there are arrays. Cost: O(values).
     """
@@ -154,7 +154,7 @@ def _encoded(value: Any) -> tuple[Item, Buffer]:
     if str(dtype) not in ITEM_BYTES or shape is None or len(shape) > MOST_DIMENSIONS:
         raise UsageError(f"{type(value).__name__} of {dtype} cannot travel", hint=f"types: {', '.join((*SCALARS, *ITEM_BYTES))}")
     order = "C" if value.flags.c_contiguous else "F"
-    row = (value if order == "C" else value.T).reshape(-1)  # a view: it is contiguous
+    row = (value if order == "C" else value.T).reshape(-1)  # a view, because it is contiguous
     return Item(str(dtype), tuple(shape), order, value.nbytes), memoryview(row.view("uint8")) if value.size else b""
 
 
@@ -186,16 +186,16 @@ def _decoded(item: Item, body: memoryview) -> Any:
     array = np.frombuffer(body, np.dtype(item.type).newbyteorder("<")) if item.bytes else np.empty(0, item.type)
     try:
         return array.reshape(item.shape, order=item.order)
-    except ValueError as error:  # a shape with 0 in it that numpy has no room for
+    except ValueError as error:  # a shape with 0 that is too large for numpy
         raise ArraysError(f"no array has shape {item.shape}: {error}") from None
 
 
-# -- what fits an interface ----------------------------------------------------------------------------------------------------
+# -- values that fit an interface ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """Values that fit, as they travel. sizes: what they bind. operations, bytes: what the call costs (bytes: both ways)."""
+    """Values that fit, as they travel. sizes: bound by them. operations, bytes: cost of the call (bytes: both ways)."""
 
     values: tuple[Any, ...]
     sizes: dict[str, Number]
@@ -204,10 +204,10 @@ class Fitting:
 
 
 def fit_inputs(interface: Interface, values: Sequence[Any], *, max_bytes: int = MAX_BYTES) -> Fitting:
-    """The inputs of a call, in the order of `interface.inputs`.
+    """Casts and checks the inputs of a call, in the order of `interface.inputs`.
 
-    Raises: UsageError naming argument, wanted, given; ValueTooLarge where the inputs, or the answer that the shapes promise, have more
-    than `max_bytes`; UsageError without numpy. Cost: O(bytes) where something is cast, else O(arguments).
+    Raises: UsageError naming argument, wanted, given; ValueTooLarge if the inputs, or the answer by its shapes, have more
+    than `max_bytes`; UsageError without numpy. Cost: O(bytes) if something is cast, else O(arguments).
     """
     sizes: dict[str, Number] = {}
     fitting = _fit(interface, "takes", interface.inputs, values, sizes)
@@ -222,7 +222,7 @@ def fit_inputs(interface: Interface, values: Sequence[Any], *, max_bytes: int = 
 
 
 def fit_outputs(interface: Interface, values: Sequence[Any], sizes: Mapping[str, Number]) -> tuple[Any, ...]:
-    """The outputs of a call whose inputs bound these sizes, in the order of `interface.outputs`. Raises: UsageError as `fit_inputs`."""
+    """Casts and checks the outputs of a call with these sizes, in the order of `interface.outputs`. Raises: UsageError as `fit_inputs`."""
     return _fit(interface, "returns", interface.outputs, values, dict(sizes))
 
 
@@ -253,13 +253,13 @@ def _bind(
     interface: Interface, argument: Argument, sizes: dict[str, Number], name: str, value: Number, shape: Sequence[int] | None = None
 ) -> None:
     known = sizes.setdefault(name, value)
-    if known is not value and known != value:  # NaN may pass that is no size
+    if known is not value and known != value:  # the same NaN, which is not a size, may pass
         given = value if shape is None else f"{argument.type}[{','.join(map(str, shape))}]"
         raise UsageError(f"{interface.key}: argument {argument.name} is {given}, {argument.typed} with {name} = {known} is wanted")
 
 
 def _cast(interface: Interface, argument: Argument, value: Any) -> Any:
-    """The value in the type of the argument, an array contiguous and in native order."""
+    """Returns the value in the argument's type, an array contiguous and in native order."""
 
     def error(given: str, hint: str = "") -> UsageError:
         return UsageError(f"{interface.key}: argument {argument.name} is {given}, {argument.typed} is wanted", hint=hint)

@@ -1,15 +1,15 @@
-"""Interfaces of functions that servers offer: `[[function]]` in TOML, checked key by key; the same tables travel, as canonical JSON.
+"""Interfaces of functions that servers offer: `[[function]]` in TOML, checked key by key; the same tables travel as canonical JSON.
 
 ```toml
 [[function]]
 name = "linsolve"
 version = 1
-call = "solvers:linsolve"                # the server's own affair, as time, memory and users
+call = "solvers:linsolve"                # only for the server, like time, memory and users
 arguments = ["in A float64[n,n]", "in b float64[n]", "out x float64[n]"]
-operations = "2/3*n**3 + 2*n**2"         # how much computing; 0 = unknown
-bytes = "8*n**2 + 16*n"                  # both ways together; default: what the shapes say
-idempotent = true                        # it may run twice
-time = "10m"                             # of one call, default: its caller's
+operations = "2/3*n**3 + 2*n**2"         # amount of computing; 0 = unknown
+bytes = "8*n**2 + 16*n"                  # both ways together; default: by the shapes
+idempotent = true                        # may run twice
+time = "10m"                             # of one call; default: its caller's
 memory = "2G"
 users = ["ana"]                          # default: all
 ```
@@ -17,9 +17,9 @@ users = ["ana"]                          # default: all
 An argument is `in`, `out` or `inout`, a name, and a type: int, float, str, bytes, or a type of numbers with its shape. Each dimension is a
 name, a number, or an expression. A name is a size; a dimension or scalar of an input binds it.
 
-Formulas of what a call costs, `2/3*n**3 + 2*n**2`, have numbers, sizes by name, `+ - * / // % **`, signs, parentheses, min max sqrt log2
-ceil, with Python's meaning. Python's grammar reads them, nothing evaluates them but what stands here. Whoever offers a function writes
-them, and clients and gateways compute them: length, depth, exponents and every value on the way are bounded.
+Formulas for the cost of a call, `2/3*n**3 + 2*n**2`, have numbers, names of sizes, `+ - * / // % **`, signs, parentheses, min max sqrt
+log2 ceil, with Python's meaning. Python's grammar parses them, and only this file evaluates them. Any server may offer
+formulas, which clients and gateways compute, so length, depth, exponents and every intermediate value are bounded.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ ITEM_BYTES = {
 }  # fmt: skip
 SCALARS = ("int", "float", "str", "bytes")
 MOST_ARGUMENTS, MOST_DIMENSIONS, MOST_FUNCTIONS = 64, 8, 1000
-#: Of one interface as it travels; of all of a server together, which are in each report of a gateway.
+#: Most bytes of one interface as it travels; and of all of a server, which are in each report of a gateway.
 MOST_BYTES, ALL_BYTES = 16 * 1024, 256 * 1024
-#: Among the sizes that a client sends: bytes of its texts, which no size of an interface says.
+#: Name, among the sizes that a client sends, for the bytes of its texts, which no size of an interface counts.
 LENGTHS = "+bytes"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _CALL = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)
@@ -60,7 +60,7 @@ _HOW = 'arguments look like "in A float64[n,n]", "inout b float64[n]", "in k int
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """shape: None of a scalar (`SCALARS`); () of an array of one element."""
+    """One argument. shape: None for a scalar (`SCALARS`); () for an array of one element."""
 
     direction: Literal["in", "out", "inout"]
     name: str
@@ -80,11 +80,11 @@ class Argument:
 
     @property
     def typed(self) -> str:
-        """`float64[n,n]`."""
+        """The type with its shape, as `float64[n,n]`."""
         return self.type if self.shape is None else f"{self.type}[{','.join(dimension.text for dimension in self.shape)}]"
 
     def size_bytes(self, sizes: Mapping[str, Number]) -> int:
-        """Of one transfer; of str and bytes 0. Raises: UsageError for sizes that give none."""
+        """Returns the bytes of one transfer; 0 for str and bytes. Raises: UsageError for sizes that give no valid shape."""
         if self.shape is None:
             return 8 if self.type in ("int", "float") else 0
         size = ITEM_BYTES[self.type]
@@ -95,7 +95,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """What clients, gateways and servers agree on. bytes: None = what the shapes say."""
+    """What clients, gateways and servers agree on. bytes: None = by the shapes."""
 
     name: str
     version: int
@@ -106,7 +106,7 @@ class Interface:
 
     @property
     def key(self) -> str:
-        """`linsolve@1`."""
+        """Name and version, as `linsolve@1`."""
         return f"{self.name}@{self.version}"
 
     @property
@@ -123,7 +123,7 @@ class Interface:
         return tuple(dict.fromkeys(name for one in self.inputs for name in _bound_by(one)))
 
     def cost(self, sizes: Mapping[str, Number], lengths: int = 0) -> Cost:
-        """Of one call. lengths: bytes of its str and bytes inputs. Raises: UsageError for a missing size, or a cost that is none."""
+        """Returns the cost of a call. lengths: bytes of its str and bytes inputs. Raises: UsageError: missing size, or invalid cost."""
         missing = next((name for name in self.sizes if name not in sizes), None)
         if missing is not None:
             raise UsageError(f"{self.key} needs the size {missing}", hint=f"sizes: {', '.join(self.sizes)}")
@@ -135,19 +135,19 @@ class Interface:
         return Cost(self.operations.cost(sizes), ways)
 
     def table(self) -> dict[str, Any]:
-        """As TOML or JSON have it; `interface_of` reads it."""
+        """Returns the table as TOML or JSON have it; `interface_of` reads it."""
         table: dict[str, Any] = {"name": self.name, "version": self.version, "arguments": [str(one) for one in self.arguments]}
         table |= {"operations": self.operations.text, "idempotent": self.idempotent}
         return table | ({} if self.bytes is None else {"bytes": self.bytes.text})
 
     @property
     def digest(self) -> str:
-        """The same for the same interface, however it is spaced. Two of one name and version that differ are odd: they are not mixed."""
+        """Equal for equal interfaces, however they are spaced. Interfaces of one name and version with two digests are odd: not mixed."""
         return hashlib.sha256(repr(sorted(self.table().items())).encode()).hexdigest()
 
 
 class Cost(NamedTuple):
-    """Of one call: operations, and bytes both ways."""
+    """Cost of one call: operations, and bytes both ways."""
 
     operations: int
     bytes: int
@@ -155,7 +155,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """What a server runs. call: "module:callable". time_us, memory_bytes: 0 = no limit of its own. users: () = all."""
+    """A function that a server runs. call: "module:callable". time_us, memory_bytes: 0 = no limit of its own. users: () = all."""
 
     interface: Interface
     call: str
@@ -165,7 +165,7 @@ class Function:
 
 
 def read_functions(text: str, file: str) -> tuple[Function, ...]:
-    """The functions of a TOML text. Raises: ConfigError naming file, line, column, and what is expected. Cost: O(length)."""
+    """Reads the functions of a TOML text. Raises: ConfigError naming file, line, column, and what is expected. Cost: O(length)."""
     try:
         document = tomllib.loads(text)
     except UNREADABLE_TEXT as error:
@@ -192,7 +192,7 @@ def read_functions(text: str, file: str) -> tuple[Function, ...]:
 
 
 def interface_of(table: object, where: str) -> Interface:
-    """The interface of a table that a peer sent. Raises: ConfigError, which begins with `where`."""
+    """Returns the interface of a peer's table. Raises: ConfigError that begins with `where`."""
     try:
         return _interface(table, _SENT)
     except _Wrong as wrong:
@@ -200,12 +200,12 @@ def interface_of(table: object, where: str) -> Interface:
 
 
 def encode_interface(interface: Interface) -> bytes:
-    """Canonical JSON of its table: two are the same where their bytes are."""
+    """Returns the interface's table as canonical JSON: two interfaces are equal if their bytes are."""
     return json.dumps(interface.table(), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def decode_interface(text: bytes, where: str = "an interface") -> Interface:
-    """Raises: ConfigError, which begins with `where`, for what is none, or is not written as `encode_interface` does."""
+    """Reads an interface. Raises: ConfigError that begins with `where`, if it is invalid, or not in the form of `encode_interface`."""
     if len(text) > MOST_BYTES:
         raise ConfigError(f"{where}: {len(text):,} bytes, {MOST_BYTES:,} are the most")
     try:
@@ -220,7 +220,7 @@ def decode_interface(text: bytes, where: str = "an interface") -> Interface:
 
 @lru_cache(maxsize=4096)
 def readable(text: bytes) -> Interface | str:
-    """`decode_interface`, or why it is none."""
+    """Returns the interface of `decode_interface`, or its error message."""
     try:
         return decode_interface(text)
     except ConfigError as error:
@@ -228,9 +228,9 @@ def readable(text: bytes) -> Interface | str:
 
 
 def offers(holders: Iterable[tuple[H, Iterable[bytes]]]) -> dict[str, list[tuple[Interface, list[H]]]]:
-    """Who offers which interface, by name@version; what cannot be read is left out.
+    """Returns which holders offer which interface, by name@version; leaves out unreadable ones.
 
-    The first of a list counts, the others are odd: it is that of most holders, and of equals that of who comes first. Cost: O(interfaces).
+    Only the first of a list counts, the others are odd: most holders offer it, or it came first among equals. Cost: O(interfaces).
     """
     found: dict[str, dict[bytes, tuple[Interface, list[H]]]] = {}
     for holder, texts in holders:
@@ -242,7 +242,7 @@ def offers(holders: Iterable[tuple[H, Iterable[bytes]]]) -> dict[str, list[tuple
 
 
 def named(name: str, known: Iterable[Interface]) -> Interface:
-    """`linsolve`: its highest version; `linsolve@1`. Raises: NotFound, with the nearest name."""
+    """Returns the interface for `linsolve` (its highest version) or `linsolve@1`. Raises: NotFound, with the nearest name."""
     by_name: dict[str, Interface] = {}
     for one in sorted(known, key=lambda one: (one.version, one.digest)):
         by_name[one.key] = by_name[one.name] = one
@@ -255,7 +255,7 @@ def named(name: str, known: Iterable[Interface]) -> Interface:
 
 
 def function_line(interface: Interface, servers: Sequence[str]) -> str:
-    """As `rmgr functions` prints it."""
+    """Returns the line that `rmgr functions` prints."""
     idempotent = "  idempotent" if interface.idempotent else ""
     cost = f"{interface.operations.text} operations{idempotent}"
     return f"{interface.name} {interface.version}  {', '.join(map(str, interface.arguments))}  {cost}  {' '.join(servers)}".rstrip()
@@ -268,7 +268,7 @@ _OWN = ("call", "time", "memory", "users")
 
 
 class _Wrong(Exception):
-    """key: of the table. text, offset: the value that is wrong, and where in it."""
+    """An invalid table. key: in the table. text, offset: the wrong value, and the position in it."""
 
     def __init__(self, key: str, message: str, *, hint: str = "", text: str = "", offset: int = 0) -> None:
         super().__init__(message)
@@ -363,7 +363,7 @@ def _argument(text: str) -> Argument:
 
 
 def _bound_by(argument: Argument) -> tuple[str, ...]:
-    """Sizes that a value of it tells."""
+    """Returns the sizes that a value of the argument binds."""
     if argument.shape is None:
         return (argument.name,) if argument.type in ("int", "float") else ()
     return tuple(dimension.text for dimension in argument.shape if (dimension.text,) == dimension.names)
@@ -387,7 +387,7 @@ def _expression(table: Mapping[str, Any], key: str, default: str) -> Expression:
 
 
 def _text(table: Mapping[str, Any], key: str, default: str) -> str:
-    """A text, or a whole number as one."""
+    """Returns a text, or an integer as text."""
     value = table.get(key, default)
     if type(value) is int and key not in ("name", "call") and abs(value) < 10**MOST_CHARACTERS:
         return str(value)
@@ -397,7 +397,7 @@ def _text(table: Mapping[str, Any], key: str, default: str) -> str:
 
 
 def _place(text: str, number: int, wrong: _Wrong) -> tuple[int, int]:
-    """Line and column of what is wrong in the table of this number, as near as its text can be found."""
+    """Returns line and column of the fault in table `number`, as near as its text can be found."""
     lines = text.splitlines()
     heads = [at for at, line in enumerate(lines) if re.match(r"\s*\[\[\s*[\"']?function[\"']?\s*\]\]", line)]
     first = heads[number] if number < len(heads) else 0
@@ -415,14 +415,14 @@ def _place(text: str, number: int, wrong: _Wrong) -> tuple[int, int]:
 
 
 MOST_CHARACTERS, DEEPEST, LARGEST_EXPONENT = 200, 20, 8
-#: The largest cost; and the largest value on the way to it.
+#: Largest cost, and largest intermediate value.
 LARGEST, LARGEST_ON_THE_WAY = 10**18, 10**36
 
 Number: TypeAlias = int | float
-#: A number, a name, or what is done with others.
+#: A number, a name, or an operation on others.
 _Tree: TypeAlias = "int | float | str | tuple[str, tuple[_Tree, ...]]"
 
-_FUNCTIONS: dict[str, tuple[Callable[..., Number], int, int]] = {  # how many arguments, at least and at most
+_FUNCTIONS: dict[str, tuple[Callable[..., Number], int, int]] = {  # name: (function, fewest arguments, most arguments)
     "min": (min, 2, 8), "max": (max, 2, 8), "sqrt": (math.sqrt, 1, 1), "log2": (math.log2, 1, 1), "ceil": (math.ceil, 1, 1),
 }  # fmt: skip
 _OPERATORS: dict[str, Callable[[Number, Number], Number]] = {
@@ -432,7 +432,7 @@ _OPERATORS: dict[str, Callable[[Number, Number], Number]] = {
 
 
 class ExpressionError(UsageError):
-    """What does not parse. column: where, from 1."""
+    """Text that does not parse. column: from 1."""
 
     def __init__(self, text: str, column: int, why: str) -> None:
         super().__init__(f"{text!r:.80}, column {column}: {why}", hint="numbers, sizes, + - * / // % **, min max sqrt log2 ceil")
@@ -441,21 +441,21 @@ class ExpressionError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """text: spaced and bracketed in one way, the same for the same formula. names: sizes it needs, ascending."""
+    """text: in one canonical spacing and bracketing. names: the sizes that it needs, ascending."""
 
     text: str
     names: tuple[str, ...]
     _tree: _Tree
 
     def value(self, sizes: Mapping[str, Number]) -> Number:
-        """Raises: UsageError where it is no finite number, an exponent is above 8, or a value above 1e36. KeyError for a missing size."""
+        """Returns its value. Raises: UsageError: no finite number, an exponent above 8, a value above 1e36; KeyError: missing size."""
         try:
             return _value(self._tree, sizes)
         except (ArithmeticError, ValueError) as error:
             raise UsageError(f"{self.text} has no value with {_told(sizes, self.names)}: {error}") from None
 
     def cost(self, sizes: Mapping[str, Number]) -> int:
-        """The value rounded to a whole number. Raises: as `value`; UsageError below 0 and above 1e18."""
+        """Returns its value, rounded to an integer. Raises: as `value`; UsageError below 0 and above 1e18."""
         value = self.value(sizes)
         if not 0 <= value <= LARGEST:
             what = "negative" if value < 0 else "above 1e18"
@@ -464,7 +464,7 @@ class Expression:
 
 
 def parse(text: str) -> Expression:
-    """Raises: ExpressionError, which names the column. Cost: O(length)."""
+    """Parses an expression. Raises: ExpressionError, which names the column. Cost: O(length)."""
     if len(text) > MOST_CHARACTERS:
         raise ExpressionError(text, MOST_CHARACTERS + 1, f"an expression has at most {MOST_CHARACTERS} characters")
     strange = next((at for at, sign in enumerate(text) if not (sign == " " or "!" <= sign <= "~")), None)
@@ -482,7 +482,7 @@ def parse(text: str) -> Expression:
 
 
 def _checked(node: ast.expr, text: str, names: set[str], depth: int) -> _Tree:
-    """The node as a tree of what is allowed. depth: of brackets, signs and powers; a chain of sums is flat."""
+    """Returns the node as a tree of allowed operations. depth: of brackets, signs and powers; a chain of sums is flat."""
 
     def error(why: str) -> ExpressionError:
         return ExpressionError(text, node.col_offset + 1 + len(text) - len(text.lstrip()), why)
@@ -535,7 +535,7 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _bounded(value: Number) -> Number:
-    if not abs(value) <= LARGEST_ON_THE_WAY:  # NaN neither
+    if not abs(value) <= LARGEST_ON_THE_WAY:  # neither NaN
         raise ValueError("it is too large, or no number")
     return value
 

@@ -1,6 +1,6 @@
-"""Identity: a name in a role, as a certificate says.
+"""Identity: a name in a role, as in a certificate.
 
-And the records by which machines enter a secured cluster, leave it, and get new secrets.
+Also the records by which machines enter a secured cluster, leave it, and get new secrets.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class Role(StrEnum):
-    """Role of the holder of a certificate in the cluster."""
+    """Role of a certificate's holder in the cluster."""
 
     ADMIN = "admin"  #: sets up and secures the cluster
     WATCHDOG = "watchdog"
     STARTER = "starter"
-    SUBMITTER = "submitter"  #: a gateway: it speaks for its users
+    SUBMITTER = "submitter"  #: a gateway, which acts for its users
     SERVER = "server"  #: runs named functions for clients that come through gateways
     OPERATOR = "operator"  #: a user who may act on everybody's work
     USER = "user"
-    JOIN = "join"  #: a machine that is about to become something
+    JOIN = "join"  #: a machine that is about to join
 
     @property
     def at_zookeeper(self) -> Role:
-        """As whom ZooKeeper knows a holder of this role whose bundle has a secret: users who are trusted with it are as gateways."""
+        """The role under which ZooKeeper knows a holder whose bundle has a secret: trusted users count as gateways."""
         return Role.SUBMITTER if self in (Role.USER, Role.OPERATOR) else self
 
 
@@ -37,7 +37,7 @@ class Identity:
     """The holder of a certificate.
 
     cluster: the trust domain, the name of the certificate authority. key_id: first 32 hex digits of the SHA-256 of the
-    holder's Ed25519 public key, "" where only the TLS certificate is known.
+    holder's Ed25519 public key, "" if only the TLS certificate is known.
     """
 
     name: str
@@ -47,24 +47,24 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """`rmgr://<cluster>/<role>/<name>`: how certificates say it."""
+        """The form in certificates: `rmgr://<cluster>/<role>/<name>`."""
         return f"rmgr://{self.cluster}/{self.role}/{self.name}"
 
     @property
     def is_person(self) -> bool:
-        """May submit work of his own."""
+        """Whether the holder may submit work of its own."""
         return self.role in (Role.USER, Role.OPERATOR)
 
 
 def check_name(name: str) -> str:
-    """`name` if it can be the name of an identity. Raises UsageError."""
+    """Returns `name` if an identity may have it. Raises UsageError."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot be a name here", hint="letters, digits, '.', '_' and '-', at most 63, a letter or digit first")
     return name
 
 
 def parse_uri(uri: str) -> Identity:
-    """What `Identity.uri` says. Raises UsageError."""
+    """Reads an `Identity.uri`. Raises UsageError."""
     scheme, _, rest = uri.partition("://")
     parts = rest.split("/")
     if scheme != "rmgr" or len(parts) != 3 or parts[1] not in set(Role) or not parts[0]:
@@ -77,11 +77,11 @@ def parse_uri(uri: str) -> Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """`/joins/<id>`: credentials made for a machine, waiting to be fetched once.
+    """`/joins/<id>`: credentials made for a machine, to be fetched once.
 
-    sealed: the bundle, encrypted with the secret of the token (base64); whoever reads the znode learns nothing.
-    redeemed: what the machine that fetched it calls itself (random), so that it alone may fetch again when the answer
-    was lost; empty = nobody has yet.
+    sealed: the bundle, encrypted with the token's secret (base64); readers of the znode learn nothing.
+    redeemed: random name of the machine that fetched it, so that it alone may fetch again after a lost
+    answer; empty = not fetched yet.
     """
 
     format: int = 1
@@ -97,18 +97,18 @@ class Invitation:
 class RevokedWork(StrEnum):
     """Fate of the work of a user whose key was revoked. Waiting work is held, unless it is cancelled."""
 
-    KEEP = "keep"  #: what runs goes on to its end
-    HOLD = "hold"  #: what runs stands still, until the operator says one of the others
+    KEEP = "keep"  #: running work goes on to its end
+    HOLD = "hold"  #: running work is suspended until the operator chooses another value
     CANCEL = "cancel"  #: all of it ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revocation:
-    """`/revoked/<key_id>`: an identity that is no longer believed, for ever.
+    """`/revoked/<key_id>`: an identity that is revoked, for ever.
 
-    work: what becomes of a person's work that was submitted before (`RevokedWork`; "": an older release did not ask). Whatever it
-    says, nothing starts and nothing is tried again that the key has signed. before: what `work` said before it was changed.
-    others: he has other keys, which stand: only what this one has signed is refused.
+    work: fate of a person's work submitted before (`RevokedWork`; "": an older release did not ask). In any case,
+    nothing that the key has signed starts or is tried again. before: value of `work` before it was changed.
+    others: the person has other valid keys: only what this key signed is refused.
     """
 
     format: int = 1
@@ -125,9 +125,9 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AclRecord:
-    """`/acl`: which ZooKeeper credentials stand for a role; while secrets are being rotated two do.
+    """`/acl`: the ZooKeeper credentials of each role; two per role while secrets are being rotated.
 
-    generation counts rotations. roles: role -> digest ids (`role:base64(sha1)`), the newest last.
+    generation: counts rotations. roles: role -> digest ids (`role:base64(sha1)`), the newest last.
     """
 
     format: int = 1

@@ -1,4 +1,4 @@
-"""Nodes, their records, the ephemeral entries of processes, orders to Starters; and gangs, whose jobs share nodes in time."""
+"""Nodes, their records, ephemeral entries of processes, orders to Starters; and gangs, whose jobs share nodes in time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class NodeState(StrEnum):
     DRAINED = "drained"
     QUARANTINED = "quarantined"  #: too many failures of the node itself: it takes no work for a while
     FENCED = "fenced"
-    LOST = "lost"  #: its Starter's entry is gone, not yet fenced
+    LOST = "lost"  #: its Starter's entry is gone; not yet fenced
     DOWN = "down"  #: ended in good order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """`/nodes/<node>`: its znode version is the Starter fence; written by REGISTER and FENCE only, never deleted.
+    """`/nodes/<node>`: its znode version is the Starter fence; written only by REGISTER and FENCE, never deleted.
 
-    guid: of the Starter process that registered it; incarnation counts registrations.
+    guid: of the Starter process that registered it; incarnation: counts registrations.
     """
 
     format: int = 1
@@ -43,20 +43,20 @@ class NodeRecord:
     version: str = ""  #: rmgr version of the Starter
     key_id: str = ""  #: of the Starter's signing key, "" in an open cluster
     protocol: int = 1  #: that it speaks, see `model/base/version.py`
-    life: str = ""  #: another one since all that ran on the node was killed: a new process, or after a fence
-    takes_handed: bool = False  #: it looks for blocks that a Submitter hands it while it shows its idle marker
-    line: str = ""  #: host:port for direct lines (`adapters/rpc/line.py`), "" = it has none
+    life: str = ""  #: changes when all that ran on the node was killed: by a new process, or after a fence
+    takes_handed: bool = False  #: it looks for blocks that Submitters hand over while it shows its idle marker
+    line: str = ""  #: host:port for direct lines (`adapters/rpc/line.py`), "" = none
     metrics: str = ""  #: host:port of its Starter's measurements and `/healthz`
-    takes_left: bool = False  #: of these it claims the output keys if the Submitter does not
-    freezer: str = ""  #: how it stops work between slots (a `Freezer`), "" = it cannot
-    leaves: bool = False  #: its Starter writes down that it ends in good order: gone without that word, it has died
-    forgotten: bool = False  #: the admin wants to see no more of it; its znode stays, because its version is a fence
+    takes_left: bool = False  #: it claims output keys of handed blocks if the Submitter does not
+    freezer: str = ""  #: method that stops work between slots (a `Freezer`), "" = none
+    leaves: bool = False  #: its Starter records when it ends in good order; gone without that, it has died
+    forgotten: bool = False  #: the admin hides it; its znode stays, because its version is a fence
     newer: Newer = newer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarterEntry:
-    """`/starters/s-..`: ephemeral: a Starter process is alive, standing for these nodes."""
+    """`/starters/s-..`: ephemeral: a Starter process with these nodes is alive."""
 
     guid: str
     nodes: tuple[str, ...]
@@ -67,9 +67,9 @@ class StarterEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitterEntry:
-    """`/submitters/s-..`: ephemeral: a Submitter lives, and looks after the submissions that name its guid.
+    """`/submitters/s-..`: ephemeral: a live Submitter, which looks after the submissions that name its guid.
 
-    user: whose submissions alone; a gateway writes it for its client. "" = it has come without one, or by the release before.
+    user: whose submissions only; a gateway writes it for its client. "" = a client without a user, or the previous release.
     """
 
     guid: str
@@ -81,42 +81,42 @@ class SubmitterEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """`/drains/<node>`: an operator wants no new work there, or has resumed the node. user, since_us: who has, since when."""
+    """`/drains/<node>`: an operator wants no new work there, or has resumed the node. user, since_us: the operator, and when."""
 
     node: str
     reason: str
     user: str
     since_us: int
-    is_over: bool = False  #: the node was resumed: nothing follows from it, people are told
+    is_over: bool = False  #: the node was resumed: kept only to show by whom
 
 
 class TroubleKind(StrEnum):
-    """Reason that keeps a Starter from taking work."""
+    """Why a Starter takes no work."""
 
     QUARANTINE = "quarantine"
     DISK = "disk"
     STORE = "store"
     OTHER = "other"
-    USERS = "users"  #: none at all, but work of some users cannot run there
-    ASIDE = "aside"  #: none at all, but its Starter met what no code of it expected, and ended or left what it concerned
+    USERS = "users"  #: not a trouble of the node: work of some users cannot run there
+    ASIDE = "aside"  #: not a trouble of the node: its Starter met an unexpected error, and set aside what it concerned
 
 
-#: Troubles with which a node takes work all the same.
+#: Troubles with which a node still takes work.
 TAKES_WORK = frozenset({TroubleKind.USERS, TroubleKind.ASIDE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """`/troubles/<node>`: why its Starter takes no new work there, or none of some users. Old if the node's record has another incarnation.
+    """`/troubles/<node>`: why its Starter takes no new work there, or none of some users. Outdated if the node has another incarnation.
 
-    until_us: when it will try again by itself (wall clock), 0 = when the cause is gone.
-    refused: users whose work cannot run there, whatever `kind`: user -> why, and what to type.
+    until_us: when it tries again by itself (wall clock), 0 = when the cause is gone.
+    refused: users whose work cannot run there, whatever `kind` is: user -> why, and what to type.
     """
 
     format: int = 1
     node: str
     incarnation: int
-    kind: str  #: a `TroubleKind`, or one that a newer release knows
+    kind: str  #: a `TroubleKind`, or one of a newer release
     reason: str
     since_us: int
     until_us: int = 0
@@ -126,7 +126,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord:
-    """`/epoch`: its znode version is the leader fence; written by TAKE-OVER only, never deleted."""
+    """`/epoch`: its znode version is the leader fence; written only by TAKE-OVER, never deleted."""
 
     format: int = 1
     epoch: int = 0
@@ -143,7 +143,7 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """`/meta`: which cluster this tree belongs to."""
+    """`/meta`: the cluster that this tree belongs to."""
 
     format: int = 1
     cluster_id: str
@@ -162,17 +162,17 @@ class OrderKind(StrEnum):
     SUSPEND = "suspend"
     RESUME = "resume"
     CHECKPOINT = "checkpoint"
-    UPDATE = "update"  #: the time limit of a submission was changed: its record is read again
+    UPDATE = "update"  #: the time limit of a submission has changed: its record must be read again
     START = "start"  #: the leader has put a job here: `extra["block"]` names it under /running
-    LOST = "lost"  #: a node of the job's allocation is gone: the attempt ends NODE_LOST
+    LOST = "lost"  #: a node of the job's allocation is lost: the attempt ends NODE_LOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxOrder:
     """`/inbox/<node>/<guid>`: an order to a Starter; deleted with the commit that obeys it.
 
-    index: one task, or -1 for every task of the submission. extra: by order; `block` in any of them names the block under /running that
-    alone is meant: not the next attempt.
+    index: one task, or -1 for every task of the submission. extra: depends on the order; in any order, `block` names the only block under
+    /running that is meant, so not its next attempt.
     """
 
     order: OrderKind
@@ -184,28 +184,28 @@ class InboxOrder:
     extra: dict[str, str] = field(default_factory=dict)
 
 
-# -- gangs: the record from which every node computes by itself which jobs have which of its cores in which slot -------------
+# -- gangs: the record from which every node computes which jobs have which of its cores in which slot ----------------------
 
-#: Between the pass that sets a record and its first slot (us): so long its readers have to learn of it.
+#: Time between the pass that sets a record and its first slot (us), in which readers must learn of it.
 LEAD_US = 200_000
-#: Slots of live gangs (us).
+#: Shortest and longest slot of live gangs (us).
 LEAST_QUANTUM_US, MOST_QUANTUM_US = 50_000, 60_000_000
-#: Leaves of a live tree.
+#: Most leaves of a live tree.
 MOST_LEAVES = 1_024
-#: `[starter] freezer`: the first method that this machine has.
+#: `[starter] freezer`: use the first method that this machine has.
 AUTO = "auto"
 
 
 class Freezer(StrEnum):
-    """How a node stops work between its slots; "" in its record: it cannot, and takes no job of a gang."""
+    """How a node stops work between its slots; "" in its record: it cannot, and takes no jobs of gangs."""
 
     V2 = "v2"  #: `cgroup.freeze` of a control group of version 2
-    SIGNALS = "signals"  #: SIGSTOP to all processes of it, again until no new one is found
+    SIGNALS = "signals"  #: SIGSTOP to all its processes, repeated until no new one is found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangClock:
-    """Gang time: CLOCK_BOOTTIME of the machine of `node`'s Starter of that incarnation, plus `offset_us`."""
+    """Gang time: CLOCK_BOOTTIME of the machine of `node`'s Starter in that incarnation, plus `offset_us`."""
 
     node: str
     incarnation: int
@@ -216,14 +216,14 @@ class GangClock:
 class GangRecord:
     """`/gangs/<partition>`: written with the PLACE that starts its jobs, never deleted; its version is the generation.
 
-    slot_us, origin_us: slot k lasts from origin_us + k x slot_us in gang time. slot: queues and front hold for the beginning of this one,
-    and no reader acts on the record before it. width: of the tree. leaves: (node, cores), from the left.
-    queues: (tree node, (job, adjacent entries) in order of service). front: (tree node, entries still to be served in this round, has
-    completed a round in this phase) of every tree node that runs. late: (job, tree node, entries) that wait for the root's next round.
-    next_round: newcomers to an empty queue do so. attempts: (job, attempt, slots served before `slot`). memory_share: a job that asks for
-    no memory has 1/so much of what its cores have of their node's; 0: it is not counted.
-    Jobs are the scheduler's ids (`job_id` in `model/tasks/block.py`). set_us: gang time when it was written, by which a leader that can
-    ask no reference goes on; 0 = nobody knew.
+    slot_us, origin_us: slot k begins at origin_us + k x slot_us in gang time. slot: the one at whose beginning queues and front hold;
+    readers do not act on the record before it. width: of the tree. leaves: (node, cores), from the left.
+    queues: (tree node, (job, adjacent entries) in order of service). front: (tree node, entries still to serve in this round, whether it
+    completed a round in this phase) of every running tree node. late: (job, tree node, entries) that wait for the root's next round.
+    next_round: newcomers to an empty queue wait for it. attempts: (job, attempt, slots served before `slot`). memory_share: a job without
+    a memory request gets 1/memory_share of its cores' part of the node's memory; 0: memory is not counted.
+    Jobs are the scheduler's ids (`job_id` in `model/tasks/block.py`). set_us: gang time of the writing, from which a leader continues if it
+    reaches no reference; 0 = unknown.
     """
 
     format: int = 1

@@ -1,14 +1,14 @@
-"""Servers for calls (paper 004) as gateways report them, the leader picks among them, and people see them. Fields as in `calls.proto`."""
+"""Servers for calls (paper 004): gateways report them, the leader picks among them, people see them. Fields as in `calls.proto`."""
 
 from __future__ import annotations
 
 import msgspec
 
-#: The partition of calls: it has servers and a policy, no nodes and no queues.
+#: The partition of calls: it has servers and a policy, but no nodes and no queues.
 CALLS = "calls"
-#: Who picks there where nobody was set.
+#: Policy of that partition if none is set.
 DEFAULT_CALL_POLICY = "loth+l"
-#: How often gateways report where they do not say it.
+#: Interval of gateways' reports if they do not tell it (us).
 REFRESH_US = 10_000_000
 
 
@@ -16,9 +16,10 @@ REFRESH_US = 10_000_000
 
 
 class ServerLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of a server at one moment. other: other work's busy cores beyond those that are no slots. mean_load: since the answer before.
+    """Load of a server at one moment. other: busy cores of other work, beyond those that are not slots. mean_load: since the previous
+    answer.
 
-    arrivals_per_s, service_s, service_cv: of its calls since it was started.
+    arrivals_per_s, service_s, service_cv: of its calls since its start.
     """
 
     running: int = 0
@@ -31,7 +32,7 @@ class ServerLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An answered call. function: `name@version`. took_us: from its submission to its answer."""
+    """An answered call. function: `name@version`. took_us: from submission to answer."""
 
     function: str
     operations: int
@@ -45,10 +46,10 @@ class CallReport(msgspec.Struct, frozen=True, kw_only=True):
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     """A server as one gateway knows it.
 
-    functions: interfaces as canonical JSON. mops: million operations/s of one slot. measured_ago_us, link_ago_us: how long before the
-    report left the load, or the link, was measured. bytes_per_s: 0 = not measured. state: open, leaving, away (the stream broke) or
-    closed (this life is over). answered: since the report before. heard_ago_us: how long ago the gateway heard it. same: its functions were
-    told before, and are left out.
+    functions: interfaces as canonical JSON. mops: million operations/s of one slot. measured_ago_us, link_ago_us: age of the load, or of
+    the link's measurement, when the report was sent. bytes_per_s: 0 = not measured. state: open, leaving, away (the stream broke) or closed
+    (this life is over). answered: since the previous report. heard_ago_us: since the gateway heard it. same: its functions were reported
+    before, and are left out.
     """
 
     name: str
@@ -70,7 +71,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All servers whose streams a gateway holds, and those that it lost in the last hour. refresh_us: how often it reports."""
+    """All servers whose streams a gateway holds, and those lost in the last hour. refresh_us: interval of its reports."""
 
     gateway: str
     site: str = ""
@@ -79,7 +80,7 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LifeHeard(msgspec.Struct, frozen=True, kw_only=True):
-    """A life of a server as other gateways know it. over: nothing of it runs any more."""
+    """A life of a server as other gateways know it. over: none of its calls run any more."""
 
     name: str
     life: int
@@ -88,10 +89,10 @@ class LifeHeard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway picks by where no leader answers, and what others know of all servers.
+    """What a gateway needs to pick while no leader answers, and what other gateways know of all servers.
 
-    pipeline: JSON, as `PipelineSpec.document`. untold: lives whose functions the report left out, and that are not known: it has forgotten
-    these servers, or is a new leader.
+    pipeline: JSON, as `PipelineSpec.document`. untold: lives whose functions were left out of the report but are unknown: the leader has
+    forgotten these servers, or is new.
     """
 
     epoch: int
@@ -105,7 +106,7 @@ class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that a call can go to, with what its gateway knows of the link now."""
+    """A server that a call may go to, with what its gateway knows of the link now."""
 
     name: str
     life: int
@@ -114,7 +115,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PickRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that wants a server. function: `name@version`. bytes: both ways. explain: nothing is sent, all terms are told."""
+    """A call that needs a server. function: `name@version`. bytes: both ways. explain: return all terms, send nothing."""
 
     gateway: str
     function: str
@@ -127,7 +128,7 @@ class PickRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TermView(msgspec.Struct, frozen=True, kw_only=True):
-    """One server in the formula: L and P as they count, T (0 = not measured), and what comes of them. note: why it cannot have the call."""
+    """One server in the formula: L and P as counted, T (0 = not measured), and the results. note: why it cannot have the call."""
 
     server: str
     load: float = 0.0
@@ -139,7 +140,7 @@ class TermView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pick(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a call goes. server: "" = nowhere, because of `why`. unknown: candidates to be reported; then it is asked again."""
+    """Where a call goes. server: "" = nowhere, because of `why`. unknown: candidates to report, before asking again."""
 
     server: str = ""
     life: int = 0
@@ -154,7 +155,7 @@ class Pick(msgspec.Struct, frozen=True, kw_only=True):
     took_us: int = 0
 
 
-# -- what is shown --------------------------------------------------------------------------------------------------------------
+# -- what people see ------------------------------------------------------------------------------------------------------------
 
 
 class LinkView(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,9 +169,9 @@ class LinkView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A server. state: open, stale, away, odd or closed; why: of the state. bytes_per_s: of its best link, 0 = not measured.
+    """A server. state: open, stale, away, odd or closed; why: of that state. bytes_per_s: of its best link, 0 = not measured.
 
-    age_s: of the last report of its load. assigned: calls sent there since.
+    age_s: of the last report of its load. assigned: calls sent to it since.
     """
 
     name: str
@@ -191,7 +192,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServersView(msgspec.Struct, frozen=True, kw_only=True):
-    """All servers by name, and who picks. degraded: a gateway picks by itself."""
+    """All servers by name, and the policy that picks. degraded: a gateway picks by itself."""
 
     servers: tuple[ServerView, ...] = ()
     policy: str = ""

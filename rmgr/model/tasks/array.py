@@ -1,4 +1,4 @@
-"""Array expressions: `1-100:2%8` and `1,3,5-9`; dense positions inside, the numbers of the expression for people."""
+"""Array expressions: `1-100:2%8` and `1,3,5-9`; dense positions inside, the expression's numbers for people."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rmgr.errors import UsageError
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.base.units import counted
 
-#: Tasks of one array at most.
+#: Most tasks of one array.
 MAX_TASKS = 10_000_000
 
 _RANGE = re.compile(r"^(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?$")
-#: Ranges that overlap each other, two by two.
+#: Most pairs of ranges whose bounds overlap.
 _MOST_PAIRS = 50_000
 _HINT = "arrays look like 1-100, 0-99:2, 1,3,5-9, with %8 at the end for at most 8 at a time"
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Parts of an array expression as ranges, in the order in which they were written, no number twice.
+    """Parts of an array expression as ranges, in the order written, without repeated numbers.
 
-    max_running: slots in flight at most (`%8`), 0 = no cap.
+    max_running: most slots in use (`%8`), 0 = no cap.
     """
 
     parts: tuple[range, ...]
@@ -35,14 +35,14 @@ class Array:
         return self.starts[-1] + len(self.parts[-1])
 
     def index_at(self, position: int) -> int:
-        """Number of the task at dense `position`. Raises IndexError. Cost: O(log parts)."""
+        """Returns the number of the task at dense `position`. Raises IndexError. Cost: O(log parts)."""
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of an array of {len(self)}")
         part = bisect_right(self.starts, position) - 1
         return self.parts[part][position - self.starts[part]]
 
     def position_of(self, index: int) -> int | None:
-        """Dense position of the task with number `index`, None when the array has no such number. Cost: O(parts)."""
+        """Returns the dense position of task number `index`, None if the array lacks it. Cost: O(parts)."""
         for start, part in zip(self.starts, self.parts, strict=True):
             if index in part:
                 return start + part.index(index)
@@ -50,7 +50,7 @@ class Array:
 
 
 def parse_array(text: str) -> Array:
-    """An array expression. Raises UsageError for anything malformed, empty, too large, or naming a number twice."""
+    """Parses an array expression. Raises UsageError for a malformed, empty or too large one, or one with a repeated number."""
     body, percent, cap = text.strip().partition("%")
     if percent and (not cap.isascii() or not cap.isdigit() or int(cap) < 1):
         raise UsageError(f"{text!r} is not an array: {cap!r} after % is not a number from 1", hint=_HINT)
@@ -66,7 +66,7 @@ def parse_array(text: str) -> Array:
 
 
 def shown_index(array: str, position: int) -> int:
-    """Number that people see for the task at `position` of a submission with this array expression ("" = none)."""
+    """Returns the number that people see for the task at `position` of a submission with this array expression ("" = none)."""
     return parse_array(array).index_at(position) if array else position
 
 
@@ -86,7 +86,7 @@ def _part(text: str, piece: str) -> range:
 
 
 def _refuse_repeats(text: str, parts: tuple[range, ...]) -> None:
-    """Cost: O(parts log parts), and 1 us for each two that overlap: an array may come from anybody."""
+    """Raises UsageError for repeated numbers. Cost: O(parts log parts), plus 1 us per overlapping pair: anybody may send an array."""
     ordered = sorted(parts, key=lambda part: (part[0], part[-1]))
     pairs = 0
     for at, part in enumerate(ordered):
@@ -103,7 +103,7 @@ def _refuse_repeats(text: str, parts: tuple[range, ...]) -> None:
 
 
 def _common(one: range, other: range) -> int | None:
-    """The first number of both, None where there is none."""
+    """Returns the first number in both ranges, None if there is none."""
     shared = gcd(one.step, other.step)
     if (other[0] - one[0]) % shared:
         return None

@@ -1,10 +1,10 @@
-"""A block: a range of tasks of one submission that waits, moves and is claimed as one znode. And what became of its tasks.
+"""A block: a range of tasks of one submission that waits, moves and is claimed as one znode. And the outcomes of its tasks.
 
-The name of its znode (`BlockKey`) says what it is and what it needs; its data (`BlockData`) carries the arguments. An `Outcome` is what
-became of an attempt, a `Fragment` what one commit says of many. MessagePack structs, because millions of them pass.
+The name of its znode (`BlockKey`) tells what it is and what it needs; its data (`BlockData`) has the arguments. An `Outcome` is the
+end of an attempt, a `Fragment` the outcomes in one commit. They are MessagePack structs, because millions of them pass.
 
-A placed job is a task of a submission in a queue with `dispatch = place`: a block of one task that only the leader may give to nodes. Where
-it has put one attempt is the block's `Allocation`.
+A placed job is a task of a submission in a queue with `dispatch = place`: a block of one task that only the leader gives to nodes. The
+block's `Allocation` has the nodes of one attempt.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ import msgspec
 from rmgr.model.base.ids import Attempt, BetweenUs, Newer, NodeName, Number, SpanUs, newer
 from rmgr.model.base.states import Reason, State
 
-#: Most tasks of one block, and most bytes of arguments that ride inside it.
+#: Most tasks of one block, and most bytes of arguments inside it.
 MAX_TASKS = 256
 MAX_INLINE_BYTES = 12 * 1024
-#: Keys of one keyed task, inputs and outputs together, and bytes that they have as its arguments: every node that meets it decodes them.
+#: Most keys of one keyed task, inputs and outputs together, and their bytes as its arguments: every node that meets it decodes them.
 MAX_KEYS, MAX_KEYED_BYTES = 100_000, 8 * 1024 * 1024
-#: Output keys that a Submitter leaves to the node that runs their task: their deeds travel in one znode.
+#: Most output keys that a Submitter leaves to the node that runs the task: their deeds travel in one znode.
 MAX_LEFT_KEYS = 8
 
 PRIORITY_RANGE = 1_000_000
-#: Tasks of one submission: more than any can have, since ZooKeeper keeps 100 bytes of each.
+#: Most tasks of one submission: more than possible, because ZooKeeper keeps 100 bytes of each.
 MOST_TASKS = 1 << 26
-#: Attempts of one task: keys of the store have digits for so many.
+#: Most attempts of one task: the digits for it in keys of the store.
 MOST_ATTEMPTS = 99_999
 
-#: Sentences of `BlockData.story`, and characters of one.
+#: Most sentences of `BlockData.story`, and characters of one.
 MAX_STORY, STORY_CHARS = 8, 200
 
-#: Tasks of one submission that a scheduler's job id has room for.
+#: Most tasks of one submission that fit into a scheduler's job id.
 MAX_INDEX = 1 << 20
 
-#: `seq` of a block that has not stood in `pending` yet (created held); releasing it gives it a place in the queue.
+#: `seq` of a block that was never in `pending` (created held); its release gives it a place in the queue.
 NO_SEQ = 9_999_999_999
 
 
 @dataclass(frozen=True, slots=True)
 class BlockKey:
-    """The name of a block's znode, in its sort order: (priority first, then arrival, then index).
+    """The name of a block's znode, in sort order: priority first, then arrival, then index.
 
     priority: -1,000,000..1,000,000, higher first. seq: the queue's own counter, kept through requeue, return and
-    split. attempt: the number that the next (or present) attempt of its tasks has. memory_mib: 0 = not counted.
-    user: tag of the user (`paths.user_tag`), a hint for who has not read the record; "" = the name does not say it.
+    split. attempt: number of the next (or present) attempt of its tasks. memory_mib: 0 = not counted.
+    user: tag of the user (`paths.user_tag`), a hint for readers without the record; "" = not in the name.
     """
 
     priority: int
@@ -69,12 +69,12 @@ class BlockKey:
         return self.first + self.count
 
     def sort_key(self) -> tuple[int, int, int]:
-        """Order in which blocks are claimed."""
+        """Returns the key for the order in which blocks are claimed."""
         return (-self.priority, self.seq, self.first)
 
 
 class PastAttempt(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """An attempt that ended FAILED and was followed by another: what `rmgr show` tells of it (bounded, last 8)."""
+    """An attempt that ended FAILED and was followed by another, as `rmgr show` tells it (only the last 8)."""
 
     attempt: Attempt
     node: NodeName
@@ -83,15 +83,15 @@ class PastAttempt(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     started_us: SpanUs = 0
     ended_us: SpanUs = 0
     error: str = ""
-    cpu_us: SpanUs = 0  #: and memory: of attempts that ended by themselves, or gave their nodes up
+    cpu_us: SpanUs = 0  #: this and memory: of attempts that ended by themselves, or gave up their nodes
     max_rss_kib: SpanUs = 0
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Signature of a block by the user who submitted it (`coord/seal.py` says of what).
+    """Signature of a block by the user who submitted it (`coord/seal.py` defines what it covers).
 
-    key_id: of the signer. first, count: the block as it was signed; a part of it keeps them. not_after_s: seconds since
-    the epoch after which it starts nothing. signature: Ed25519, 64 bytes. proof: what a part needs to be recognised.
+    key_id: of the signer. first, count: the block as signed; its parts keep these. not_after_s: seconds since
+    the epoch after which it starts nothing. signature: Ed25519, 64 bytes. proof: what the verification of a part needs.
     """
 
     key_id: str
@@ -105,12 +105,12 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Nodes of one attempt of a job. shares: (node, processes), the head first; on every node processes x threads cores.
 
-    threads: cores of one process. memory_mib: of one process, 0 = not counted. started_us: when the leader placed it (its clock).
-    planned_us: how long it was planned for, 0 = no limit. whole: of a job that has its nodes for itself: all cores of each node, in the
-    order of `shares`; it has their other resources, too, but of the memory what it asked for. gang: it runs in the slots that
-    `/gangs/<gang>` gives it, and stands still in others; "" = in none. generation: of that record, by which it was placed: an earlier
-    one may have the attempt on other cores. changes: amendments of its submission's record, by which it was placed: its node reads that
-    one, or a later one.
+    threads: cores of one process. memory_mib: of one process, 0 = not counted. started_us: when the leader placed it (leader's clock).
+    planned_us: planned running time, 0 = no limit. whole: for a job that has its nodes for itself, all cores of each node, in the
+    order of `shares`; the job also has their other resources, but only the memory that it asked for. gang: the job runs in its slots of
+    `/gangs/<gang>` and is suspended in others; "" = no gang. generation: of that record at the placement: an earlier one may have
+    the attempt on other cores. changes: number of amendments in its submission's record at the placement: its node reads that record,
+    or a later one.
     """
 
     shares: tuple[tuple[str, int], ...]
@@ -125,7 +125,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def cores(self) -> tuple[int, ...]:
-        """On each node, in the order of `shares`."""
+        """Cores on each node, in the order of `shares`."""
         return self.whole or tuple(count * self.threads for _, count in self.shares)
 
     @property
@@ -135,12 +135,12 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def helpers(self) -> tuple[tuple[str, int], ...]:
-        """The other nodes."""
+        """The other nodes, with their processes."""
         return self.shares[1:]
 
     @property
     def processes(self) -> int:
-        """On all nodes."""
+        """Number of processes on all nodes."""
         return sum(count for _, count in self.shares)
 
 
@@ -148,19 +148,19 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Data of a block, waiting or claimed.
 
     function: sha256 of the function of all its tasks ("" for a command). payloads[i] belongs to index base + i; empty
-    for tasks without arguments. row: store key of the payloads when they do not fit (a MessagePack list of bytes).
-    losses, failures: how often its tasks were lost while alone, and failed by themselves (the retry rule counts).
-    done: bit i = index first + i has its outcome committed (claimed blocks only). incarnation: of the claiming node.
-    started: indices below first + started were handed to workers (advisory: what SPLIT must leave).
-    keyed: payloads are encoded `KeyedPayload`s. serial: its tasks run one after another in one slot and it is never
-    taken in part nor split (a cap on slots in flight). claimed_us: wall clock of the claim, for people.
-    past: attempts that all its tasks have behind them. stamp: random, set by the writer: makes the bytes of each
+    for tasks without arguments. row: store key of the payloads if they do not fit (a MessagePack list of bytes).
+    losses, failures: how often its tasks were lost while alone, and failed by themselves (counted by the retry rule).
+    done: bit i = the outcome of index first + i is committed (claimed blocks only). incarnation: of the claiming node.
+    started: indices below first + started were given to workers (advisory: SPLIT must leave them).
+    keyed: payloads are encoded `KeyedPayload`s. serial: its tasks run one after another in one slot, and it is never
+    taken in part nor split (a cap on slots in use). claimed_us: wall clock of the claim, for people.
+    past: earlier attempts of all its tasks. stamp: random, set by the writer: makes the bytes of each
     change unique, so that they prove it. seal: the user's signature, None in an open cluster. allocation: where the leader
     has put a placed job (claimed blocks of place queues only). stopping: why its attempt is being given up, "" = it is not
-    (such blocks only). story: what became of its checkpoints, for people, of all attempts; the last `MAX_STORY`.
-    awaits: of a placed job that has not begun: the nodes that its start waits for, and why; "" = nothing was said of it (such blocks only).
-    saving: how far the request to save its state is that its program has now, "" = it has none (such blocks only). answered: its program
-    has answered such a request once, in whatever attempt. moves: how often a policy has moved it.
+    (such blocks only). story: the fate of its checkpoints, for people, over all attempts; the last `MAX_STORY` sentences.
+    awaits: for a placed job that has not begun: the nodes that its start waits for, and why; "" = unknown (such blocks only).
+    saving: progress of the request to save state that its program has now, "" = none (such blocks only). answered: its program
+    has answered such a request once, in any attempt. moves: how often a policy has moved it.
     """
 
     function: str = ""
@@ -192,8 +192,8 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class KeyedPayload(msgspec.Struct, frozen=True, array_like=True):
     """Arguments of a task in the keyed form: keys in the data store, in order. trust: users whose pickles it loads.
 
-    claims_by: guid of the Submitter that has left the claim of the output keys to whoever runs the task; "" = they are claimed.
-    deeds: then, in a secured cluster: of the pointer under each output key, made by the user.
+    claims_by: guid of the Submitter that left the claim of the output keys to the node that runs the task; "" = they are claimed.
+    deeds: in that case, and in a secured cluster: the user's deeds of the pointers under the output keys.
     """
 
     inputs: tuple[str, ...] = ()
@@ -205,27 +205,27 @@ class KeyedPayload(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pending_indices(key: BlockKey, done: int) -> list[int]:
-    """Indices of the block without a committed outcome, ascending. Cost: O(count)."""
+    """Returns the block's indices without a committed outcome, ascending. Cost: O(count)."""
     return [key.first + i for i in range(key.count) if not done >> i & 1]
 
 
 # -- outcomes, and the fragments in which they are committed -------------------------------------------------------------------
 
 
-#: Bytes of outcomes that ride inside a fragment's znode; above, they are one store row.
+#: Most bytes of outcomes inside a fragment's znode; more go to a store row.
 MAX_INLINE_OUTCOMES = 12 * 1024
-#: A single value above this goes to a store row of its own, however small its fragment is.
+#: Size above which a single value goes to a store row of its own, however small its fragment is.
 MAX_INLINE_VALUE = 8 * 1024
 #: Store key of outcomes (`coord/protocol/keys.py`), "" = they are inline.
 Row: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(?:frag/[0-9]{1,10}/[^/\0]{1,200})?\Z")]
-#: Begins the error of a START_FAILED outcome whose worker could not be made because its initializer raised.
+#: Begin of the error of a START_FAILED outcome if the worker's initializer raised.
 INITIALIZER_FAILED = "initializer"
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What a call was that FAILED, for who runs it again. function: its sha256. payload: its arguments, where they came with its block.
+    """A call that FAILED, kept for running it again. function: its sha256. payload: its arguments, if they came with its block.
 
-    row, at: else the row of the store, and which of those in it. keyed: they are an encoded `KeyedPayload`.
+    row, at: else the row of the store, and their position in it. keyed: they are an encoded `KeyedPayload`.
     """
 
     function: str
@@ -236,15 +236,15 @@ class Call(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """End of one attempt of one task; trailing defaults may be left out (`coord.records.brief`).
+    """End of one attempt of one task; trailing defaults may be left out (`coord.protocol.records.brief`).
 
-    started_us: since the fragment's `base_us`. elapsed_us: run time. value: result bytes inline (empty: none or in a
+    started_us: since the fragment's `base_us`. elapsed_us: run time. value: inline bytes of the result (empty: none, or in a
     row). pickled: encoding of the value (else raw bytes). value_size: bytes of the value in its row, -1 = inline.
     error: "Type: message" in one line. log: the last part of its output, inline, (stdout, stderr) tails.
-    log_parts: how many parts of (stdout, stderr) lie in the store before the inline rest.
-    outputs: number of keyed output values in rows. value_sha256: of the bytes of the value in its row.
-    helpers: of a placed job: its nodes beside the one that tells this. story: of its checkpoints (`BlockData.story`).
-    served_us, turns: of one that shared its cores in time: for how long it had them, in how many turns.
+    log_parts: number of parts of (stdout, stderr) in the store before the inline rest.
+    outputs: number of keyed output values in rows. value_sha256: of the value's bytes in its row.
+    helpers: for a placed job: its nodes beside the reporting one. story: of its checkpoints (`BlockData.story`).
+    served_us, turns: for a job that shared its cores in time: how long it had them, and in how many turns.
     call: of a function that FAILED on a node.
     """
 
@@ -274,12 +274,12 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, 
 
 
 def has_begun(outcome: Outcome) -> bool:
-    """Its attempt ran, as far as that is known: one that was cancelled in its node's hands took no time."""
+    """Returns whether the attempt ran, as far as known: one cancelled on its node before it began took no time."""
     return outcome.state is not State.CANCELLED or outcome.elapsed_us > 0 or bool(outcome.past)
 
 
 class FragmentSeal(msgspec.Struct, frozen=True, array_like=True):
-    """Signature of a fragment by the Starter that made it (`coord/seal.py` says of what): key id, and 64 bytes of Ed25519."""
+    """Signature of a fragment by the Starter that made it (`coord/seal.py` defines what it covers): key id, and 64 bytes of Ed25519."""
 
     key_id: str
     signature: bytes
@@ -289,9 +289,9 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Outcomes committed by one multi: data of `/subs/../done/r-<seq>`.
 
     node: where they ran ("" for outcomes decided by a Submitter or the leader). attempt: of all its tasks unless an
-    outcome says otherwise. base_us: microseconds since the epoch, 0 = none of it began. row: store key of the encoded outcomes when they do
-    not fit, whose name ends in the SHA-256 of its bytes; `ranges` ((state, first, count) runs) then say what is in it.
-    seal: of the Starter, over all that is written before it: it stays the last field, new facts go into the outcomes.
+    outcome says otherwise. base_us: microseconds since the epoch, 0 = none of them began. row: store key of the encoded outcomes if they do
+    not fit; its name ends in the SHA-256 of its bytes, and `ranges` ((state, first, count) runs) list the states in it.
+    seal: of the Starter, over everything written before it: it stays the last field; new facts go into the outcomes.
     """
 
     node: NodeName = ""
@@ -306,8 +306,8 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class FailedRange(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Attempts that ended FAILED and wait for the resubmit rule: data of `/subs/../failed/<first>.<count>.<attempt>`.
 
-    queue, seq, priority, cores, memory_mib: where its block stood. data: the block's data (arguments, counters).
-    backoff_us: how long to wait before it runs again (counted by whoever acts, from when it sees the record).
+    queue, seq, priority, cores, memory_mib: of their block. block: the block's data (arguments, counters).
+    backoff_us: how long to wait before the next attempt (counted from when the owner or leader sees the record).
     outcome fields: reason, exit_code, error, node, times of the attempt, for `rmgr show`.
     """
 
@@ -331,15 +331,15 @@ class FailedRange(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     alone: bool = True
 
 
-# -- placed jobs: holds and promises, requests about those that run, names ---------------------------------------------------
+# -- placed jobs: holds and promises, requests about running ones, names ----------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHold:
-    """`/holds/<node>/<submission>.<index>.<attempt>`: a job that runs elsewhere has these cores here; its Starter never pulls into them.
+    """`/holds/<node>/<submission>.<index>.<attempt>`: cores here of a job whose head is elsewhere; this Starter never pulls work into them.
 
     head: the node that runs the job. key: name of its block there. The hold goes when that block is gone.
-    cores: of its processes; whole: it has all of the node's, and all other resources. gang, generation: as those of the job's
+    cores: of its processes; whole: it has all cores of the node, and all other resources. gang, generation: as in the job's
     allocation.
     """
 
@@ -356,12 +356,12 @@ class NodeHold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """`/holds/<node>/r-<submission>.<index>`: cores that a waiting job was promised here; the Starter starts nothing else on them.
+    """`/holds/<node>/r-<submission>.<index>`: cores promised to a waiting job here; the Starter starts nothing else on them.
 
-    shares: (run, cores): they are the waiting job's from the commit on that ends this run (`<submission>.<index>.<attempt>`); "" in place
-    of a run that had ended when this was written. Nothing is written when it ends: that its block is gone says it. memory_mib, resources
-    (name, pieces): what the waiting job will use on these cores. The record goes with the commit that places the job, or when its promise
-    does.
+    shares: (run, cores): the cores become the waiting job's with the commit that ends this run (`<submission>.<index>.<attempt>`); ""
+    stands for a run that had ended when this was written. Nothing is written when the run ends: its missing block shows it. memory_mib,
+    resources (name, pieces): what the waiting job will use on these cores. The record goes with the commit that places the job, or
+    withdraws its promise.
     """
 
     shares: tuple[tuple[str, int], ...] = ()
@@ -371,48 +371,48 @@ class Reserved:
 
 
 def story_line(words: str) -> str:
-    """Words as a sentence of a story: of what is too long the middle is left out, because its end says why."""
+    """Returns words as a sentence of a story; cuts the middle of a long one, because its end tells why."""
     half = STORY_CHARS // 2
     return words if len(words) <= STORY_CHARS else f"{words[: half - 3]}...{words[-half:]}"
 
 
 def run_label(submission: int, index: int, attempt: int) -> str:
-    """One attempt of a job, as `Reserved.shares` and the names of holds have it."""
+    """Returns the label of one attempt of a job in `Reserved.shares` and in names of holds."""
     return f"{submission}.{index}.{attempt}"
 
 
 def job_id(submission: int, index: int) -> int:
-    """The scheduler's id of a task: ids ascend in the order of submission. Raises: ValueError for an index too large."""
+    """Returns the scheduler's id of a task: ids ascend in the order of submission. Raises: ValueError for an index too large."""
     if not 0 <= index < MAX_INDEX:
         raise ValueError(f"task {submission}_{index}: a placed submission has at most {MAX_INDEX} tasks")
     return submission * MAX_INDEX + index
 
 
 def job_label(submission: int, index: int) -> str:
-    """`42`, or `42_7` of the tasks behind its first."""
+    """Returns `42`, or `42_7` for tasks after the first."""
     return f"{submission}_{index}" if index else str(submission)
 
 
 def task_of(job: int) -> tuple[int, int]:
-    """(submission, index) of a scheduler's id."""
+    """Returns (submission, index) of a scheduler's id."""
     return divmod(job, MAX_INDEX)
 
 
 class StopKind(StrEnum):
     """Kind of a request about placed jobs."""
 
-    CHECKPOINT = "checkpoint"  #: to save its state, and go on
-    MIGRATE = "migrate"  #: to save its state, and to go on elsewhere
-    VACATE = "vacate"  #: the same, of every job with a part on a drained node
+    CHECKPOINT = "checkpoint"  #: to save its state and go on
+    MIGRATE = "migrate"  #: to save its state and go on elsewhere
+    VACATE = "vacate"  #: as MIGRATE, for every job with a part on a drained node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """`/requests/<guid>`: something is asked of a placed job that runs (`submission`, `index`), or of all those on `node`.
+    """`/requests/<guid>`: a request about a running placed job (`submission`, `index`), or about all those on `node`.
 
-    attempt: that was seen to run, 0 = whichever does; one that is over has moved already. to: node of the next start, "" = any other.
-    grace_us: 0 = as the job says. detail: told by it.
-    done: (submission, index, what became of it); left: (submission, index, why it goes on). error, code, hint: of the request as a whole.
+    attempt: the one seen running, 0 = any; if it is over, the job has moved already. to: node of the next start, "" = any other.
+    grace_us: 0 = the job's own. detail: text for the job.
+    done: (submission, index, what became of it); left: (submission, index, why it goes on). error, code, hint: of the whole request.
     """
 
     format: int = 1
@@ -436,7 +436,7 @@ class StopRequest:
 
 
 def runs(indices: list[int]) -> list[tuple[int, int]]:
-    """Ascending indices as (first, count) runs. Cost: O(n)."""
+    """Returns ascending indices as (first, count) runs. Cost: O(n)."""
     out: list[tuple[int, int]] = []
     for index in indices:
         if out and out[-1][0] + out[-1][1] == index:
@@ -447,12 +447,12 @@ def runs(indices: list[int]) -> list[tuple[int, int]]:
 
 
 def ranges_of(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """3 4 5 9, in whatever order -> (3, 3), (9, 1)."""
+    """Returns indices, in any order, as ranges: 3 4 5 9 -> (3, 3), (9, 1)."""
     return tuple(runs(sorted(set(indices))))
 
 
 class TaskRanges:
-    """Positions of tasks that are asked for: those of `ranges` (first, count) below `end`, at the cost of the ranges."""
+    """Positions of requested tasks: those of `ranges` (first, count) below `end`, at the cost of the ranges."""
 
     __slots__ = ("_firsts", "_stops", "count")
 
@@ -473,11 +473,11 @@ class TaskRanges:
         self.count = sum(self._stops) - sum(self._firsts)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """(first, count), in order, none beside another."""
+        """Returns (first, count) ranges in order, none adjacent to another."""
         return [(first, stop - first) for first, stop in zip(self._firsts, self._stops, strict=True)]
 
     def within(self, first: int, end: int) -> list[int]:
-        """Those from `first` to below `end`. Cost: O(log ranges + end - first)."""
+        """Returns the positions from `first` to below `end`. Cost: O(log ranges + end - first)."""
         found: list[int] = []
         at = max(0, bisect_right(self._firsts, first) - 1)
         while at < len(self._firsts) and self._firsts[at] < end:
@@ -486,13 +486,13 @@ class TaskRanges:
         return found
 
     def covers(self, first: int, end: int) -> bool:
-        """All from `first` to below `end` are among them. Cost: O(log ranges)."""
+        """Returns whether it has all positions from `first` to below `end`. Cost: O(log ranges)."""
         at = bisect_right(self._firsts, first) - 1
         return at >= 0 and end <= self._stops[at]
 
 
 def indices_of(ranges: Iterable[tuple[int, int]], end: int) -> list[int]:
-    """(3, 3), (9, 1) -> 3 4 5 9: those below `end`. Cost: O(ranges + end), whatever stands there."""
+    """Returns the indices of ranges below `end`: (3, 3), (9, 1) -> 3 4 5 9. Cost: O(ranges + end), whatever the ranges are."""
     found: list[int] = []
     at = 0
     for first, count in sorted(ranges):

@@ -1,4 +1,4 @@
-"""The line that stands where the middle of an output over its cap was: made, found again, and what positions it stands for."""
+"""The line in place of the middle of an output over its cap: how it is made and found, and which positions it stands for."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-#: A program may print such a line itself: it stands for no more than a file can have.
+#: A program may print such a line itself, so its numbers are bounded by a file's size.
 _LINE = re.compile(rb"\n\[rmgr: (\d{1,15}) bytes of output dropped here, the limit is (\d{1,15})\]\n")
-_LONGEST = 100  #: bytes of the line at most
+_LONGEST = 100  #: most bytes of the line
 
 
 def gap_line(dropped: int, cap: int) -> bytes:
-    """What is shown in place of `dropped` bytes of an output that may keep `cap` bytes."""
+    """Returns the line in place of `dropped` bytes of an output that may keep `cap` bytes."""
     return f"\n[rmgr: {dropped} bytes of output dropped here, the limit is {cap}]\n".encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Some output and its place in the output as it was written: bytes `start` to `end`, in a gap (`dropped` > 0) not those bytes."""
+    """A piece of output and its place in the output as written: bytes `start` to `end`; a gap (`dropped` > 0) has a line for them."""
 
     data: bytes
     start: int
@@ -27,7 +27,7 @@ class Placed:
     cap: int = 0
 
     def fresh(self, shown: int) -> bytes:
-        """What of it is news to someone who has got the first `shown` bytes as written; of a gap, a line that counts what is missed."""
+        """Returns what is new to a reader of the first `shown` bytes as written; for a gap, a line that counts the missing bytes."""
         if shown <= self.start:
             return self.data
         if self.dropped:
@@ -36,7 +36,7 @@ class Placed:
 
 
 def place(pieces: Iterable[bytes]) -> Iterator[Placed]:
-    """Pieces of a stored output, in order, with their places. Cost: holds one piece and 100 bytes."""
+    """Yields pieces of a stored output, in order, with their places. Cost: holds one piece and 100 bytes."""
     at, data = 0, b""
     for piece in pieces:
         data += piece

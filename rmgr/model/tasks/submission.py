@@ -1,4 +1,4 @@
-"""A submission: what one `rmgr submit` or one TaskQueue creates, as recorded in its znode; of placed jobs with their shape (`Rigid`)."""
+"""A submission: what one `rmgr submit` or one TaskQueue creates, as recorded in its znode; for placed jobs with its shape (`Rigid`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rmgr.model.base.ids import Newer, SpanUs, newer
 from rmgr.model.base.resources import MIB, Request
 from rmgr.model.tasks.block import BlockKey
 
-#: `Rigid.launch`: what becomes of the function of a TaskQueue.
+#: `Rigid.launch`: how the function of a TaskQueue is called.
 ONCE, RANKS, MPI = "", "ranks", "mpi"
 #: `Rigid.restart`.
 FROM_CHECKPOINT, FROM_START = "checkpoint", "start"
@@ -22,7 +22,7 @@ class Phase(StrEnum):
     """State of a submission's record (the state of its tasks is derived)."""
 
     OPEN = "OPEN"
-    HELD = "HELD"  #: no gate: nothing of it may be claimed
+    HELD = "HELD"  #: no gate: none of its blocks may be claimed
     CANCELLED = "CANCELLED"
     CLOSED = "CLOSED"  #: complete, every task final, summary in the store
 
@@ -38,13 +38,13 @@ class Condition(StrEnum):
     """Condition under which a dependency is met."""
 
     OK = "ok"  #: all of it COMPLETED
-    ANY = "any"  #: ended in whatever way
-    FAIL = "fail"  #: something of it FAILED or was lost, or it was CANCELLED after something of it began
+    ANY = "any"  #: ended in any way
+    FAIL = "fail"  #: a task FAILED or was lost, or it was CANCELLED after a task began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependency:
-    """This submission waits for the end of another."""
+    """A wait for the end of another submission."""
 
     condition: Condition
     submission: int
@@ -52,29 +52,29 @@ class Dependency:
 
 
 class OnDisconnect(StrEnum):
-    """Rule for running work while its node has no contact."""
+    """What happens to running work while its node has no contact."""
 
-    KEEP = "keep"  #: runs on, its COMPLETE decides
+    KEEP = "keep"  #: runs on; its COMPLETE decides
     EXCLUSIVE = "exclusive"  #: killed before it can run elsewhere
 
 
-#: Bytes of one upload (each node that runs the work keeps it); files and directories in it.
+#: Most bytes of one upload (each node that runs the work keeps it), and most files and directories in it.
 MAX_UPLOAD_BYTES = 256 * 1024 * 1024
 MAX_UPLOAD_MEMBERS = 100_000
-#: Bytes of one function with all that it holds: each worker that runs it loads it. What is larger is an argument.
+#: Most bytes of one function with all that it holds: each worker that runs it loads it. Larger data are arguments.
 MAX_FUNCTION_BYTES = 256 * 1024 * 1024
-#: Bytes of an initializer with its arguments, which ride in a message to each worker.
+#: Most bytes of an initializer with its arguments, which are in a message to each worker.
 MAX_INITIALIZER_BYTES = 60 * 1024 * 1024
-#: Bytes of a packed module.
+#: Most bytes of a packed module.
 MAX_MODULE_BYTES = 64 * 1024 * 1024
-#: Bytes of a file's whole name, and of one step of it: what Linux takes.
+#: Most bytes of a file's whole path, and of one part of it: limits of Linux.
 MAX_PATH_BYTES, MAX_STEP_BYTES = 4095, 255
-#: Bytes of a script, as large as sbatch takes them.
+#: Most bytes of a script, as for sbatch.
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 
 
 def path_fault(path: str) -> str:
-    """Why no file can have this name, as the end of a sentence; "" where one can."""
+    """Returns why no file can have this name, as the end of a sentence; "" if one can."""
     if "\0" in path:
         return "has a NUL character"
     try:
@@ -89,7 +89,7 @@ def path_fault(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """A file or directory shipped into the work directory: `sha256` of a stored archive, unpacked under `name`."""
+    """A file or directory shipped into the work directory: `sha256` of a stored archive, unpacked as `name`."""
 
     name: str
     sha256: str
@@ -101,7 +101,7 @@ class Upload:
 class Command:
     """A shell command or script; the same for every task of the submission.
 
-    Either `argv`, or `script_sha256` (a stored script text, executed by its #! line or /bin/sh) with `argv` as its
+    Either `argv`, or `script_sha256` (a stored script, executed by its #! line or /bin/sh) with `argv` as its
     arguments. `out`/`err`: file names on the node, with placeholders. `stdin_sha256`: stored bytes, else /dev/null.
     """
 
@@ -121,16 +121,16 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonEnvironment:
-    """Requirements on a worker process that runs the functions of a submission: one key, one kind of worker."""
+    """Requirements on a worker process for the functions of a submission: one key, one kind of worker."""
 
     python: str = ""  #: interpreter; empty = the Starter's own
     version: str = ""  #: client's Python "3.11", checked by the worker (bytecode travels)
     cloudpickle: str = ""  #: client's "3.1.1", checked by the worker
     sys_path: tuple[str, ...] = ()  #: client directories, appended where they exist
     modules: tuple[str, ...] = ()  #: sha256 of shipped zip archives (store family mod/)
-    initializer: str = ""  #: sha256 of a stored (function, args) pickle, run once a worker (Executor)
-    worker_group: str = ""  #: workers are shared only inside the group (an Executor with an initializer)
-    program: str = ""  #: the client process whose functions they are: a worker serves one program
+    initializer: str = ""  #: sha256 of a stored (function, args) pickle, run once per worker (Executor)
+    worker_group: str = ""  #: workers are shared only within the group (an Executor with an initializer)
+    program: str = ""  #: client process of its functions: a worker serves only one program
     newer: Newer = newer()
 
 
@@ -138,15 +138,15 @@ class PythonEnvironment:
 class Rigid:
     """Shape of a placed request; cores and memory of `Request` are those of one process.
 
-    nodes: on exactly so many nodes, processes spread evenly; 0 = wherever they fit. exclusive: no other job on its nodes. nodelist: only
+    nodes: exact number of nodes, with processes spread evenly; 0 = wherever they fit. exclusive: no other job on its nodes. nodelist: only
     on these nodes; exclude: on none of these. begin_us: not before this time (us since the epoch), 0 = at once.
-    kill_on_bad_exit: all ranks end when one of them fails. checkpoint_every_us: 0 = only when asked. checkpoint_grace_us: how long it may
-    take to save its state when it is asked to, unless who asks says otherwise. restart: an attempt begins with what the last checkpoint
-    holds (`FROM_CHECKPOINT`), or always from the start (`FROM_START`: nothing is stored). launch, of functions: it is called once, on
+    kill_on_bad_exit: all ranks end when one of them fails. checkpoint_every_us: 0 = only on request. checkpoint_grace_us: how long saving
+    its state may take, unless the request says otherwise. restart: an attempt begins with the contents of the last checkpoint
+    (`FROM_CHECKPOINT`), or always from the start (`FROM_START`: nothing is stored). launch, for functions: called once, on
     the first node (`ONCE`), in each process, with the variables of a rank (`RANKS`), or in each process of an MPI program (`MPI`).
     queue_class: the queue class that its user named; "" = the policy chooses.
-    checkpoint: its program saves its state when it is asked to, so that policies may move it. max_moves: so often one may, 0 = as often as
-    it likes.
+    checkpoint: its program saves its state on request, so policies may move it. max_moves: how often they may, 0 = without
+    limit.
     """
 
     processes: int = 1
@@ -166,15 +166,15 @@ class Rigid:
     newer: Newer = newer()
 
     def saves(self, answered: bool = False) -> bool:
-        """It loses nothing when it is moved. answered: its program has answered a request to save its state before."""
+        """Returns whether a move loses nothing. answered: its program has answered a request to save its state before."""
         return self.restart != FROM_START and (self.checkpoint or self.checkpoint_every_us > 0 or answered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What may be changed of a submission that was sent (`rmgr update`), as far as it is said: None = not at all.
+    """Terms that may change after the submission (`rmgr update`); None = no change.
 
-    time_limit_us, begin_us: 0 = none. after: () = it waits for no other any more.
+    time_limit_us, begin_us: 0 = none. after: () = it no longer waits for others.
     """
 
     priority: int | None = None
@@ -189,20 +189,20 @@ class Terms:
     newer: Newer = newer()
 
     def said(self) -> dict[str, Any]:
-        """Those that are said, in the order of the fields."""
+        """Returns the given terms, in the order of the fields."""
         return {one: value for one in TERMS if (value := getattr(self, one)) is not None}
 
 
-#: What may be changed.
+#: Names of the terms.
 TERMS = tuple(one.name for one in fields(Terms) if one.name != "newer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amendment:
-    """One change of a submission's terms, beside what its user has signed (`coord/decisions/changing.py`).
+    """One change of a submission's terms, beside what its user signed (`coord/decisions/changing.py`).
 
-    number: 1, 2, ... of its submission, so that none is taken for another. is_operators: by the right of an operator, who may change
-    priority and time limit alone. signature: secured clusters: "key id:hex" of who has made it.
+    number: 1, 2, ... in its submission, so that amendments cannot be exchanged. is_operators: made by an operator, who may change
+    only priority and time limit. signature: secured clusters: "key id:hex" of its maker.
     """
 
     number: int
@@ -216,10 +216,10 @@ class Amendment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """The record of `/subs/<id//1000>/<id>`: written at SUBMIT, changed by GATE (phase), UPDATE (terms) and CLOSE only.
+    """The record of `/subs/<id//1000>/<id>`: written at SUBMIT, changed only by GATE (phase), UPDATE (terms) and CLOSE.
 
     Times are microseconds since the epoch (shown to people, never used in a decision).
-    Per-block overrides of `resubmit` and `retries` travel with the blocks.
+    Per-block overrides of `resubmit` and `retries` are in the blocks.
     """
 
     format: int = 1
@@ -239,35 +239,35 @@ class Submission:
     reason: str = ""  #: of the phase: USER_HOLD, OPERATOR_HOLD, DEPENDENCY, USER_CANCEL, ...
     reason_detail: str = ""  #: the user's words with a cancel
     owner: str = ""  #: guid of the Submitter that looks after it; empty = the leader does
-    token: str = ""  #: the user's, so that the same one again gives the same submission; "" = none
-    nonce: str = ""  #: 32 hexadecimal digits, drawn for this submission: what its user signs in place of `id`
-    signed_s: int = 0  #: when that was, by the user's clock (s since the epoch)
+    token: str = ""  #: from the user: the same token gives the same submission again; "" = none
+    nonce: str = ""  #: 32 hexadecimal digits, drawn for this submission: its user signs them in place of `id`
+    signed_s: int = 0  #: time of signing by the user's clock (s since the epoch)
     submitted_us: int = 0
     closed_us: int = 0
-    array: str = ""  #: array expression; empty = indices are shown as they are
-    max_running: int = 0  #: `%8` of an array, `max_workers` of an Executor: slots in flight at most; 0 = no cap
+    array: str = ""  #: array expression; empty = indices are shown unchanged
+    max_running: int = 0  #: `%8` of an array, `max_workers` of an Executor: most slots in use; 0 = no cap
     max_fails: int = -1  #: once more tasks than this have FAILED, the rest is cancelled; -1 = never
     command: Command | None = None
     python: PythonEnvironment | None = None
-    function: str = ""  #: sha256 of a TaskQueue's function, for those who attach to it; blocks carry their own
+    function: str = ""  #: sha256 of a TaskQueue's function, for clients that attach; blocks have their own
     account: str = ""
     host: str = ""  #: where it was submitted
     grace_us: SpanUs = 5_000_000  #: between SIGTERM and SIGKILL at the time limit
     rigid: Rigid | None = None  #: of placed jobs
-    ends_with_owner: bool = False  #: an Executor: nobody can attach, so the leader declares it complete soon after its owner has gone
-    umask: int = -1  #: of who submitted it: its work creates files so; -1 = as the node's spawners, 0o022
-    by: str = ""  #: who has held or cancelled it, where that was not its user
-    by_us: SpanUs = 0  #: and when
-    spec_sha256: str = ""  #: reserved: never written, and refused where it is
-    entries: str = ""  #: sha256 of the stored lines of `--each-line`, for who runs tasks of it again
-    signature: str = ""  #: secured clusters: "key id:hex" of who submitted it, of all that runs again (`coord/seal.py`)
-    was: Terms | None = None  #: what its user has signed of the terms that were changed since; None = all as he has
-    changes: tuple[Amendment, ...] = ()  #: made since, oldest first: what stands above is what they make of it
+    ends_with_owner: bool = False  #: an Executor: nobody can attach, so the leader declares it complete soon after its owner is gone
+    umask: int = -1  #: of the submitting process, for files that its work creates; -1 = of the node's spawners, 0o022
+    by: str = ""  #: who held or cancelled it, if not its user
+    by_us: SpanUs = 0  #: when that was
+    spec_sha256: str = ""  #: reserved: never written, and refused if present
+    entries: str = ""  #: sha256 of the stored lines of `--each-line`, for running tasks again
+    signature: str = ""  #: secured clusters: "key id:hex" of the submitter, over all that may run again (`coord/seal.py`)
+    was: Terms | None = None  #: signed values of the terms that were changed; None = all terms are as signed
+    changes: tuple[Amendment, ...] = ()  #: later changes, oldest first: the fields above have their result
     newer: Newer = newer()
 
     @property
     def is_raised(self) -> bool:
-        """An operator has given it its present priority, and it is above its user's. Cost: 0.1 us where nothing was changed."""
+        """Whether an operator set its present priority above its user's. Cost: 0.1 us without changes."""
         if not self.changes:
             return False
         last = next((one for one in reversed(self.changes) if one.terms.priority is not None), None)
@@ -276,53 +276,53 @@ class Submission:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Its queue, and those that it was in before: what waits of it may stand there yet, until the leader has moved it."""
+        """Its queue and its former ones, where waiting blocks of it may still be until the leader has moved them."""
         if not self.changes:
             return (self.queue,)
         return tuple(dict.fromkeys((self.queue, *self._ever("queue"))))
 
     @property
     def memories(self) -> tuple[int, ...]:
-        """Bytes of memory that it has asked for, the present ones first: its blocks bear one or the other in their names."""
+        """Bytes of memory that it has ever asked for, the present first: names of its blocks have one of these."""
         return (self.request.memory_bytes, *self._ever("memory_bytes"))
 
     def _ever(self, name: str) -> list[Any]:
-        """What its user has signed of one of its terms, and what amendments made of it; none where it was never changed."""
+        """Returns all values of a term, as signed and by amendments; [] if it was never changed."""
         said = [getattr(one, name) for one in (self.was, *(change.terms for change in self.changes)) if one is not None]
         return [value for value in said if value is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """`/subs/../tail`: how far the submission has grown; its version is the fence of ENQUEUE, used by the owner only."""
+    """`/subs/../tail`: how far the submission has grown; its version is the fence of ENQUEUE, used only by the owner."""
 
     next: int = 0
     complete: bool = False
-    enqueued: str = ""  #: guid of the last ENQUEUE: makes its bytes unique, so that they prove it
-    reigns: tuple[tuple[int, str], ...] = ()  #: (first index, owner's guid): who submitted what, one entry an owner
+    enqueued: str = ""  #: guid of the last ENQUEUE: makes the bytes unique, so that they prove it
+    reigns: tuple[tuple[int, str], ...] = ()  #: (first index, owner's guid): which owner submitted what, one entry per owner
     newer: Newer = newer()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paged:
-    """Data of `/subs/../done`: fragments below `base` are in store pages; counts of what was paged, by state."""
+    """Data of `/subs/../done`: fragments below `base` are in store pages; counts of the paged outcomes, by state."""
 
     base: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     newer: Newer = newer()
 
 
-# -- terms as they were sent, and as amendments have made them -----------------------------------------------------------------
+# -- terms as submitted, and as amended ----------------------------------------------------------------------------------------
 
 
-#: Amendments of one submission: each is in its record, and raises the version of its gate by one.
+#: Most amendments of one submission: each is in its record, and raises the version of its gate by one.
 MOST_CHANGES = 20
-#: What an operator may change of others' work.
+#: Terms that an operator may change of others' work.
 OF_OPERATORS = frozenset({"priority", "time_limit_us"})
 
 
 def terms_of(record: Submission) -> Terms:
-    """All of a record's terms as they are. begin_us: None where no leader places it, so that it cannot wait for a time."""
+    """Returns all terms of a record as they are. begin_us: None if no leader places it, because it cannot wait for a time."""
     request, rigid = record.request, record.rigid
     return Terms(
         priority=record.priority,
@@ -338,7 +338,7 @@ def terms_of(record: Submission) -> Terms:
 
 
 def with_terms(record: Submission, terms: Terms) -> Submission:
-    """The record with these in place of its own, and nothing else changed."""
+    """Returns the record with these terms in place of its own, otherwise unchanged."""
     said = terms.said()
     request = {name: said.pop(name) for name in ("time_limit_us", "memory_bytes", "features", "cores") if name in said}
     begin_us = said.pop("begin_us", None)
@@ -347,14 +347,14 @@ def with_terms(record: Submission, terms: Terms) -> Submission:
 
 
 def as_signed(record: Submission) -> Submission:
-    """The record as its user has sent it, as to its terms. Cost: none where they were never changed."""
+    """Returns the record with the terms that its user submitted. Cost: nothing without changes."""
     if record.was is None and not record.changes:
         return record
     return replace(with_terms(record, record.was or Terms()), was=None, changes=())
 
 
 def history_of(record: Submission) -> Iterator[tuple[Amendment, Submission, Submission]]:
-    """Each amendment with the record before and after it, as far as terms are concerned; oldest first."""
+    """Yields each amendment with the record before and after it, as far as terms are concerned; oldest first."""
     before = as_signed(record)
     for change in record.changes:
         after = with_terms(before, change.terms)
@@ -363,7 +363,7 @@ def history_of(record: Submission) -> Iterator[tuple[Amendment, Submission, Subm
 
 
 def as_started(record: Submission, number: int) -> Submission:
-    """The record for what was started when it had so many amendments: in that queue, with those cores and that memory."""
+    """Returns the record for work started when it had `number` amendments: with the queue, cores and memory of then."""
     if number >= len(record.changes):
         return record
     _, then, _ = next(islice(history_of(record), number, None))
@@ -372,7 +372,7 @@ def as_started(record: Submission, number: int) -> Submission:
 
 
 def key_now(key: BlockKey, record: Submission) -> BlockKey:
-    """The key of a waiting block with the priority, cores and memory of its submission now: its name tells those that it came with."""
+    """Returns the key of a waiting block with its submission's present priority, cores and memory; its name has the original ones."""
     if not record.changes:
         return key
     cores, memory_mib = record.request.cores, -(-record.request.memory_bytes // MIB)
@@ -382,9 +382,9 @@ def key_now(key: BlockKey, record: Submission) -> BlockKey:
 
 
 def fault_of(record: Submission) -> str:
-    """Why what a record says of its changes cannot be, "" = it can: its terms are what they make of the signed ones, no other.
+    """Returns why the changes in a record are inconsistent, "" if not: its terms must be what they make of the signed ones.
 
-    Cost: 0.2 us where nothing was changed, else 10 us an amendment.
+    Cost: 0.2 us without changes, else 10 us per amendment.
     """
     if record.was is None and not record.changes:
         return ""

@@ -3,8 +3,8 @@
 Each is a frame (`wire/stream.py`): a struct as array whose first element is its tag. Both ends run the same version of rmgr,
 so fields may change freely; nothing here is stored.
 
-`seq` names one attempt of one task on this node. It is given by the Starter's side, never 0, and grows in the order
-in which work is sent to one spawner or worker: "everything after seq n" is how work is taken back.
+`seq` names one attempt of one task on this node. The Starter's side assigns it, never 0, and it grows in the order
+in which work is sent to one spawner or worker, so work is taken back as "everything after seq n".
 Times named `_us` are microseconds, `started_us` since the epoch; `_ns` are CLOCK_BOOTTIME nanoseconds.
 """
 
@@ -14,21 +14,21 @@ import msgspec
 
 from rmgr.model.base.states import Reason
 
-#: Arguments above this travel in a file that the frame names.
+#: Size above which arguments travel in a file that the frame names.
 MAX_INLINE_PAYLOAD = 1024 * 1024
-#: A result value above this travels in a spool file that the frame names.
+#: Size above which a result value travels in a spool file that the frame names.
 MAX_INLINE_VALUE = 1024 * 1024
-#: Output of a task up to this many bytes a stream travels in the report of its end.
+#: Most bytes per stream of a task's output that travel in the report of its end.
 MAX_INLINE_OUTPUT = 4 * 1024
-#: A function blob up to this rides in every batch that needs it; a larger one is a file.
+#: Most bytes of a function blob inside every batch that needs it; a larger one is a file.
 MAX_INLINE_FUNCTION = 16 * 1024
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """Result of one stream of a task's output.
 
-    size: bytes the task wrote. data: all of it when small. path: else a file that now belongs to the receiver.
-    dropped: bytes cut out of the middle of the file because of the cap (a marker line stands there).
+    size: bytes that the task wrote. data: all of it, if small. path: else a file that now belongs to the receiver.
+    dropped: bytes cut out of the middle of the file because of the cap (a marker line is in their place).
     """
 
     size: int = 0
@@ -44,7 +44,7 @@ class BatchShape(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Settings that all tasks of a batch share.
 
     limit_us: time limit of each task, 0 = none. grace_us: between SIGTERM and SIGKILL. memory_bytes: 0 = no limit.
-    exclusive: killed when the lease ends. output_cap: bytes kept a stream. environ: RMGR_* beside those made from the
+    exclusive: killed when the lease ends. output_cap: bytes kept per stream. environ: RMGR_* beside those made from the
     ids (RMGR_NODELIST, RMGR_HOSTFILE, ...) and the user's.
     """
 
@@ -64,8 +64,8 @@ class BatchShape(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=1):
     """First frame of a spawner's life.
 
-    node: name of the node. directory: its own, existing, removed by the Starter. cgroup: the slot's cgroup v2
-    directory, "" = none; the spawner and its commands live in its child `main`, workers and isolated commands in
+    node: name of the node. directory: its own; exists, and the Starter removes it. cgroup: the slot's cgroup v2
+    directory, "" = none; the spawner and its commands are in its child `main`, workers and isolated commands in
     children of their own. freezer, memory, pids: the same in v1 hierarchies, "" = none. has_memory: the v2 children can
     limit memory.
     no_new_privs: setuid programs gain nothing.
@@ -86,10 +86,10 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=1):
 class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=2):
     """Forks a Python worker; answered by `WorkerForked` with its sockets, or `WorkerGone`.
 
-    sys_path: appended where they exist. archives: zip files put first on sys.path. initializer: pickle of
+    sys_path: appended if they exist. archives: zip files put first on sys.path. initializer: pickle of
     (function, args), run once. python_version: the client's "3.11"; another one is refused. cloudpickle: the client's "3.1.1";
     another major version is refused. protocol: the Starter's; an interpreter with another rmgr is refused.
-    inline_bytes: larger results are left in files. program: the one that it serves.
+    inline_bytes: larger results are left in files. program: the one that the worker serves.
     """
 
     worker: int
@@ -126,7 +126,7 @@ class CommandItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 class CommandBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=3):
     """Commands to run one after another. Answered by `CommandEnds`.
 
-    argv: program and arguments. script: text run by its #! line (else /bin/sh), argv are then its arguments. Their
+    argv: program and arguments. script: text run by its #! line (else /bin/sh), with argv as arguments. Their
     environment: the spawner's, `shape.environ`, the ids' RMGR_*, the item's own. cwd: directory to run in, "" = the work
     directory.
     stdin: bytes, or a file. keep: the work directory is left to the Starter. append: out/err files are appended to.
@@ -140,16 +140,16 @@ class CommandBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     stdin_path: str = ""
     keep: bool = False
     append: bool = False
-    isolate: bool = False  #: a cgroup of its own (freezable, its own memory limit) though it costs a few ms
-    halts: bool = False  #: each stops itself before it is executed, and is continued by who turns it: no look could come early enough
+    isolate: bool = False  #: gets its own cgroup (freezable, with a memory limit), at a cost of a few ms
+    halts: bool = False  #: each stops itself before its exec, and the turner continues it: no check from outside could come early enough
     items: tuple[CommandItem, ...]
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=4):
-    """Ends work: SIGTERM, `grace_us`, SIGKILL (0: SIGKILL at once), to everything it started.
+    """Ends work: SIGTERM, `grace_us`, SIGKILL (0: SIGKILL at once), to all its processes.
 
-    worker: 0 = a command. seq: only if this is what runs now (a queued command is dropped and reported with the
-    reason); 0 = whatever runs, the worker itself ends.
+    worker: 0 = a command. seq: only if this runs now (a queued command is dropped, and reported with the
+    reason); 0 = whatever runs, and the worker itself ends.
     """
 
     worker: int = 0
@@ -187,7 +187,7 @@ class LeaseEnd(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=8
 
 
 class LimitWork(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=10):
-    """The time limit of what runs (seq as in `Stop`) is another one, from its start on; 0 = none."""
+    """Changes the time limit of running work (seq as in `Stop`), counted from its start; 0 = none."""
 
     worker: int = 0
     seq: int
@@ -209,7 +209,7 @@ ToSpawner = Setup | StartWorker | CommandBatch | Stop | Signal | SuspendWork | L
 class SpawnerUp(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=20):
     """The spawner obeys from now on; carries one descriptor, the board of its commands.
 
-    features: what contains its work ("subreaper", "cgroup", "freezer", "pids", "memory"). error: it cannot (it ends).
+    features: what contains its work ("subreaper", "cgroup", "freezer", "pids", "memory"). error: why it cannot work (it ends).
     """
 
     pid: int
@@ -226,10 +226,10 @@ class WorkerForked(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
 
 
 class WorkerGone(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=22):
-    """A worker is dead and everything it had started too.
+    """A worker is dead, and so are all processes that it started.
 
-    reason: why it was killed, or what its death means for the task that it ran (EXIT_CODE, SIGNAL, OUT_OF_MEMORY,
-    WORKER_LOST, ...). seq: the task that reason is for, 0 = none was running.
+    reason: why it was killed, or what its death means for its task (EXIT_CODE, SIGNAL, OUT_OF_MEMORY,
+    WORKER_LOST, ...). seq: the task that the reason is for, 0 = none was running.
     """
 
     worker: int
@@ -245,7 +245,7 @@ class WorkerGone(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
 
 
 class CommandStarted(msgspec.Struct, frozen=True, array_like=True):
-    """A command runs (told only when it runs for longer than a few ms). out, err: its files while it runs, kept below `cap` bytes."""
+    """A command runs (sent only after a few ms). out, err: its files while it runs, kept below `cap` bytes."""
 
     seq: int
     pid: int
@@ -257,7 +257,7 @@ class CommandStarted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommandEnd(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
-    """End of a command. reason NONE: exit code 0. directory: only when it was to be kept."""
+    """End of a command. reason NONE: exit code 0. directory: only if it was to be kept."""
 
     seq: int
     reason: Reason = Reason.NONE
@@ -270,7 +270,7 @@ class CommandEnd(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     out: Output = NO_OUTPUT
     err: Output = NO_OUTPUT
     detail: str = ""
-    leftovers: int = 0  #: processes it left behind, killed
+    leftovers: int = 0  #: number of processes that it left behind, which were killed
     directory: str = ""
 
 
@@ -289,7 +289,7 @@ class CommandsReturned(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class Surprise(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """Something to count and log: what (a closed list of words), detail."""
+    """An event to count and log: what (a closed list of words), detail."""
 
     what: str
     detail: str = ""
@@ -315,7 +315,7 @@ class TaskItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True,
 
 
 class KeyedInput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """Value of one input key. path: file with the bytes instead. sha256: of these, to be compared, where nobody has done that; then
+    """Value of one input key. path: file with the bytes instead. sha256: of these bytes, to be compared if nobody has; in that case
     key: the input key."""
 
     data: bytes = b""
@@ -344,7 +344,7 @@ class TaskBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
 
 
 class Granted(msgspec.Struct, frozen=True, array_like=True, tag=41):
-    """The slot is yours again (answer to `Unblocking`)."""
+    """The worker has the slot again (answer to `Unblocking`)."""
 
     seq: int
 
@@ -356,7 +356,7 @@ ToWorker = TaskBatch | Granted
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """One result value. path: spool file that now belongs to the receiver, instead of data. sha256: of the bytes in it."""
+    """One result value. path: spool file that now belongs to the receiver, instead of data. sha256: of its bytes."""
 
     data: bytes = b""
     pickled: bool = True
@@ -402,13 +402,13 @@ class TaskEnds(msgspec.Struct, frozen=True, array_like=True, tag=60):
 
 
 class Skipped(msgspec.Struct, frozen=True, array_like=True, tag=61):
-    """Tasks that were taken back before they started."""
+    """Tasks taken back before they started."""
 
     seqs: tuple[int, ...]
 
 
 class WorkerUp(msgspec.Struct, frozen=True, array_like=True, tag=62):
-    """The environment of the worker stands: it takes tasks."""
+    """The worker's environment is ready: it takes tasks."""
 
     pid: int
 
@@ -416,7 +416,7 @@ class WorkerUp(msgspec.Struct, frozen=True, array_like=True, tag=62):
 class WorkerRefused(msgspec.Struct, frozen=True, array_like=True, tag=63):
     """The environment cannot be made (initializer failed, wrong Python, archive broken); the worker ends.
 
-    error: pickled exception. summary: "Type: message". initializer: it was the initializer that failed.
+    error: pickled exception. summary: "Type: message". initializer: the initializer has failed.
     """
 
     error: bytes
@@ -427,19 +427,19 @@ class WorkerRefused(msgspec.Struct, frozen=True, array_like=True, tag=63):
 
 
 class Blocked(msgspec.Struct, frozen=True, array_like=True, tag=64):
-    """Task `seq` waits for another task: its slot is free, what was sent after it must run elsewhere."""
+    """Task `seq` waits for another task: its slot is free, and work sent after it must run elsewhere."""
 
     seq: int
 
 
 class Unblocking(msgspec.Struct, frozen=True, array_like=True, tag=65):
-    """Task `seq` could go on: it waits for `Granted`."""
+    """Task `seq` could continue: it waits for `Granted`."""
 
     seq: int
 
 
 class Leaving(msgspec.Struct, frozen=True, array_like=True, tag=66):
-    """The idle worker ends itself because tasks left processes behind; send it nothing more."""
+    """The idle worker ends itself because tasks left processes behind; send nothing more to it."""
 
     why: str
 

@@ -6,14 +6,14 @@ from enum import StrEnum
 
 import msgspec
 
-#: Bytes of one frame: a block's data with its name, or a fragment's.
+#: Most bytes of one frame: a block's data with its name, or a fragment's.
 MAX_BYTES = 64 * 1024
 
 
 class Hint(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=1):
-    """Client to Starter: a block is being handed to `node`. block: name of its znode. data: what will stand in it.
+    """Client to Starter: a block is being handed to `node`. block: name of its znode. data: its future contents.
 
-    is_early: its commit is not on its way yet, for its output keys are being claimed.
+    is_early: its commit is not under way yet, because its output keys are being claimed.
     """
 
     node: str
@@ -39,16 +39,16 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class ClaimStage(StrEnum):
-    """Stages of the claim of output keys that are left to the node to which their block is handed."""
+    """Stages of the claim of output keys that are left to the node that gets their block."""
 
-    HERE = "here"  #: the node claims them itself, before it begins
-    AWAITED = "awaited"  #: its client claims them, and will say so
-    DECIDED = "decided"  #: nobody else can have them: tasks may begin, and none may be committed as completed
+    HERE = "here"  #: the node claims them itself before it begins
+    AWAITED = "awaited"  #: the client claims them, and will report it
+    DECIDED = "decided"  #: no other client can get them: tasks may begin, but not be committed as completed
     MADE = "made"  #: the tasks have them
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Client to Starter: how far it has claimed the output keys of a block that it handed to `node`. HERE: it does not."""
+    """Client to Starter: how far it has claimed the output keys of a block handed to `node`. HERE: it does not claim them."""
 
     node: str
     block: str

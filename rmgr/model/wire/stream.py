@@ -1,32 +1,32 @@
-"""A byte stream of frames: a 4-byte little-endian length, and one MessagePack value of a type that both ends know.
+"""A byte stream of frames: a 4-byte little-endian length, and one MessagePack value of a type known to both ends.
 
-Decoders of types are made once, by one thread at a time. msgspec describes a type to itself when its first decoder is made. It does so
-partly in Python, and other threads see the description before it is whole: where two decode a type for the first time, the process ends
-by SIGSEGV (msgspec 0.22). So a type that a thread may be the first to decode gets its decoder here, and never by `decode(..., type=...)`.
+Only one thread at a time creates decoders. msgspec describes a type to itself when its first decoder is made, partly in
+Python, and other threads see the incomplete description: if two threads decode a type for the first time at once, the process dies
+of SIGSEGV (msgspec 0.22). So every type that a thread may be the first to decode gets its decoder here, never by `decode(..., type=...)`.
 """
 
 from __future__ import annotations
 
-from _thread import allocate_lock  # held while a decoder is made, a millisecond at most: nothing waits in it
+from _thread import allocate_lock  # held while a decoder is made, at most a millisecond: nothing waits inside
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from rmgr.errors import UNREADABLE_TEXT
 
-#: Largest frame either side accepts; a longer one means a broken stream.
+#: Largest frame that either side accepts; a longer one means a broken stream.
 MAX_FRAME = 64 * 1024 * 1024
 HEADER = 4
-#: What decoders raise: other bytes, text that is no UTF-8, keys that cannot be keys, fields that nobody knows and that are nested
-#: thousands deep. The other end may be a user's, and an error of another kind ends the thread that reads, or its whole process.
+#: Errors of decoders: other bytes, invalid UTF-8, invalid keys, unknown fields nested thousands deep.
+#: The other end may be a user's, and an unexpected kind of error would end the reading thread, or its whole process.
 UNREADABLE = (*UNREADABLE_TEXT, TypeError)
-#: Characters of what they say.
+#: Most characters of their messages.
 _TOLD = 300
-#: Values of one frame, counted in frames of more than so many bytes: each byte may be a struct of a hundred bytes once it is decoded.
-#: The most that honest ones have are those of a task with 100,000 output keys: six each.
+#: Most values of one frame, counted in frames above this many bytes: each byte may become a struct of a hundred bytes when decoded.
+#: Honest frames have at most those of a task with 100,000 output keys: six each.
 MAX_VALUES, FEW_BYTES = 1_000_000, 1024 * 1024
-#: After the first byte of a MessagePack value: bytes that belong to it; or the width of a number that says how many bytes, values or
-#: pairs follow, and what is to be skipped beside them.
+#: After the first byte of a MessagePack value: bytes that belong to it; or the width of a number that counts the following bytes,
+#: values or pairs, and the bytes to skip beside them.
 _FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _FIXED |= {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
 _LONG = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1), 0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
@@ -41,7 +41,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(frame: object) -> bytes:
-    """One frame with its header. Raises: FrameError above MAX_FRAME. Cost: O(size)."""
+    """Returns one frame with its header. Raises: FrameError above MAX_FRAME. Cost: O(size)."""
     buffer = bytearray(HEADER)
     _encoder.encode_into(frame, buffer, HEADER)
     if (size := len(buffer) - HEADER) > MAX_FRAME:
@@ -54,9 +54,9 @@ F = TypeVar("F")
 
 
 def is_crowded(data: bytes | memoryview, most: int = MAX_VALUES) -> bool:
-    """It has more than `most` values, or says so. What else is no MessagePack is left to the decoder.
+    """Returns whether the data have, or announce, more than `most` values. Leaves other faults to the decoder.
 
-    Cost: 0.3 us a value until what has come and what is announced are too many; nothing is built.
+    Cost: 0.3 us per value until the values seen and announced are too many; builds nothing.
     """
     at, left, seen = 0, 1, 0
     while left and at < len(data):
@@ -95,12 +95,12 @@ class FrameReader(Generic[F]):
         return len(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> list[F]:
-        """All frames that `data` completes. Raises: FrameError. Cost: O(len(data)) amortised."""
+        """Returns all frames that `data` completes. Raises: FrameError. Cost: O(len(data)) amortised."""
         buffer = self._buffer
         if buffer:
             buffer += data
         frames: list[F] = []
-        view = memoryview(buffer or data)  # what comes whole is not copied
+        view = memoryview(buffer or data)  # frames that arrive whole are not copied
         start, end = 0, len(view)
         try:
             while end - start >= HEADER:
@@ -137,7 +137,7 @@ _msgpack: dict[object, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """Of JSON. Cost: 0.1 us."""
+    """Returns the JSON decoder of a type. Cost: 0.1 us."""
     decoder = _json.get(kind)
     if decoder is None:
         with _making:
@@ -146,7 +146,7 @@ def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Of MessagePack. kind: a type, or a union of structs. Cost: 0.1 us."""
+    """Returns the MessagePack decoder. kind: a type, or a union of structs. Cost: 0.1 us."""
     decoder = _msgpack.get(kind)
     if decoder is None:
         with _making:

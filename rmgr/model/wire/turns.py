@@ -11,8 +11,8 @@ import msgspec
 
 
 class AddPart(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A part, which begins stopped. spawner: pid of the program below which all its processes are. freeze: `cgroup.freeze` of the group
-    that all of them but the spawner are in, "" = they are stopped by signals."""
+    """A part, which begins stopped. spawner: pid of the ancestor of all its processes. freeze: `cgroup.freeze` of the group
+    of all of them but the spawner, "" = they are stopped by signals."""
 
     part: str
     spawner: int
@@ -20,27 +20,27 @@ class AddPart(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class DropPart(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """It is over: its last `Served` follows, and it is forgotten."""
+    """The part is over: its last `Served` follows, then it is forgotten."""
 
     part: str
 
 
 class Rows(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """(from when on, parts that run from then on), ascending, in place of all earlier rows. The last one stands until others come; names
-    that nobody has are no error."""
+    """(from when, parts that run from then on), ascending, in place of all earlier rows. The last row holds until others come; unknown
+    names are no error."""
 
     rows: tuple[tuple[int, tuple[str, ...]], ...]
 
 
 class LetGo(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """It runs until then, whatever the rows say. 0: it returns to its turns. What it was served so far is told at once."""
+    """The part runs until then, whatever the rows say; 0: it returns to its turns. Its served time so far is reported at once."""
 
     part: str
     until_ns: int
 
 
 class HoldPart(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Somebody has suspended it (on), and it is not continued until he resumes it; `LetGo` outranks this."""
+    """Suspends the part (on): it is not continued until it is resumed; `LetGo` outranks this."""
 
     part: str
     on: bool
@@ -58,10 +58,10 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag=20):
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True, tag=21):
-    """parts: (name, for how long it has had its cores in all (ns), in how many turns, whether it has them now).
+    """parts: (name, total time with its cores (ns), number of turns, whether it has them now).
 
-    Since this turner began: switches: boundaries at which somebody was stopped or continued; late: those at which somebody did not stand
-    still in 20 ms, or was found running that should not; out_of_turn_ns: how long parts have run out of turn.
+    Since this turner began: switches: boundaries at which a part was stopped or continued; late: those at which a part did not
+    stop within 20 ms, or one was found running out of turn; out_of_turn_ns: how long parts have run out of turn.
     """
 
     parts: tuple[tuple[str, int, int, bool], ...]
@@ -71,8 +71,8 @@ class Served(msgspec.Struct, frozen=True, array_like=True, tag=21):
 
 
 class Stubborn(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """The part did not stand still within a second. killed: it computed; else it sleeps where no signal reaches it, and is stopped as soon
-    as it wakes."""
+    """The part did not stop within a second. killed: it was computing; else it sleeps where no signal reaches it, and is stopped when
+    it wakes."""
 
     part: str
     killed: bool
