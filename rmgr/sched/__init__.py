@@ -1,6 +1,6 @@
-"""Scheduling, pure: cluster state and causes in, a plan of decisions out; the same for the live leader and the simulator.
+"""Pure scheduling: takes cluster state and causes, returns a plan of decisions; the live leader and the simulator share it.
 
-Here stand the nouns and the pass (`job`, `records`, `plan`, `policy`, `parameters`, `engine`), policies by name (`catalogue`), from tables
-(`pipeline`) and of others (`vetting`). Lowest first: tree, capacity, state, what a policy reads and writes on (`view`, `draft`), policies.
-What policies of users import (README.md) keeps its place.
+This directory holds the nouns and the pass (`job`, `records`, `plan`, `policy`, `parameters`, `engine`), policies by name (`catalogue`),
+pipelines from tables (`pipeline`) and the vetting of other programs' plans (`vetting`). Layers, lowest first: tree, capacity, state, what a
+policy reads and writes on (`view`, `draft`), policies. Modules that users' policies import (README.md) keep their place.
 """

@@ -1,7 +1,7 @@
-"""The policies by the names of configuration and command line, each built from parameters that are checked here.
+"""Policies by their names in configuration and on the command line, each built from parameters that are checked here.
 
 A new policy is one line in `POLICIES`; its parameters are the fields of its dataclass (`rmgr.sched.parameters`). A policy with a field
-`order: Order` takes every order, ageing over it (`max_wait`), and the parameters of that order.
+`order: Order` takes any order, ageing over it (`max_wait`), and the parameters of that order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEARCHES: Mapping[str, type[Any]] = {"head_blocking": HeadBlocking, "first_fit":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A policy that has a name. summary: one line. preset: parameters that this name sets, where they are not the class's defaults."""
+    """A named policy. summary: one line. preset: parameters that this name sets differently from the class's defaults."""
 
     policy: type[Any]
     summary: str
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Every parameter it takes, with the defaults of this name; those that only another order has say so."""
+        """Every parameter of the policy, with this name's defaults; `goes_with` marks those that only another order has."""
         own = [_preset(parameter, self.preset) for parameter in parameters_of(self.policy)]
         found: list[Parameter] = []
         if self.policy in SEARCHES.values():
@@ -103,7 +103,7 @@ POLICIES: Mapping[str, Entry] = {
     "buddy_fcfs": Entry(policy=BuddyFcfs, summary="first come, first served over binary buddies; the head blocks (paper 002, batch)"),
 }
 
-#: Policies that choose servers for calls. They place no jobs, and those above send no calls.
+#: Policies that choose servers for calls. They place no jobs; the policies above send no calls.
 CALL_POLICIES: Mapping[str, Entry] = {
     "rr": Entry(policy=RoundRobin, summary="calls go to the servers in turn (paper 004)"),
     "load": Entry(policy=Load, summary="calls go where load is least for the performance (paper 004)"),
@@ -117,12 +117,12 @@ CALL_POLICIES: Mapping[str, Entry] = {
 
 
 def takes_orders(name: str) -> bool:
-    """It is a policy of rmgr's that composes with any order."""
+    """Whether the name is a policy of rmgr's own that composes with any order."""
     return name in POLICIES and any(parameter.kind is Kind.ORDER for parameter in POLICIES[name].parameters)
 
 
 def heeds_priority(policy: object) -> bool:
-    """A policy of rmgr's looks at the jobs' own priority."""
+    """Whether the policy is one of rmgr's own and looks at the jobs' priority."""
     order = getattr(policy, "order", None)
     while isinstance(order, Ageing):
         order = order.base
@@ -130,7 +130,7 @@ def heeds_priority(policy: object) -> bool:
 
 
 def call_policy_named(name: str, params: Mapping[str, object] | None = None) -> Policy:
-    """The policy for calls of this name. Raises: as `policy_named`."""
+    """Returns the policy for calls with this name. Raises: as `policy_named`."""
     entry = CALL_POLICIES.get(name)
     if entry is None:
         if name in POLICIES:
@@ -146,14 +146,14 @@ def policy_named(
     plugins: Mapping[str, type[Any]] | None = None,
     records: Iterable[object] = (),
 ) -> Policy:
-    """The policy of this name.
+    """Returns the policy with this name.
 
     Args:
-        params: its parameters, as text or as TOML has them. `order` and `search` replace that half of a composed policy: any order
-            composes with any search; `max_wait` (`12h`, `3600` seconds) with all of them.
-        plugins: policies of the user's own, by name; a name of the catalogue stays the catalogue's.
-        records: what other tables of a configuration describe (queue classes): a field `tuple[THAT, ...]` takes those of its type.
-    Raises: ConfigError for an unknown name or parameter (with the nearest), or a value that is no such value or out of range.
+        params: its parameters, as text or as TOML values. `order` and `search` replace that half of a composed policy: any order
+            composes with any search, and `max_wait` (`12h`, `3600` seconds) with all of them.
+        plugins: the user's own policies, by name; a name of the catalogue always means the catalogue's policy.
+        records: values from other tables of the configuration (queue classes): a field `tuple[T, ...]` takes those of type T.
+        Raises: ConfigError for an unknown name or parameter (with the nearest known one), or an invalid or out-of-range value.
     """
     entry = POLICIES.get(name)
     if entry is not None:
@@ -167,7 +167,7 @@ def policy_named(
 
 
 def built(kind: type[Any], given: Mapping[str, object], *, name: str, records: Iterable[object] = ()) -> Policy:
-    """A policy of this class. name: told in errors. Raises: as `policy_named`."""
+    """Builds a policy of this class. name: appears in errors. Raises: as `policy_named`."""
     given = dict(given)
     if kind in SEARCHES.values() and "search" in given:
         kind = _one_of("search", given.pop("search"), SEARCHES)
@@ -196,12 +196,12 @@ def built(kind: type[Any], given: Mapping[str, object], *, name: str, records: I
 def _made(name: str, kind: type[Any], fields: Mapping[str, Any]) -> Any:
     try:
         return kind(**fields)
-    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:  # what the checks of a user's class raise
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:  # raised by a user class's own checks
         raise ConfigError(f"{name} cannot be made: {error}", hint=f"rmgr policy list {name}") from error
 
 
 def _described(name: str, takes: Iterable[Parameter], records: Iterable[object], given: Mapping[str, object]) -> dict[str, Any]:
-    """Fields that hold records of other tables."""
+    """Returns the fields that hold records from other tables."""
     found: dict[str, Any] = {}
     for parameter in takes:
         kind = record_type(parameter.held)

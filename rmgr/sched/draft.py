@@ -1,19 +1,17 @@
-"""Gives a policy its draft: a view of one partition, an overlay of what this pass has decided, and verbs that are vetted at once.
+"""Gives a policy its draft: a view of one partition, an overlay of this pass's decisions, and verbs that are vetted at once.
 
-A verb answers `Accepted`, `Insufficient` (not now) or `Infeasible` (never); only what was accepted is in the plan, so no policy can
-over-commit a node, start a job twice, or break a promise that this pass or an earlier one made. The seam on one page:
+A verb answers `Accepted`, `Insufficient` (not now) or `Infeasible` (never); only accepted verbs get into the plan, so no policy can
+over-commit a node, start a job twice, or break a promise of this or an earlier pass. The interface on one page:
 
 | to see (`view.py`) | |
 |---|---|
-| `sorted_by(order)`, `by_arrival()`, `queue(name)`, `queues()` | waiting jobs that could start as far as they themselves are concerned |
+| `sorted_by(order)`, `by_arrival()`, `queue(name)`, `queues()` | waiting jobs that nothing about themselves keeps from starting |
 | `startable(jobs)`, `fits(job)`, `waiting_count` | which of them could start now |
-| `job(id)`, `run(id)`, `running()`, `running_in(queue)`, `suspended()`, `is_pinned(id)` | any job; what runs or stands still; may it move |
-| `free_cores`, `idle_nodes`, `nodes`, `room(job, node, cores)` | what is free |
-| `promised(id)`, `holds()`, `held_for(id)` | promises |
-| `note_of(kind, id)`, `notes(kind)` | what the policy remembers |
-| `used_by(user)`, `usage()`, `uncharged(run, now_us)`, `gangs()` | other records |
-| `calls()`, `servers()`, `measurements(server)`, `learnt(...)`, `answered()` | calls that want a server, and what is known of servers |
-| `now_us`, `seed`, `partition` | of the pass |
+| `job(id)`, `run(id)`, `running()`, `running_in(queue)`, `suspended()`, `is_pinned(id)` | any job; running and suspended jobs; may it move
+| | `free_cores`, `idle_nodes`, `nodes`, `room(job, node, cores)` | free capacity | | `promised(id)`, `holds()`, `held_for(id)` | promises |
+| `note_of(kind, id)`, `notes(kind)` | the policy's memory | | `used_by(user)`, `usage()`, `uncharged(run, now_us)`, `gangs()` | other
+records | | `calls()`, `servers()`, `measurements(server)`, `learnt(...)`, `answered()` | calls that wait for a server; known facts about
+servers | | `now_us`, `seed`, `partition` | of the pass |
 
 | to decide, each with its why | |
 |---|---|
@@ -71,17 +69,17 @@ SCATTERED = "needs {} x {} cores, {} are free, but where it may run there is roo
 NOT_EMPTY = "needs {} x {} cores and its nodes for itself, {} nodes empty"
 NO_SPANS = Why("nodes", "a placement is a tuple of spans: first node, last node, processes on each")
 HAS_HOLD = Why("hold", "it has been promised the cores of running jobs")
-#: Kind of the note that a policy has of a job that it has stopped in place.
+#: Kind of a policy's note on a job that it has suspended.
 STANDS_STILL = "stands still"
-#: Its user wants it so, or it has just refused.
+#: The user wants it so, or the job has just refused.
 PINNED = Why("pinned", "it may not be sent back to the queue")
 _INTEGERS = {int}
-#: More slots than this nobody counts.
+#: Upper bound of slot numbers and other counts.
 _MOST = 1 << 62
 
 
 class Trial:
-    """A fork of the draft: what is written meanwhile is taken back unless `keep` was called."""
+    """A fork of the draft: verbs used inside are undone unless `keep` was called."""
 
     __slots__ = ("kept",)
 
@@ -93,13 +91,13 @@ class Trial:
 
 
 class Draft(View):
-    """One partition in one pass. It is closed when the pass ends: a policy that kept it cannot use it."""
+    """One partition in one pass. The draft closes when the pass ends, so a policy that kept it cannot use it."""
 
     __slots__ = ()
 
     @contextmanager
     def fork(self) -> Iterator[Trial]:
-        """What if: `with draft.fork() as trial:` takes back every verb used inside, unless `trial.keep()` was called."""
+        """Tries something: `with draft.fork() as trial:` undoes every verb used inside unless `trial.keep()` was called."""
         trial, mark = Trial(), self.mark()
         try:
             yield trial
@@ -116,17 +114,17 @@ class Draft(View):
         return Accepted(at_us)
 
     def leave_pending(self, job_id: int, why: Why) -> None:
-        """Says why this job keeps waiting."""
+        """Sets the reason why this job keeps waiting."""
         self.left[job_id] = why
 
     def leave_rest(self, why: Why) -> None:
-        """Says why every waiting job without a reason of its own keeps waiting."""
+        """Sets the reason why every waiting job without its own reason keeps waiting."""
         self.rest = why
 
     # -- waiting jobs -------------------------------------------------------------------------------------------------------
 
     def start(self, job_id: int, why: Why, placement: Placement | None = None) -> Verdict:
-        """Starts a waiting job now, on the free nodes of lowest id or on `placement`. O(spans), however many nodes there are."""
+        """Starts a waiting job now, on `placement` or on the free nodes of lowest id. Cost: O(spans), however many nodes there are."""
         job = self._job(job_id)
         if not isinstance(job, Job):
             return job
@@ -173,10 +171,10 @@ class Draft(View):
         return of_tuple(Accepted, (now_us,))
 
     def reserve(self, job_id: int, why: Why, *, keep: bool = False) -> Verdict:
-        """Promises the job the earliest start that breaks no other promise, every run using its whole limit; replaces its old one.
+        """Promises the job the earliest start that breaks no other promise if every run uses its whole limit; replaces its old promise.
 
-        keep: commit it as a record that later passes honour; else it holds for this pass. Insufficient: no such time is known.
-        Cost: the first promise of a pass O(runs + promises), further ones of what is free for so long before their answer.
+        keep: commit it as a record that later passes honour; otherwise it holds for this pass. Insufficient: no start time is known.
+        Cost: the first promise of a pass O(runs + promises); later ones O(what is free for as long as the limit before their answer).
         """
         job = self._job(job_id)
         if not isinstance(job, Job):
@@ -211,7 +209,7 @@ class Draft(View):
         return Accepted(held.start_us)
 
     def unreserve(self, job_id: int, why: Why) -> Verdict:
-        """Gives up the job's promise. Infeasible when it has none."""
+        """Gives up the job's promise. Infeasible if it has none."""
         self._check_open()
         if self._promises.pop(job_id, None) is None:
             return self._never(Why("state", "job {} has no reservation in partition {}", (job_id, self.partition)))
@@ -221,7 +219,7 @@ class Draft(View):
         return Accepted(self.now_us)
 
     def _start_on_held(self, job: Job, hold: Hold, why: Why, placement: Placement | None) -> Verdict:
-        """A job with a hold starts on what is held for it, and nowhere else."""
+        """Starts a job with a hold on its held cores, the only place where it may start."""
         if not hold.is_complete:
             runs = ", ".join(str(share.run_id) for share in hold.waits_for)
             return Insufficient(Why("hold", "has been promised the cores of running jobs {}", (runs,)))
@@ -233,7 +231,7 @@ class Draft(View):
         more, pool = self._changes(), self._pool
         mark = len(more.undo)
         self._swap_hold(job, None)
-        if not pool.holds(job, where):  # memory that other jobs still have
+        if not pool.holds(job, where):  # memory that other jobs still use
             more.back(mark)
             return Insufficient(Why("hold", "the cores held for it are free, something else that it needs there is not"))
         pool.take(job, where)
@@ -244,7 +242,7 @@ class Draft(View):
         return Accepted(self.now_us)
 
     def _within_promises(self, job: Job, placement: Placement | None) -> Placement | None:
-        """Where the job can start now without breaking a promise to another; its own promise is then kept. None: nowhere."""
+        """Returns where the job can start now without breaking a promise to another job, and uses up its own promise; None if nowhere."""
         own = self._promises.get(job.id)
         timeline = self._timeline
         if own is not None:
@@ -269,21 +267,21 @@ class Draft(View):
     # -- jobs that run or stand still ---------------------------------------------------------------------------------------
 
     def migrate(self, job_id: int, why: Why) -> Verdict:
-        """A running or suspended job is asked to checkpoint and waits again, from this moment on; what it had is free in this pass.
+        """Asks a running or suspended job to checkpoint and puts it back in the queue now; its capacity is free in this pass.
 
-        Infeasible for one that is pinned (`is_pinned`): its user wants it to run once and to its end, or it has just refused.
-        Insufficient for one that this pass itself has started: so a job moves at most once a pass. Cost: that of its placement.
+        Infeasible for a pinned job (`is_pinned`): its user wants it to run once and to its end, or it has just refused.
+        Insufficient for a job that this very pass has started, so a job moves at most once a pass. Cost: O(its placement).
         """
         return self._send_back(Migrate(job_id, why, self.partition))
 
     def preempt(self, job_id: int, why: Why) -> Verdict:
-        """The same, but it starts again from nothing."""
+        """As `migrate`, but the job starts again from scratch."""
         return self._send_back(Preempt(job_id, why, self.partition))
 
     def suspend(self, job_id: int, why: Why) -> Verdict:
-        """A running job stops in place: its cores are free in this pass, its memory stays taken. A note says which policy did it.
+        """Stops a running job in place: its cores are free in this pass, its memory stays taken. A note says which policy did it.
 
-        Insufficient where a promise counts on its memory, Infeasible in a gang: that suspends by itself.
+        Insufficient if a promise counts on its memory; Infeasible in a gang, which suspends its jobs itself.
         """
         run = self._ran_before(job_id)
         if not isinstance(run, Running):
@@ -297,14 +295,14 @@ class Draft(View):
         more.did(partial(pool.unpark, run.job, run.placement))
         more.put(more.suspended, job_id, Suspended(run, self.now_us))
         broken = self._breaks_promises(mark)
-        if broken is not None:  # its memory was to come back
+        if broken is not None:  # the promise counts on its memory
             return broken
         self._write(STANDS_STILL, run.job.id, (self.now_us,))
         self.decisions.append(Suspend(run.job.id, why, self.partition))
         return Accepted(self.now_us)
 
     def resume(self, job_id: int, why: Why) -> Verdict:
-        """A suspended job goes on where it stands, with what was left of its limit. Insufficient while its cores are not free."""
+        """Lets a suspended job go on in place with the rest of its limit. Insufficient while its cores are not free."""
         self._check_open()
         more, pool = self._changes(), self._pool
         stopped = more.suspended.get(job_id)
@@ -337,7 +335,7 @@ class Draft(View):
         return Accepted(self.now_us)
 
     def route(self, job_id: int, to: str, why: Why) -> Verdict:
-        """A waiting job goes to the queue `to`. It keeps its place in every order but that of the queue."""
+        """Moves a waiting job to the queue `to`. It keeps its place in every order except the queue's own."""
         self._check_open()
         job = self._job(job_id)
         if isinstance(job, Insufficient | Infeasible):
@@ -353,7 +351,7 @@ class Draft(View):
         return Accepted(self.now_us)
 
     def reject(self, job_id: int, why: Why) -> Verdict:
-        """A waiting job can never run here: the driver ends it. Also one that no order shows."""
+        """Rejects a waiting job that can never run here, even one that no order shows: the driver ends it."""
         self._check_open()
         job = self._waiting(job_id)
         if job is None or job_id in self._started:
@@ -365,7 +363,7 @@ class Draft(View):
             more.drop(more.extra, job_id)
         if job_id in self._part.jobs and job_id not in self._part.aside and job_id not in more.gone:
             more.put(more.gone, job_id, None)
-        if job_id not in more.gone:  # it ran before this pass, or no order shows it: it is not there for anybody either
+        if job_id not in more.gone:  # it ran before this pass or no order shows it: hide it from every reader
             more.put(more.rejected, job_id, None)
         self._promises.pop(job_id, None)
         self._look_again()
@@ -398,7 +396,7 @@ class Draft(View):
         return Accepted(self.now_us)
 
     def _ran_before(self, job_id: int) -> Running | Insufficient | Infeasible:
-        """A run that this pass has not touched."""
+        """Returns the job's run, which this pass must not have touched."""
         self._check_open()
         more = self._more
         if job_id in self._started or (more is not None and (job_id in more.begun or job_id in more.left)):
@@ -407,12 +405,12 @@ class Draft(View):
         return self._never(Why("state", "job {} does not run in partition {}", (job_id, self.partition))) if run is None else run
 
     def _vacate(self, run: Running) -> None:
-        """The run leaves its nodes; what a hold waits for of them is held. Nodes of a gang stay the gang's for this pass."""
+        """Takes the run off its nodes and turns the share that a hold waits for into a held one. A gang keeps its nodes for this pass."""
         more, pool, job_id = self._changes(), self._pool, run.job.id
         more.put(more.left, job_id, run)
         self._tally = None
         if self._part.gangs.of and job_id in self._part.gangs.of:
-            return  # the record keeps it until it is set again
+            return  # the record keeps the job until it is set again
         pool.give(run.job, run.placement)
         more.did(partial(pool.take, run.job, run.placement))
         holder = more.flagged.get(job_id)
@@ -428,12 +426,12 @@ class Draft(View):
     # -- cores of running jobs ----------------------------------------------------------------------------------------------
 
     def hold(self, job_id: int, shares: Sequence[Share], why: Why) -> Verdict:
-        """The waiting job gets these cores as soon as the runs that have them leave, and starts on nothing else. It replaces its hold.
+        """Promises the waiting job these cores as soon as their runs leave; it starts nowhere else. Replaces the job's hold.
 
-        A run that has left since an earlier `hold` is named by what is held of it, all or fewer cores. What is not named is free at once,
-        or when its run ends. Until the job has ended, no promise counts on what it holds.
+        For a run that has left since an earlier `hold`, name what is held of it, all or fewer cores. Cores not named are free at once, or
+        when their run ends. Until the job has ended, no promise counts on cores that it holds.
         Insufficient: a run is promised to another job, the job does not fit on the shares, or a promise would be broken.
-        Infeasible: an unknown job or run, or more cores than it has. Cost: O(nodes of the shares), with promises a new timeline.
+        Infeasible: an unknown job or run, or more cores than the run has. Cost: O(nodes of the shares), with promises a new timeline.
         """
         job = self._job(job_id)
         if not isinstance(job, Job):
@@ -456,13 +454,13 @@ class Draft(View):
         return Accepted(self.now_us)
 
     def shrink(self, job_id: int, shares: Sequence[Share], why: Why) -> Verdict:
-        """`hold` again, for a job that has one."""
+        """Calls `hold` again for a job that has a hold; Infeasible if it has none."""
         if job_id not in self._holds:
             return self._never(Why("state", "job {} has no hold in partition {}", (job_id, self.partition)))
         return self.hold(job_id, shares, why)
 
     def release(self, job_id: int, why: Why) -> Verdict:
-        """The job's hold goes: what was held is free in this pass, its runs are promised to nobody. Infeasible when it has none."""
+        """Gives up the job's hold: held cores are free in this pass, and its runs are promised to no job. Infeasible if it has none."""
         self._check_open()
         job = self._waiting(job_id)
         if job is None or job_id not in self._holds:
@@ -504,18 +502,18 @@ class Draft(View):
     # -- gangs: time-sharing by the slots of a queue tree --------------------------------------------------------------------
 
     def carousel(self, gang: Gang, closed: frozenset[int] = frozenset()) -> Carousel:
-        """The tree, the front and the queues of a record. Change a `copy()` only."""
+        """Returns the tree, front and queues of a record; change only a `copy()`."""
         return self._part.gangs.carousel(gang, closed)
 
     def gang(self, gang: Gang, why: Why, carousel: Carousel | None = None) -> Verdict:
-        """Sets the record, in place of the one of that name. Its waiting jobs start on the leaves of their tree nodes, lowest first.
+        """Sets the record, replacing the gang of that name. Its waiting jobs start on the leaves of their tree nodes, lowest first.
 
-        Args: gang: `policy` and `partition` are set here. carousel: what the record was made of, to spare making it anew; it is not
-        changed any more.
-        Its nodes, those on which its jobs stand, are nobody else's. Every job of the gang that runs must be in it, where it stands.
-        Insufficient: nodes that are not free or closed, a promise or a window. Infeasible: a job that does not fit into its partition,
-        memory or other resources that do not do for all jobs of a node together, jobs that run elsewhere or are unknown, a record that
-        is none. Cost: O(jobs of the gang + nodes of those that start).
+        Args: gang: `policy` and `partition` are set here. carousel: the object from which the record was made, which spares building it
+        again; it must not change any more.
+        Nodes on which its jobs run belong to the gang alone. Every running job of the gang must be in the record, where it runs.
+        Insufficient: nodes not free or closed, a promise or a window. Infeasible: a job that does not fit into its tree node, too little
+        memory or other resources for all jobs of a node together, jobs that run elsewhere or are unknown, a malformed record.
+        Cost: O(jobs of the gang + nodes of those that start).
         """
         self._check_open()
         wrong = _malformed(gang)
@@ -559,7 +557,7 @@ class Draft(View):
         return Accepted(self.now_us)
 
     def shareable(self, name: str) -> frozenset[int]:
-        """Nodes on which a job of the gang of this name could start: the gang's, or free as a whole; open, without a window. O(nodes)."""
+        """Returns open nodes without a window that are the named gang's or free as a whole, where its jobs could start. Cost: O(nodes)."""
         owned = {node for run in self._members(name) for node in nodes_of(run.placement)}
         holds = self._pool.holds
         return frozenset(
@@ -569,7 +567,7 @@ class Draft(View):
         )
 
     def _members(self, name: str) -> Iterator[Running]:
-        """What runs in the gang, and what was asked to leave it and has not yet."""
+        """Yields the runs in the gang, and those that were asked to leave it and have not left yet."""
         yield from (run for run in self.running() if self._gang_of(run.job.id) == name)
         yield from (run for job_id, run in self._part.stopping.items() if self._part.gangs.of.get(job_id) == name)
 
@@ -577,7 +575,7 @@ class Draft(View):
         return any(node in window.nodes and window.end_us > self.now_us for window in self._part.windows.values())
 
     def _stands(self, gang: Gang, known: Tree | None) -> dict[int, Running] | Insufficient | Infeasible:
-        """Where each job of the gang stands, or will, in the order of its queues."""
+        """Returns where each job of the gang runs or will run, in the order of its queues."""
         nodes, homes = self._part.nodes, gang.homes
         tree: Tree | None = None
         before = next((old for old in self.gangs() if old.name == gang.name), None)
@@ -611,7 +609,7 @@ class Draft(View):
             if node >= tree.nodes:
                 return self._never(Why("gang", "job {} stands in tree node {}, of {}", (job_id, node, tree.nodes)))
             if run is not None and grown and stands_in(run, gang.leaves, tree.span(node), nodes):
-                stands[job_id] = run  # where it would be placed now is another question: nodes have closed and opened since
+                stands[job_id] = run  # where it would be placed now does not matter: nodes have closed and opened since
                 continue
             placement = placed_in(job, gang.leaves, tree.span(node), nodes)
             if run is None and placement is not None:
@@ -624,7 +622,7 @@ class Draft(View):
         return self._never(Why("gang", "job {} runs in it and is in no queue", (lost[0],))) if lost else stands
 
     def _lacks(self, stands: dict[int, Running], begun: list[Running], share: int) -> Why | None:
-        """Memory and other resources are there for all jobs of a node together, whoever's turn it is."""
+        """Returns a reason if memory or other resources of a node do not suffice for all of its jobs together, whichever has the slot."""
         if not any(share or run.job.memory_bytes or run.job.resources for run in begun):
             return None
         nodes = self._part.nodes
@@ -647,9 +645,9 @@ class Draft(View):
     # -- calls --------------------------------------------------------------------------------------------------------------
 
     def send(self, call_id: int, to: str, why: Why, *, predicted_us: int = 0) -> Verdict:
-        """Sends a call to the server `to`. predicted_us: how long the policy expects the answer to take from now on, 0 = it does not say.
+        """Sends a call to the server `to`. predicted_us: how long from now the policy expects the answer to take, 0 = no prediction.
 
-        Infeasible: an unknown call, or one that has a server; a server that is not there, is closed, does not offer the function, or is
+        Infeasible: an unknown call, or one that has a server; a server that is unknown or closed, does not offer the function, or is
         excluded by the call.
         """
         self._check_open()
@@ -671,9 +669,9 @@ class Draft(View):
     # -- notes --------------------------------------------------------------------------------------------------------------
 
     def note(self, kind: str, job_id: int, value: tuple[int, ...], /) -> Verdict:
-        """Remembers this of the job or call until it leaves the cluster; with id 0 of the partition. It replaces the note of that kind.
+        """Notes a value on a job or call until it leaves the cluster; id 0 means the partition. Replaces the note of that kind.
 
-        Infeasible: an unknown job, or anything but a name and a tuple of integers: a note is a record that another leader reads.
+        Infeasible: an unknown job, or anything but a name and a tuple of integers, since another leader must be able to read the record.
         """
         self._check_open()
         if type(kind) is not str or type(job_id) is not int or type(value) is not tuple or not {*map(type, value)} <= _INTEGERS:
@@ -684,14 +682,14 @@ class Draft(View):
         return Accepted(self.now_us)
 
     def forget(self, kind: str, job_id: int, /) -> Verdict:
-        """The note goes, if there is one."""
+        """Deletes the note, if there is one."""
         self._check_open()
         if type(job_id) is int and self.note_of(kind, job_id) is not None:
             self._write(kind, job_id, None)
         return Accepted(self.now_us)
 
     def _noted(self, kind: str, job_id: int) -> list[str]:
-        """Policies that have a note of this kind of the job, sorted."""
+        """Returns the policies that have a note of this kind on the job, sorted."""
         part, more = self._part, self._more
         found = {policy for policy, kinds in part.notes.items() if job_id in kinds.get(kind, ())}
         if more is not None:
@@ -700,7 +698,7 @@ class Draft(View):
         return sorted(found)
 
     def _strike(self, kind: str, job_id: int) -> None:
-        """Notes of this kind of the job go, whoever has them."""
+        """Deletes all policies' notes of this kind on the job."""
         for policy in self._noted(kind, job_id):
             self._write(kind, job_id, None, policy)
 
@@ -710,19 +708,19 @@ class Draft(View):
         notes = more.notes.get(key)
         if notes is None:
             notes = more.notes[key] = {}
-        if self._marked:  # somebody may go back
+        if self._marked:  # changes may be undone
             more.did(partial(notes.__setitem__, job_id, notes[job_id]) if job_id in notes else partial(notes.__delitem__, job_id))
         notes[job_id] = value
 
     # -- the engine's -------------------------------------------------------------------------------------------------------
 
     def inherit(self, keepers: Container[str]) -> None:
-        """Clears up after policies that have left the pipeline, before those of this pass plan: what they stopped in place goes on.
+        """Before this pass's policies plan, resumes jobs suspended by policies that have left the pipeline.
 
-        It goes on as soon as its cores are free. Until then what is free of them is given to nobody else, and promises that count on them
-        are taken back (their policies make them again in this pass, around it). So it waits at most for the runs, and the holds, that have
-        its cores. (Notes, holds, promises and gangs of such policies: `View`.)
-        Cost: O(suspended jobs), and of each such job that of its placement.
+        A job resumes as soon as its cores are free. Until then no other job gets the free ones among them, and promises that count on them
+        are taken back (their policies promise again in this pass, around the job). So it waits at most for the runs and holds that have its
+        cores. (`View` deals with notes, holds, promises and gangs of these policies.)
+        Cost: O(suspended jobs), plus O(its placement) for each of these jobs.
         """
         for stopped in sorted(self._part.suspended.values(), key=_since):
             job_id = stopped.run.job.id
@@ -735,12 +733,12 @@ class Draft(View):
             return
         if self._pool.can_resume(run.job, run.placement):
             self._take_back_promises()
-            self.resume(job_id, ABANDONED)  # a limit, or a window of maintenance, may be in its way: that passes
+            self.resume(job_id, ABANDONED)  # a limit or a window of maintenance may prevent it, but only for a while
             return
         self._keep_cores(run)
 
     def _keep_cores(self, run: Running) -> None:
-        """Nobody else gets what is free of its cores in this pass."""
+        """Keeps the free ones among the run's cores from all other jobs in this pass."""
         more, pool = self._changes(), self._pool
         for first, last, processes in run.placement:
             for node in range(first, last + 1):
@@ -762,7 +760,7 @@ class Draft(View):
 
 
 def lacking(job: Job, pool: Pool) -> Why:
-    """Why the job, which does not fit, does not: the first resource without which it would, else cores, or where they are free."""
+    """Returns why a job does not fit: the first resource without which it would, else the cores, or where they are free."""
     if job.resources and isinstance(pool, NodePool):
         for name, count in job.resources:
             if pool.fits(replace(job, resources=tuple(one for one in job.resources if one[0] != name))):
@@ -775,7 +773,7 @@ def lacking(job: Job, pool: Pool) -> Why:
 
 
 def _cores(count: int) -> Job:
-    """Stands for so many cores of a node."""
+    """Returns a dummy job of so many cores on one node."""
     return Job(id=0, submit_us=0, threads=count)
 
 
@@ -784,7 +782,7 @@ def _since(stopped: Suspended) -> tuple[int, int]:
 
 
 def _malformed(gang: object) -> str | None:
-    """Why it is no record of a gang that another leader could read; None: it is one."""
+    """Returns why the value is not a gang record that another leader could read, or None if it is one."""
     if type(gang) is not Gang:
         return "a gang is a record of type Gang"
     if type(gang.name) is not str or not gang.name:

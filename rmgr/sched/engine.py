@@ -1,4 +1,4 @@
-"""One pass: every stage of the pipeline writes on its drafts, what was accepted becomes the plan, the state stays as it was."""
+"""One pass: each stage of the pipeline writes on its drafts; accepted decisions become the plan; the state stays unchanged."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def run_pass(
     pipeline: Iterable[Stage],
     expired: Callable[[], bool] = _never,
 ) -> Plan:
-    """What to do now. Pure: the same arguments, the same plan; the state is as before when it returns.
+    """Returns what to do now. Pure: equal arguments give equal plans, and the state is unchanged when it returns.
 
     Args:
-        now: us. seed: for policies that draw. pipeline: stages in order; a later one sees what an earlier one decided.
-        expired: says that the pass has taken too long (the driver's clock); asked after each policy, which then loses its decisions.
-    A policy that raises, or names a partition that is not there, loses its decisions for it, as a `Fault`; the others go on.
+        now: us. seed: for policies that draw random numbers. pipeline: stages in order; a later one sees the decisions of earlier ones.
+        expired: tells whether the pass has taken too long (by the driver's clock); called after each policy, which then loses its
+        decisions. A policy that raises or names an unknown partition loses its decisions for it and is reported as a `Fault`; the others go
+        on.
     """
     drafts: dict[str, Draft] = {}
     faults: list[Fault] = []
@@ -72,7 +73,7 @@ def run_pass(
 
 
 def _inheriting(part: Partition, now: int, seed: int, stages: tuple[Stage, ...]) -> Draft:
-    """A draft on which the engine has written what becomes of records whose policy serves this partition no more."""
+    """Returns a draft on which the engine has dealt with records whose policy no longer serves this partition."""
     keepers = _keepers(stages, part)
     draft = Draft(part, now, seed, keepers)
     if part.suspended:
@@ -81,12 +82,12 @@ def _inheriting(part: Partition, now: int, seed: int, stages: tuple[Stage, ...])
 
 
 def _keepers(stages: tuple[Stage, ...], part: Partition) -> Collection[str]:
-    """Policies whose records stand in this partition."""
+    """Returns the names of the policies whose records stay in this partition."""
     return frozenset(stage.policy.name for stage in stages if not stage.partitions or part.name in stage.partitions)
 
 
 def _sealed(drafts: dict[str, Draft], faults: tuple[Fault, ...]) -> Plan:
-    if len(drafts) == 1:  # most passes: nothing to put together
+    if len(drafts) == 1:  # most passes: nothing to merge
         for name, draft in drafts.items():
             aside = draft.aside
             rest = NO_REASONS if draft.rest is None else {name: draft.rest}

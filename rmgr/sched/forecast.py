@@ -1,8 +1,9 @@
-"""How long a call takes at a server, computing and transfer, from measurements and learnt performance; and when the next call goes.
+"""Forecasts how long a call takes at a server (computing and transfer) from measurements and learnt performance, and when to send the next
+one.
 
-Predictors differ in what they take load and throughput for: as measured last (`Last`), moving averages (`Ewma`), queues (`Queueing`).
-`speed_of` says what a call alone can count on (performance P, the paper's first open point). `sends_now` is application scheduling: when a
-program that has many calls to make sends the next one.
+Predictors differ in the load and throughput they assume: as last measured (`Last`), moving averages (`Ewma`), queues (`Queueing`).
+`speed_of` says what performance a call alone can count on (P, the paper's first open point). `sends_now` is application scheduling: it
+decides when a program with many calls sends the next one.
 """
 
 from __future__ import annotations
@@ -14,35 +15,35 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from rmgr.sched.records import Call, Demand, Server
 
-#: Share of the newest measurement.
+#: Weight of the newest measurement in a moving average.
 WEIGHT = 0.5
-#: No queue is taken for busier: its mean wait would grow without bound.
+#: Highest utilization assumed for a queue; at 1 its mean wait would grow without bound.
 BUSIEST = 0.98
-#: Of a server of which nothing is known.
+#: Speed of a server about which nothing is known, in operations/s.
 SLOWEST = 1e-6
-#: (server, function, operations) -> operations/s that answered calls showed, None: none of them was like this.
+#: (server, function, operations) -> operations/s that answered calls showed; None if none was similar.
 Lookup: TypeAlias = Callable[[str, str, int], float | None]
-#: Predictions that differ by less are the same: they are rounded on their way.
+#: Predictions that differ by less count as equal, because they are rounded on their way.
 EARLIER_S = 1e-3
 
 
 class Forecast(NamedTuple):
-    """Seconds from the moment a call is sent until its answer is there."""
+    """Seconds from the moment a call is sent until its answer arrives."""
 
     computing_s: float
     transfer_s: float
-    sharing: float = 1.0  #: the computing takes so many times as long as alone (L + 1 on a server of one slot)
+    sharing: float = 1.0  #: computing takes this many times as long as alone (L + 1 on a server of one slot)
 
     @property
     def total_s(self) -> float:
-        """Computing and transfer one after the other."""
+        """Computing and transfer, one after the other."""
         return self.computing_s + self.transfer_s
 
 
 class Added(NamedTuple):
-    """Corrections for calls that were sent since the last measurement.
+    """Corrections for calls sent since the last measurement.
 
-    load: added to the load of the server. sharing: the throughput is divided by 1 + sharing.
+    load: added to the server's load. sharing: the throughput is divided by 1 + sharing.
     """
 
     load: int = 0
@@ -53,7 +54,7 @@ NOTHING_ADDED = Added()
 
 
 class Predictor(Protocol):
-    """Forecasts from measurements. Frozen and pure: the same arguments, the same forecast."""
+    """Forecasts from measurements. Frozen and pure: equal arguments give equal forecasts."""
 
     def forecast(self, call: Call, measured: Sequence[Server], speed: float, added: Added = NOTHING_ADDED) -> Forecast:
         """Args:
@@ -65,9 +66,9 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """Load and throughput stay as they were measured last (what the paper's policies assume).
+    """Assumes that load and throughput stay as last measured, as the paper's policies do.
 
-    mean: the load averaged over the last interval in place of the load at its end.
+    mean: use the load averaged over the last interval instead of the load at its end.
     """
 
     mean: bool = False
@@ -80,7 +81,7 @@ class Last:
 
 @dataclass(frozen=True, slots=True)
 class Ewma:
-    """Load and throughput are moving averages of the last measurements, the newest of which counts most. mean: as in `Last`."""
+    """Uses moving averages of the last loads and throughputs, in which the newest counts most. mean: as in `Last`."""
 
     mean: bool = False
 
@@ -93,7 +94,7 @@ class Ewma:
 
 
 def smoothed(values: Iterable[float]) -> float:
-    """Exponentially weighted mean, begun with the first value. Raises: ValueError for no value."""
+    """Returns the exponentially weighted mean, starting at the first value. Raises: ValueError if there is no value."""
     rest = iter(values)
     mean = next(rest, None)
     if mean is None:
@@ -105,12 +106,12 @@ def smoothed(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Queueing:
-    """Every server and link is a queue whose arrivals and services were measured; a call waits as long as the mean says.
+    """Treats every server and link as a queue with measured arrivals and services; a call waits for the mean time of the queue.
 
     computing = operations / P + W(server), transfer = bytes / T0 + W(link), W = s rho / (1 - rho) x (1 + cv^2) / 2, rho = lambda s / k.
     Source: paper 004, 2.1 (a predictor that queues, not one that extrapolates); cv = 1 is its M/M/1. The general cv is
     Pollaczek-Khinchine's mean wait; k > 1 slots share the arrivals evenly (ours).
-    Differs from `Last` in: the load does not count, so `load` and +L change nothing; arrivals/s are those of the last measurement.
+    Differs from `Last` in: the load is ignored, so `load` and +L change nothing; arrivals/s are those of the last measurement.
     """
 
     def forecast(self, call: Call, measured: Sequence[Server], speed: float, added: Added = NOTHING_ADDED) -> Forecast:
@@ -124,22 +125,23 @@ class Queueing:
 
 
 def waiting_s(demand: Demand, slots: int = 1) -> float:
-    """Mean wait in a queue of this demand, seconds."""
+    """Returns the mean wait in a queue of this demand, in seconds."""
     busy = min(demand.arrivals_per_s * demand.service_s / slots, BUSIEST)
     return demand.service_s * busy / (1 - busy) * (1 + demand.cv**2) / 2
 
 
 def loaded(call: Call, speed: float, load: float, slots: int, transfer: float) -> Forecast:
-    """operations / (P / (L + 1)) of computing; a server of k slots runs k calls at full speed: max(1, (L + 1) / k) in place of L + 1.
+    """Forecasts operations / (P / (L + 1)) of computing; a server of k slots runs k calls at full speed: max(1, (L + 1) / k) replaces L +
+    1.
 
-    Source: papers.md 4.1; k = 1 is the paper's formula to the last digit, larger k is ours.
+    Source: papers.md 4.1; k = 1 is the paper's formula to the last digit, larger k is our addition.
     """
     sharing = load + 1 if slots == 1 else max(1.0, (load + 1) / slots)
     return Forecast(call.operations / (speed / sharing), transfer, sharing)
 
 
 def transfer_s(call: Call, throughput: float | None, sharing: int = 0) -> float:
-    """bytes / T. None: nothing was measured, the link counts as free, so that it is tried and measured."""
+    """Returns bytes / T in seconds. throughput None: nothing was measured, so the link counts as free and will be tried and measured."""
     if not call.bytes or throughput is None:
         return 0.0
     rate = throughput / (1 + sharing) if sharing else throughput
@@ -147,7 +149,7 @@ def transfer_s(call: Call, throughput: float | None, sharing: int = 0) -> float:
 
 
 def throughput_of(server: Server, client: str) -> float | None:
-    """Measured bytes/s between the server and this client; else the mean of its other clients; None when there are none."""
+    """Returns the measured bytes/s between the server and this client, else the mean over its other clients, or None."""
     known = dict(server.throughput)
     if client in known:
         return known[client]
@@ -155,15 +157,15 @@ def throughput_of(server: Server, client: str) -> float | None:
 
 
 class Performance(StrEnum):
-    """Source of P. Where it is not known that way, the source before it in this list answers."""
+    """Sources of P. If the chosen source has no value, the one before it in this list is used."""
 
-    DECLARED = "declared"  #: as its owner says
-    CALIBRATED = "calibrated"  #: a benchmark run there
-    LEARNT = "learnt"  #: answered calls of the same function and size
+    DECLARED = "declared"  #: by the server's owner
+    CALIBRATED = "calibrated"  #: by a benchmark run there
+    LEARNT = "learnt"  #: from answered calls of the same function and size
 
 
 def speed_of(learnt: Lookup, call: Call, server: Server, performance: Performance) -> float:
-    """Operations/s of this call alone on this server, above 0: one that nobody has declared, calibrated or used comes last."""
+    """Returns operations/s of this call alone on this server, above 0; a server never declared, calibrated or used is the slowest."""
     if performance is Performance.LEARNT:
         shown = learnt(server.name, call.function, call.operations)
         if shown is not None and shown > 0:
@@ -174,7 +176,7 @@ def speed_of(learnt: Lookup, call: Call, server: Server, performance: Performanc
 
 
 class InFlight(NamedTuple):
-    """A call of this program that was sent: where to, and when its answer is expected (s from now, at least 0)."""
+    """A call of this program that is in flight: its server, and the expected time to its answer (s from now, at least 0)."""
 
     server: str
     left_s: float
@@ -183,14 +185,14 @@ class InFlight(NamedTuple):
 def sends_now(in_flight: Iterable[InFlight], now_s: Mapping[str, float], alone_s: Mapping[str, float]) -> bool:
     """Whether a program's next call should be sent now.
 
-    Sent too early it takes capacity from the program's own calls in flight; sent too late it leaves a server idle. So it goes as soon as
-    some server is expected to answer it sooner than it would be answered if it first waited for a call in flight.
+    Sent too early, a call takes capacity from the program's own calls in flight; sent too late, it leaves a server idle. So it is sent as
+    soon as some server is expected to answer it sooner than if it first waited for a call in flight.
     Source: paper 004, 2.1 (network tasks serve the application's completion time); the rule is ours.
 
     Args:
-        now_s: server -> seconds until the answer if it is sent there now, with all that is in flight.
+        now_s: server -> seconds until the answer if the call is sent there now, with all calls in flight.
         alone_s: server -> the same if one call of this program fewer were there.
-    Returns: True where the best of `now_s` is earlier than the best of waiting for a call in flight; also with nothing in flight.
+    Returns: True if the best of `now_s` beats the best of waiting for a call in flight, or if nothing is in flight.
     Cost: O(calls in flight + servers).
     """
     if not now_s:

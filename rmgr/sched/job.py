@@ -1,7 +1,7 @@
-"""Nouns of placement: rigid jobs, the nodes they stand on, and where each of them stands.
+"""Nouns of placement: rigid jobs, nodes, and where each job runs.
 
 Time is an integer number of microseconds everywhere in this package (`_us`); a driver chooses the origin. Ids of jobs and nodes are
-integers: the lowest node id is taken first, the lowest job id wins a tie.
+integers: the lowest node id is taken first, and the lowest job id wins a tie.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self, TypeAlias
 
-#: What a job without a time limit is planned with: longer than any run.
+#: Planned time of a job without a time limit: longer than any run.
 UNLIMITED_US = 1 << 60
 
 #: Nodes `first..last` (both included), each with `processes` processes of the job.
 Span: TypeAlias = tuple[int, int, int]
-#: Where a job stands: spans in ascending order of node id, none overlapping.
+#: Where a job runs: spans in ascending order of node id, none overlapping.
 Placement: TypeAlias = tuple[Span, ...]
-#: Countable things beside cores and memory, each with its name, ascending: what a process needs of them, or what a node has.
+#: Countable resources besides cores and memory, (name, count) in ascending order: what a process needs or what a node has.
 Resources: TypeAlias = tuple[tuple[str, int], ...]
-#: (processes, threads of each) that a user asked for.
+#: (processes, threads of each) that the user asked for.
 Asked: TypeAlias = tuple[int, int]
 
 
 class Special(NamedTuple):
-    """Needs that few processes have: features of the node, and other resources."""
+    """Needs that few processes have: features of the node and other resources."""
 
     features: tuple[str, ...] = ()
     resources: Resources = ()
 
 
 class Shape(NamedTuple):
-    """Needs of one process on its node: two jobs of one shape fit on the same nodes. special: None where it is nothing."""
+    """Needs of one process on its node: jobs of the same shape fit on the same nodes. special: None if there is nothing special."""
 
     threads: int
     memory_bytes: int
@@ -41,11 +41,11 @@ class Shape(NamedTuple):
 
     @property
     def resources(self) -> Resources:
-        """Of `special`."""
+        """Resources in `special`."""
         return () if self.special is None else self.special.resources
 
 
-#: Of most jobs.
+#: The shape of most jobs.
 PLAIN = Shape(1, 0, None, False)
 
 
@@ -53,17 +53,16 @@ PLAIN = Shape(1, 0, None, False)
 class Job:
     """A rigid parallel job: `processes` x `threads` cores; the threads of one process share a node, processes may be spread.
 
-    limit_us: requested elapsed time, the longest it may run; 0 = not limited, planned as `UNLIMITED_US`.
+    limit_us: requested elapsed time, the longest it may run; 0 = no limit, planned as `UNLIMITED_US`.
     memory_bytes: of one process, 0 = not counted. resources: of one process. exclusive: no other job on its nodes.
     spread: each process on a node of its own.
     priority: larger goes first under `priority`.
-    queued_us: when it last entered the queue (-1: at submit_us), later than its submit time after a migration or preemption.
-    after: ids that must have left the cluster first; one that the state does not know has left. begin_us: not before this time.
-    restarts: how often it was sent back to the queue; moves: how often by a policy that moved it (`Migrate`).
-    saves: it can save its state when it is asked to, and go on from there elsewhere. max_moves: so often a policy may move it, 0 = it
-    does not say.
-    asked: what its user asked for where something else is placed: of so many nodes each gets one process with the threads of all that run
-    there. None: what is placed. Classes, limits, priorities and the match of a connection look at it.
+    queued_us: when it last entered the queue (-1: at submit_us); later than its submit time after a migration or preemption.
+    after: ids of jobs that must have left the cluster first; an id unknown to the state counts as left. begin_us: earliest start.
+    restarts: how often it was sent back to the queue; moves: how many of these were moves by a policy (`Migrate`).
+    saves: it can save its state on request and continue elsewhere. max_moves: how often a policy may move it, 0 = unspecified.
+    asked: what the user asked for, if something else is placed: each of so many nodes then gets one process with the threads of all that
+    run there. None: the same as placed. Classes, limits, priorities and the match of a connection look at it.
     """
 
     id: int
@@ -90,8 +89,8 @@ class Job:
     moves: int = 0
     max_moves: int = 0
     cpus: int = field(init=False, compare=False)  #: processes x threads
-    wanted: Asked = field(init=False, compare=False)  #: `asked`, or what is placed
-    wanted_cpus: int = field(init=False, compare=False)  #: of `wanted`
+    wanted: Asked = field(init=False, compare=False)  #: `asked`, or what is placed if that is None
+    wanted_cpus: int = field(init=False, compare=False)  #: cores of `wanted`
     planned_us: int = field(init=False, compare=False)  #: the limit, or `UNLIMITED_US`
     shape: Shape = field(init=False, compare=False)
 
@@ -122,7 +121,7 @@ class Job:
         moves: int = 0,
         max_moves: int = 0,
     ) -> Self:
-        """As the dataclass would do it, in less than half the time: a frozen one sets every field with a call.
+        """Builds the job in less than half the time of the dataclass's own constructor, which sets every field of a frozen class by a call.
 
         Raises: ValueError for a job without cores or with a negative time, naming the job and the field.
         """
@@ -172,7 +171,7 @@ class Job:
         return made
 
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, object]]:
-        """For copies and pickles."""
+        """Supports copies and pickles."""
         return (), {one.name: getattr(self, one.name) for one in fields(self) if one.init}
 
     def _complain(self) -> None:
@@ -187,7 +186,7 @@ class Job:
 
 
 class _Unfrozen(Job):
-    """A job while it is made. It has both methods, else each field would be set by a call again."""
+    """A job under construction. It needs both methods, otherwise each field would again be set by a call."""
 
     __slots__ = ()
     __setattr__ = object.__setattr__
@@ -196,7 +195,7 @@ class _Unfrozen(Job):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node as the scheduler sees it. `closed`: drained, lost or fenced: what runs there goes on or is ended by a fact, nothing starts."""
+    """A node as the scheduler sees it. closed: drained, lost or fenced; nothing starts there, runs continue until a fact ends them."""
 
     id: int
     cores: int = 1
@@ -211,7 +210,7 @@ class Node:
 
 
 class Running(NamedTuple):
-    """A job on its nodes. `start_us`: since when, after a suspension since it was resumed. `end_us`: when its limit ends it."""
+    """A job on its nodes. start_us: since when it runs, or since its last resume. end_us: when its limit ends it."""
 
     job: Job
     start_us: int
@@ -220,12 +219,12 @@ class Running(NamedTuple):
 
 
 def sent_back(job: Job, now_us: int, *, moved: bool) -> Job:
-    """The same as it waits again since now. moved: a policy has moved it, else it has lost what it did."""
+    """Returns the job as it waits again from now on. moved: a policy has moved it; otherwise it has lost its work."""
     return replace(job, queued_us=now_us, restarts=job.restarts + 1, moves=job.moves + moved)
 
 
 def charged_cores(run: Running, nodes: Mapping[int, Node]) -> int:
-    """What its user is charged for: its processes' cores, or all of the nodes that it has for itself."""
+    """Returns the cores that the user is charged for: those of the processes, or all cores of nodes used exclusively."""
     if not run.job.exclusive:
         return run.job.cpus
     found = [nodes[node].cores for first, last, _ in run.placement for node in range(first, last + 1) if node in nodes]
@@ -233,16 +232,16 @@ def charged_cores(run: Running, nodes: Mapping[int, Node]) -> int:
 
 
 class Reservation(NamedTuple):
-    """A committed record: `job_id` is promised a start no later than `start_us`; nothing that starts now may take that away."""
+    """A committed record: `job_id` is promised a start no later than `start_us`; nothing that starts now may break the promise."""
 
     job_id: int
     start_us: int
     placement: Placement = ()  #: () where any nodes will do
-    policy: str = ""  #: whose promise it is; it goes when that policy is no longer in the pipeline
+    policy: str = ""  #: policy that made the promise; the promise goes when the policy leaves the pipeline
 
 
 def spans_of(counts: Iterable[tuple[int, int]]) -> Placement:
-    """(node id, processes), ascending -> the same as spans."""
+    """Turns (node id, processes), ascending, into spans."""
     spans: list[Span] = []
     for node, processes in counts:
         if spans and spans[-1][1] == node - 1 and spans[-1][2] == processes:
@@ -253,7 +252,7 @@ def spans_of(counts: Iterable[tuple[int, int]]) -> Placement:
 
 
 def resources_of(counts: Mapping[str, int]) -> Resources:
-    """Names with how many of each, 0 = none."""
+    """Returns the names with a count above 0, each with its count, sorted."""
     return tuple(sorted((name, count) for name, count in counts.items() if count > 0)) if counts else ()
 
 
@@ -263,5 +262,5 @@ def _counted(resources: Resources) -> bool:
 
 
 def nodes_of(placement: Placement) -> list[int]:
-    """Every node id of a placement, ascending."""
+    """Returns every node id of a placement, in ascending order."""
     return [node for first, last, _ in placement for node in range(first, last + 1)]

@@ -1,6 +1,6 @@
-"""Pipelines as configuration: tables of stages, queue classes, partitions and nodes -> stages of policies and the machine they serve.
+"""Pipelines as configuration: tables of stages, queue classes, partitions and nodes become stages of policies and a simulated machine.
 
-    [[stage]]                    # in this order; a later one sees what an earlier one decided
+    [[stage]]                    # in this order; a later one sees the decisions of earlier ones
     policy = "easy"              # of the catalogue, of a plug-in, or a FILE.py
     partitions = ["batch"]       # default: every partition
     [stage.parameters]           # as `--param`
@@ -16,15 +16,15 @@
 
     [[partition]]                # limits of a partition, in the simulator and in a live cluster
     name = "batch"
-    queues = ["1", "2"]          # jobs of these queues go there; of no named queue: to `default`, else to the first partition
+    queues = ["1", "2"]          # jobs of these queues go there; of unnamed queues: to `default`, else to the first partition
     max_cpus_per_user = 64
 
-    [[simulated.partition]]      # the machine that the simulator plays (optional); a live cluster has its own
+    [[simulated.partition]]      # the simulator's machine (optional); a live cluster has its own
     name = "batch"
     nodes = 100
     cores = 4
 
-    [[simulated.node]]           # further nodes of a partition, where they are not all alike
+    [[simulated.node]]           # more nodes of a partition, if they are not all alike
     partition = "batch"
     count = 28
     cores = 8
@@ -32,10 +32,10 @@
 
 The simulator also takes a machine from [[partition]] and [[node]]; `rmgr policy set` refuses it there, because no leader obeys it.
 
-One reader, two views: `pipeline_from` answers every partition of a file (the simulator), `served` one partition of it (the leader).
+One reader, two views: `pipeline_from` returns every partition of a file (the simulator), `served` one partition of it (the leader).
 
-Pure: a mapping in (what a TOML parser answers), values out. Every error names the table (the second `[[queue]]`), the key, the value with
-its unit and range, and the nearest name that exists.
+Pure: takes the mapping that a TOML parser returns, and returns values. Every error names the table (the second `[[queue]]`), the key,
+the value with its unit and range, and the nearest name that exists.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ _STAGE_KEYS = ("policy", "partitions", "parameters", "shares")
 Record = TypeVar("Record")
 SIMULATED = "simulated"
 TABLES = ("stage", "queue", "partition", "node", SIMULATED)
-#: More nodes than this in one file are a slip of the keyboard.
+#: Number of nodes in one file above which it must be a typing error.
 MOST_NODES = 10_000_000
-#: Two words for one limit: that of the cluster's settings, and the older one of policies.
+#: Two words for one limit: the cluster settings' name, and the older one in policy files.
 _CORES, _CPUS = "max_cores_per_user", "max_cpus_per_user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Meaning of a policy file or of a name of the catalogue.
+    """Meaning of a policy file or of a catalogue name.
 
     stages: the pipeline. policies: the name of each stage's policy. queues: classes, in the order of the file.
-    nodes: of the simulated machine, ids from 0 in the order of the file; () = not described. homes: queue -> partition of its jobs; ""
-    for every other queue. limits: of partitions that have any. usage_half_life_us: of the use that fair shares look at, 0 = they are not
-    used. files: paths that it was read from.
+    nodes: of the simulated machine, ids from 0 in the order of the file; () = not described. homes: queue -> partition of its jobs; the
+    key "" stands for every other queue. limits: of partitions that have any. usage_half_life_us: half-life of the usage behind fair shares,
+    0 = there are no fair shares. files: paths that it was read from.
     """
 
     stages: tuple[Stage, ...]
@@ -89,24 +89,24 @@ class Configuration:
         return tuple(dict.fromkeys(node.partition for node in self.nodes))
 
 
-#: Makes a policy of its name, its parameters and the queue classes of its partitions. Raises: ConfigError.
+#: Builds a policy from its name, its parameters and the queue classes of its partitions. Raises: ConfigError.
 Make = Callable[[str, Mapping[str, object], tuple[QueueClass, ...]], Policy]
-#: Finds a policy's class by a name that is not in the catalogue. Raises: ConfigError.
+#: Finds the class of a policy that is not in the catalogue, by name. Raises: ConfigError.
 Find = Callable[[str], type[Any]]
 
 
 def configured(name: str, params: Mapping[str, object] | None = None, *, find: Find | None = None) -> Configuration:
-    """One policy of this name on every partition. Raises: ConfigError as `policy_named`."""
+    """Returns one policy of this name on every partition. Raises: ConfigError as `policy_named`."""
     stages = (Stage(_by_name(find)(name, params or {}, ())),)
     return Configuration(stages=stages, policies=(name,), usage_half_life_us=usage_half_life_us(stages))
 
 
 def pipeline_from(document: Mapping[str, object], *, find: Find | None = None) -> Configuration:
-    """The pipeline that a configuration describes.
+    """Returns the pipeline that a configuration describes.
 
     Args:
-        document: what a TOML parser answers. find: policies that the catalogue does not have.
-    Raises: ConfigError naming table, key, value, unit and range, and the nearest name.
+        document: result of a TOML parser. find: finds policies that the catalogue does not have.
+        Raises: ConfigError naming table, key, value, unit and range, and the nearest name.
     """
     document = with_machine(document)
     groups = groups_of(document)
@@ -131,9 +131,9 @@ def pipeline_from(document: Mapping[str, object], *, find: Find | None = None) -
 
 
 def served(document: Mapping[str, object], partition: str, *, find: Find | None = None, make: Make | None = None) -> Configuration:
-    """What the same configuration says of one partition of a live cluster: its stages, its queue classes, its limits; no machine.
+    """Returns the part for one partition of a live cluster: its stages, its queue classes, its limits; no machine.
 
-    Args: make: instead of `find`, makes every policy. A partition that no stage serves has no stages.
+    Args: make: builds every policy, instead of `find`. A partition that no stage serves has no stages.
     Raises: ConfigError as `pipeline_from`.
     """
     document = with_machine(document)
@@ -153,9 +153,9 @@ def served(document: Mapping[str, object], partition: str, *, find: Find | None 
 
 
 def stage_for_calls(document: Mapping[str, object], partition: str) -> Stage:
-    """The one stage by which calls are sent to servers there: a pick is made within its RPC, so only rmgr's own policies make it.
+    """Returns the single stage that sends calls to servers there. Only rmgr's own policies qualify: each pick is made within its RPC.
 
-    Raises: ConfigError for policies of jobs, files, plug-ins, and any table beside the one stage.
+    Raises: ConfigError for policies of jobs, files, plug-ins, and any table besides the one stage.
     """
     for key in document:
         if key != "stage":
@@ -177,21 +177,21 @@ def _shipped_for_calls(name: str, params: Mapping[str, object], _: tuple[QueueCl
 
 
 def classes_of(document: Mapping[str, object], partition: str) -> tuple[QueueClass, ...]:
-    """The queue classes of one partition, in order; () where the document describes none. Raises: ConfigError for a table that is none."""
+    """Returns the queue classes of one partition, in order; () if none are described. Raises: ConfigError for an invalid table."""
     document = with_machine(document)
     found = _queues(document, described(groups_of(document)))
     return tuple(queue for queue in found if queue.partition in {"", partition})
 
 
 def limits_of(document: Mapping[str, object], partition: str) -> Limits | None:
-    """The limits of one partition, None where it has none. Raises: ConfigError for a table [[partition]] that is none."""
+    """Returns the limits of one partition, or None. Raises: ConfigError for an invalid table [[partition]]."""
     return limits_by_partition(document).get(partition)
 
 
 def refuse_unobeyed(document: Mapping[str, object], partition: str, queues: Mapping[str, str]) -> None:
-    """Refuses what a leader that places in this partition would not obey.
+    """Refuses settings that a leader placing jobs in this partition would not obey.
 
-    Args: queues: of the cluster: name -> partition, of those whose jobs are placed.
+    Args: queues: name -> partition, of the cluster's queues whose jobs are placed.
     Raises: ConfigError naming the table, the key, and what to do instead.
     """
     if document.get("node"):
@@ -222,7 +222,7 @@ def refuse_unobeyed(document: Mapping[str, object], partition: str, queues: Mapp
 
 
 def fair_share_of(policy: Policy) -> FairShare | None:
-    """The fair shares by which a policy orders, also below ageing; None: it has none."""
+    """Returns the fair shares by which a policy orders, also underneath ageing, or None."""
     order = getattr(policy, "order", None)
     while isinstance(order, Ageing):
         order = order.base
@@ -230,9 +230,9 @@ def fair_share_of(policy: Policy) -> FairShare | None:
 
 
 def usage_half_life_us(stages: Iterable[Stage]) -> int:
-    """The half-life with which the state must keep use for these stages; 0 when none has fair shares.
+    """Returns the half-life with which the state must keep usage for these stages; 0 if none has fair shares.
 
-    Raises: ConfigError when they have several: use is kept once.
+    Raises: ConfigError if they have several half-lives, because usage is kept only once.
     """
     found: dict[int, str] = {}
     for stage in stages:
@@ -258,7 +258,7 @@ def _queues(document: Mapping[str, object], partitions: Collection[str]) -> tupl
 def _stages(
     document: Mapping[str, object], queues: tuple[QueueClass, ...], partitions: Collection[str], make: Make
 ) -> tuple[tuple[Stage, ...], tuple[str, ...]]:
-    """The stages, and the name of each one's policy."""
+    """Returns the stages, and the name of each one's policy."""
     found = [_stage(where, table, queues, partitions, make) for where, table in tables_of(document, "stage")]
     if not found:
         raise ConfigError("the configuration has no [[stage]]: no policy would start a job", hint='[[stage]]\npolicy = "easy"')
@@ -268,7 +268,7 @@ def _stages(
 
 
 def _check_alone(stages: Iterable[Stage], partitions: Iterable[str]) -> None:
-    """A policy whose gang owns the nodes of its partition shares it with no other stage."""
+    """Refuses another stage in the partition of a policy whose gang owns the nodes."""
     for partition in partitions:
         there = [stage.policy for stage in stages if not stage.partitions or partition in stage.partitions]
         for policy in there:
@@ -313,7 +313,7 @@ def _stage(
 
 
 def _by_name(find: Find | None) -> Make:
-    """Policies of the catalogue, and of the classes that `find` knows."""
+    """Returns a maker for policies of the catalogue and of the classes that `find` knows."""
 
     def make(name: str, params: Mapping[str, object], queues: tuple[QueueClass, ...]) -> Policy:
         plugins = {name: find(name)} if find is not None and name not in POLICIES else {}
@@ -323,7 +323,7 @@ def _by_name(find: Find | None) -> Make:
 
 
 def _homes(document: Mapping[str, object], queues: tuple[QueueClass, ...], partitions: tuple[str, ...]) -> dict[str, str]:
-    """Where the jobs of each queue go."""
+    """Returns queue -> partition that its jobs go to."""
     homes = {queue.name: queue.partition for queue in queues if queue.partition}
     for where, table in tables_of(document, "partition"):
         partition, _ = partition_of(where, table)
@@ -350,7 +350,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTable:
-    """A table [[partition]]: its nodes, where they are all alike. Its limits are further keys of it."""
+    """A table [[partition]]: its nodes, if they are all alike. Its limits are further keys of the table."""
 
     name: str = field(metadata=about("the partition's name"))
     nodes: int = field(default=0, metadata=about("how many nodes; further ones in [[node]]", unit="nodes", least=0, most=MOST_NODES))
@@ -368,7 +368,7 @@ MACHINE = frozenset(parameter.name for parameter in parameters_of(PartitionTable
 
 
 def with_machine(document: Mapping[str, object]) -> Mapping[str, object]:
-    """The document with the tables of [simulated] put to the others. Raises: ConfigError for a table that no pipeline has."""
+    """Merges the tables of [simulated] into the others. Raises: ConfigError for a table that no pipeline has."""
     for key in document:
         if key not in TABLES:
             raise unknown("table of a pipeline", key, TABLES)
@@ -399,7 +399,7 @@ def with_machine(document: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def groups_of(document: Mapping[str, object]) -> list[NodeGroup]:
-    """The nodes of every [[partition]] and [[node]], in that order."""
+    """Returns the nodes of every [[partition]] and [[node]], in that order."""
     tables = [partition_of(where, table)[0] for where, table in tables_of(document, "partition")]
     check_names("partition", (table.name for table in tables))
     groups = [
@@ -418,12 +418,12 @@ def groups_of(document: Mapping[str, object]) -> list[NodeGroup]:
 
 
 def described(groups: Iterable[NodeGroup]) -> tuple[str, ...]:
-    """Partitions that have nodes, in order."""
+    """Returns the partitions that have nodes, in order."""
     return tuple(dict.fromkeys(group.partition for group in groups))
 
 
 def nodes_of(document: Mapping[str, object], groups: Iterable[NodeGroup]) -> tuple[Node, ...]:
-    """Every node, ids from 0. Raises: ConfigError for a partition without nodes."""
+    """Returns every node, with ids from 0. Raises: ConfigError for a partition without nodes."""
     known = described(groups)
     for where, table in tables_of(document, "partition"):
         name = partition_of(where, table)[0].name
@@ -438,7 +438,7 @@ def nodes_of(document: Mapping[str, object], groups: Iterable[NodeGroup]) -> tup
 
 
 def partition_of(where: str, table: Mapping[str, object]) -> tuple[PartitionTable, Limits]:
-    """A table [[partition]]: its own keys, and those of its limits."""
+    """Splits a table [[partition]] into its own keys and those of its limits."""
     if _CORES in table:
         if _CPUS in table:
             raise ConfigError(f"{where}: {_CORES} and {_CPUS} are the same limit", hint=f"leave {_CPUS} out")
@@ -456,7 +456,7 @@ def limits_by_partition(document: Mapping[str, object]) -> dict[str, Limits]:
 
 
 def tables_of(document: Mapping[str, object], key: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Each table of an array with how it is called in errors: its number and, where it has one, its name."""
+    """Yields each table of an array with its name in errors: its number and, if it has one, its name."""
     found = document.get(key, [])
     if not isinstance(found, list) or not all(isinstance(table, Mapping) for table in found):
         raise ConfigError(f"{key} is no array of tables", hint=f"write [[{key}]], once for each")
@@ -466,7 +466,7 @@ def tables_of(document: Mapping[str, object], key: str) -> Iterator[tuple[str, M
 
 
 def record_of(kind: type[Record], where: str, table: Mapping[str, object]) -> Record:
-    """A dataclass from a table of its fields."""
+    """Builds a dataclass from a table of its fields. Raises: ConfigError."""
     values = read_values(where, parameters_of(kind), table, called="key")
     try:
         return kind(**values)
@@ -475,7 +475,7 @@ def record_of(kind: type[Record], where: str, table: Mapping[str, object]) -> Re
 
 
 def check_partition(where: str, partition: str, described: Iterable[str]) -> None:
-    """A partition that is named stands in the file, where the file has partitions."""
+    """Checks that a named partition stands in the file, if the file describes partitions. Raises: ConfigError."""
     known = tuple(described)
     if known and partition and partition not in known:
         error = unknown("partition", partition, known)

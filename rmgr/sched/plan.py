@@ -1,4 +1,4 @@
-"""Answers of a pass: decisions with their reasons, reasons of what was left, faults of policies; and the verdicts of a draft's verbs."""
+"""The result of a pass: decisions with reasons, reasons for jobs left waiting, faults of policies; and verdicts on a draft's verbs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NamedTuple, TypeAlias
 from rmgr.sched.job import Placement
 from rmgr.sched.records import Gang, Hold
 
-#: `of_tuple(Start, (...))`: a named tuple in half the time that its own constructor takes. For what every pass makes, and nothing else.
+#: `of_tuple(Start, (...))` makes a named tuple in half the time its constructor takes. Only for values made in every pass.
 of_tuple = tuple.__new__
 
-#: Nouns that a fact counts, and how one of them is called.
+#: Nouns that follow a fact, and their singular.
 _ONE = {
     "cores": "core",
     "CPUs": "CPU",
@@ -29,7 +29,7 @@ _COUNTED = re.compile(rf"\{{\}}(?: ({'|'.join(_ONE)})\b)?")
 
 
 class Why(NamedTuple):
-    """A reason: the rule that decided, and a sentence with its facts. The sentence is put together only when somebody reads it."""
+    """A reason: the rule that decided, and a sentence with its facts. The sentence is formatted only when it is read."""
 
     rule: str
     text: str
@@ -40,7 +40,7 @@ class Why(NamedTuple):
 
     @property
     def agreed(self) -> str:
-        """`text` with its nouns in the number of the facts before them: `needs {} x {} core` where that is 1."""
+        """`text` with each noun in the number of the fact before it: `needs {} x {} core` if that fact is 1."""
         facts = self.facts
         return self.text if 1 not in facts else _agreed(self.text, tuple(fact == 1 for fact in facts))
 
@@ -69,7 +69,7 @@ class Start(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """The job will start no later than `start_us`. `keep`: commit it as a record (`Reservation`); else it holds for this pass only."""
+    """The job will start no later than `start_us`. keep: commit this as a record (`Reservation`); otherwise it holds for this pass only."""
 
     job_id: int
     start_us: int
@@ -81,7 +81,7 @@ class Reserve(NamedTuple):
 
 
 class Unreserve(NamedTuple):
-    """The record of the job's reservation goes."""
+    """Delete the record of the job's reservation."""
 
     job_id: int
     why: Why
@@ -89,7 +89,7 @@ class Unreserve(NamedTuple):
 
 
 class WakeAt(NamedTuple):
-    """Run a pass at this time at the latest, with `Cause.TIMER`. It replaces what earlier plans asked for this partition."""
+    """Run a pass with `Cause.TIMER` no later than this time. Replaces the time that earlier plans asked for in this partition."""
 
     at_us: int
     why: Why
@@ -97,7 +97,7 @@ class WakeAt(NamedTuple):
 
 
 class Migrate(NamedTuple):
-    """Ask the running job to checkpoint and put it back into the queue, from where it goes on."""
+    """Ask the running job to checkpoint and put it back into the queue; it will continue from the checkpoint."""
 
     job_id: int
     why: Why
@@ -105,7 +105,7 @@ class Migrate(NamedTuple):
 
 
 class Preempt(NamedTuple):
-    """Put the running job back into the queue; it starts again from nothing."""
+    """Put the running job back into the queue; it will start from scratch."""
 
     job_id: int
     why: Why
@@ -113,7 +113,7 @@ class Preempt(NamedTuple):
 
 
 class Suspend(NamedTuple):
-    """Stop the running job in place: its cores are free, its memory is not."""
+    """Stop the running job in place: it frees its cores but keeps its memory."""
 
     job_id: int
     why: Why
@@ -121,7 +121,7 @@ class Suspend(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """Let the suspended job go on where it stands."""
+    """Let the suspended job go on where it stopped."""
 
     job_id: int
     why: Why
@@ -129,7 +129,7 @@ class Resume(NamedTuple):
 
 
 class HoldCores(NamedTuple):
-    """Commit the record: the job is promised the cores of these shares. It replaces the job's earlier hold."""
+    """Commit the record: the job is promised the cores of these shares. Replaces the job's earlier hold."""
 
     job_id: int
     hold: Hold
@@ -138,7 +138,7 @@ class HoldCores(NamedTuple):
 
 
 class ReleaseHold(NamedTuple):
-    """The record of the job's hold goes, and what it held is free."""
+    """Delete the record of the job's hold and free the cores it held."""
 
     job_id: int
     why: Why
@@ -146,7 +146,7 @@ class ReleaseHold(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """Commit, or with value None delete, a policy's note of a job (0: of the partition)."""
+    """Commit a policy's note on a job (id 0: on the partition), or delete it if the value is None."""
 
     policy: str
     kind: str
@@ -156,12 +156,12 @@ class Noted(NamedTuple):
 
     @property
     def why(self) -> Why:
-        """What it is for."""
+        """The reason, made from the note itself."""
         return Why("note", "policy {} remembers {} of {}: {}", (self.policy, self.kind, self.job_id or "the partition", self.value))
 
 
 class Route(NamedTuple):
-    """The waiting job goes to queue `to`."""
+    """Move the waiting job to queue `to`."""
 
     job_id: int
     to: str
@@ -170,7 +170,7 @@ class Route(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send the call to the server `to`. predicted_us: when the policy expects the answer, after now; 0 = it expects nothing."""
+    """Send the call to the server `to`. predicted_us: time from now until the policy expects the answer; 0 if it makes no prediction."""
 
     job_id: int
     to: str
@@ -180,7 +180,7 @@ class Send(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """The waiting job can never run here: end it."""
+    """End the waiting job: it can never run here."""
 
     job_id: int
     why: Why
@@ -188,7 +188,7 @@ class Reject(NamedTuple):
 
 
 class GangSet(NamedTuple):
-    """Commit the matrix. The starts of its waiting jobs follow it in the plan as `Start`."""
+    """Commit the matrix. Starts of its waiting jobs follow it in the plan as `Start`."""
 
     gang: Gang
     why: Why
@@ -215,7 +215,7 @@ Decision: TypeAlias = (
 
 
 class Fault(NamedTuple):
-    """A policy that raised or took too long: what it had decided is not in the plan. The driver counts and logs it."""
+    """A policy that raised or took too long; its decisions are not in the plan. The driver counts and logs it."""
 
     policy: str
     partition: str
@@ -223,19 +223,19 @@ class Fault(NamedTuple):
 
 
 _NOTHING: Mapping[int, Why] = MappingProxyType({})
-#: By partition.
+#: Empty tables by partition.
 NO_REASONS: Mapping[str, Why] = MappingProxyType({})
 NO_ASIDE: Mapping[str, Mapping[int, Why]] = MappingProxyType({})
 
 
 class Plan(NamedTuple):
-    """The answer of one pass. Empty fields cost nothing: most passes decide little.
+    """The result of one pass. Empty fields cost nothing: most passes decide little.
 
-    decisions: in the order to carry them out. left: reasons of jobs that were looked at and left waiting.
+    decisions: in the order to carry them out. left: reasons of jobs that a policy looked at and left waiting.
     rest: partition -> reason of every other waiting job there. faults: policies that lost their decisions.
-    refused: verbs answered Infeasible.
-    aside: partition -> reasons of jobs that no policy is shown (dependencies, begin times, too large). The state's own table, not a copy:
-    ask before the next fact.
+    refused: number of verbs answered with Infeasible.
+    aside: partition -> reasons of jobs that no policy sees (dependencies, begin times, too large). It is the state's own table, not a copy:
+    read it before the next fact.
     """
 
     decisions: tuple[Decision, ...] = ()
@@ -246,7 +246,7 @@ class Plan(NamedTuple):
     aside: Mapping[str, Mapping[int, Why]] = NO_ASIDE
 
     def why(self, job_id: int, partition: str = "default") -> Why | None:
-        """Why this job starts, or why it still waits; None when no policy looked at its partition."""
+        """Returns why this job starts or still waits; None if no policy looked at its partition."""
         last: Why | None = None
         for decision in self.decisions:
             if not isinstance(decision, WakeAt | Noted | GangSet) and decision.job_id == job_id:
@@ -256,23 +256,23 @@ class Plan(NamedTuple):
         return self.left.get(job_id) or last or self.aside.get(partition, {}).get(job_id) or self.rest.get(partition)
 
 
-# -- verdicts: what a draft's verb answers at once ---------------------------------------------------------------------------
+# -- verdicts: immediate answers to a draft's verbs ------------------------------------------------------------------------
 
 
 class Accepted(NamedTuple):
-    """The draft has taken it. at_us: when it takes effect (now for a start)."""
+    """The draft has accepted the verb. at_us: when it takes effect (now for a start)."""
 
     at_us: int
 
 
 class Insufficient(NamedTuple):
-    """Not now: it may be possible in a later pass."""
+    """Not possible now, perhaps in a later pass."""
 
     why: Why
 
 
 class Infeasible(NamedTuple):
-    """Never, as the cluster and the job are: unknown job or node, larger than the partition, already running."""
+    """Never possible with the cluster and the job as they are: unknown job or node, larger than the partition, already running."""
 
     why: Why
 

@@ -1,7 +1,7 @@
 """Queue classes: what a job may ask for in a queue, and the ladder of classes that queue selection climbs.
 
-A ladder is the sequence of configured classes. Nothing here knows a site: `HPC2500` is the configuration of the paper, one value among
-others.
+A ladder is the sequence of configured classes. The code knows no particular site: `HPC2500`, the paper's configuration, is one value
+among others.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Ladder: TypeAlias = tuple["QueueClass", ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueClass:
-    """A queue and its limits; a job may run in it when it keeps all of them. 0 = no limit, unless it says otherwise.
+    """A queue and its limits; a job may run in it if it keeps them all. 0 = no limit, unless stated otherwise.
 
     Counts are those that the job's user asked for (`Job.wanted`). max_cpus: processes x threads. max_processes, max_threads (of one
-    process): counts. max_time_us: the requested time must be below it
-    (us); a job without a request is taken as longer. partition: where the queue lives; "" = in every partition.
+    process): counts. max_time_us: the requested time must be below it (us); a job without a request counts as longer.
+    partition: where the queue lives; "" = in every partition.
     reservation_threshold: individual priority above which a job reserves (a number; formula (1) of paper 000).
     max_reservations: how many jobs of the queue may hold a connection reservation at a time; 0 = none.
-    head_trigger: the first job of the queue reserves when something ended and it cannot start.
+    head_trigger: the first job of the queue makes a reservation when something ended and the job cannot start.
     """
 
     name: str
@@ -51,7 +51,7 @@ class QueueClass:
             raise ValueError(f"queue {self.name}: reservations need max_cpus and max_threads: formula (1) divides by them")
 
     def admits(self, job: Job) -> bool:
-        """The job may run in this queue."""
+        """Whether the job may run in this queue."""
         return (
             (not self.max_cpus or job.wanted_cpus <= self.max_cpus)
             and (not self.max_processes or job.wanted[0] <= self.max_processes)
@@ -62,7 +62,7 @@ class QueueClass:
 
     @property
     def limits(self) -> str:
-        """In words, for people."""
+        """The limits in words, for users."""
         counts = (("CPUs", self.max_cpus), ("processes", self.max_processes), ("threads a process", self.max_threads))
         told = [f"{what} <= {most}" for what, most in counts if most]
         told += [f"time < {format_duration(self.max_time_us / 1e6)}"] if self.max_time_us else []
@@ -70,12 +70,12 @@ class QueueClass:
 
     @property
     def is_for_threads(self) -> bool:
-        """It takes larger processes than it takes many: a job of few, large processes is at home here."""
+        """Whether the class allows more threads per process than processes: a job of few, large processes belongs here."""
         return 0 < self.max_processes < (self.max_threads or _UNBOUNDED)
 
 
 def selected(job: Job, ladder: Ladder, *, thread_affinity: bool = False) -> QueueClass | None:
-    """The class for the job: of those that admit it the one with the strictest limits; None when none does.
+    """Returns the class with the strictest limits among those that admit the job; None if none does.
 
     Strictest: the fewest CPUs; then the shortest time, the fewest processes, the fewest threads; then the order of the ladder.
     thread_affinity: a class for threads that admits the job goes before a class that takes more processes (papers.md 1.3: jobs of at
@@ -94,12 +94,12 @@ def selected(job: Job, ladder: Ladder, *, thread_affinity: bool = False) -> Queu
 
 
 def admitting(job: Job, ladder: Ladder) -> Iterator[QueueClass]:
-    """Every class in which the job may run, in the order of the ladder."""
+    """Yields every class in which the job may run, in the order of the ladder."""
     return (c for c in ladder if c.admits(job))
 
 
 def checked(ladder: Sequence[QueueClass]) -> Ladder:
-    """The classes as a ladder. Raises: ValueError for an empty one, or a name that stands in it twice."""
+    """Returns the classes as a ladder. Raises: ValueError for an empty one or a name that occurs twice."""
     names = [c.name for c in ladder]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

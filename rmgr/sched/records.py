@@ -1,6 +1,6 @@
-"""Records of the cluster state beside nodes, jobs and promises: what policies remember, hold and share in time, and what operators set.
+"""Records of the cluster state besides nodes, jobs and promises: what policies remember, hold and share in time, and operators' settings.
 
-All of them are values: a new leader that reads them in any order decides as the old one would have. `partition` says where one lives.
+All of them are values: a new leader that reads them in any order decides as the old one would have. `partition` says where a record lives.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import NamedTuple, TypeAlias
 
 from rmgr.sched.job import Running, Span
 
-#: Cores as spans of nodes: first..last, so many cores on each.
+#: Cores as spans of nodes: (first node, last node, cores on each).
 Cores: TypeAlias = tuple[Span, ...]
 
 
 class Note(NamedTuple):
-    """Note of a policy about a job (until that leaves the cluster: starts, migrations and the like do not touch it), or with id 0 of
-    the partition. It goes when its policy leaves the pipeline. One per (policy, kind, id) and partition."""
+    """A policy's note on a job (kept until the job leaves the cluster, through starts, migrations and the like), or with id 0 on the
+    partition. It goes when its policy leaves the pipeline. One per (policy, kind, id) and partition.
+    """
 
     policy: str
     kind: str
@@ -27,17 +28,17 @@ class Note(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Cores of a running job, all or fewer, that are promised to another one."""
+    """Cores of a running job, all or some, that are promised to another job."""
 
     run_id: int
     cores: Cores
 
 
 class Hold(NamedTuple):
-    """A connection reservation: job `job_id` gets the cores of named runs, and starts on nothing else, once all of them have left.
+    """A connection reservation: job `job_id` gets the cores of named runs once they have all left, and starts nowhere else.
 
     waits_for: shares of runs that still have their nodes; such a run is in no other hold. held: shares of runs that have left; these
-    cores are taken, for pulled work too, until the job starts or the hold is released. Both in order of run id.
+    cores stay taken, also for pulled work, until the job starts or the hold is released. Both in order of run id.
     """
 
     job_id: int
@@ -47,7 +48,7 @@ class Hold(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """The job can start."""
+        """Whether the job can start."""
         return not self.waits_for
 
 
@@ -64,7 +65,7 @@ class Maintenance(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a partition; 0 = none. The first three count what runs; a job whose limit exceeds max_time_us can never run."""
+    """Limits of a partition; 0 = none. The first three limit running work; a job whose limit exceeds max_time_us can never run."""
 
     max_cpus_per_user: int = 0
     max_jobs_per_user: int = 0
@@ -80,7 +81,7 @@ class Used(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Core-microseconds that somebody has used, as of `at_us`: halved every half-life since."""
+    """Core-microseconds used by a user under an account as of `at_us`; from then on they halve every half-life."""
 
     user: str
     account: str
@@ -88,14 +89,14 @@ class Usage(NamedTuple):
     at_us: int
 
     def decayed(self, now_us: int, half_life_us: int) -> int:
-        """What counts of it at `now_us`."""
+        """Returns the usage that still counts at `now_us`."""
         past = max(now_us - self.at_us, 0)
         return int(self.core_us * 2.0 ** (-past / half_life_us)) if past else self.core_us
 
     def charged(self, cpus: int, since_us: int, now_us: int, half_life_us: int, given_us: int | None = None) -> Usage:
-        """After a run of so many cores from `since_us` until `now_us`, each moment of it halved since as well.
+        """Returns the usage after a run on `cpus` cores from `since_us` until `now_us`, with decay of each moment since it passed.
 
-        given_us: so much of that time it had them, evenly spread; None: all of it.
+        given_us: for how long of that time the run had its cores, evenly spread; None: always.
         """
         lasted = max(now_us - since_us, 0)
         worth = -math.expm1(-math.log(2.0) * lasted / half_life_us) * half_life_us / math.log(2.0)
@@ -105,7 +106,7 @@ class Usage(NamedTuple):
 
 
 class Suspended(NamedTuple):
-    """A job stopped in place: its cores are free, its memory is not. `run` is its last stretch."""
+    """A job stopped in place: its cores are free, its memory is not. run: its last stretch of running."""
 
     run: Running
     since_us: int
@@ -114,14 +115,15 @@ class Suspended(NamedTuple):
 class Gang(NamedTuple):
     """Jobs that share nodes in time: a queue tree with its front, from which every node computes the same slots by itself.
 
-    The nodes on which its running jobs stand belong to the gang as a whole. A job that has left stays in the record, and its slots stay
+    Nodes on which the gang's jobs run belong to the gang as a whole. A job that has left stays in the record, and its slots stay
     empty, until the record is set again.
 
-    slot_us, origin_us: slot k lasts from origin_us + k x slot_us. slot: queues and front hold for the beginning of this one.
-    width: of the tree. leaves: its leaves from the left, cores of nodes. queues: (tree node, (job, adjacent entries) in order of service).
+    slot_us, origin_us: slot k lasts slot_us from origin_us + k x slot_us. slot: the one at whose beginning queues and front hold.
+    width: of the tree. leaves: its leaves from the left, as cores of nodes. queues: (tree node, (job, adjacent entries) in order of
+    service).
     front: (tree node, entries still to be served in this round, has completed a round in this phase) of every node that runs.
-    late: (job, tree node, entries) that wait for the root's next round. next_round: newcomers to an empty queue do so.
-    memory_share: a job that asks for no memory counts as 1/so much of what its cores have of their node's; 0: it is not counted.
+    late: (job, tree node, entries) that wait for the root's next round. next_round: newcomers to an empty queue also wait for it.
+    memory_share: a job without a memory request counts as using 1/memory_share of its cores' part of the node's memory; 0: not counted.
     """
 
     name: str
@@ -146,7 +148,7 @@ class Gang(NamedTuple):
 
     @property
     def jobs(self) -> tuple[int, ...]:
-        """Every job in it once, ascending."""
+        """Ids of all jobs in the gang, ascending."""
         return tuple(sorted(self.homes))
 
 
@@ -160,9 +162,9 @@ class GangTime(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A request to be sent to a server: so many operations, so many bytes over the link of this client.
+    """A request to be sent to a server: its number of operations, and its bytes over the link of this client.
 
-    function: name of what is called, "" = anything every server has. excluded: servers that must not get it (they failed it before).
+    function: name of the called function, "" = one that every server has. excluded: servers that failed it before and must not get it.
     """
 
     id: int
@@ -176,7 +178,7 @@ class Call(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """Measurements of a queue by a monitor: arrivals/s, mean service in seconds, coefficient of variation of the services."""
+    """A monitor's measurements of a queue: arrivals/s, mean service in seconds, coefficient of variation of the services."""
 
     arrivals_per_s: float = 0.0
     service_s: float = 0.0
@@ -184,7 +186,7 @@ class Demand(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The network between a client and a server. capacity: bytes/s that one transfer alone gets. demand: all transfers on it."""
+    """The network between a client and a server. capacity: bytes/s of one transfer alone. demand: of all transfers on it."""
 
     client: str
     capacity: float
@@ -195,10 +197,10 @@ class Server(NamedTuple):
     """A server for calls, as last measured at `at_us`.
 
     speed: declared operations/s of a call alone. load: calls running and waiting there, and other work in units of a call.
-    throughput: (client, bytes/s), ascending by client. slots: calls that run at a time. functions: what it offers, () = every function.
+    throughput: (client, bytes/s), ascending by client. slots: calls that run at a time. functions: offered ones, () = every function.
     site: where it stands. life: number of its incarnation. is_open: calls may be sent to it. mean_load: load averaged since the
-    measurement before. calibrated: operations/s of a benchmark alone there, 0 = never run. demand: calls and other work that came.
-    links: by client, ascending. sent: calls sent there after `at_us` and before this was told; it does not have them in its load.
+    previous measurement. calibrated: operations/s of a benchmark alone there, 0 = never run. demand: calls and other work that came.
+    links: by client, ascending. sent: calls sent there after `at_us` and before this record arrived; its load does not include them.
     """
 
     name: str
@@ -227,15 +229,15 @@ class Server(NamedTuple):
         return self.is_open and self.offers(call.function) and self.name not in call.excluded
 
     def age_us(self, now_us: int) -> int:
-        """How old the measurements are."""
+        """Returns the age of the measurements."""
         return max(now_us - self.at_us, 0)
 
 
 class Answered(NamedTuple):
-    """A call that was answered.
+    """An answered call.
 
     service_us: computing time of the call alone, without waiting or sharing. alone_us: time the whole call would have taken on an idle
-    server and link. predicted_us: what the policy expected when it sent the call, 0 = nothing.
+    server and link. predicted_us: the policy's forecast when it sent the call, 0 = none.
     """
 
     call_id: int
@@ -251,7 +253,7 @@ class Answered(NamedTuple):
 
     @property
     def took_us(self) -> int:
-        """From submission to answer."""
+        """Time from submission to answer."""
         return self.end_us - self.submit_us
 
 

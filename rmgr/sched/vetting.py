@@ -1,11 +1,11 @@
-"""Plans that nobody has to believe: what a policy wrote past its verbs is refused, what another process planned is repeated verb by verb.
+"""Untrusted plans: refuses what a policy wrote past its verbs, and repeats the plan of another process verb by verb.
 
-Verbs vet what they are given. A policy may all the same decide what a leader carries out for shipped policies alone (`gang`), or write
-into the list of decisions itself. Such a plan is refused whole, before anybody acts on a part of it (`Vetted`).
+Verbs vet their arguments. A policy can still decide something that a leader carries out only for shipped policies (`gang`), or write
+into the list of decisions itself. Such a plan is refused whole, before any part of it is carried out (`Vetted`).
 
-A policy that runs in another process sends its plan as JSON (`encode_plan`, `decode_plan`). Whatever it sends: every field is checked for
-its type when it is read, and every decision goes through the verb that makes it, on the draft of this very pass (`Repeats`). A plan that
-does not fit any more is given up whole. Pure.
+A policy that runs in another process sends its plan as JSON (`encode_plan`, `decode_plan`). Whatever it sends, the type of every field is
+checked on reading, and every decision goes through the verb that makes it, on the draft of this very pass (`Repeats`). A plan that no
+longer fits is given up whole. Pure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from rmgr.sched.state.event_log import LogError, described
 from rmgr.sched.state.event_log import decision as read_decision
 from rmgr.sched.view import BEGINS, OF_THE_ENGINE
 
-#: Modules of policies that are shipped.
+#: Package of the shipped policies.
 _OWN = "rmgr.sched."
 _KINDS = frozenset(get_args(Decision))
 _OF_WAITING = frozenset({Reject, Reserve, HoldCores, Route})
@@ -59,7 +59,7 @@ def _anybody(_policy: str, _partition: str) -> None:
 
 
 class Vetted:
-    """A policy whose plan is refused whole where no leader can carry it out. turn: is told its name and partition before it plans."""
+    """A policy whose plan is refused whole if no leader can carry it out. turn: called with its name and partition before it plans."""
 
     def __init__(self, policy: Policy, turn: Callable[[str, str], None] = _anybody) -> None:
         self.name = policy.name
@@ -67,7 +67,7 @@ class Vetted:
         self._typed = not type(policy).__module__.startswith(_OWN)
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
-        """Raises: StateConflict, LogError as `check_plan`, and whatever the policy raises."""
+        """Raises: StateConflict and LogError as `check_plan`, and whatever the policy raises."""
         self._turn(self.name, draft.partition)
         since = len(draft.decisions)
         self._policy.plan(draft, causes)
@@ -75,10 +75,10 @@ class Vetted:
 
 
 def check_plan(draft: Draft, since: int, *, typed: bool) -> None:
-    """Looks at the decisions from this index on. Cost: under 1 us each, about 20 us with `typed`.
+    """Checks the decisions from index `since` on. Cost: under 1 us each, about 20 us with `typed`.
 
-    Args: typed: every field must have its type (for policies that a type checker has not seen).
-    Raises: StateConflict for the first that cannot be carried out; LogError for a field of another type.
+    Args: typed: check the type of every field, too (for policies that no type checker has seen).
+    Raises: StateConflict for the first decision that cannot be carried out; LogError for a field of a wrong type.
     """
     part = draft._part  # noqa: SLF001 - of this very layer
     for decision in draft.decisions[since:]:
@@ -107,12 +107,12 @@ def check_plan(draft: Draft, since: int, *, typed: bool) -> None:
 
 
 class OutOfDate(Exception):
-    """The state has changed since the plan was made, and a decision of it is refused."""
+    """The state has changed since the plan was made, and the draft refuses one of its decisions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignPlan:
-    """Plan of another process for one partition. left, rest: why its other jobs wait."""
+    """Another process's plan for one partition. left, rest: why its other jobs wait."""
 
     decisions: tuple[Decision, ...] = ()
     left: Mapping[int, Why] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class ForeignPlan:
 
 
 def encode_plan(plan: Plan, partition: str) -> dict[str, Any]:
-    """As JSON has it. Cost: O(decisions + reasons)."""
+    """Returns the plan as JSON values. Cost: O(decisions + reasons)."""
     decisions = [
         plain if type(decision) is Noted else {**plain, "why": _plain_why(decision.why)}
         for plain, decision in zip(described(plan.decisions), plan.decisions, strict=True)
@@ -136,7 +136,7 @@ def encode_plan(plan: Plan, partition: str) -> dict[str, Any]:
 
 
 def decode_plan(plain: Mapping[str, Any], partition: str) -> ForeignPlan:
-    """Raises: LogError naming what is wrong, also for a decision of another partition."""
+    """Reads a plan. Raises: LogError naming the fault, also for a decision of another partition."""
     try:
         decisions = tuple(_decision(one) for one in plain["decisions"])
         left = {_job_id(job_id): _why(why) for job_id, why in plain["left"]}
@@ -183,12 +183,12 @@ def _job_id(job_id: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """A policy that writes what was planned elsewhere. name: of the policy that planned it."""
+    """A policy that repeats a plan made elsewhere. name: of the policy that planned it."""
 
     name: str
     told: ForeignPlan = ForeignPlan()
 
-    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - they were looked at elsewhere
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - causes were looked at elsewhere
         """Raises: OutOfDate for the first decision that the draft refuses."""
         for decision in self.told.decisions:
             verdict = self._write(draft, decision)

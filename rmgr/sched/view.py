@@ -1,7 +1,7 @@
-"""Shows a policy its partition after what this pass did, and takes all of that back: waiting jobs, what runs, what is free, every record.
+"""Shows a policy its partition as this pass has changed it (waiting jobs, runs, free capacity, every record) and can undo the changes.
 
-The pass's decisions lie over the state, which they never change: what was accepted is the plan's. What promises leave free is known here,
-too (`_look_again`).
+The pass's decisions overlay the state without changing it; accepted decisions become the plan. Horizons, which say what promises leave
+free, are kept here too (`_look_again`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rmgr.sched.state.partition import Partition, arrival
 NOBODYS = Why("policy", "the policy that promised it no longer serves this partition")
 ABANDONED = Why("policy", "the policy that stopped it no longer serves this partition")
 IN_ITS_WAY = Why("policy", "a job that was stopped by a policy which has left goes on first")
-#: Why the engine itself decides something, before any policy does or beside what it does.
+#: Reasons of decisions that the engine itself takes, before any policy or beside one.
 ELSEWHERE = Why("gang", "a job of it that was sent back begins elsewhere")
 OF_THE_ENGINE = frozenset({NOBODYS, ELSEWHERE, ABANDONED, IN_ITS_WAY})
 BEGINS = Why("begin", "a job may start then")
@@ -38,11 +38,11 @@ _Value = TypeVar("_Value")
 
 
 class View:
-    """A partition in one pass, to be read: reading changes nothing. The verbs of `Draft` stand on it.
+    """Read access to a partition during one pass; reading changes nothing. `Draft` adds the verbs.
 
-    Jobs of which a dependency, a begin time or a limit is not met are in no order. Starts and promises, which every pass has, are fields.
-    All other changes are in `DraftChanges`, made when the first one comes, with a list of what undoes them: a pass that moves nothing pays
-    nothing for them.
+    Orders leave out jobs with an unmet dependency, begin time or limit. Starts and promises, which every pass has, are fields. All other
+    changes are in `DraftChanges`, created at the first one, together with a list of undo actions, so a pass that moves nothing pays nothing
+    for them.
     """
 
     __slots__ = (
@@ -73,12 +73,12 @@ class View:
         self._started: dict[int, Running] = {}
         self._promises: dict[int, Reservation] = {}
         self._more: DraftChanges | None = None
-        self._timeline: Timeline | None = None  #: of all promises, where there may be many
-        self._horizon: Horizon | None = None  #: the timeline, or the shadow of the only promise, or windows of maintenance
+        self._timeline: Timeline | None = None  #: of all promises, if there may be many
+        self._horizon: Horizon | None = None  #: the timeline, the shadow of the only promise, or windows of maintenance
         self._open = True
-        self._marked = False  #: somebody may go back
+        self._marked = False  #: a mark exists, so changes may be undone
         self._counted, self._tally = 0, None  # type: int, dict[tuple[str, str], tuple[int, int]] | None
-        self.policy = ""  #: whose turn it is; the engine sets it
+        self.policy = ""  #: the policy now planning; set by the engine
         self.partition = part.name
         self.now_us = now_us
         self.seed = seed
@@ -104,36 +104,36 @@ class View:
     # -- waiting jobs -------------------------------------------------------------------------------------------------------
 
     def sorted_by(self, order: Key) -> Iterator[Job]:
-        """The waiting jobs that this partition can run and this pass has not started, in this order."""
+        """Yields the waiting jobs that this partition can run and this pass has not started, in this order."""
         return self._shown(self._part.sorted_by(order), order.key)
 
     def by_arrival(self) -> Iterator[Job]:
-        """The same jobs in order of (submit time, id): the order that every partition keeps anyway."""
+        """Yields the same jobs in order of (submit time, id), which every partition keeps anyway."""
         part = self._part
         if self._more is None and part.limits is None and not self._started:
             return iter(part.waiting)
         return self._shown(part.waiting, arrival)
 
     def queue(self, name: str) -> Iterator[Job]:
-        """Those of them that are in this queue, in order of arrival."""
+        """Yields the jobs of `by_arrival` that are in this queue."""
         return self._shown(self._part.queued().get(name, ()), arrival, name)
 
     def queues(self) -> tuple[str, ...]:
-        """Names of the queues in which such jobs wait or waited before this pass, sorted."""
+        """Returns the names of the queues in which such jobs wait or waited before this pass, sorted."""
         names = set(self._part.queued())
         if self._more is not None:
             names.update(job.queue for job in self._more.extra.values())
         return tuple(sorted(names))
 
     def startable(self, jobs: Iterator[Job]) -> Iterator[Job]:
-        """Those of `jobs` that could start at the moment they are reached. What the caller starts meanwhile counts."""
+        """Yields the `jobs` that could start at the moment they are reached, taking into account the caller's starts meanwhile."""
         if self._part.windows or self._holds:
             return self._startable(jobs)
         found = self._pool.startable(jobs, self._horizon)
         return found if self._part.limits is None else self._judged(found, jobs)
 
     def fits(self, job: Job) -> bool:
-        """There is room for the job now, promises aside; for one with a hold: on what is held for it."""
+        """Whether there is room for the job now, promises aside; for a job with a hold: whether the hold is complete."""
         hold = self._holds.get(job.id)
         return self._pool.fits(job) if hold is None else hold.is_complete
 
@@ -145,7 +145,7 @@ class View:
     # -- any job ------------------------------------------------------------------------------------------------------------
 
     def job(self, job_id: int) -> Job | None:
-        """It waits, runs or stands here; None: unknown, or rejected in this pass."""
+        """Returns a job that waits, runs or is suspended here; None if unknown or rejected in this pass."""
         run = self.run(job_id)
         if run is not None:
             return run.job
@@ -156,14 +156,14 @@ class View:
         return job
 
     def promised(self, job_id: int) -> int | None:
-        """The start (us) that a reservation of this pass or of an earlier one promises the job."""
+        """Returns the start (us) that a reservation of this or an earlier pass promises the job, or None."""
         held = self._promises.get(job_id)
         return None if held is None else held.start_us
 
     # -- what runs ----------------------------------------------------------------------------------------------------------
 
     def running(self) -> Iterator[Running]:
-        """What runs, by job id: what this pass started is there, what it sent away is not."""
+        """Yields the runs by job id: with those that this pass started, without those that it sent away."""
         runs = dict(self._part.running)
         if self._more is not None:
             for job_id in self._more.left:
@@ -173,11 +173,11 @@ class View:
         return iter([runs[job_id] for job_id in sorted(runs)])
 
     def running_in(self, queue: str) -> Iterator[Running]:
-        """What runs and came from this queue."""
+        """Yields the runs of jobs from this queue."""
         return (run for run in self.running() if run.job.queue == queue)
 
     def run(self, job_id: int) -> Running | None:
-        """The run of this job, if it runs."""
+        """Returns the run of this job, or None if it does not run."""
         run = self._started.get(job_id)
         if run is None and self._more is not None:
             run = self._more.begun.get(job_id)
@@ -186,11 +186,11 @@ class View:
         return run or self._part.running.get(job_id)
 
     def is_pinned(self, job_id: int) -> bool:
-        """It runs, and may not be sent back to the queue."""
+        """Whether the job runs and may not be sent back to the queue."""
         return job_id in self._part.pinned
 
     def suspended(self) -> Iterator[Suspended]:
-        """What stands still, by job id."""
+        """Yields the suspended jobs, by job id."""
         table = self._part.suspended if self._more is None else self._more.suspended
         return iter([table[job_id] for job_id in sorted(table)])
 
@@ -198,35 +198,35 @@ class View:
 
     @property
     def free_cores(self) -> int:
-        """Cores on which something could start now, promises aside. O(1) for identical one-core nodes, else O(nodes)."""
+        """Cores on which something could start now, promises aside. Cost: O(1) for identical one-core nodes, else O(nodes)."""
         return self._pool.free
 
     @property
     def idle_nodes(self) -> int:
-        """Open nodes of which every core is free. O(1) for identical one-core nodes, else O(nodes)."""
+        """Number of open nodes with every core free. Cost: O(1) for identical one-core nodes, else O(nodes)."""
         return self._pool.idle_nodes
 
     @property
     def nodes(self) -> Mapping[int, Node]:
-        """By id, ascending."""
+        """The nodes by id, ascending."""
         return MappingProxyType(self._part.nodes)
 
     def room(self, job: Job, node_id: int, cores: int) -> int:
-        """Processes of the job that fit into so many cores of this node, were they free; 0 where it cannot run."""
+        """Returns how many processes of the job would fit on so many free cores of this node; 0 where it cannot run."""
         return room(job, self._part.nodes.get(node_id), cores)
 
     # -- records ------------------------------------------------------------------------------------------------------------
 
     def holds(self) -> Iterator[Hold]:
-        """By job id."""
+        """Yields the holds by job id."""
         return iter(sorted(self._holds.values()))
 
     def held_for(self, job_id: int) -> Hold | None:
-        """The hold of this job."""
+        """Returns the job's hold, or None."""
         return self._holds.get(job_id)
 
     def notes(self, kind: str) -> Mapping[int, tuple[int, ...]]:
-        """Every note of this kind by the policy whose turn it is. O(1) before it has written one, then O(notes)."""
+        """Returns job id -> note of this kind by the planning policy. Cost: O(1) until the pass writes one, then O(notes)."""
         before = self._part.notes.get(self.policy, {}).get(kind, {})
         written = None if self._more is None else self._more.notes.get((self.policy, kind))
         if written is None:
@@ -234,7 +234,7 @@ class View:
         return {job_id: value for job_id, value in {**before, **written}.items() if value is not None}
 
     def note_of(self, kind: str, job_id: int, /) -> tuple[int, ...] | None:
-        """Its note of this job, or with id 0 of the partition."""
+        """Returns the policy's note on a job; id 0 means the partition itself. None if there is none."""
         if self._more is not None:
             written = self._more.notes.get((self.policy, kind))
             if written is not None and job_id in written:
@@ -242,11 +242,11 @@ class View:
         return self._part.notes.get(self.policy, {}).get(kind, {}).get(job_id)
 
     def used_by(self, user: str) -> Used:
-        """What this user has running. O(1) after the first time."""
+        """Returns the user's running work. Cost: O(1) after the first time."""
         return self._used("user", user)
 
     def over_limits(self, job: Job, beside: Sequence[Job] = ()) -> Why | None:
-        """The limit that keeps the job from starting now, beside others that are to start with it; None: none does. O(`beside`)."""
+        """Returns the limit that keeps the job from starting now, together with the jobs `beside`, or None. Cost: O(`beside`)."""
         limits = self._part.limits
         if limits is None:
             return None
@@ -268,42 +268,42 @@ class View:
         return None
 
     def usage(self) -> Iterator[Usage]:
-        """What has been used in the whole cluster and is over, by user and account; what runs is in `running`."""
+        """Yields the use by ended jobs in the whole cluster, by user and account; running jobs are in `running`."""
         return iter(sorted(self._part.usage.values()))
 
     def uncharged(self, run: Running, now_us: int) -> tuple[int, int | None]:
-        """What `usage()` lacks of a run: since when, and for how long of that it had its cores (None: always)."""
+        """Returns the part of a run missing in `usage()`: since when, and for how much of that time it had its cores (None: all)."""
         return self._part.uncharged(run, now_us)
 
     def gangs(self) -> Iterator[Gang]:
-        """By name."""
+        """Yields the gangs by name."""
         return iter(sorted((self._part.gangs.by_name if self._more is None else self._more.gangs).values()))
 
     @property
     def gang_now_us(self) -> int | None:
-        """Now, by the clock that slots are counted by, and soon enough for nodes to learn of it; None: nobody can read that clock."""
+        """Now by the clock that counts slots, late enough for nodes to learn of a change; None if that clock cannot be read."""
         shift_us = self._part.gang_shift_us
         return None if shift_us is None else self.now_us + shift_us
 
     @property
     def no_gang(self) -> str:
-        """Why that clock cannot be read."""
+        """Why the clock of slots cannot be read."""
         return self._part.gang_why
 
     @property
     def most_members(self) -> int:
-        """Jobs that one gang may have here, 0 = any number."""
+        """Number of jobs that one gang may have here; 0 = any number."""
         return self._part.gang_most
 
     def has_place(self, job_id: int) -> bool:
-        """It runs; or it is a member of a gang that was asked to leave, and has not yet."""
+        """Whether the job runs, or is a gang member that was asked to leave and has not left yet."""
         return self.run(job_id) is not None or (job_id in self._part.stopping and job_id in self._part.gangs)
 
     def _leave_gangs(self, job_id: int, joins: str = "") -> None:
-        """Strikes a job that begins out of the records of other gangs, in which it stood before it was sent back.
+        """Removes a job that starts from the records of other gangs in which it was before it was sent back.
 
-        A record that still named it would make it a member again wherever records are all that is known: in the next leader.
-        joins: the gang in which it begins. Cost: O(jobs of gangs), nothing where there are none.
+        If a record still named it, a new leader, which knows only records, would make the job a member again.
+        joins: the gang in which the job starts. Cost: O(jobs of gangs), nothing if there are none.
         """
         for gang in list((self._part.gangs.by_name if self._more is None else self._more.gangs).values()):
             if gang.name != joins and job_id in gang.homes:
@@ -313,38 +313,38 @@ class View:
                 self.decisions.append(GangSet(rest, ELSEWHERE, self.partition))
 
     def calls(self) -> Iterator[Call]:
-        """Calls that want a server, the earliest first."""
+        """Yields the calls that wait for a server, the earliest first."""
         gone = () if self._more is None else self._more.calls_gone
         calls = (call for call in self._part.calls.values() if call.id not in gone)
         return iter(sorted(calls, key=lambda call: (call.submit_us, call.id)))
 
     def servers(self) -> Iterator[Server]:
-        """By name."""
+        """Yields the servers by name."""
         servers = self._part.servers
         return iter([servers[name] for name in sorted(servers)])
 
     def measurements(self, server: str) -> Sequence[Server]:
-        """The last measurements of this server, the oldest first; empty for an unknown one."""
+        """Returns the last measurements of this server, the oldest first; empty for an unknown server."""
         return self._part.records_of_calls.measured.get(server, ())
 
     def answered(self) -> Sequence[Answered]:
-        """The last answered calls, the oldest first."""
+        """Returns the last answered calls, the oldest first."""
         return self._part.records_of_calls.answered
 
     def learnt(self, server: str, function: str, operations: int) -> float | None:
-        """Operations/s that answered calls of this function and size showed on the server; None when there were none."""
+        """Returns operations/s that answered calls of this function and size showed on the server, or None if there were none."""
         return self._part.records_of_calls.speed(server, function, operations)
 
     # -- the engine's -----------------------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """The point to which `back` leads."""
+        """Returns a mark for `back`."""
         self._marked = True
         undo = 0 if self._more is None else len(self._more.undo)
         return Mark(len(self._started), len(self.decisions), undo, self._promises.copy(), self.left.copy(), self.rest)
 
     def back(self, mark: Mark) -> None:
-        """Takes back everything since the mark."""
+        """Undoes everything since the mark."""
         while len(self._started) > mark.started:
             _, run = self._started.popitem()
             self._pool.give(run.job, run.placement)
@@ -356,7 +356,7 @@ class View:
         self._look_again()
 
     def close(self) -> None:
-        """Takes the overlay off the state again; no verb works any more."""
+        """Removes the overlay from the state; no verb works any more."""
         self._open = False
         if self._started:
             for run in reversed(self._started.values()):
@@ -366,11 +366,11 @@ class View:
 
     @property
     def aside(self) -> Mapping[int, Why]:
-        """Waiting jobs that no order shows, and why."""
+        """Waiting jobs that no order shows, each with its reason."""
         return self._part.aside
 
     def sealed(self) -> tuple[Decision, ...]:
-        """Every decision in the order to carry them out; notes last, each once. Ask before `close`."""
+        """Returns every decision in the order to carry them out, notes last and each once. Must be called before `close`."""
         if self._more is None or not self._more.notes:
             return tuple(self.decisions)
         notes: list[Noted] = []
@@ -389,7 +389,7 @@ class View:
         return self._more
 
     def _waiting(self, job_id: int) -> Job | None:
-        """The job as it waits after what this pass did."""
+        """Returns the job if it waits, with the changes of this pass, or None."""
         if self._more is not None:
             job = self._more.extra.get(job_id)
             if job is not None or job_id in self._more.gone or job_id in self._more.rejected:
@@ -397,7 +397,7 @@ class View:
         return self._part.jobs.get(job_id)
 
     def _gang_of(self, job_id: int) -> str | None:
-        """Name of the gang in which the job runs."""
+        """Returns the name of the gang in which the job runs, or None."""
         more = self._more
         if more is None:
             return self._part.gangs.of.get(job_id)
@@ -406,7 +406,7 @@ class View:
         return None if job_id in more.left else self._part.gangs.of.get(job_id)
 
     def _drop_orphans(self, keepers: Container[str]) -> None:
-        """Notes and holds of policies that left the pipeline go; from their gangs, which turn on, goes what has ended."""
+        """Drops notes and holds of policies that left the pipeline; removes ended jobs from their gangs, which go on turning."""
         part = self._part
         for gang in sorted(part.gangs.by_name.values()):
             if gang.policy not in keepers and not all(map(part.is_member, gang.homes)) and part.gang_shift_us is not None:
@@ -423,7 +423,7 @@ class View:
                 self.decisions.append(ReleaseHold(hold.job_id, NOBODYS, part.name))
 
     def _rest_of(self, gang: Gang, stay: Container[int]) -> Gang:
-        """The record from the next slot on, with only those of its jobs that stay."""
+        """Returns the record from the next slot on, with only those of its jobs that stay."""
         carousel = self._part.gangs.carousel(gang, frozenset()).copy()
         carousel.advance_to(carousel.boundary(self.now_us + (self._part.gang_shift_us or 0)))
         for job_id in gang.homes:
@@ -432,7 +432,7 @@ class View:
         return carousel.record(gang.name, gang.policy, gang.partition)
 
     def _swap_hold(self, job: Job, new: Hold | None) -> None:
-        """The job's hold is this one from now on, in pool and flags."""
+        """Replaces the job's hold by `new` (None: no hold) in pool and flags."""
         more, pool = self._changes(), self._pool
         old = more.holds.get(job.id)
         if old is not None:
@@ -481,12 +481,12 @@ class View:
 
     @staticmethod
     def _judged(found: Iterator[Job], jobs: Iterator[Job]) -> Iterator[Job]:
-        """`found`; then the rest of `jobs` is gone through, which says of those over a limit that this is why they wait."""
+        """Yields `found`, then exhausts `jobs` so that jobs over a limit get that limit as their reason to wait."""
         yield from found
         deque(jobs, maxlen=0)
 
     def _startable(self, jobs: Iterator[Job]) -> Iterator[Job]:
-        """With windows, which are named, and holds, whose jobs need no room."""
+        """As the pool's `startable`, but names windows in reasons and lets jobs with complete holds start without room."""
         for job in jobs:
             hold = self._holds.get(job.id)
             if hold is not None:
@@ -506,7 +506,7 @@ class View:
         return Why("maintenance", "its time limit reaches into {} at {} us on nodes that it needs", (name, window.start_us))
 
     def _job(self, job_id: int) -> Job | Insufficient | Infeasible:
-        """The job, if it waits and could start as far as it itself is concerned."""
+        """Returns the job if it waits and nothing about the job itself keeps it from starting."""
         if not self._open:
             self._check_open()
         part, more = self._part, self._more
@@ -538,7 +538,7 @@ class View:
     # -- horizons -----------------------------------------------------------------------------------------------------------
 
     def _look_again(self) -> None:
-        """What is promised, what runs or what is held has changed."""
+        """Rebuilds the horizon after a change of promises, runs or holds."""
         if self._promises:
             self._horizon = self._timeline = self._lay_out()
         else:
@@ -546,7 +546,7 @@ class View:
             self._horizon = self._windows_only() if self._part.windows else None
 
     def _lay_out(self) -> Timeline:
-        """A timeline with every promise and window on it."""
+        """Returns a timeline with every promise and window on it."""
         pool = self._pool
         promised: list[tuple[Job, Reservation]] = []
         for held in self._promises.values():
@@ -563,12 +563,12 @@ class View:
         return timeline
 
     def _windows_only(self) -> Horizon:
-        """For starts it is enough to know what windows take: what comes back later helps nobody who starts now."""
+        """Returns a horizon of windows alone, which suffices for starts: capacity that comes back later cannot help a start now."""
         assert isinstance(self._pool, NodePool)
         return NodeWindows(self._pool, self.now_us, self._closings())
 
     def _closings(self) -> Iterator[Closing]:
-        """A window is a promise of whole nodes to nobody."""
+        """Yields each window as a promise of whole nodes to a dummy job."""
         for window in self._part.windows.values():
             start_us = max(window.start_us, self.now_us)
             if window.end_us > start_us:
@@ -576,7 +576,7 @@ class View:
                 yield start_us, Job(id=0, submit_us=0, exclusive=True, limit_us=window.end_us - start_us), nodes
 
     def _window_for(self, end_us: int, placement: Placement | None = None) -> Maintenance | None:
-        """The first window into which a job from now until then would reach (on these nodes)."""
+        """Returns the first window that a job from now until `end_us` would reach into (on these nodes, if given), or None."""
         for window in sorted(self._part.windows.values(), key=_begin):
             on_it = placement is None or any(first <= node <= last for first, last, _ in placement for node in window.nodes)
             if on_it and window.end_us > self.now_us and window.start_us < end_us:
@@ -590,7 +590,7 @@ class View:
         return NodeShadow.of(job, self.now_us, pool, self._endings(), self._give_back)
 
     def _endings(self) -> list[Ending]:
-        """When nodes come back: what ran before this pass and what it has begun, sorted."""
+        """Returns the times at which nodes come back, from runs before this pass and its own, sorted."""
         part, more = self._part, self._more
         endings = part.endings
         if more is not None and more.undo:
@@ -602,7 +602,7 @@ class View:
         return sorted(endings + [(run.end_us, run.job.id, self._returns(run)) for run in self._started.values()])
 
     def _returns(self, run: Running) -> int:
-        """Units of the pool that come back when it ends: not those that a hold takes over."""
+        """Returns the units of the pool that come back when the run ends, without those that a hold takes over."""
         returns = self._pool.returns
         units = returns(run.job, run.placement)
         more = self._more
@@ -611,7 +611,7 @@ class View:
         return units
 
     def _give_back(self, pool: NodePool, job_id: int) -> None:
-        """The same, given to a pool of nodes."""
+        """Gives a pool of nodes what `_returns` counts."""
         run = self._run_of(job_id)
         pool.give(run.job, run.placement)
         flagged = self._part.flagged if self._more is None else self._more.flagged
@@ -628,12 +628,12 @@ class View:
         return run or self._part.running[job_id]
 
     def _breaks_promises(self, mark: int) -> Insufficient | None:
-        """After a change that takes capacity: back to the mark of `DraftChanges.undo` if a promise cannot be kept.
+        """After a change that takes capacity, undoes it to the mark of `DraftChanges.undo` if a promise cannot be kept.
 
-        Also where it could not be kept before (a node was lost): what is answered must not depend on how the draft came to where it is.
+        It does so even if the promise could not be kept before (a node was lost): the answer must not depend on the draft's history.
         """
         if not self._promises:
-            if self._horizon is not None:  # of windows, or of a promise that has been kept meanwhile
+            if self._horizon is not None:  # of windows, or of a promise that was kept meanwhile
                 self._look_again()
             return None
         self._look_again()
@@ -655,7 +655,7 @@ class View:
 
 
 class DraftChanges:
-    """Changes of a pass beside starts and promises. Every change is written with `put`, `drop` or `did`, so that it can be undone."""
+    """Changes of a pass other than starts and promises, each written with `put`, `drop` or `did` so that it can be undone."""
 
     __slots__ = (
         "begun",
@@ -674,12 +674,12 @@ class DraftChanges:
     )
 
     def __init__(self, part: Partition) -> None:
-        self.extra: dict[int, Job] = {}  #: wait because of this pass: sent back, or in another queue than before
-        self.gone: dict[int, None] = {}  #: do not wait any more as they did before this pass
-        self.rejected: dict[int, None] = {}  #: of those that no order showed before this pass
-        self.left: dict[int, Running] = {}  #: ran before this pass, and were sent away
-        self.begun: dict[int, Running] = {}  #: run because of this pass otherwise than by a start: resumed, or in a gang
-        self.silent: dict[int, None] = {}  #: run, but their end gives nothing back: they joined a gang
+        self.extra: dict[int, Job] = {}  #: jobs that wait because of this pass: sent back, or routed to another queue
+        self.gone: dict[int, None] = {}  #: jobs that no longer wait as they did before this pass
+        self.rejected: dict[int, None] = {}  #: rejected jobs that no order showed before this pass
+        self.left: dict[int, Running] = {}  #: jobs that ran before this pass and were sent away
+        self.begun: dict[int, Running] = {}  #: jobs that this pass made run without a start: resumed, or in a gang
+        self.silent: dict[int, None] = {}  #: running jobs whose end gives nothing back, because they joined a gang
         self.suspended: dict[int, Suspended] = part.suspended.copy()
         self.holds: dict[int, Hold] = part.holds.copy()
         self.flagged: dict[int, int] = part.flagged.copy()
@@ -689,27 +689,27 @@ class DraftChanges:
         self.undo: list[Callable[[], object]] = []
 
     def put(self, table: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-        """`table[key] = value`, until it is undone."""
+        """Sets `table[key] = value` and records how to undo it."""
         undo = partial(table.__setitem__, key, table[key]) if key in table else partial(table.__delitem__, key)
         self.undo.append(undo)
         table[key] = value
 
     def drop(self, table: dict[_Key, _Value], key: _Key) -> None:
-        """`del table[key]`, until it is undone."""
+        """Deletes `table[key]` and records how to undo it."""
         self.undo.append(partial(table.__setitem__, key, table.pop(key)))
 
     def did(self, undo: Callable[[], object]) -> None:
-        """Something was done that this takes back."""
+        """Records an action that undoes a change made elsewhere."""
         self.undo.append(undo)
 
     def back(self, mark: int) -> None:
-        """Takes back everything since."""
+        """Undoes everything since the mark."""
         while len(self.undo) > mark:
             self.undo.pop()()
 
 
 class Mark(NamedTuple):
-    """State of a draft, to return to."""
+    """State of a draft to return to."""
 
     started: int
     decisions: int

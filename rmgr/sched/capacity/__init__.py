@@ -1,4 +1,4 @@
 """Computes what is free, now and later: pools of nodes, horizons of promises, profiles, held cores, nodes of gangs.
 
-Arithmetic over jobs and nodes. It knows no partition, no policy and no draft.
+It computes on jobs and nodes, and knows no partition, policy or draft.
 """

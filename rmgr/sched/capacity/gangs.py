@@ -1,7 +1,7 @@
-"""Gangs of a partition: their records as live objects, who stands in one, and which nodes belong to one as a whole.
+"""Gangs of a partition: their records as live objects, their members, and the nodes that belong to a gang as a whole.
 
-`Carousel` is a record made live: the tree, its front, what each queue holds; moved on, and made a record again. `GangBook` is what a
-partition keeps: a node belongs to a gang as a whole while one of its jobs stands there. `Timetable` has the slots of one node.
+`Carousel` is a live copy of a record (the tree, its front, the content of each queue) that can be moved on and written back as a record.
+`GangBook` belongs to a partition: a node belongs to a gang as a whole while one of its jobs runs there. `Timetable`: slots of one node.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rmgr.sched.records import Cores, Gang
 from rmgr.sched.tree.rotation import Newcomers, Rotation, Row, RunQueue
 from rmgr.sched.tree.shape import MOST_LEAVES, Loads, Tree
 
-#: Stands for a gang in a pool: a node that it has is nobody else's.
+#: Stands for a gang in a pool: only the gang may use a node that it takes.
 OWNER = Job(id=0, submit_us=0, exclusive=True)
-#: Quanta of a job whose end nobody knows.
+#: Quanta of a job whose end is unknown.
 ENDLESS = 1 << 60
 
 
 class Carousel:
-    """Attributes: tree, rotation, and for each job its weight.
+    """Tree, rotation and the weight of each job, live.
 
-    Everybody who makes it from the same record gets the same slots. Cost: O(nodes of the tree).
+    Everyone who builds it from the same record gets the same slots. Cost: O(nodes of the tree).
     """
 
     __slots__ = ("_loads", "leaves", "memory_share", "next_round", "origin_us", "rotation", "slot_us", "tree", "weights", "width")
@@ -54,23 +54,23 @@ class Carousel:
             self.add(job_id, node, weight)
 
     def copy(self) -> Carousel:
-        """An equal one that shares nothing that changes."""
+        """Returns an equal carousel that shares no mutable state with this one."""
         new = object.__new__(Carousel)
         new.width, new.leaves, new.next_round = self.width, self.leaves, self.next_round
         new.slot_us, new.origin_us, new.tree, new.memory_share = self.slot_us, self.origin_us, self.tree, self.memory_share
         new.rotation, new.weights = self.rotation.copy(), dict(self.weights)
-        entries, jobs = self._counted()  # a copy is made to place jobs: they are counted once, not in each
+        entries, jobs = self._counted()  # a copy is made to place jobs: count once here, not in each copy
         new._loads = entries.copy(), jobs.copy()
         return new
 
     @property
     def entries(self) -> Loads:
-        """Loads in entries, by which tasks are allocated. Cost: the first time O(jobs x height x width): who reads slots needs none."""
+        """Loads in entries, used to allocate tasks. First access: O(jobs x height x width); a reader of slots never needs them."""
         return self._counted()[0]
 
     @property
     def jobs(self) -> Loads:
-        """Loads in jobs, which the cap counts. Cost: as `entries`."""
+        """Loads in jobs, which the cap limits. Cost: as `entries`."""
         return self._counted()[1]
 
     def _counted(self) -> tuple[Loads, Loads]:
@@ -85,11 +85,11 @@ class Carousel:
         return job_id in self.weights
 
     def boundary(self, now_us: int) -> int:
-        """The first slot that begins at `now_us` or later."""
+        """Returns the first slot that begins at `now_us` or later."""
         return max(-((self.origin_us - now_us) // self.slot_us), self.rotation.now)
 
     def advance_to(self, slot: int) -> None:
-        """Time passes; newcomers are let in on the way."""
+        """Moves on to the slot and lets newcomers in on the way."""
         rotation = self.rotation
         while rotation.now < slot:
             rotation.advance((rotation.next_end(slot - rotation.now) if self.next_round else None) or slot - rotation.now)
@@ -97,7 +97,7 @@ class Carousel:
                 rotation.finish()
 
     def add(self, job_id: int, node: int, weight: int, quanta: int = ENDLESS) -> None:
-        """The job enters the queue of the tree node."""
+        """Puts the job into the queue of the tree node."""
         self.weights[job_id] = weight
         if self._loads is not None:
             self.entries.change(node, weight)
@@ -106,7 +106,7 @@ class Carousel:
         self.rotation.add(job_id, node, quanta, weight)
 
     def remove(self, job_id: int) -> None:
-        """The job leaves. Raises: KeyError when it is not in it."""
+        """Removes the job. Raises: KeyError if it is not in the carousel."""
         node = self.node_of(job_id)
         self.rotation.remove(job_id)
         self.rotation.home.pop(job_id, None)
@@ -116,16 +116,16 @@ class Carousel:
             self.jobs.change(node, -1)
 
     def given(self) -> dict[int, int]:
-        """Slots that each job without an end has had since this was made of a record. Cost: O(nodes of the tree + jobs)."""
+        """Returns the slots that each job without an end has had since this was built. Cost: O(nodes of the tree + jobs)."""
         self.rotation.settle()
         return {job_id: ENDLESS - rest for queue in self.rotation.queues for job_id, rest in queue.rest().items()}
 
     def node_of(self, job_id: int) -> int:
-        """The tree node in whose queue the job stands."""
+        """Returns the tree node in whose queue the job is."""
         return self.rotation.home[job_id]
 
     def record(self, name: str, policy: str, partition: str) -> Gang:
-        """What it is now. Cost: O(nodes of the tree)."""
+        """Returns the present state as a record. Cost: O(nodes of the tree)."""
         front, rotation = self.rotation.front(), self.rotation
         queues = []
         for node, queue in enumerate(rotation.queues):
@@ -155,12 +155,12 @@ class Carousel:
 
 
 def leaves_of(nodes: Mapping[int, Node]) -> Cores:
-    """Every core of these nodes, in order of node id."""
+    """Returns every core of these nodes, in ascending order of node id."""
     return spans_of((node.id, node.cores) for node in sorted(nodes.values(), key=lambda node: node.id))
 
 
 def cores_within(leaves: Cores, low: int, high: int) -> list[tuple[int, int, int]]:
-    """(node, first of its cores, how many) of the leaves low..high-1. Cost: O(spans + nodes within)."""
+    """Returns (node, its first core, number of cores) for the leaves low..high-1. Cost: O(spans + nodes within)."""
     found: list[tuple[int, int, int]] = []
     start = 0
     for first, last, cores in leaves:
@@ -176,7 +176,7 @@ def cores_within(leaves: Cores, low: int, high: int) -> list[tuple[int, int, int
 
 
 def placed_in(job: Job, carousel_leaves: Cores, span: tuple[int, int], nodes: Mapping[int, Node]) -> Placement | None:
-    """The job on the leaves of a partition, lowest first; None where they have no room for all its processes."""
+    """Places the job on the leaves `span`, lowest first; None if they have no room for all its processes."""
     wanted, counts = job.processes, []
     for node, _, cores in cores_within(carousel_leaves, *span):
         count = min(room(job, nodes.get(node), cores), wanted)
@@ -189,7 +189,7 @@ def placed_in(job: Job, carousel_leaves: Cores, span: tuple[int, int], nodes: Ma
 
 
 def stands_in(run: Running, leaves: Cores, span: tuple[int, int], nodes: Mapping[int, Node]) -> bool:
-    """Every core of the run is among the leaves of a partition, whatever has closed or opened there since it began."""
+    """Whether every core of the run is among the leaves `span`, regardless of nodes that closed or opened since it began."""
     has = {node: cores for node, _, cores in cores_within(leaves, *span)}
     job = run.job
     return all(
@@ -199,21 +199,21 @@ def stands_in(run: Running, leaves: Cores, span: tuple[int, int], nodes: Mapping
 
 
 def too_many_leaves(leaves: Cores) -> bool:
-    """More than a tree may have."""
+    """Whether there are more leaves than a tree may have."""
     return sum((last - first + 1) * cores for first, last, cores in leaves) > MOST_LEAVES
 
 
 class GangBook:
-    """`job_id in book`: it stands in a gang."""
+    """The gangs of a partition and their members; `job_id in book` tells whether the job is in a gang."""
 
     __slots__ = ("_carousels", "_given", "_owned", "by_name", "of")
 
     def __init__(self) -> None:
         self.by_name: dict[str, Gang] = {}
-        self.of: dict[int, str] = {}  #: job that runs, or is about to -> gang
-        self._carousels: list[tuple[Gang, frozenset[int], Carousel]] = []  # derived, of the last records
-        self._given: tuple[Gang, int, dict[int, int]] | None = None  # derived, of the last question
-        self._owned: dict[int, int] = {}  # node -> jobs of gangs that run there
+        self.of: dict[int, str] = {}  #: job that runs or is about to start -> name of its gang
+        self._carousels: list[tuple[Gang, frozenset[int], Carousel]] = []  # derived from the last records
+        self._given: tuple[Gang, int, dict[int, int]] | None = None  # derived, for the last question
+        self._owned: dict[int, int] = {}  # node -> number of gang jobs that run there
 
     def __contains__(self, job_id: int) -> bool:
         return job_id in self.of
@@ -222,7 +222,7 @@ class GangBook:
         return iter(sorted(self.by_name.values()))
 
     def put(self, gang: Gang) -> None:
-        """In place of the one of that name. Without jobs: it goes."""
+        """Replaces the gang of that name. A gang without jobs is deleted."""
         old = self.by_name.pop(gang.name, None)
         for job_id in old.homes if old is not None else ():
             self.of.pop(job_id, None)
@@ -232,12 +232,12 @@ class GangBook:
             self.of.update(dict.fromkeys(homes, gang.name))
 
     def keep(self, running: Container[int]) -> None:
-        """Only jobs that run are members; gangs without any go. After records were read."""
+        """Keeps only running jobs as members and deletes gangs without any; called after records were read."""
         for job_id in [job_id for job_id in self.of if job_id not in running]:
             self.strike(job_id)
 
     def carousel(self, gang: Gang, closed: frozenset[int]) -> Carousel:
-        """The record as live objects: read it, or change a copy. Derived; those of the last two records are kept."""
+        """Returns the record as live objects, to read or to copy. Derived; the two most recent ones are kept."""
         for known, shut, carousel in self._carousels:
             if known is gang and shut == closed:
                 return carousel
@@ -246,19 +246,19 @@ class GangBook:
         return carousel
 
     def remember(self, gang: Gang, closed: frozenset[int], carousel: Carousel) -> None:
-        """This is what the record makes; nobody changes it from now on."""
+        """Caches the carousel of this record; it must not change from now on."""
         self._carousels = [*self._carousels[-1:], (gang, closed, carousel)]
 
     def given(self, gang: Gang, slot: int) -> Mapping[int, int]:
-        """Job -> slots that the record gives it from its first one up to this. Cost: O(nodes of the tree), once a record and slot."""
+        """Returns job -> slots that the record gives it from its first slot to this one. Cost: O(nodes of the tree) per record and slot."""
         if self._given is None or self._given[0] is not gang or self._given[1] != slot:
-            carousel = Carousel(gang)  # a remembered one may count from an earlier record
+            carousel = Carousel(gang)  # a cached one may count from an earlier record
             carousel.advance_to(slot)
             self._given = gang, slot, carousel.given()
         return self._given[2]
 
     def enter(self, pool: UnitPool | NodePool, run: Running) -> None:
-        """One of its jobs runs: nodes that no gang had are taken."""
+        """Records that a job of a gang runs, and takes nodes that no gang had."""
         for node in nodes_of(run.placement):
             count = self._owned.get(node, 0)
             if not count:
@@ -266,12 +266,12 @@ class GangBook:
             self._owned[node] = count + 1
 
     def leave(self, pool: UnitPool | NodePool, run: Running) -> None:
-        """It does not any more, and is no member."""
+        """Records that the job no longer runs and is no longer a member."""
         self.step_out(pool, run)
         self.strike(run.job.id)
 
     def step_out(self, pool: UnitPool | NodePool, run: Running) -> None:
-        """Nodes on which it was the last are given back."""
+        """Gives back the nodes on which the run was the last of a gang."""
         for node in nodes_of(run.placement):
             self._owned[node] -= 1
             if not self._owned[node]:
@@ -279,55 +279,55 @@ class GangBook:
                 pool.give(OWNER, ((node, node, 1),))
 
     def strike(self, job_id: int) -> None:
-        """The job is no member any more; the record keeps it until it is set again, or goes with the last one."""
+        """Removes the job as a member; the record keeps it until it is next set, and is deleted with its last member."""
         name = self.of.pop(job_id, None)
         if name is not None and name not in self.of.values():
             del self.by_name[name]
 
     def owns(self, node: int) -> bool:
-        """A job of a gang runs there."""
+        """Whether a gang's job runs on the node."""
         return node in self._owned
 
     def vacate(self) -> None:
-        """The pool is a new one: nothing of it is taken yet."""
+        """Forgets the taken nodes: the pool is a new one of which nothing is taken yet."""
         self._owned.clear()
 
 
 def memory_on(job: Job, node: Node, count: int, share: int) -> int:
-    """Bytes of the node's memory that so many processes of the job count as: what they ask for, or its `share_of_memory`."""
+    """Returns the bytes that `count` processes of the job use on the node: their request, or `share_of_memory` if they have none."""
     if job.memory_bytes or not share:
         return count * job.memory_bytes
     return share_of_memory(node.memory_bytes, node.cores, node.cores if job.exclusive else count * job.threads, share)
 
 
 def share_of_memory(memory_bytes: int, cores: int, used: int, share: int) -> int:
-    """What a job that says nothing of memory has of a node's, on so many of its cores: 1/share (`Gang.memory_share`) of their part.
+    """Returns the memory counted for a job without a request on `used` cores of a node: 1/share (`Gang.memory_share`) of their part.
 
-    So jobs that say nothing have memory wherever they have cores.
+    Thus jobs without a request have memory wherever they have cores.
     """
     return memory_bytes * used // (cores * share)
 
 
-# -- slots of one node: everybody who reads the record computes the same ones, however late -------------------------------------
+# -- slots of one node: every reader of the record computes the same ones, however late -----------------------------------------
 
 
 class SlotRow(NamedTuple):
-    """parts: names (`run_label`) of the attempts that have cores of this node in the slot that begins at start_us of gang time."""
+    """One slot. parts: names (`run_label`) of the attempts that have cores of this node in the slot beginning at start_us of gang time."""
 
     start_us: int
     parts: tuple[str, ...]
 
 
 class Timetable:
-    """What one generation of a record says of one node. Cost: O(nodes of the tree) to make, O(front) a slot."""
+    """The slots of one node by one generation of a record. Cost: O(nodes of the tree) to build, O(front) a slot."""
 
     def __init__(self, record: GangRecord, node: str) -> None:
-        """Raises: ValueError for a record that is no tree."""
+        """Raises: ValueError for a record that is not a tree."""
         self.record = record
         self._carousel = Carousel(numbered(record))
-        self.names = {run_label(*task_of(job), attempt): job for job, attempt, _ in record.attempts}  #: of attempts -> the scheduler's id
+        self.names = {run_label(*task_of(job), attempt): job for job, attempt, _ in record.attempts}  #: attempt name -> scheduler's job id
         self._named = {job: name for name, job in self.names.items()}
-        self._low = self._high = 0  # this node's leaves
+        self._low = self._high = 0  # the range of this node's leaves
         for name, cores in record.leaves:
             if name == node:
                 self._high = self._low + cores
@@ -335,46 +335,46 @@ class Timetable:
             self._low += cores
         if not self._high:
             self._low = 0
-        self._here: dict[int, bool] = {}  # tree node -> it has leaves of this node
-        self.slot = record.slot  #: the next one to be computed
+        self._here: dict[int, bool] = {}  # tree node -> whether it has leaves of this node
+        self.slot = record.slot  #: the next slot to compute
 
     def start_us(self, slot: int) -> int:
-        """When it begins, in gang time."""
+        """Returns when the slot begins, in gang time."""
         return self.record.origin_us + slot * self.record.slot_us
 
     def skip_to(self, slot: int) -> None:
-        """Rows before this slot are not asked for any more: nobody counts the slots that a record has seen since it was set."""
+        """Skips the rows before this slot; a caller need not step through all slots since the record was set."""
         self.slot = max(self.slot, slot)
 
     @property
     def tree(self) -> Tree:
-        """Partitions of the gang's cores."""
+        """The tree over the gang's cores."""
         return self._carousel.tree
 
     @property
     def rotation(self) -> Rotation:
-        """Queues and front at the next slot. Read it only."""
+        """Queues and front at the next slot, read only."""
         self._carousel.advance_to(self.slot)
         return self._carousel.rotation
 
     @property
     def round_slots(self) -> int:
-        """Slots of a round of the whole tree: each job has one of so many at least."""
+        """Number of slots in a round of the whole tree; each job has at least one of them."""
         return self._carousel.rotation.rounds[0]
 
     def row(self) -> Row:
-        """(tree node, job) of the next slot, on all nodes."""
+        """Returns (tree node, job) of the next slot, for all nodes."""
         return self.rotation.row()
 
     def next(self) -> SlotRow:
-        """The row of the next slot, on this node."""
+        """Returns the next slot on this node and moves on."""
         there = [self._named[job] for node, job in self.row() if self._is_here(node) and job in self._named]
         found = SlotRow(self.start_us(self.slot), tuple(there))
         self.slot += 1
         return found
 
     def cores_of(self, part: str) -> tuple[int, int] | None:
-        """(first, how many) of this node's cores that the part's partition has; None: the record does not have it here."""
+        """Returns (first core, number of cores) on this node of the part's tree node; None if the record does not have the part here."""
         job = self.names.get(part)
         if job is None or job not in self._carousel:
             return None
@@ -391,7 +391,7 @@ class Timetable:
 
 
 def numbered(record: GangRecord) -> Gang:
-    """The scheduler's record of a gang whose nodes are numbered from the left, of no partition."""
+    """Returns the scheduler's form of the record, with nodes numbered from the left and no partition."""
     return Gang(
         name=record.policy,
         slot_us=record.slot_us,

@@ -1,4 +1,4 @@
-"""Arithmetic of held cores: how many processes fit into cores of named nodes, where a job starts on its shares, which shares are good."""
+"""Arithmetic of held cores: how many processes fit on named nodes, where a job starts on its shares, which shares are valid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rmgr.sched.records import Cores, Hold, Share
 
 
 def room(job: Job, node: Node | None, cores: int) -> int:
-    """Processes of the job that fit into so many cores of an otherwise empty node; 0 where it cannot run."""
+    """Returns how many processes of the job fit on `cores` cores of an otherwise empty node; 0 where it cannot run."""
     if node is None or node.closed or not set(job.features) <= set(node.features) or (job.exclusive and cores < node.cores):
         return 0
     count = cores // job.threads
@@ -22,19 +22,19 @@ def room(job: Job, node: Node | None, cores: int) -> int:
 
 
 def are_spans(spans: object, nodes: int) -> bool:
-    """It is a tuple of (first node, last node, count), all integers, none longer than so many nodes: what a record may hold."""
+    """Checks a record's spans: a tuple of integer triples (first node, last node, count), none longer than `nodes` nodes."""
     return type(spans) is tuple and all(
         type(span) is tuple and [*map(type, span)] == [int, int, int] and span[1] - span[0] < nodes for span in spans
     )
 
 
 def each_node(cores: Cores) -> Iterator[tuple[int, int]]:
-    """(node id, count) of every node of these spans."""
+    """Yields (node id, count) for every node of the spans."""
     return ((node, count) for first, last, count in cores for node in range(first, last + 1))
 
 
 def by_node(cores: Iterable[Cores]) -> dict[int, int]:
-    """Node id -> cores of all of them together, ascending."""
+    """Returns node id -> total cores over all these spans, in ascending order of id."""
     total: dict[int, int] = {}
     for spans in cores:
         for node, count in each_node(spans):
@@ -43,7 +43,7 @@ def by_node(cores: Iterable[Cores]) -> dict[int, int]:
 
 
 def placed_on(job: Job, shares: Iterable[Share], nodes: Mapping[int, Node]) -> Placement | None:
-    """The job on the nodes of lowest id of these shares; None when they have no room for all its processes."""
+    """Places the job on the nodes of lowest id among the shares; None if they have no room for all its processes."""
     wanted = job.processes
     spans: list[Span] = []
     for node, cores in by_node(share.cores for share in shares).items():
@@ -61,7 +61,7 @@ def placed_on(job: Job, shares: Iterable[Share], nodes: Mapping[int, Node]) -> P
 
 
 def is_within(part: Cores, whole: Mapping[int, int]) -> bool:
-    """No node of it twice, and nowhere more than there."""
+    """Whether `part` names no node twice and takes no more cores of any node than `whole` has."""
     seen: set[int] = set()
     for first, last, count in part:
         if count < 1 or last < first:
@@ -74,16 +74,16 @@ def is_within(part: Cores, whole: Mapping[int, int]) -> bool:
 
 
 def cores_of(run: Running) -> dict[int, int]:
-    """Node id -> cores that the run has there."""
+    """Returns node id -> cores that the run has there."""
     return {node: count * run.job.threads for node, count in each_node(run.placement)}
 
 
 def share_of(hold: Hold, run_id: int) -> Share:
-    """The one that waits for this run."""
+    """Returns the share of the hold that waits for this run. Raises: StopIteration if there is none."""
     return next(share for share in hold.waits_for if share.run_id == run_id)
 
 
 def after_leaving(hold: Hold, run_id: int) -> Hold:
-    """The run has left: its share is held."""
+    """Returns the hold after the run has left: the run's share moves from `waits_for` to `held`."""
     waits_for = tuple(share for share in hold.waits_for if share.run_id != run_id)
     return hold._replace(waits_for=waits_for, held=tuple(sorted((*hold.held, share_of(hold, run_id)))))

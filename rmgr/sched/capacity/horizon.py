@@ -1,6 +1,6 @@
-"""Answers what promises leave free before a draft starts a job, and records what is promised.
+"""Answers what promises leave free before a draft starts a job, and records promises.
 
-Two representations answer it: `units.py` with counts (identical one-core nodes), `horizon_node.py` with free capacity per node.
+Two representations implement it: `units.py` with counts (identical one-core nodes), `horizon_node.py` with free capacity per node.
 """
 
 from __future__ import annotations
@@ -9,52 +9,52 @@ from typing import Protocol, TypeAlias
 
 from rmgr.sched.job import Job, Placement
 
-#: (when the limit ends it, job id, units of the pool that come back then)
+#: (time at which the run's limit ends it, job id, units of the pool that come back then)
 Ending: TypeAlias = tuple[int, int, int]
-#: A window of maintenance: (start, a job of whole nodes that stands there meanwhile, where).
+#: A window of maintenance: (start, a job of whole nodes that occupies the window, its placement).
 Closing: TypeAlias = tuple[int, Job, Placement]
 
 
 class Horizon(Protocol):
-    """May a job start now and run for its whole limit without breaking a promise?"""
+    """Answers whether a job may start now and run for its whole limit without breaking a promise."""
 
     def admits(self, job: Job) -> bool:
-        """Yes, on the nodes that `place` would choose. The job fits now, promises aside."""
+        """Whether the job may start on the nodes that `place` would choose. The job must fit now, promises aside."""
         ...
 
     def place(self, job: Job) -> Placement | None:
-        """The free nodes of lowest id on which it may."""
+        """Returns the free nodes of lowest id on which the job may start, or None."""
         ...
 
     def allows(self, job: Job, placement: Placement) -> bool:
-        """It may on these nodes, which are free now."""
+        """Whether the job may start on these nodes, which are free now."""
         ...
 
     def started(self, job: Job, placement: Placement) -> None:
-        """It did: the pool has it."""
+        """Records that the job has started; the pool has already taken its nodes."""
         ...
 
 
 class Timeline(Horizon, Protocol):
-    """The horizon of many promises."""
+    """A horizon of many promises."""
 
     def earliest(self, job: Job) -> tuple[int, Placement] | None:
-        """When and where the job could be promised a start; None when no such time is known. Counts need no nodes: placement `()`."""
+        """Returns when and where the job can be promised a start, or None if unknown. Where nodes are counted, the placement is `()`."""
         ...
 
     def move(self, job: Job, old: tuple[int, Placement] | None) -> tuple[int, Placement] | None:
-        """Promises the earliest start, for which its old promise does not count. None: that is withdrawn, and there is no other."""
+        """Promises the earliest start, not counting the job's old promise. None: the old promise is withdrawn and no start is known."""
         ...
 
     def promise(self, job: Job, at_us: int, placement: Placement) -> None:
-        """From `at_us` on, for its limit, this is the job's."""
+        """Promises the job these nodes from `at_us` on, for its limit."""
         ...
 
     def withdraw(self, job: Job, at_us: int, placement: Placement) -> None:
-        """It is not."""
+        """Takes the promise back."""
         ...
 
     @property
     def overdrawn(self) -> bool:
-        """More is promised than there is."""
+        """Whether more is promised than exists."""
         ...

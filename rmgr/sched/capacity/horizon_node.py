@@ -1,8 +1,8 @@
-"""What promises leave free in a partition of any nodes: per node, at one shadow time or at every step of a timeline.
+"""Computes what promises leave free in a partition of any nodes: per node, at one shadow time or at every step of a timeline.
 
-A timeline keeps a profile of each node and, for each shape of process that has asked, an index of gaps: of all nodes, sorted by when they
-begin, classed by how long they last. A job asks for gaps that last as long as its limit, in order of time, until as many are open at once
-as it has processes. Before the time it gets there are few of these: what is free between promises is short. Hence a question costs
+A timeline keeps a profile of each node and, for each shape of process asked about, an index of gaps: over all nodes, sorted by begin,
+classed by length. For a job it walks the gaps at least as long as the job's limit, in order of time, until as many processes fit at once
+as the job has. Few of these gaps begin before the answer, because free intervals between promises are short. A question costs
 O(gaps of that length before the answer).
 """
 
@@ -18,22 +18,22 @@ from rmgr.sched.capacity.horizon import Closing, Ending
 from rmgr.sched.capacity.pool_node import NodePool, room_beside, room_on, rough
 from rmgr.sched.job import PLAIN, Job, Node, Placement, Resources, Shape
 
-#: Gives what comes back at the end of this job to a pool of nodes: all that it has, but for what is promised out of it.
+#: Gives a pool of nodes what comes back at the end of this job: all that it has, less what is promised out of it.
 GiveBack: TypeAlias = Callable[[NodePool, int], None]
-#: Shapes that have an index of their own; further ones share that of a shape which needs a little less memory, and look at nodes.
+#: Number of shapes with an index of their own; more shapes share the index of one that needs a little less memory, and look at nodes.
 EXACT = 8
-#: (since, position of the node, until, processes)
+#: (begin, position of the node, end, processes)
 _Entry = tuple[int, int, int, int]
-#: In a class the longest gap is 4 times the shortest. The first class has all up to two minutes, the last one all from half a year on.
+#: In a class the longest gap is 4 times the shortest. The first class holds all gaps up to two minutes, the last all from half a year on.
 _SHORTEST, _CLASSES = 13, 11
-#: (since, until, processes): so many more than in the gaps around it.
+#: (begin, end, processes): how many more processes fit than in the gaps around it.
 Gap = tuple[int, int, int]
 #: Later than any time.
 _NEVER = 1 << 100
 
 
 class NodeShadow:
-    """One promise, of certain nodes at `at_us`. What outlives that time must fit into what is free now and left over then."""
+    """One promise of certain nodes at `at_us`. A job that outlives that time must fit into what is free both now and then."""
 
     __slots__ = ("_lasting", "_later", "_now", "_pool", "at_us", "placement")
 
@@ -45,7 +45,7 @@ class NodeShadow:
 
     @classmethod
     def of(cls, job: Job, now_us: int, pool: NodePool, endings: Sequence[Ending], give_back: GiveBack) -> NodeShadow | None:
-        """The earliest time at which `job` fits if every run uses its limit; None when it never does. An overdue run ends "soon"."""
+        """Returns the earliest time at which `job` fits if every run uses its limit; None if it never does. An overdue run ends "soon"."""
         later, at_us = pool.clone(), now_us
         for end_us, job_id, _ in endings:
             end = max(end_us, now_us + 1)
@@ -81,15 +81,15 @@ class NodeShadow:
 
 
 class NodeWindows:
-    """Windows of maintenance and no promise: what starts now must leave nodes before they close."""
+    """Windows of maintenance without promises: a job that starts now must leave its nodes before they close."""
 
     __slots__ = ("_lasting", "_now", "_pool", "_starts")
 
     def __init__(self, pool: NodePool, now_us: int, windows: Iterable[Closing]) -> None:
-        """Args: windows: (start, job of whole nodes that stands there meanwhile, on which). Cost: O(nodes) for each time of a start."""
+        """windows: (start, job of whole nodes that occupies the window, its placement). Cost: O(nodes) for each distinct start."""
         self._pool, self._now = pool, now_us
         self._starts: list[int] = []
-        self._lasting: list[NodePool] = []  #: what is left for a job that ends after that start
+        self._lasting: list[NodePool] = []  #: capacity for a job that ends after the start at this index
         for start_us, job, nodes in sorted(windows, key=itemgetter(0)):
             if not self._starts or start_us > self._starts[-1]:
                 self._starts.append(start_us)
@@ -115,14 +115,14 @@ class NodeWindows:
 
 
 class NodeTimeline:
-    """Free capacity of each node as steps in time, and an index of gaps for each shape that has asked. O(steps of all nodes) space."""
+    """Free capacity of each node as steps in time, with an index of gaps for each shape asked about. Space: O(steps of all nodes)."""
 
     __slots__ = ("_indexes", "_log", "_now", "_pool", "_profiles")
 
     def __init__(self, now_us: int, pool: NodePool, endings: Sequence[Ending], give_back: GiveBack) -> None:
         self._now, self._pool = now_us, pool
         self._indexes: dict[Shape, GapIndex] = {}
-        self._log: list[int] = []  #: positions of nodes changed, oldest first
+        self._log: list[int] = []  #: positions of changed nodes, oldest first
         later = pool.clone()
         self._profiles = [NodeProfile(now_us, cores, memory) for cores, memory in zip(later.cores, later.memory, strict=True)]
         if later.others:
@@ -143,7 +143,7 @@ class NodeTimeline:
         return None if room is None else self._pool.spans(pick(room, job))
 
     def allows(self, job: Job, placement: Placement) -> bool:
-        """O(nodes of the placement)."""
+        """Cost: O(nodes of the placement)."""
         if not self._pool.holds(job, placement):
             return False
         end_us = self._now + job.planned_us
@@ -157,11 +157,11 @@ class NodeTimeline:
         self.promise(job, self._now, placement)
 
     def earliest(self, job: Job) -> tuple[int, Placement] | None:
-        """O(gaps as long as its limit that begin before it)."""
+        """Cost: O(gaps as long as the job's limit that begin before the answer)."""
         return self._earliest(job, {})
 
     def move(self, job: Job, old: tuple[int, Placement] | None) -> tuple[int, Placement] | None:
-        """As `earliest` when the old promise does not count. Where nothing better is found nothing is changed."""
+        """Cost: as `earliest`, which is asked without the old promise. Changes nothing if there is no better start."""
         if old is None:
             found = self.earliest(job)
         else:
@@ -210,10 +210,10 @@ class NodeTimeline:
         return None if found is None else (found[0], self._pool.spans(pick(found[1], job)))
 
     def _now_open(self, job: Job) -> Mapping[int, int] | None:
-        """How many processes fit on which node from now on for its limit, if it is enough."""
+        """Returns node position -> processes that fit from now on for the job's limit, or None if they do not suffice."""
         index, wanted = self._index(job.shape), job.processes
         room = index.open_at(self._now, job.planned_us)
-        if index.shape != job.shape and sum(room.values()) >= wanted:  # so many of a rougher shape
+        if index.shape != job.shape and sum(room.values()) >= wanted:  # enough room for a rougher shape
             end_us = self._now + job.planned_us
             room = {i: self._room(i, self._profiles[i], job, self._now, end_us) for i in room}
         return room if sum(room.values()) >= wanted else None
@@ -241,13 +241,13 @@ class NodeTimeline:
 
 
 class GapIndex:
-    """Gaps of one shape, of every node of a partition."""
+    """The gaps of one shape on every node of a partition."""
 
     __slots__ = ("_classes", "_gaps", "_nodes", "at", "shape")
 
     def __init__(self, shape: Shape, nodes: Sequence[Node], profiles: Sequence[NodeProfile], at: int) -> None:
         self.shape, self._nodes = shape, nodes
-        self.at = at  #: as of this entry of the log of changes
+        self.at = at  #: number of log entries it takes into account
         self._classes: list[list[_Entry]] = [[] for _ in range(_CLASSES)]
         self._gaps: list[list[Gap]] = []  #: by position
         for i, profile in enumerate(profiles):
@@ -259,7 +259,7 @@ class GapIndex:
             entries.sort()
 
     def update(self, positions: Iterable[int], profiles: Sequence[NodeProfile]) -> None:
-        """These nodes have changed."""
+        """Computes the gaps of these changed nodes again."""
         for i in positions:
             old, new = self._gaps[i], profiles[i].gaps(self.shape, self._nodes[i])
             self._gaps[i] = new
@@ -274,9 +274,11 @@ class GapIndex:
                     insort(self._classes[_class_of(until - since)], (since, i, until, processes))
 
     def opening(self, job: Job, profiles: Sequence[NodeProfile], other: Mapping[int, NodeProfile]) -> tuple[int, Mapping[int, int]] | None:
-        """The first time from which enough processes fit for the job's limit, with how many on which node.
+        """Returns the first time from which enough processes fit for the job's limit, with node position -> processes; None if there is
+        none.
 
-        Args: profiles: what was indexed, of which the job's shape needs no less. other: of nodes, by position, that count in place of it.
+        Args: profiles: what was indexed; the job's shape needs no less than the indexed one. other: profiles that replace some nodes', by
+        position.
         """
         length_us, wanted = job.planned_us, job.processes
         now_us, count = -1, 0
@@ -300,7 +302,7 @@ class GapIndex:
         return (now_us, room) if count >= wanted else None
 
     def open_at(self, first_us: int, length_us: int) -> dict[int, int]:
-        """How many processes fit on which node from the first step on for so long. O(gaps that are open then)."""
+        """Returns position -> processes that fit from the first step on for `length_us`. Cost: O(gaps open then)."""
         room: dict[int, int] = {}
         for entries in self._classes[_class_of(length_us) :]:
             for since, i, until, processes in entries:
@@ -311,7 +313,7 @@ class GapIndex:
         return room
 
     def _from(self, job: Job, profiles: Sequence[NodeProfile], other: Mapping[int, NodeProfile]) -> Iterator[_Entry]:
-        """Gaps of the job's shape, sorted; there may be more of them that are too short for it."""
+        """Yields gaps of the job's shape, sorted by begin; some may be too short for it."""
         classes = [entries for entries in self._classes[_class_of(job.planned_us) :] if entries]
         found = iter(classes[0]) if len(classes) == 1 else merge(*classes)
         if other:
@@ -323,7 +325,7 @@ class GapIndex:
     def _finer(
         self, rough: Iterator[_Entry], job: Job, profiles: Sequence[NodeProfile], other: Mapping[int, NodeProfile]
     ) -> Iterator[_Entry]:
-        """Gaps of the job's shape in place of rougher ones: they lie within those, so a node is looked at when its first one comes."""
+        """Replaces rougher gaps by the job's own. Those lie within the rougher ones, so a node is looked at when its first one comes."""
         seen: set[int] = set()
         finer: list[_Entry] = []  # a heap
         for begin, i, end, _ in rough:
@@ -337,7 +339,7 @@ class GapIndex:
 
 
 def pick(room: Mapping[int, int], job: Job) -> list[tuple[int, int]]:
-    """Of (position -> processes that fit): positions of lowest number, as many processes on each as fit."""
+    """Chooses from position -> processes that fit: the lowest positions, as many processes on each as fit."""
     chosen: list[tuple[int, int]] = []
     wanted = job.processes
     for i in sorted(room):
@@ -355,9 +357,9 @@ def _class_of(length_us: int) -> int:
 
 
 class NodeProfile:
-    """From `times[i]` until `times[i + 1]`, the last for ever, `cores[i]`, `memory[i]` and `others[name][i]` are free.
+    """From `times[i]` until `times[i + 1]` (the last for ever), `cores[i]`, `memory[i]` and `others[name][i]` are free.
 
-    Below 0: promised and not there.
+    A negative number is promised but does not exist.
     """
 
     __slots__ = ("cores", "memory", "others", "times")
@@ -367,14 +369,14 @@ class NodeProfile:
         self.others: dict[str, list[int]] = {}
 
     def copy(self) -> NodeProfile:
-        """Changes to one do not touch the other."""
+        """Returns an independent copy."""
         other = NodeProfile.__new__(NodeProfile)
         other.times, other.cores, other.memory = self.times.copy(), self.cores.copy(), self.memory.copy()
         other.others = {name: free.copy() for name, free in self.others.items()} if self.others else self.others
         return other
 
     def append(self, at_us: int, cores: int, memory: int, others: Mapping[str, int] | None = None) -> None:
-        """So much is free from `at_us` on, no earlier than the last step."""
+        """Sets what is free from `at_us` on, which is no earlier than the last step."""
         if self.times[-1] == at_us:
             self.cores[-1], self.memory[-1] = cores, memory
             for name in others or ():
@@ -388,14 +390,14 @@ class NodeProfile:
                 self.others[name].append(free)
 
     def add(self, start_us: int, end_us: int, cores: int, memory: int) -> None:
-        """So much more (or, below 0, less) is free in between; what lies before the first step is left out."""
+        """Adds to what is free in the interval (negative numbers: less); times before the first step are ignored."""
         low = self._cut(start_us)
         for i in range(low, self._cut(end_us)):
             self.cores[i] += cores
             self.memory[i] += memory
 
     def add_others(self, start_us: int, end_us: int, resources: Resources, times: int) -> None:
-        """As `add`, so often these."""
+        """As `add`, for `times` times these resources."""
         low = self._cut(start_us)
         high = self._cut(end_us)
         for name, count in resources:
@@ -404,19 +406,19 @@ class NodeProfile:
                 free[low:high] = [left + times * count for left in free[low:high]]
 
     def lowest_others(self, start_us: int, end_us: int) -> dict[str, tuple[int]]:
-        """As `lowest`, of other resources: name -> (how many,)."""
+        """As `lowest`, for other resources: name -> (count,)."""
         low, high = bisect_right(self.times, start_us) - 1, bisect_left(self.times, end_us)
         return {name: (min(free[low:high]),) for name, free in self.others.items()}
 
     def lowest(self, start_us: int, end_us: int) -> tuple[int, int]:
-        """Cores and memory that are free from `start_us`, no earlier than the first step, until `end_us`."""
+        """Returns the least free cores and memory from `start_us`, which is no earlier than the first step, until `end_us`."""
         low, high = bisect_right(self.times, start_us) - 1, bisect_left(self.times, end_us)
         return min(self.cores[low:high]), min(self.memory[low:high])
 
     def gaps(self, shape: Shape, node: Node) -> list[Gap]:
-        """When processes of this shape fit, each for as long as possible: at any time as many as the gaps open then add up to.
+        """Returns when processes of this shape fit, each for as long as possible; at any time the gaps open then add up to all that fit.
 
-        Gaps of a node lie within each other or apart, so during an interval as many fit as there are in gaps that hold all of it.
+        Gaps of a node are nested or disjoint, so during an interval as many processes fit as the gaps that contain it have.
         """
         if node.closed:
             return []
@@ -430,7 +432,7 @@ class NodeProfile:
         found: list[Gap] = []
         if len(rooms) == 1:
             return [(self.times[0], _NEVER, rooms[0])] if rooms[0] > 0 else found
-        heights, starts = [0], [0]  # of gaps that are open, the lowest first
+        heights, starts = [0], [0]  # of open gaps, the lowest first
         for at, room in zip(self.times, rooms, strict=True):
             since = at
             while heights[-1] > room and len(heights) > 1:

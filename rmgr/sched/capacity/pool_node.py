@@ -3,8 +3,9 @@
 Asking whether a job fits costs O(nodes changed since a job of its shape asked), so a pass over a long queue does not look at nodes again
 for each job. Placing costs O(nodes looked at), beginning at the first node where that shape fits.
 
-Jobs may ask for any number of bytes, so there may be as many shapes as jobs. So many are counted exactly; further ones share the counts
-of a shape that needs a little less memory. What does not fit by those does not fit; else the nodes where that one fits are looked at.
+Jobs may ask for any number of bytes, so there may be as many shapes as jobs. `EXACT` shapes are counted exactly; the others share the
+counts of a shape that needs a little less memory. A job that does not fit by those counts does not fit; otherwise the nodes where the
+shared shape fits are looked at.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from rmgr.sched.records import Cores
 
 #: Shapes counted exactly; more share rounded counts. 10,000 jobs of 100,000 memory sizes on 1,000 nodes: a first pass of 15 ms, not 3.5 s.
 EXACT = 32
-#: Of the memory that others are counted by, so many leading bits.
+#: Leading bits kept of the memory size by which the other shapes are counted.
 BITS = 3
-#: Shapes of which it is remembered how many fit on the empty machine.
+#: Shapes for which the number of processes that fit on the empty machine is cached.
 MOST_SHAPES = 10_000
-#: Counts of all shapes together: beyond it they are counted anew (8 bytes each).
+#: Counts of all shapes together (8 bytes each); beyond it they are counted anew.
 MOST_COUNTS = 16_000_000
-#: Shapes counted in a clone at once: a timeline has thousands of them.
+#: Shapes counted in a clone at once, because a timeline has thousands of clones.
 MOST_OF_CLONE = 4
 
 
@@ -41,7 +42,7 @@ class _Fit:
 
 
 class NodePool:
-    """`take` then `give` restores it exactly. Positions are those of the nodes in ascending order of id."""
+    """The nodes' free capacity; `take` then `give` restores it exactly. Positions number the nodes in ascending order of id."""
 
     __slots__ = ("_at", "_fits", "_ids", "_kinds", "_log", "_most", "_nodes", "_possible", "cores", "memory", "others")
 
@@ -50,23 +51,23 @@ class NodePool:
         self._ids = [node.id for node in self._nodes]
         self._at = {node: i for i, node in enumerate(self._ids)}
         self._fits: dict[Shape, _Fit] = {}
-        self._most = MOST_COUNTS // max(len(self._nodes), 1) + 1  # shapes
+        self._most = MOST_COUNTS // max(len(self._nodes), 1) + 1  # number of shapes
         self._possible: dict[Shape, int] = {}
         kinds: dict[object, list[Node]] = {}
         for node in self._nodes:
             kinds.setdefault((node.cores, node.memory_bytes, node.features, node.resources), []).append(node)
         self._kinds = [(same[0], len(same)) for same in kinds.values()]
-        self._log: list[int] = []  #: positions changed, oldest first
-        self.cores = [node.cores for node in self._nodes]  #: free, closed nodes' too
+        self._log: list[int] = []  #: positions of changed nodes, oldest first
+        self.cores = [node.cores for node in self._nodes]  #: free cores, also of closed nodes
         self.memory = [node.memory_bytes for node in self._nodes]
-        #: name -> free on each node, of those that some node has
+        #: resource name -> free count on each node, for names that some node has
         self.others: dict[str, list[int]] = {name: [0] * len(self._nodes) for node in self._nodes for name, _ in node.resources}
         for i, node in enumerate(self._nodes):
             for name, count in node.resources:
                 self.others[name][i] = count
 
     def clone(self) -> NodePool:
-        """The same nodes with the same free capacity; changes to one do not touch the other. O(nodes)."""
+        """Returns an independent copy: the same nodes with the same free capacity. Cost: O(nodes)."""
         other = NodePool.__new__(NodePool)
         other._nodes, other._ids, other._at, other._possible = self._nodes, self._ids, self._at, self._possible  # noqa: SLF001 - its own class
         other._kinds = self._kinds  # noqa: SLF001 - its own class
@@ -81,12 +82,12 @@ class NodePool:
         return self._fit(PLAIN).total
 
     def free_of(self, name: str) -> int:
-        """How many of a resource are free on open nodes. O(nodes)."""
+        """Returns how many of a resource are free on open nodes. Cost: O(nodes)."""
         free = self.others.get(name, ())
         return sum(max(count, 0) for count, node in zip(free, self._nodes, strict=False) if not node.closed)
 
     def feasible(self, job: Job) -> bool:
-        """It could run if the partition were empty and open."""
+        """Whether the job could run if the partition were empty and open."""
         possible = self._possible.get(job.shape)
         if possible is None:
             if len(self._possible) > MOST_SHAPES:
@@ -96,20 +97,20 @@ class NodePool:
         return job.processes <= possible
 
     def fits(self, job: Job) -> bool:
-        """It could start now."""
+        """Whether the job could start now."""
         fit = self._fit(job.shape)
         return job.processes <= fit.total and (fit.shape == job.shape or self._fits_nodes(job, fit))
 
     def startable(self, jobs: Iterable[Job], horizon: Horizon | None) -> Iterator[Job]:
-        """Those of `jobs` that fit now and keep every promise, each judged when it is reached. No further where no core is free."""
+        """Yields the `jobs` that fit now and keep every promise, each judged when it is reached; stops when no core is free."""
         if not self.free:
             return
-        counted: Shape | None = None  # whose counts `fit` are: nothing changes until a job has been told
+        counted: Shape | None = None  # shape that `fit` counts: nothing changes until a job is yielded
         for job in jobs:
             shape = job.shape
             if shape is not counted and shape != counted:
                 fit, counted = self._fit(shape), shape
-            if job.processes > fit.total:  # `fits`, a call a job cheaper
+            if job.processes > fit.total:  # same test as `fits`, one call per job cheaper
                 continue
             if fit.shape is not shape and fit.shape != shape and not self._fits_nodes(job, fit):
                 continue
@@ -120,7 +121,7 @@ class NodePool:
                 counted = None
 
     def pick(self, job: Job) -> Placement | None:
-        """The free nodes of lowest id, as many processes on each as fit."""
+        """Returns the free nodes of lowest id, with as many processes on each as fit; None if the job does not fit."""
         fit = self._fit(job.shape)
         if job.processes > fit.total or (fit.shape != job.shape and not self._fits_nodes(job, fit)):
             return None
@@ -129,14 +130,14 @@ class NodePool:
         return self._lowest(job, fit.counts, fit.low, exact=fit.shape == job.shape)
 
     def claim(self, job: Job) -> Placement | None:
-        """`pick` and `take` in one."""
+        """Picks and takes in one step."""
         placement = self.pick(job)
         if placement is not None:
             self.take(job, placement)
         return placement
 
     def rooms(self, job: Job) -> list[int]:
-        """How many of its processes fit on each node now. Not to be changed. O(nodes changed since this was asked)."""
+        """Returns how many of the job's processes fit on each node now; read only. Cost: O(nodes changed since last asked)."""
         return self._counts(job.shape, self._fit(job.shape))
 
     def _lowest(self, job: Job, counts: list[int], low: int, *, exact: bool) -> Placement:
@@ -166,7 +167,7 @@ class NodePool:
         return tuple(spans)
 
     def pick_sparing(self, job: Job, other: NodePool) -> Placement | None:
-        """As `pick`, but nodes where `other` has no room for this shape come first: what both have is left for others. O(nodes)."""
+        """As `pick`, but prefers nodes where `other` has no room for this shape, which leaves shared room to other jobs. Cost: O(nodes)."""
         if not self.fits(job):
             return None
         shape, wanted = job.shape, job.processes
@@ -182,12 +183,12 @@ class NodePool:
         raise AssertionError("the counts of a shape do not add up to its total")
 
     def spans(self, chosen: Iterable[tuple[int, int]]) -> Placement:
-        """(position, processes), ascending, as a placement."""
+        """Returns (position, processes), ascending, as a placement."""
         ids = self._ids
         return spans_of((ids[i], processes) for i, processes in chosen)
 
     def holds(self, job: Job, placement: Placement, rooms: list[int] | None = None) -> bool:
-        """These nodes exist, have room (now, or as `rooms` says), and take all processes: the check of a placement that somebody chose."""
+        """Whether these nodes exist, have room (now, or as `rooms` says) and take all processes: checks a placement made elsewhere."""
         counts = self.rooms(job) if rooms is None else rooms
         total, after = 0, -1
         for first, last, processes in placement:
@@ -201,44 +202,44 @@ class NodePool:
         return total == job.processes
 
     def take(self, job: Job, placement: Placement) -> None:
-        """What the job needs there is no longer free."""
+        """Takes what the job needs on these nodes."""
         self._change(job, placement, -1)
 
     def give(self, job: Job, placement: Placement) -> None:
-        """What the job needs there is free again."""
+        """Gives back what the job needs on these nodes."""
         self._change(job, placement, 1)
 
     def returns(self, job: Job, _placement: Placement) -> int:
-        """Cores that come back when it ends."""
+        """Returns the cores that come back when the job ends."""
         return job.cpus
 
-    def set_closed(self, node: Node, *, taken: bool) -> None:  # noqa: ARG002 - what stands there is counted anyway
-        """The node closes or opens. O(1)."""
+    def set_closed(self, node: Node, *, taken: bool) -> None:  # noqa: ARG002 - - what runs there is counted anyway
+        """Closes or opens the node. Cost: O(1)."""
         i = self._at[node.id]
         self._nodes[i] = node
         self._log.append(i)
 
     def take_share(self, job: Job, cores: Cores) -> None:
-        """These cores are held for the job, with its memory and resources for as many threads.
+        """Holds these cores for the job, with its memory and resources for as many threads.
 
-        What it lacks of that is missing until others end.
+        If the nodes have less, the free counts go negative until others end.
         """
         self._change_cores(job, cores, -1)
 
     def give_share(self, job: Job, cores: Cores) -> None:
-        """They are free again."""
+        """Gives a held share back."""
         self._change_cores(job, cores, 1)
 
     def park(self, job: Job, placement: Placement) -> None:
-        """A stopped job's memory and other resources there are taken, its cores are not."""
+        """Takes a stopped job's memory and other resources on these nodes, but not its cores."""
         self._change_memory(job, placement, -1)
 
     def unpark(self, job: Job, placement: Placement) -> None:
-        """They are free again."""
+        """Gives a parked job's memory and other resources back."""
         self._change_memory(job, placement, 1)
 
     def can_resume(self, job: Job, placement: Placement) -> bool:
-        """The cores of the suspended job are free, on open nodes."""
+        """Whether the suspended job's cores are free, on open nodes."""
         for first, last, processes in placement:
             for node in range(first, last + 1):
                 i = self._at[node]
@@ -249,18 +250,18 @@ class NodePool:
 
     @property
     def idle_nodes(self) -> int:
-        """Open nodes of which every core is free."""
+        """Number of open nodes with every core free."""
         return sum(not node.closed and cores == node.cores for cores, node in zip(self.cores, self._nodes, strict=True))
 
     @property
     def overdrawn(self) -> bool:
-        """More is taken of a node than it has: a plan that cannot be kept."""
+        """Whether more is taken of some node than it has, so that the plan cannot be kept."""
         if min(self.cores, default=0) < 0 or any(min(free) < 0 for free in self.others.values()):
             return True
         return any(m < 0 and n.memory_bytes for m, n in zip(self.memory, self._nodes, strict=True))
 
     def lower(self, other: NodePool, positions: Iterable[int] | None = None) -> None:
-        """Nothing more is free here than there, on every node or on these."""
+        """Lowers free capacity to that of `other` where that is less, on every node or at these positions."""
         if positions is None:  # whole lists at once
             self.cores = list(map(min, self.cores, other.cores))
             self.memory = list(map(min, self.memory, other.memory))
@@ -277,17 +278,17 @@ class NodePool:
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """By position."""
+        """The nodes, by position."""
         return self._nodes
 
     def changed(self) -> list[int]:
-        """Positions changed since it was last asked. What was counted before is forgotten."""
+        """Returns the positions changed since the last call, and forgets all counts."""
         log, self._log = self._log, []
         self._fits.clear()
         return log
 
     def positions(self, placement: Placement) -> list[int]:
-        """Of the placement's nodes."""
+        """Returns the positions of the placement's nodes."""
         return [self._at[node] for first, last, _ in placement for node in range(first, last + 1)]
 
     def _change(self, job: Job, placement: Placement, sign: int) -> None:
@@ -335,7 +336,7 @@ class NodePool:
                     free[self._at[node]] += sign * processes * count
 
     def _fit(self, shape: Shape) -> _Fit:
-        """The counts of this shape, or where there are too many of one that fits wherever this one does."""
+        """Returns the counts of this shape or, if there are too many shapes, of one that fits wherever this one does."""
         fit = self._fits.get(shape)
         if fit is None:
             if len(self._fits) >= EXACT and shape.memory_bytes:
@@ -374,7 +375,7 @@ class NodePool:
         return fit
 
     def _fits_nodes(self, job: Job, fit: _Fit) -> bool:
-        """The counts are those of a rougher shape: look at the nodes where that one fits."""
+        """Checks the job on the nodes where the rougher shape, whose counts these are, fits."""
         wanted, shape, nodes, cores, memory, resources = job.processes, job.shape, self._nodes, self.cores, self.memory, job.resources
         for i in compress(range(len(nodes)), fit.counts):
             count = room_on(shape, nodes[i], cores[i], memory[i])
@@ -384,7 +385,7 @@ class NodePool:
         return False
 
     def _counts(self, shape: Shape, fit: _Fit) -> list[int]:
-        """Processes that fit on each node."""
+        """Returns the processes of this shape that fit on each node."""
         if fit.shape == shape:
             return fit.counts
         nodes, cores, memory, resources = self._nodes, self.cores, self.memory, shape.resources
@@ -393,13 +394,13 @@ class NodePool:
 
 
 def rough(shape: Shape) -> Shape:
-    """The same with a little less memory: few values of it."""
+    """Returns the shape with its memory rounded down to one of few values."""
     below = max(shape.memory_bytes.bit_length() - BITS, 0)
     return shape._replace(memory_bytes=shape.memory_bytes >> below << below)
 
 
 def room_on(shape: Shape, node: Node, cores: int, memory: int) -> int:
-    """Processes of this shape that fit into so many free cores and bytes of the node; of other resources see `room_beside`."""
+    """Returns how many processes of this shape fit on so many free cores and bytes of the node; see `room_beside` for other resources."""
     threads, memory_bytes, special, exclusive, spread = shape
     if exclusive and cores != node.cores:
         return 0
@@ -412,14 +413,14 @@ def room_on(shape: Shape, node: Node, cores: int, memory: int) -> int:
 
 
 def room_beside(count: int, resources: Resources, others: Mapping[str, Sequence[int]], at: int = 0) -> int:
-    """Of so many processes those for which what `others` has at `at` of these resources does."""
+    """Returns how many of `count` processes the resources in `others`, at index `at`, suffice for."""
     for name, number in resources:
         count = min(count, others[name][at] // number) if name in others else 0
     return max(count, 0)
 
 
 def room_if_empty(shape: Shape, node: Node) -> int:
-    """Processes of this shape that fit on the node when nothing is there."""
+    """Returns how many processes of this shape fit on the empty node."""
     count = room_on(shape, node, node.cores, node.memory_bytes)
     return room_beside(count, shape.resources, {name: (has,) for name, has in node.resources})
 

@@ -1,8 +1,8 @@
-"""Identical one-core nodes of a partition: what is free, as a count and sorted ranges, and what promises leave free, as counts in time.
+"""Identical one-core nodes of a partition: free nodes as a count and sorted ranges, and what promises leave free as counts in time.
 
-The fast representation behind the same vetting as `pool_node.py`, `horizon_node.py`: one process fills one node, so memory, features and
-exclusive use are questions of feasibility only, and what is free is a number. Space O(ranges), whatever the number of nodes. A shadow
-answers for one promise, a timeline for many.
+A faster representation for the same vetting as `pool_node.py` and `horizon_node.py`: one process fills one node, so memory, features and
+exclusive use only decide feasibility, and free capacity is a number. Space: O(ranges), whatever the number of nodes. A shadow answers
+for one promise, a timeline for many.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rmgr.sched.job import PLAIN, Job, Node, Placement, Span
 from rmgr.sched.records import Cores
 
 _NOBODY = Job(id=0, submit_us=0)
-#: Intervals in which promises were given up are looked at again one by one, or if there are more as one.
+#: Number of intervals, freed by withdrawn promises, that are searched again one by one; if there are more, they are merged into one.
 MOST_OPENED = 8
 #: Later than any time.
 _NEVER = 1 << 100
@@ -31,8 +31,8 @@ class UnitPool:
         self._lasts: list[int] = []
         self._closed: set[int] = set()
         self._node: Node | None = None
-        self.free = 0  #: nodes on which something can start now
-        self.total = 0  #: nodes, closed ones too
+        self.free = 0  #: open nodes that are free now
+        self.total = 0  #: all nodes, including closed ones
         for node in sorted(nodes, key=_id):
             self.total += 1
             self._node = node
@@ -43,23 +43,23 @@ class UnitPool:
 
     @staticmethod
     def serves(nodes: Iterable[Node]) -> bool:
-        """These nodes are identical, have one core each, and nothing else is counted: a suspended job keeps its memory and the like."""
+        """Whether these nodes are identical, with one core each and nothing else counted: suspended jobs would keep memory and the like."""
         kinds = {(node.cores, node.memory_bytes, node.features, node.resources) for node in nodes}
         return len(kinds) == 1 and all(cores == 1 and not memory and not resources for cores, memory, _, resources in kinds)
 
     def feasible(self, job: Job) -> bool:
-        """It could run if the partition were empty and open."""
+        """Whether the job could run if the partition were empty and open."""
         node = self._node
         if node is None or job.processes > self.total:
             return False
         return job.shape is PLAIN or (job.threads == 1 and not job.resources and set(node.features).issuperset(job.features))
 
     def fits(self, job: Job) -> bool:
-        """It could start now. The job must be feasible. O(1)."""
+        """Whether the job, which must be feasible, could start now. Cost: O(1)."""
         return job.processes <= self.free
 
     def startable(self, jobs: Iterable[Job], horizon: Horizon | None) -> Iterator[Job]:
-        """Those of `jobs` that fit now and keep every promise, each judged when it is reached. O(1) for one that does not fit."""
+        """Yields the `jobs` that fit now and keep every promise, each judged when it is reached. Cost: O(1) for one that does not fit."""
         free = self.free
         if not free:
             return
@@ -71,7 +71,7 @@ class UnitPool:
                     return
 
     def pick(self, job: Job) -> Placement | None:
-        """The free nodes of lowest id. O(spans taken)."""
+        """Returns the free nodes of lowest id, or None. Cost: O(spans taken)."""
         wanted = job.processes
         if wanted > self.free:
             return None
@@ -89,13 +89,13 @@ class UnitPool:
         return tuple(spans)
 
     def claim(self, job: Job) -> Placement | None:
-        """`pick` and `take` in one."""
+        """Picks and takes in one step."""
         wanted = job.processes
         if wanted > self.free:
             return None
         firsts, lasts = self._firsts, self._lasts
         first, last = firsts[0], lasts[0]
-        if last - first >= wanted:  # most: the first range is not used up
+        if last - first >= wanted:  # usually: the first range is not used up
             firsts[0] = first + wanted
             self.free -= wanted
             return ((first, first + wanted - 1, 1),)
@@ -110,7 +110,7 @@ class UnitPool:
         return placement
 
     def holds(self, job: Job, placement: Placement) -> bool:
-        """These nodes exist, are free and are as many as the job needs: the check of a placement that somebody else chose."""
+        """Whether these nodes exist, are free and are as many as the job needs: checks a placement made elsewhere."""
         count, after = 0, -1
         for first, last, processes in placement:
             i = bisect_right(self._firsts, first) - 1
@@ -120,7 +120,7 @@ class UnitPool:
         return count == job.processes
 
     def take(self, _job: Job, placement: Placement) -> None:
-        """The nodes are no longer free. They must be (`pick` or `holds` said so); closed ones, on which a run goes on, are not anyway."""
+        """Takes free nodes (`pick` or `holds` must have said so). Skips closed nodes, which are not free even where a run continues."""
         firsts, lasts = self._firsts, self._lasts
         if self._closed:
             placement = self._open_spans(placement)
@@ -140,14 +140,14 @@ class UnitPool:
             self.free -= last - first + 1
 
     def give(self, _job: Job, placement: Placement) -> None:
-        """The nodes are free again, closed ones aside."""
+        """Gives the nodes back, except closed ones."""
         if self._closed:
             placement = self._open_spans(placement)
         for first, last, _ in placement:
             self._give(first, last)
 
     def returns(self, _job: Job, placement: Placement) -> int:
-        """How many nodes can be used again once this placement ends."""
+        """Returns how many nodes can be used again once this placement ends."""
         count = 0
         for first, last, _ in placement:
             count += last - first + 1
@@ -156,7 +156,7 @@ class UnitPool:
         return count
 
     def set_closed(self, node: Node, *, taken: bool) -> None:
-        """The node closes or opens; `taken`: a run stands on it. O(log ranges)."""
+        """Closes or opens the node; `taken`: a run occupies it. Cost: O(log ranges)."""
         if node.closed:
             if not taken:
                 self.take(_NOBODY, ((node.id, node.id, 1),))
@@ -167,30 +167,30 @@ class UnitPool:
                 self._give(node.id, node.id)
 
     def take_share(self, job: Job, cores: Cores) -> None:
-        """These nodes are held for the job."""
+        """Holds these nodes for the job."""
         self.take(job, cores)
 
     def give_share(self, job: Job, cores: Cores) -> None:
-        """They are free again."""
+        """Gives a held share back."""
         self.give(job, cores)
 
     def park(self, job: Job, placement: Placement) -> None:
-        """A stopped job's memory there is taken: not counted here."""
+        """Does nothing: a stopped job's memory is not counted here."""
 
     def unpark(self, job: Job, placement: Placement) -> None:
-        """It is free again."""
+        """Does nothing, as `park`."""
 
     def can_resume(self, job: Job, placement: Placement) -> bool:
-        """The nodes of the suspended job are free and open."""
+        """Whether the suspended job's nodes are free and open."""
         return self.holds(job, placement)
 
     @property
     def idle_nodes(self) -> int:
-        """Open nodes on which nothing runs."""
+        """Number of open nodes on which nothing runs."""
         return self.free
 
     def _open_spans(self, placement: Placement) -> Placement:
-        """The same without closed nodes."""
+        """Returns the placement without closed nodes."""
         spans: list[Span] = []
         for first, last, processes in placement:
             low = first
@@ -221,7 +221,7 @@ class UnitPool:
 
 
 class UnitShadow:
-    """One promise: from `at_us` on, all but `extra` of the free nodes belong to it."""
+    """One promise: from `at_us` on, it owns all but `extra` of the free nodes."""
 
     __slots__ = ("_now", "_pool", "at_us", "extra", "placement")
 
@@ -231,9 +231,9 @@ class UnitShadow:
 
     @classmethod
     def of(cls, job: Job, now_us: int, pool: UnitPool, endings: Sequence[Ending]) -> UnitShadow | None:
-        """The earliest time at which `job` fits if every run uses its limit; None when it never does. An overdue run ends "soon".
+        """Returns the earliest time at which `job` fits if every run uses its limit; None if it never does. An overdue run ends "soon".
 
-        Args: endings: (end, job id, nodes that come back), sorted. Cost: O(runs that end before it).
+        Args: endings: (end, job id, nodes that come back), sorted. Cost: O(runs that end before that time).
         """
         soon = now_us + 1
         at_us, free, wanted = now_us, pool.free, job.processes
@@ -259,17 +259,17 @@ class UnitShadow:
 
 
 class UnitTimeline:
-    """Free nodes per step: `_frees[i]` from `_times[i]` until `_times[i + 1]`, the last step for ever. Promises are subtracted from it.
+    """Free nodes per step: `_frees[i]` from `_times[i]` until `_times[i + 1]` (the last step for ever), with promises subtracted.
 
-    What has been searched in vain is remembered: `_before[count, length]` is a time before which so many nodes are never free for so
-    long, nor are more nodes, nor for longer, as of entry n of `_opened`, the intervals in which promises were given up. New promises do not
-    change that, so jobs of a long queue need not all be searched for from now on.
+    Failed searches are remembered: `_before[count, length]` is (a time, n). Before that time `count` nodes are never free for `length`, nor
+    are more nodes or for longer, taking into account the first n entries of `_opened`, the intervals freed by withdrawn promises. New
+    promises do not change that, so the jobs of a long queue need not each be searched for from now on.
     """
 
     __slots__ = ("_before", "_frees", "_now", "_opened", "_pool", "_times")
 
     def __init__(self, now_us: int, pool: UnitPool, endings: Iterable[Ending], promises: Iterable[tuple[Job, int]] = ()) -> None:
-        """Args: promises: jobs with their starts, as if `promise` was called for each. Cost: O(n log n) for n endings and promises."""
+        """promises: jobs with their starts, as if `promise` were called for each. Cost: O(n log n) for n endings and promises."""
         changes = [(end_us if end_us > now_us else now_us + 1, units) for end_us, _, units in endings]
         free = pool.free
         for job, start_us in promises:
@@ -314,12 +314,12 @@ class UnitTimeline:
         self._occupy(self._now, job.planned_us, job.processes)
 
     def earliest(self, job: Job) -> tuple[int, Placement] | None:
-        """The first time from which enough nodes stay free for the job's limit. O(steps from where smaller jobs fit)."""
+        """Returns the first time from which enough nodes stay free for the job's limit. Cost: O(steps from where smaller jobs fit)."""
         found = self._search(job.processes, job.planned_us, self._nowhere_before(job))
         return None if found is None else (found, ())
 
     def move(self, job: Job, old: tuple[int, Placement] | None) -> tuple[int, Placement] | None:
-        """As `earliest` when the old promise does not count. Where nothing better is found nothing is changed."""
+        """Cost: as `earliest`, which is asked without the old promise. Changes nothing if there is no better start."""
         if old is not None:
             if self._is_best(job, old[0]):
                 return old[0], ()
@@ -341,15 +341,15 @@ class UnitTimeline:
         return min(self._frees) < 0
 
     def _is_best(self, job: Job, at_us: int) -> bool:
-        """No start is earlier than this promise of the job, even without it."""
+        """Whether no start is earlier than this promise of the job, even if the promise is taken back."""
         times, frees, wanted = self._times, self._frees, job.processes
         low = bisect_left(times, at_us)
         if at_us <= self._now or low == len(times) or times[low] != at_us:
             return False
         end_us = at_us + job.planned_us
         if frees[low - 1] >= wanted or min(frees[low : bisect_left(times, end_us)]) < 0:
-            return False  # it could begin in the step before; or too much is promised, so not even this promise can be kept
-        last_us = at_us - job.planned_us  # what begins later must go on at the end of that step, where too little is free
+            return False  # it could begin in the step before, or so much is promised that not even this promise can be kept
+        last_us = at_us - job.planned_us  # a job that begins later still runs in the step before `at_us`, where too little is free
         if last_us < self._now:
             return True
         before = self._nowhere_before(job)
@@ -359,7 +359,7 @@ class UnitTimeline:
         return found is None or found > last_us
 
     def _nowhere_before(self, job: Job) -> int:
-        """A time before which the job fits nowhere: that of the largest job of few different ones that is no larger than it."""
+        """Returns a time before which the job fits nowhere: that of the largest job no larger than it among a few rounded sizes."""
         count, length_us = _rounded(job.processes), _rounded(job.planned_us)
         before, opened = self._before, len(self._opened)
         known, seen = before.get((count, length_us), (self._now, opened))
@@ -375,7 +375,7 @@ class UnitTimeline:
         return known
 
     def _again(self, count: int, length_us: int, known_us: int, opened: list[tuple[int, int]]) -> int:
-        """What a time before which nothing was found has become, since nodes were given back during these intervals."""
+        """Lowers a time before which nothing was found, now that nodes were given back during these intervals."""
         if len(opened) > MOST_OPENED:
             opened = [(min(since for since, _ in opened), max(until for _, until in opened))]
         for since, until in opened:
@@ -387,10 +387,10 @@ class UnitTimeline:
         return known_us
 
     def _search(self, wanted: int, length_us: int, known_us: int, last_us: int = _NEVER) -> int | None:
-        """The first time from which so many nodes stay free for so long, given that it is no earlier than `known_us`; or one > last_us."""
+        """Returns the first time >= `known_us` from which so many nodes stay free for so long, or, once past `last_us`, a candidate."""
         times, frees = self._times, self._frees
         first = bisect_right(times, known_us) - 1
-        start = -1  # where the current run of sufficient steps began
+        start = -1  # begin of the current run of sufficient steps
         for i in range(first, len(times)):
             if frees[i] < wanted:
                 if start >= 0:
@@ -404,13 +404,13 @@ class UnitTimeline:
         return start if start >= 0 else None
 
     def _occupy(self, start_us: int, length_us: int, count: int) -> None:
-        """Takes (or, with a negative count, gives back) nodes during an interval; what lies before now is left out."""
+        """Takes nodes during an interval, or gives them back if `count` is negative; times before now are ignored."""
         frees = self._frees
         low = self._cut(max(start_us, self._now))
         high = self._cut(max(start_us + length_us, self._now))
         for i in range(low, high):
             frees[i] -= count
-        for i in (high, low):  # steps that no longer differ are one step
+        for i in (high, low):  # merge steps that no longer differ
             if 0 < i < len(frees) and frees[i] == frees[i - 1]:
                 del frees[i], self._times[i]
 
@@ -424,7 +424,7 @@ class UnitTimeline:
 
 
 def _rounded(number: int) -> int:
-    """Down to its two leading bits."""
+    """Rounds down to the two leading bits."""
     below = max(number.bit_length() - 2, 0)
     return number >> below << below
 

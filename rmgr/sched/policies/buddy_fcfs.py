@@ -1,8 +1,8 @@
 """First come, first served over binary buddies: the batch comparison of paper 002.
 
-Algorithm: 1. the cores of the partition are blocks of width^k cores that are split on demand, and merged with their buddies when all of
-them are free; 2. jobs start in order of arrival; a job takes the smallest free block that holds it, split leftmost; 3. the first that
-finds none holds up those behind it.
+Algorithm: 1. the cores of the partition form blocks of width^k cores, which are split on demand and merged with their buddies when all of
+them are free; 2. jobs start in order of arrival, each in the smallest free block that holds it, split leftmost; 3. the first job without
+a block holds up the jobs behind it.
 Parameters: width. Source: papers.md 3.4; section 5.3 of the paper. Differs from it in: other numbers of cores than powers of the width.
 """
 
@@ -31,7 +31,7 @@ class BuddyFcfs:
     name: ClassVar[str] = "buddy_fcfs"
     width: int = field(default=2, metadata=about("blocks into which one is split", least=2, most=64))
 
-    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - what is there decides
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - only the present state decides
         head = next(draft.by_arrival(), None)
         if head is None:
             return
@@ -53,7 +53,7 @@ class BuddyFcfs:
                 return
 
     def _start(self, draft: Draft, job: Job, free: Buddies, leaves: Cores, total: int) -> Why | None:
-        """Starts it on the first free block where its processes fit; else why not."""
+        """Starts the job on the first free block where its processes fit; otherwise returns why not."""
         size, tried = self._size(draft, job, leaves, total), list[int]()
         found = None
         while (first := free.take(size)) is not None:
@@ -72,7 +72,7 @@ class BuddyFcfs:
         return None
 
     def _size(self, draft: Draft, job: Job, leaves: Cores, total: int) -> int:
-        """Cores of the smallest kind of block of which one could hold the job: more than it needs where threads or features want it."""
+        """Returns the cores of the smallest kind of block that could hold the job; threads or features may require more than it needs."""
         size = job.cpus
         while job.shape is not PLAIN and size < total:
             wide = 1
@@ -85,7 +85,7 @@ class BuddyFcfs:
 
 
 def _starts(leaves: Cores) -> dict[int, int]:
-    """Node -> its first leaf."""
+    """Returns node -> its first leaf."""
     found, at = {}, 0
     for first, last, cores in leaves:
         for node in range(first, last + 1):
@@ -95,7 +95,7 @@ def _starts(leaves: Cores) -> dict[int, int]:
 
 
 def _occupy(free: Buddies, run: Running, block: tuple[int, ...] | None, starts: dict[int, int]) -> None:
-    """The run's block is not free; one that this policy did not start takes every core of its nodes' used part, one by one."""
+    """Takes the run's block. For a run that another policy started, takes each used core of its nodes one by one."""
     if block is not None and free.take_at(*block):
         return
     for first, last, count in run.placement:
@@ -118,14 +118,14 @@ class Buddies:
         self._free[self.height].append(0)
 
     def order(self, size: int) -> int:
-        """k of the smallest block for this size."""
+        """Returns k of the smallest block for this size."""
         k = 0
         while self.width**k < size:
             k += 1
         return k
 
     def take(self, size: int) -> int | None:
-        """First processor of a block for this size; None where no free block has so many real processors."""
+        """Returns the first processor of a block for this size; None if no free block has that many real processors."""
         k = self.order(size)
         for found in range(k, self.height + 1):
             first = next((block for block in self._free[found] if min(self.width**k, self.leaves - block) >= size), None)
@@ -138,7 +138,7 @@ class Buddies:
         return None
 
     def take_at(self, first: int, size: int) -> bool:
-        """Takes exactly this block, split out of the free block around it; False where it is not free."""
+        """Takes exactly this block, split out of the free block around it; False if it is not free."""
         k = self.order(size)
         if first % self.width**k:
             return False
@@ -157,7 +157,7 @@ class Buddies:
         return False
 
     def give(self, first: int, size: int) -> None:
-        """The block is free again, and merges."""
+        """Frees the block and merges it with its buddies."""
         k = self.order(size)
         while k < self.height:
             step = self.width**k
@@ -173,5 +173,5 @@ class Buddies:
         insort(self._free[k], first)
 
     def free(self) -> list[tuple[int, int]]:
-        """(first processor, size) of every free block, ascending."""
+        """Returns (first processor, size) of every free block, ascending."""
         return sorted((first, self.width**k) for k, blocks in enumerate(self._free) for first in blocks)

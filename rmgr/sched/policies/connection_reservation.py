@@ -1,49 +1,49 @@
-"""Connection reservation of paper 000 (its proposal 2): a job that waits is promised the resources of named running jobs.
+"""Connection reservation of paper 000 (its proposal 2): a waiting job is promised the resources of named running jobs.
 
 Algorithm, one pass:
 1. Selection: jobs that name no queue go to the strictest class (`queue_first_fit.py`; option select=no).
-2. Jobs whose chosen running jobs have all ended start on what was held for them. Of the others, what has been held since and can be spared
-   is given back (step 5 of the choice).
+2. Jobs whose chosen running jobs have all ended start on what was held for them. For the other reservations, cores held since the last
+   pass that can be spared are given back (step 5 of the choice).
 3. First-Fit in every queue, in the order of scanning; a job with a reservation waits for what it is promised. Every start past waiting jobs
    of its queue adds to their individual priority.
-4. In each queue whose limit of simultaneous reservations is not reached, in this order, a job reserves (steps 1 to 4 of the choice):
-   a. priority: whose individual priority is above the threshold of the queue, nearest the head first;
+4. In each queue below its limit of simultaneous reservations, jobs reserve in this order (steps 1 to 4 of the choice):
+   a. priority: jobs whose individual priority is above the threshold of the queue, nearest the head first;
    b. head: the first of the queue, if something ended since the last pass and it could not start (classes with `head_trigger`: d512);
-   c. no waiter: the first of the queue, if nobody waited in it after the last pass: it has just come, and cannot start.
-   Without enough running jobs, or at the limit, nothing happens: the job goes on waiting like the others.
-Promised resources can be used by nobody else, before or after they come free; the flag F of a running job is its place in a reservation.
-Reservations are records (`Hold`), and so are two notes of the partition for each queue: who was overtaken how often (while somebody waits
-in it), and how many reservations each trigger has made (for people). Another leader goes on with them.
+   c. no waiter: the first of the queue, if the queue was empty after the last pass: the job has just come and cannot start.
+Without enough running jobs, or at the limit, nothing happens: the job goes on waiting like the others.
+No other job can use promised resources, before or after they come free; flag F of a running job means that it is part of a reservation.
+Reservations are records (`Hold`), and so are two notes on the partition for each queue: how often jobs were overtaken (while any job
+waits there), and how many reservations each trigger has made (for users to read). Another leader goes on with them.
 
 The choice: which running jobs are promised to a job (`chosen`), and which of their cores it will use (`spared`).
-1. C = the running jobs of the requester's queue whose resources are promised to nobody (flag F unset).
+1. C = the running jobs of the requester's queue whose resources are not promised (flag F unset).
 2. A match: of the jobs in C with the same CPU request (processes and threads; option: CPUs only) the one that started first. The requester
    takes over exactly its cores.
-3. No match: if everything that runs from the queue together has fewer CPUs than the requester needs, C becomes all running jobs with F
-   unset (widening).
-4. Take the largest job of C: most CPUs, then most threads, then the earliest start; until the requester can be placed on what is freed.
-   C runs empty before that: nothing is promised.
+3. No match: if all running jobs of the queue together have fewer CPUs than the requester needs, C becomes all running jobs with F unset
+   (widening).
+4. Take the largest job of C (most CPUs, then most threads, then the earliest start) until the requester can be placed on what is freed.
+   If C runs empty before that, nothing is promised.
 5. Surplus: whenever one of the chosen jobs has ended, as many of its cores as the requester can spare are given back at once. So they come
    from the job that ends first among those that have any.
-"Can be placed" knows nodes: the threads of a process lie inside one node, a node that is closed or lacks a feature counts for nothing.
-Ties end with the lowest job id, and the lowest node id. CPUs that are idle already are not collected.
+"Can be placed" takes nodes into account: the threads of a process lie inside one node; a node that is closed or lacks a feature does not
+count. Ties go to the lowest job id and the lowest node id. Idle CPUs are not collected.
 
 Individual priority: how often a waiting job was overtaken in its queue, and when that is enough to reserve (`Overtaken`).
 1. A waiting job begins at 0. Whenever a job behind it in its queue starts (a new arrival, or by First-Fit), every job it passed gains the
    constant w(j) = (threads(j) / threads_max(q) x cpu(j) / cpu_max(q)) ^ (-1/2): the smaller the job, the more.
-2. Above the threshold of its queue ("exceeds": equal is not enough) it reserves; of several the one nearest the head goes first.
+2. Above the threshold of its queue ("exceeds": equal is not enough) it reserves; of several jobs the one nearest the head goes first.
 w is never added up: value = overtakings x w, so value > threshold is count^2 x threads_max x cpu_max > threshold^2 x threads x cpu, in
 integers, exactly.
-Representation: one record a queue, not one a job. A start writes the passer down at the nearest waiting job ahead of it; a job's count is
-the sum of what stands at it or behind it. A job that its class admits has w >= 1, so that more overtakings than the threshold are always
-enough: what stands ahead of so many is dropped. So a pass writes at most one record a queue, of at most threshold + 1 entries, however
-many jobs wait or were passed. A job that comes back to its queue (migrated, preempted) counts from what passed those still waiting behind.
+Representation: one record per queue, not per job. A start is recorded at the nearest waiting job ahead of the starter; a job's count is
+the sum of the entries at it and behind it. A job that its class admits has w >= 1, so more overtakings than the threshold are always
+enough, and entries ahead of that many are dropped. So a pass writes at most one record per queue, of at most threshold + 1 entries, however
+many jobs wait or were passed. A job that comes back to its queue (migrated, preempted) counts the starts past jobs still waiting behind it.
 
 Parameters: queues (classes with limits, reservation_threshold (a number, table 3), max_reservations, head_trigger; default tables 2 to 4),
 scan, thread_affinity, firstfit_nodes, select (default yes), match (`shape`: processes and threads; `cpus`: of step 2 of the choice).
 Source: papers.md 1.4, 1.5, paper 000 sections 3.2 and 3.3, formula (1). Differs from it in: a job above its threshold that found the limit
-reached tries again in each pass, not only when it is overtaken the next time; step 5 of the choice fixes what the paper calls a suitable
-job, and does so when jobs end, not beforehand: who ends first is not known earlier. Taken from it as it is: in a class without
+reached tries again in each pass, not only when it is next overtaken; step 5 of the choice defines what the paper calls a suitable
+job, and applies it when jobs end, not beforehand, since the order of ends is not known earlier. Kept as in the paper: in a class without
 `head_trigger` a job that came while another waited, and that no job of its own class overtakes, never reserves; a stream of other classes
 can starve it.
 """
@@ -78,20 +78,20 @@ ONE = "starts when running job {} has ended, on its resources"
 SEVERAL = "starts when running job {} and {} others have ended, on their resources"
 #: Node id -> cores.
 Cores: TypeAlias = Mapping[int, int]
-#: (job, node id, cores there) -> how many of the job's processes fit into them.
+#: (job, node id, cores there) -> how many of the job's processes fit on them.
 RoomOf: TypeAlias = Callable[[Job, int, int], int]
 _NEVER = 1 << 60
 
 
 class Match(StrEnum):
-    """Rule by which running jobs match the CPU request of another."""
+    """How a running job matches the CPU request of another job."""
 
-    SHAPE = "shape"  #: as many processes, of as many threads
+    SHAPE = "shape"  #: as many processes of as many threads
     CPUS = "cpus"
 
 
 class Trigger(IntEnum):
-    """Trigger of a reservation, step 4; the place of its count in the note."""
+    """Trigger of a reservation in step 4; its value is the index of its count in the note."""
 
     PRIORITY = 0
     HEAD = 1
@@ -112,7 +112,7 @@ class ConnectionReservation:
     match: Match = field(default=Match.SHAPE, metadata=about("what a running job must equal to be taken over alone"))
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for a class that stands in it twice, or a queue to scan that no class describes."""
+        """Raises: ValueError for a duplicate class, or a queue to scan that no class describes."""
         check_scan(self.queues, self.scan)
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
@@ -138,12 +138,12 @@ class ConnectionReservation:
 
 
 def fired_in(queue: str) -> str:
-    """The kind of the note that counts the reservations of a queue, by trigger."""
+    """Returns the kind of the note that counts the reservations of a queue, by trigger."""
     return f"reserved in {queue}"
 
 
 def _is_over(draft: Draft, job: Job, hold: Hold, *, nodes_changed: bool) -> bool:
-    """Step 2 for one reservation; over, because its job has started or cannot use it any more."""
+    """Carries out step 2 for one reservation. True if it is over: its job has started or can no longer use it."""
     if not hold.waits_for:
         match draft.start(job.id, TAKES_OVER):
             case Insufficient(why) | Infeasible(why):
@@ -164,7 +164,7 @@ def _is_over(draft: Draft, job: Job, hold: Hold, *, nodes_changed: bool) -> bool
 
 
 def _without(share: Share, rest: Counter[int]) -> Share:
-    """The share without the cores in `rest`, which are struck off there."""
+    """Returns the share without the cores in `rest`, and removes those from `rest`."""
     kept: dict[int, int] = {}
     for node, count in each_node(share.cores):
         gone = min(count, rest[node])
@@ -178,7 +178,7 @@ def _count(shares: tuple[Share, ...]) -> int:
 
 
 def _watch(book: _Book, queue: QueueClass, found: Scanned, *, ended: bool) -> None:
-    """Step 3, its record, and step 4, for one queue. The record is there while somebody waits."""
+    """Records step 3 and carries out step 4 for one queue. The record exists while any job waits there."""
     draft, kind = book.draft, f"overtaken in {queue.name}"
     record = draft.note_of(kind, 0)
     if not found.waiting:
@@ -194,7 +194,7 @@ def _watch(book: _Book, queue: QueueClass, found: Scanned, *, ended: bool) -> No
 
 
 def _trigger(book: _Book, queue: QueueClass, waiting: Sequence[Job], overtaken: Overtaken, *, was_empty: bool, ended: bool) -> None:
-    """Step 4 for one queue in which somebody waits. was_empty: nobody waited after the last pass."""
+    """Carries out step 4 for a queue with waiting jobs. was_empty: the queue was empty after the last pass."""
     for job in overtaken.above(waiting, queue):
         if book.is_full(queue):
             return
@@ -211,7 +211,7 @@ def _trigger(book: _Book, queue: QueueClass, waiting: Sequence[Job], overtaken: 
 
 
 class _Book:
-    """The reservations of this pass: who has one, and how many there are in each queue."""
+    """The reservations of this pass: which jobs have one, and how many each queue has."""
 
     def __init__(self, draft: Draft, holds: dict[int, Hold], active: Counter[str], *, by_cpus: bool) -> None:
         self.draft = draft
@@ -223,7 +223,7 @@ class _Book:
         return self._active[queue.name] >= queue.max_reservations
 
     def reserve(self, job: Job, queue: QueueClass, trigger: Trigger, why: Why) -> None:
-        """Step 4, the choice; nothing happens when the job has a reservation, the queue is at its limit, or too little runs."""
+        """Makes the choice of step 4; does nothing if the job has a reservation, the queue is at its limit, or too little runs."""
         if job.id in self._holds or self.is_full(queue):
             return
         mine: list[Running] = []
@@ -242,7 +242,7 @@ class _Book:
             self.draft.note(fired_in(queue.name), 0, tuple(count + (at == trigger) for at, count in enumerate(fired)))
 
     def say_why(self) -> None:
-        """What those with a reservation wait for."""
+        """Sets the reasons of jobs with a reservation: the runs that they wait for."""
         for job_id, hold in self._holds.items():
             others = len(hold.waits_for) - 1
             facts = (hold.waits_for[0].run_id, others)
@@ -251,11 +251,11 @@ class _Book:
 
 def chosen(job: Job, mine: Sequence[Running], others: Sequence[Running], promised: Callable[[int], bool], room: RoomOf, *,
            by_cpus: bool = False) -> tuple[Running, ...]:  # fmt: skip
-    """The running jobs whose resources the job is promised; none when nothing does.
+    """Returns the running jobs whose resources the job is promised; an empty tuple if there are not enough.
 
     Args:
-        mine, others: what runs from the job's queue, and from every other. promised: by job id, flag F is set.
-        room: nodes as they are. by_cpus: a match has as many CPUs; else as many processes and threads.
+        mine, others: runs from the job's queue, and from all other queues. promised: tells by job id whether flag F is set.
+        room: counts processes on nodes as they are. by_cpus: a match has as many CPUs; otherwise as many processes and threads.
     Cost: O(runs), and a sort of them without a match.
     """
     candidates = [run for run in mine if not promised(run.job.id)]
@@ -280,14 +280,14 @@ def chosen(job: Job, mine: Sequence[Running], others: Sequence[Running], promise
 
 
 def spared(job: Job, held: Cores, coming: Cores, room: RoomOf) -> Cores | None:
-    """Of the cores that are held for the job already, as many as it can spare: node -> how many. None: it fits on nothing of this.
+    """Returns how many of the cores already held for the job it can spare, by node; None if it fits on none of this.
 
     Args:
-        held: cores that ended jobs have left it. coming: cores of chosen jobs that still run.
-    Most cores are spared when each process is put where that costs least; cost falls nowhere on a node, so one process at a time does it.
+        held: cores left to it by ended jobs. coming: cores of chosen jobs that still run.
+    To spare the most cores, put each process where it costs least; cost never falls on a node, so placing one process at a time is optimal.
     Cost: O((nodes + processes) log nodes).
     """
-    # (what the next process there costs, node, processes there so far); a node counts only as far as processes fit
+    # (cost of the next process on the node, node, processes there so far); only as many as fit count
     costs: list[tuple[int, int, int]] = []
     most: dict[int, int] = {}
     for node in sorted(held.keys() | coming.keys()):
@@ -309,7 +309,7 @@ def spared(job: Job, held: Cores, coming: Cores, room: RoomOf) -> Cores | None:
 
 
 def spans_of(cores: Cores) -> Spans:
-    """Node -> cores as spans, ascending."""
+    """Returns node -> cores as spans, ascending."""
     spans: list[tuple[int, int, int]] = []
     for node, count in sorted(cores.items()):
         if count and spans and spans[-1][1] == node - 1 and spans[-1][2] == count:
@@ -328,12 +328,12 @@ def _fits(job: Job, cores: Cores, room: RoomOf) -> bool:
 
 
 def _spare(job: Job, held: int, coming: int, processes: int) -> int:
-    """Cores of the held ones that so many processes on this node leave."""
+    """Returns how many held cores so many processes on this node leave."""
     return min(held, held + coming - processes * job.threads)
 
 
 def _cost(job: Job, held: int, coming: int, processes: int) -> int:
-    """Held cores that the last of so many processes uses up."""
+    """Returns how many held cores the last of so many processes uses up."""
     return _spare(job, held, coming, processes - 1) - _spare(job, held, coming, processes)
 
 
@@ -346,14 +346,14 @@ def _largest(run: Running) -> tuple[int, int, int, int]:
 
 
 class Overtaken(NamedTuple):
-    """Starts past the waiting jobs of a queue: places ascending, and how often at each."""
+    """Starts past the waiting jobs of a queue: places in ascending order, and the number of starts at each."""
 
     places: tuple[Place, ...] = ()
     counts: tuple[int, ...] = ()
 
     @classmethod
     def recorded(cls, value: Sequence[int] | None) -> Overtaken:
-        """From the record: (time, id, count) after (time, id, count)."""
+        """Reads the record: triples (time, id, count) one after the other."""
         if not value:
             return cls()
         return cls(tuple(zip(value[::3], value[1::3], strict=True)), tuple(value[2::3]))
@@ -362,11 +362,11 @@ class Overtaken(NamedTuple):
         return tuple(number for (at_us, job_id), count in zip(self.places, self.counts, strict=True) for number in (at_us, job_id, count))
 
     def of(self, place: Place) -> int:
-        """How often the job at this place was overtaken: exactly, up to the threshold, else at least so often."""
+        """Returns how often the job at this place was overtaken: exact up to the threshold, a lower bound above it."""
         return sum(self.counts[bisect_left(self.places, place) :])
 
     def above(self, waiting: Iterable[Job], queue: QueueClass) -> Iterator[Job]:
-        """Those of the waiting jobs (in the order of the queue) that exceed the threshold, nearest the head first. O(queue)."""
+        """Yields the waiting jobs (given in the order of the queue) above the threshold, nearest the head first. Cost: O(queue)."""
         left, at = sum(self.counts), 0
         for job in waiting:
             place = place_of(job)
@@ -379,7 +379,7 @@ class Overtaken(NamedTuple):
                 yield job
 
     def passed(self, ahead: Iterable[Place], oldest: Place, queue: QueueClass) -> Overtaken:
-        """As it is after a pass. ahead: for each start the nearest waiting place before it. oldest: the first who waits now."""
+        """Returns the record after a pass. ahead: for each start the nearest waiting place before it. oldest: first waiting place now."""
         found = dict(zip(self.places, self.counts, strict=True))
         for place in ahead:
             found[place] = found.get(place, 0) + 1
@@ -394,11 +394,11 @@ class Overtaken(NamedTuple):
 
 
 def constant(job: Job, queue: QueueClass) -> float:
-    """w(j): what each overtaking adds. For people to read; decisions are made by `exceeds`."""
+    """Returns w(j), the gain per overtaking. For users to read; decisions are made by `exceeds`."""
     return sqrt(queue.max_threads * queue.max_cpus / (job.wanted[1] * job.wanted_cpus))
 
 
 def exceeds(overtakings: int, job: Job, queue: QueueClass) -> bool:
-    """The individual priority of a job overtaken so often is above the threshold of its queue. Exact."""
+    """Whether a job overtaken so often has an individual priority above the threshold of its queue. Exact."""
     gained = overtakings * overtakings * queue.max_threads * queue.max_cpus
     return gained > queue.reservation_threshold * queue.reservation_threshold * job.wanted[1] * job.wanted_cpus

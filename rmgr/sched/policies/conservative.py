@@ -1,15 +1,15 @@
-"""Search: conservative backfilling. Every waiting job has a promise, and no start may break any of them.
+"""Search: conservative backfilling. Every waiting job has a promise, and no start may break any promise.
 
 Algorithm:
 1. If anything was freed since the last pass (an end, a withdrawal, a change of nodes): go through the queue in order; each job gives up its
-   reservation and takes the earliest one that breaks no other, which is never later than the one it had.
-2. Else: jobs without a reservation take, in order, the earliest one that breaks none.
+   reservation and takes the earliest one that breaks no other, which is never later than its old one.
+2. Otherwise: jobs without a reservation take, in order, the earliest one that breaks none.
 3. Start, in order, every job whose reservation is now.
 4. Ask for a pass at the earliest reservation that does not wait for an overdue run.
-Promises are kept as records, so a later pass, or another leader, keeps them.
+Promises are kept as records, so a later pass or another leader keeps them.
 Parameters: order (default fcfs; it ranks jobs in steps 1 to 3). Source: papers.md 6 (C5.1; Mu'alem and Feitelson, "Utilization,
 predictability, workloads, and user runtime estimates", 2001, section 2). Differs from it in: on nodes with several cores a promise names
-its nodes, so that now and then a job waits although as many cores are free on others.
+its nodes, so a job may occasionally wait although enough cores are free on other nodes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Conservative:
                         continue
             if at_us == draft.now_us:
                 draft.start(job.id, DUE)
-            elif at_us > draft.now_us + 1:  # else it waits for a run that is overdue: its end, whenever it comes, is a pass
+            elif at_us > draft.now_us + 1:  # else it waits for an overdue run, whose end will cause a pass
                 first = at_us if first is None else min(first, at_us)
         if first is not None:
             draft.wake_at(first, PROMISE)

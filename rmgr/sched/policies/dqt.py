@@ -1,11 +1,11 @@
 """Distributed queue tree: every job gets a slice of time at once, all its processes in the same slots.
 
 Algorithm: 1. the cores of the partition are the leaves of a tree of nested partitions; 2. a job enters the run queue of one smallest
-partition that holds it, chosen from the root down by `allocation`; 3. a front crosses the tree from the root to the leaves, a slot each:
-a node serves its queue once, then its children go on side by side, those that are early again (`rmgr.sched.tree`); 4. a job that would be
-one too many on a core, or for which memory is missing, waits, and those behind it wait too; a node with a window of maintenance takes
-no job until that is over, as nobody knows how long slots will stretch one; 5. what ended leaves the record at the next boundary of a slot;
-jobs that come enter it there.
+partition that holds it, chosen from the root down by `allocation`; 3. a front crosses the tree from the root to the leaves, one slot at a
+time: a node serves its queue once, then its children go on side by side, and a child that finishes early starts over (`rmgr.sched.tree`);
+4. a job waits if it would exceed the cap on a core or if memory is missing, and the jobs behind it wait too; a node with a window of
+maintenance takes no job until the window is over, because slots stretch a job for an unknown time; 5. ended jobs leave the record
+at the next boundary of a slot, and new jobs enter it there.
 Parameters: width, quantum, allocation, weights, newcomers, most_jobs.
 Source: Hori et al., distributed queue tree; papers.md section 3. Differs from it in: one leader publishes the tree and its front, the
 nodes of the tree send no messages; a weight of q gives a job q adjacent entries in its queue (the paper's future work); `most_jobs`.
@@ -46,9 +46,9 @@ MOST_WEIGHT = 8
 @dataclass(frozen=True, slots=True)
 class Dqt:
     name: ClassVar[str] = "dqt"
-    #: No other policy may place jobs in its partitions: their nodes are its gang's.
+    #: No other policy may place jobs in its partitions: their nodes belong to its gang.
     alone: ClassVar[bool] = True
-    #: Its jobs share nodes in time: nodes of a cluster carry its slots out by themselves.
+    #: Its jobs share nodes in time: the cluster's nodes carry out its slots by themselves.
     shares_time: ClassVar[bool] = True
     width: int = field(default=2, metadata=about("children of a node of the tree", least=2, most=64))
     quantum_us: int = field(default=1_000_000, metadata=about("how long a slot lasts", least=10_000, most=3_600_000_000))
@@ -62,10 +62,10 @@ class Dqt:
     most_jobs: int = field(default=8, metadata=about("on one core at a time; 0: any number", unit="jobs", least=0, most=1000))
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for weights that are none, or out of order."""
+        """Raises: ValueError for weights that are malformed or out of order."""
         weights_of(self.weights)
 
-    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - what is there decides
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - only the present state decides
         old = next((gang for gang in draft.gangs() if gang.name == self.name), None)
         gone = [job_id for job_id in old.homes if not draft.has_place(job_id)] if old is not None else []
         coming = next(draft.by_arrival(), None)
@@ -112,14 +112,14 @@ class Dqt:
         )
         return draft.carousel(fresh, _closed(leaves, draft, closed_nodes)).copy()
 
-    # -- who comes ----------------------------------------------------------------------------------------------------------------
+    # -- jobs that enter ----------------------------------------------------------------------------------------------------------
 
     def _let_in(self, draft: Draft, carousel: Carousel, cursors: dict[int, int]) -> list[Job]:
-        """Jobs that enter, in order of arrival; the first that cannot holds up those behind it."""
+        """Returns the jobs that enter, in order of arrival; the first one that cannot enter holds up the jobs behind it."""
         room = _Room(draft, carousel, self.name, self.most_jobs)
         comes: list[Job] = []
         for job in draft.by_arrival():
-            over = draft.over_limits(job, comes)  # the orders know of what has started, and these start together
+            over = draft.over_limits(job, comes)  # orders know what has started, but these jobs start together
             if over is not None:
                 draft.leave_pending(job.id, over)
                 continue
@@ -146,7 +146,7 @@ class Dqt:
         return choose(carousel.entries, room.size_of(job), self.allocation, cursors, lambda node: room.has(job, node))
 
     def _lacks(self, carousel: Carousel, job: Job, cursors: dict[int, int], room: _Room) -> Why:
-        """Without what there would be a tree node for it. Nobody is let in with this room any more."""
+        """Returns what keeps every tree node from taking the job. The room must not be used to let in jobs afterwards."""
         room.is_counted = False
         if self._node(carousel, job, dict(cursors), room) is not None:
             return LACKING
@@ -154,7 +154,7 @@ class Dqt:
         return TAKEN if self._node(carousel, job, dict(cursors), room) is None else Why("dqt", AT_CAP, (self.most_jobs,))
 
     def _set(self, draft: Draft, carousel: Carousel, comes: list[Job]) -> None:
-        """Sets the record; if something stands in the way, the last that came waits, and so on."""
+        """Sets the record; if something prevents it, leaves the last newcomer waiting and tries again."""
         while True:
             record = carousel.record(self.name, self.name, draft.partition)
             verdict = draft.gang(record, SHARES if comes else LEFT, carousel)
@@ -167,7 +167,7 @@ class Dqt:
             draft.leave_rest(BEHIND)
 
     def weight_of(self, job: Job) -> int:
-        """Entries of the job in its queue."""
+        """Returns the number of entries of the job in its queue."""
         found = 1
         for priority, weight in weights_of(self.weights):
             if job.priority >= priority:
@@ -176,7 +176,7 @@ class Dqt:
 
 
 def weights_of(text: str) -> tuple[tuple[int, int], ...]:
-    """`0:1,100:2` -> ((0, 1), (100, 2)). Raises: ValueError for what is no such list, or out of order."""
+    """Parses `0:1,100:2` into ((0, 1), (100, 2)). Raises: ValueError for a malformed list, or one out of order."""
     found: list[tuple[int, int]] = []
     for word in text.split(",") if text.strip() else []:
         priority, colon, weight = word.strip().partition(":")
@@ -193,8 +193,9 @@ def weights_of(text: str) -> tuple[tuple[int, int], ...]:
 
 
 class _Room:
-    """Which tree nodes may take a job: cores open and the gang's or free; `is_capped`: jobs below the cap; `is_counted`: memory and
-    other resources."""
+    """Which tree nodes may take a job: those with open cores, free or the gang's. `is_capped`: also jobs below the cap; `is_counted`: also
+    memory and other resources.
+    """
 
     def __init__(self, draft: Draft, carousel: Carousel, name: str, most_jobs: int) -> None:
         self._draft, self._carousel, self._name, self._most = draft, carousel, name, most_jobs
@@ -206,23 +207,23 @@ class _Room:
         self._others: dict[tuple[int, str], int] = {}
 
     def nodes(self) -> frozenset[int]:
-        """Open nodes that are the gang's or free."""
+        """Returns the open nodes that are the gang's or free."""
         if self._shareable is None:
             self._shareable = self._draft.shareable(self._name)
         return self._shareable
 
     def is_plain(self, job: Job) -> bool:
-        """Any partition of its size may take it."""
+        """Whether any tree node of the job's size may take it."""
         if self.is_capped and self._carousel.jobs.longest[0] >= self._most:
             return False
         return self._fits_anywhere(job)
 
     def _fits_anywhere(self, job: Job) -> bool:
-        """Only cores count for it, and every open node is there for it."""
+        """Whether only cores count for the job, and every open node is available to it."""
         return job.shape is PLAIN and not self._counts_memory and len(self.nodes()) + self._shut == len(self._draft.nodes)
 
     def has(self, job: Job, node: int) -> bool:
-        """The tree node may take it now."""
+        """Whether the tree node may take the job now."""
         draft, tree = self._draft, self._carousel.tree
         if self.is_capped:
             loads = self._carousel.jobs
@@ -247,7 +248,7 @@ class _Room:
         return self.nodes().issuperset(nodes_of(placement))
 
     def size_of(self, job: Job) -> int:
-        """Cores of the smallest kind of partition of which one could hold the job: more than it needs where threads or features want it."""
+        """Returns the cores of the smallest kind of tree node that could hold the job; threads or features may require extra cores."""
         tree, nodes, size = self._carousel.tree, self._draft.nodes, job.cpus
         while job.shape is not PLAIN and size < tree.processors:
             targets = [
@@ -261,7 +262,7 @@ class _Room:
         return min(size, tree.processors)
 
     def never(self, job: Job) -> bool:
-        """Not even alone on all nodes as they are now, all of them open: the tree may be of smaller ones until its jobs have ended."""
+        """Whether the job would not fit even alone on all present nodes, all open. (The tree may be smaller until its jobs have ended.)"""
         nodes = self._draft.nodes
         if any(node.closed for node in nodes.values()):
             return False
@@ -269,7 +270,7 @@ class _Room:
         return placed_in(job, leaves, (0, sum(cores for _, cores in each_node(leaves))), nodes) is None
 
     def take(self, job: Job, node: int) -> None:
-        """The job has entered this tree node."""
+        """Records that the job has entered this tree node."""
         if job.memory_bytes or job.resources or self._counts_memory:
             self._count()
             placement = placed_in(job, self._carousel.leaves, self._carousel.tree.span(node), self._draft.nodes)
@@ -297,7 +298,7 @@ class _Room:
 
 
 def _closed(leaves: Cores, draft: Draft, closed_nodes: list[int]) -> frozenset[int]:
-    """Leaves of nodes that are closed or gone."""
+    """Returns the leaves of nodes that are closed or gone."""
     nodes = draft.nodes
     if not closed_nodes and all(first in nodes and last in nodes for first, last, _ in leaves) and _whole(leaves, draft):
         return frozenset()
@@ -320,7 +321,7 @@ def _whole(leaves: Cores, draft: Draft) -> bool:
 
 
 def _grown(old: Gang, draft: Draft) -> Gang:
-    """The record with the leaves of nodes that are new to it, at the end; a taller tree has the old one as its first subtree."""
+    """Returns the record with the leaves of new nodes appended; a taller tree has the old one as its first subtree."""
     known = {node for first, last, _ in old.leaves for node in range(first, last + 1)}
     fresh = {node.id: node for node in draft.nodes.values() if node.id not in known}
     if not fresh:
@@ -347,13 +348,13 @@ def _height(width: int, leaves: Cores) -> int:
 
 
 def _first(width: int, depth: int) -> int:
-    """First node of this depth."""
+    """Returns the first node of this depth."""
     found: int = (width**depth - 1) // (width - 1)
     return found
 
 
 def _moved(width: int, levels: int, node: int) -> int:
-    """The node's number in a tree that is so many levels taller, of which its own is the leftmost subtree."""
+    """Returns the node's number in a tree that is `levels` taller and has the node's tree as its leftmost subtree."""
     depth = 0
     while _first(width, depth + 1) <= node:
         depth += 1

@@ -1,16 +1,16 @@
-"""Order: fair share. Accounts, then users within them, by what they have used against their shares; who has used least goes first.
+"""Order: fair share. Ranks accounts, then users within them, by usage relative to their shares; the least usage goes first.
 
 Algorithm:
-1. Use of a user in an account: core time (cores x us) of what has left its nodes and of what runs, each moment of it halved every
-   `half_life_us` since; of a job that shares its cores in time the slots that it was given. Use of an account: the sum over its users.
-2. Jobs of the account with the smallest use / share first; in it, jobs of the user with the smallest use / share.
-3. At equal quotients of accounts their users stand beside each other; at equal quotients of users their jobs: by submit time, then job id.
-The order is made anew in each pass; what a pass starts counts from the next one on. Only what differs counts: without records of use (the
-state keeps none unless it is told the half-life) the running jobs alone decide.
+1. Usage of a user in an account: core time (cores x us) of jobs that have left their nodes and of running jobs, each moment halved every
+   `half_life_us` since; a job that shares its cores in time counts with the slots it was given. Usage of an account: the sum of its users.
+2. Jobs of the account with the smallest usage / share go first; within it, jobs of the user with the smallest usage / share.
+3. Accounts with equal quotients are ranked by their users together; users with equal quotients by their jobs: submit time, then job id.
+The order is computed anew in each pass; what a pass starts counts from the next one on. Only differences count: without records of usage
+(the state keeps none unless it is given the half-life) the running jobs alone decide.
 Parameters: half_life_us (us, default 7 days), shares (weights of `ACCOUNT` or `ACCOUNT/USER`, default 1 each).
-Cost: O(waiting + running + users) a pass; 10,000 waiting jobs of 40 users 2 ms.
-Source: Slurm's fair tree. Differs from it in: two levels (account, user) and no other
-factors; size and age of a job do not count (`max_wait` does ageing).
+Cost: O(waiting + running + users) a pass; 10,000 waiting jobs of 40 users take 2 ms.
+Source: Slurm's fair tree. Differs from it in: only two levels (account, user) and no other factors; size and age of a job do not count
+(`max_wait` does ageing).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rmgr.sched.records import Usage
 from rmgr.sched.state.partition import Partition, arrival
 
 DAY_US = 86_400_000_000
-#: See `Partition.uncharged`.
+#: Type of `Partition.uncharged`.
 Uncharged: TypeAlias = Callable[[Running, int], tuple[int, int | None]]
 SECOND_US = 1_000_000
 
@@ -56,15 +56,15 @@ class FairShare:
             yield from jobs
 
     def _ranked(self, draft: Draft, waiting: Mapping[tuple[str, str], list[Job]]) -> Iterator[list[Job]]:
-        """The jobs of each (account, user), the first to be served first; those of equals together, by arrival."""
+        """Yields the jobs of each (account, user), the first to be served first; jobs of equals are merged by arrival."""
         groups: dict[tuple[float, float], list[list[Job]]] = {}
         for who, rank in self._quotients(waiting, draft.usage(), draft.running(), draft.nodes, draft.now_us, draft.uncharged).items():
             groups.setdefault(rank, []).append(waiting[who])
-        for _, group in sorted(groups.items()):  # one after the other: a search that stops at the head pays for the first only
+        for _, group in sorted(groups.items()):  # lazily: a search that stops at the head pays for the first group only
             yield group[0] if len(group) == 1 else sorted(chain.from_iterable(group), key=arrival)
 
     def standing(self, part: Partition, now_us: int) -> dict[tuple[str, str], tuple[float, float]]:
-        """By (account, user) of who has jobs there: what both have used against their shares (core-us), by which it orders at `now_us`.
+        """Returns (account, user) -> usage / share of both (core-us), by which it orders at `now_us`, for users with jobs there.
 
         Cost: O(waiting + running + users).
         """
@@ -83,7 +83,7 @@ class FairShare:
     ) -> dict[tuple[str, str], tuple[float, float]]:
         by_account, by_user = self._used({account for account, _ in whose}, usage, running, nodes, now_us, uncharged)
         shares, found = dict(self.shares), {}
-        for account, user in whose:  # whole numbers divide correctly rounded: the same quotient in any process
+        for account, user in whose:  # integer division is correctly rounded: the same quotient in any process
             own = by_user.get((account, user), 0) / shares.get(f"{account}/{user}", 1)
             found[account, user] = (by_account.get(account, 0) / shares.get(account, 1), own)
         return found
@@ -97,7 +97,7 @@ class FairShare:
         now: int,
         uncharged: Uncharged,
     ) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
-        """Core time of these accounts and of their users. Whole numbers: their sum is the same in any order."""
+        """Returns the core time of these accounts and of their users. In integers, so that the sum does not depend on the order."""
         half_life = self.half_life_us
         by_user: dict[tuple[str, str], int] = {}
         for use in usage:

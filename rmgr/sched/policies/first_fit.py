@@ -1,9 +1,9 @@
-"""Searches that promise nothing: First-Fit scans the queue and starts all that fits; without a search the head blocks the queue.
+"""Searches that promise nothing: First-Fit scans the queue and starts every job that fits; without a search the head blocks the queue.
 
-Algorithm of First-Fit: 1. scan the queue once, from its head; 2. start each job that fits in what is free then, on the free nodes of lowest
-id. One scan finds all: what is free only shrinks during it. Large jobs may wait for ever under a stream of small ones.
+Algorithm of First-Fit: 1. scan the queue once, from its head; 2. start each job that fits in what is then free, on the free nodes of lowest
+id. One scan finds all of them, because free capacity only shrinks during it. Large jobs may wait for ever under a stream of small ones.
 Algorithm of a blocking head: 1. take the first waiting job of the order; 2. if it fits, start it on the free nodes of lowest id and go to
-1; 3. else stop.
+1; 3. otherwise stop.
 Parameters: order (default fcfs). Source: papers.md 2.2 (First-Fit; "no search = the head blocks"), 6 (reference start times). Differs from
 it in: nothing.
 """
@@ -26,7 +26,7 @@ HEAD = Why("head", "first in the queue, and it fits")
 
 @dataclass(frozen=True, slots=True)
 class FirstFit:
-    """Search: every waiting job that fits starts, in the order of the queue; nothing is promised to those that do not."""
+    """Search: starts every waiting job that fits, in the order of the queue; jobs that do not fit are promised nothing."""
 
     name: ClassVar[str] = "first_fit"
     waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 2.2: what passes a job is never held back for it"}
@@ -40,7 +40,7 @@ class FirstFit:
 
 @dataclass(frozen=True, slots=True)
 class HeadBlocking:
-    """Search: none. The head of the queue starts as soon as it fits; until then it blocks everything behind it."""
+    """No search: the head of the queue starts as soon as it fits; until then it blocks everything behind it."""
 
     name: ClassVar[str] = "head_blocking"
     order: Order = field(default_factory=Fcfs)

@@ -1,22 +1,23 @@
-"""Search: First-Fit, and migration that sets the head of the queue free: jobs that passed it give their nodes back.
+"""Search: First-Fit with migration that frees the head of the queue: jobs that passed the head give their nodes back.
 
 Algorithm:
 1. Start the jobs at the head of the queue while they fit.
-2. Followers of the head that does not fit: running jobs that First-Fit started (step 5) while it waited ahead of them. If the head needs
-   no more than the cores of its candidates and the free ones together, condition (1): all of them are migrated, the latest start first (at
-   one time: the larger id). They go back to the queue, to the place that their key gives them, and go on from where they were when they
-   start again. The head starts; go to 1. Candidates are the followers that may be moved and lose nothing: `candidates=savers`, those that
-   can save their state (all jobs of the paper can; `all`: every job is asked, and goes on where it is when it does not save); none that
-   was moved `max_moves` times, by its own word or the policy's.
-3. `suspend=minimal`: they are migrated only until the head fits. Live clusters do well with it: each migration is work of a real program.
-4. `followers=strict`: only the jobs that passed this head while it was the head; `any`: that passed any head count for every later one.
-5. Scan the rest of the queue once, in order; start each job that fits, and note whom it passed. A job that starts as head is no follower.
-What a migration costs is the driver's affair: the execution model of the simulator, real checkpoints of the leader.
-A committed note says of each follower which head it passed. Whether another job waited ahead of it follows from when that came to the
-queue and from the order at that time; with fair share, and of jobs that depended on others, only the head is known to have been passed.
+2. Followers of the head that does not fit: running jobs that First-Fit started (step 5) while the head waited ahead of them. If the head
+   needs no more than the free cores and those of its candidates together (condition (1)), all candidates are migrated, the latest start
+   first (at one time: the larger id). They go back to the place in the queue that their key gives them, and continue from where they were
+   when they start again. The head starts; go to 1. Candidates are the followers that may be moved and lose nothing: `candidates=savers`,
+   those that can save their state (all jobs of the paper can; `all`: every job is asked, and goes on in place if it does not save); none
+   that was moved `max_moves` times, by its own limit or the policy's.
+3. `suspend=minimal`: they are migrated only until the head fits. Suits live clusters, where each migration is work for a real program.
+4. `followers=strict`: only the jobs that passed this head while it was the head; `any`: jobs that passed any head count for every later
+one. 5. Scan the rest of the queue once, in order; start each job that fits, and note which head it passed. A job that starts as head is no
+   follower.
+The driver determines what a migration costs: the execution model of the simulator, real checkpoints of the leader.
+A committed note says of each follower which head it passed. Whether another job waited ahead of it follows from the time when that job
+came to the queue and from the order at that time; with fair share, and for jobs with dependencies, only the head is known to be passed.
 Parameters: order (default fcfs), followers (head | strict | any), suspend (all | minimal), candidates (savers | all), max_moves (0 = no
 cap).
-Source: papers.md 2.2; seed 001, section 2.3 and figure 1, where all followers are suspended (its 4.2 speaks for the fewest). Differs
+Source: papers.md 2.2; seed 001, section 2.3 and figure 1, where all followers are suspended (its 4.2 suggests the fewest). Differs
 from it in: condition (1) is printed with >=, which could never start the head; its
 text ("until the nodes that the head needs are there") has <=. Larger jobs may suspend a job again and again (LJF).
 """
@@ -48,24 +49,24 @@ REST = Why("first_fit", "needs more than is free after this pass")
 
 
 class Followers(StrEnum):
-    """Jobs that a head may suspend."""
+    """Which jobs a head may suspend."""
 
-    HEAD = "head"  #: those that started while it waited ahead of them
-    STRICT = "strict"  #: those that passed it while it was the head
-    ANY = "any"  #: those that passed any head
+    HEAD = "head"  #: jobs that started while the head waited ahead of them
+    STRICT = "strict"  #: jobs that passed it while it was the head
+    ANY = "any"  #: jobs that passed any head
 
 
 class SuspendedShare(StrEnum):
-    """Share of them that is suspended."""
+    """How many of the followers are suspended."""
 
     ALL = "all"
     MINIMAL = "minimal"  #: until the head fits
 
 
 class Candidates(StrEnum):
-    """Followers that may be migrated."""
+    """Which followers may be migrated."""
 
-    SAVERS = "savers"  #: those that can save their state when they are asked to
+    SAVERS = "savers"  #: jobs that can save their state on request
     ALL = "all"
 
 
@@ -92,7 +93,7 @@ class Migration:
         draft.leave_rest(REST)
 
     def _start_heads(self, draft: Draft) -> Job | None:
-        """Steps 1: the head that does not fit, None when the queue is empty."""
+        """Carries out step 1. Returns the head that does not fit, or None when the queue is empty."""
         for job in self.order.arrange(draft):
             match draft.start(job.id, HEAD):
                 case Accepted():
@@ -103,7 +104,7 @@ class Migration:
         return None
 
     def _make_room(self, draft: Draft, head: Job) -> bool:
-        """Step 2: the head has started, in place of followers."""
+        """Carries out step 2. Returns whether the head has started in place of followers."""
         followers = self._followers_of(draft, head)
         if not followers or head.cpus > sum(run.job.cpus for run in followers) + draft.free_cores:
             return False
@@ -114,7 +115,7 @@ class Migration:
             draft.leave_pending(head.id, Why("migration", STAY, (stay,)))
             return False
         gives_way = Why("migration", "gives way to job {}, first in the queue, which it had passed", (head.id,))
-        with draft.fork() as trial:  # on nodes of several cores enough cores need not be enough room
+        with draft.fork() as trial:  # on nodes of several cores enough cores may not be enough room
             for run in followers:
                 if self.suspend is SuspendedShare.MINIMAL and draft.fits(head):
                     break
@@ -128,22 +129,22 @@ class Migration:
         return False
 
     def stays(self, job: Job) -> str:
-        """Why a job that runs is never moved, "" = it may be."""
+        """Returns why a running job is never moved; "" if it may be."""
         if not job.saves and self.candidates is Candidates.SAVERS:
             return "it is not moved: nothing says that it saves its state (submit --checkpoint does, or one answer to a request)"
         caps = [cap for cap in (self.max_moves, job.max_moves) if cap and job.moves >= cap]
         return f"it is not moved again: that was done {counted(job.moves, 'time')}, and {min(caps)} is the most" if caps else ""
 
     def _followers_of(self, draft: Draft, head: Job) -> list[Running]:
-        """The latest start first. With followers=head: First-Fit started them while the head waited, as it waits now, ahead of them."""
+        """Returns the followers, the latest start first. followers=head: First-Fit started them while the head waited ahead of them."""
         any_head = self.followers is Followers.ANY
-        # nothing says since when a dependent job waits for nodes only
+        # nothing records since when a dependent job waits only for nodes
         place = None if head.after or self.followers is Followers.STRICT else _place_in(self.order)
         came_us = max(head.queued_us, head.begin_us)
         found = []
         for job_id, (passed,) in draft.notes(PASSED).items():
             run = draft.run(job_id)
-            if run is None or draft.is_pinned(job_id):  # it waits (its node was lost), or may not move
+            if run is None or draft.is_pinned(job_id):  # it waits (its node was lost) or may not move
                 continue
             job, start_us = run.job, run.start_us
             if any_head or (
@@ -155,7 +156,7 @@ class Migration:
 
 
 def _place_in(order: Order) -> Callable[[Job, int], tuple[int, ...]] | None:
-    """The place of a job in the queue at a time; None where neither job nor time tell it (fair share)."""
+    """Returns a function from job and time to the place in the queue; None if these do not determine it (fair share)."""
     if isinstance(order, Ageing):
         base, oldest = _place_in(order.base), order.max_wait_us
         if base is None:

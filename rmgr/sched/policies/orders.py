@@ -1,4 +1,4 @@
-"""Orders of the queue by one key each, which never changes while a job waits, and ageing over any order. (`fcfs.py` keeps arrival.)
+"""Orders of the queue by one key each, which never changes while a job waits, and ageing over any order. (For arrival see `fcfs.py`.)
 
 Each key ends with submit time and job id: at equal keys the earlier submit time goes first, then the smaller job id.
 """
@@ -74,10 +74,10 @@ class Ageing:
     """Order: ageing over any other order. A job that has waited too long goes first.
 
     Algorithm: 1. jobs that have waited `max_wait_us` or longer, the earliest submit time first; 2. the others in the order of `base`.
-    With a search that lets others pass the head (First-Fit), going first is no promise; with a blocking head or a backfilling search it is.
+    With a search that lets others pass the head (First-Fit), going first guarantees no start; with a blocking head or backfilling it does.
     Parameters: max_wait_us (us, > 0, default one day), base (default sjf).
-    Source: papers.md 2.6 (future work of paper 001, section 5). Differs from it in: nothing; the order changes at the next pass after the
-    wait is over, not at that very time.
+    Source: papers.md 2.6 (future work of paper 001, section 5). Differs from it in: nothing; the order changes at the first pass after the
+    wait is over, not at the exact time.
     """
 
     name: ClassVar[str] = "ageing"

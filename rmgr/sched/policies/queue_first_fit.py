@@ -1,21 +1,21 @@
-"""Several queues that share the nodes (paper 000): First-Fit in each, queue after queue, and the choice of a queue for jobs that name none.
+"""Several queues that share the nodes (paper 000): First-Fit in each queue in turn, and the choice of a queue for jobs that name none.
 
 Algorithm of First-Fit (the conventional system):
 1. Go through the queues in their configured order (small jobs first, unless configured otherwise), then through any other queue by name.
-2. In each, look at the waiting jobs in order of arrival and start every one that fits. So a new job tries to start at once, whoever waits;
-   if it cannot, it is the last of its queue.
-One scan finds all, because what is free only shrinks during it. Large jobs may wait for ever under a stream of small ones.
-Option firstfit_nodes: a job that passes another one of its queue may stand on the first so many nodes only (0, the default: on all).
+2. In each, look at the waiting jobs in order of arrival and start every job that fits. So a new job tries to start at once, even if
+   others wait; if it cannot, it is the last of its queue.
+One scan finds all, because free capacity only shrinks during it. Large jobs may wait for ever under a stream of small ones.
+Option firstfit_nodes: a job that passes another one of its queue may use only the first `firstfit_nodes` nodes (0, the default: all).
 
 Algorithm of automatic queue selection (proposal 1: a job that names no queue goes to the strictest class that admits it):
-1. Each waiting job whose queue is none of the classes: of the classes whose limits it keeps (CPUs, processes, threads, requested time) take
-   the one with the smallest parallelism limit (`rmgr.sched.queue_class.selected`); route the job there. No class: reject it.
+1. For each waiting job whose queue is not one of the classes: of the classes whose limits it keeps (CPUs, processes, threads, requested
+   time) take the one with the smallest parallelism limit (`rmgr.sched.queue_class.selected`); route the job there. No class: reject it.
 2. First-Fit in every queue, as above. Option start=no: leave starting to the next stage.
 
 Parameters: queues (classes; default those of HPC2500, table 2, in the order of scanning), scan (names that go first, in this order; default
-none), firstfit_nodes (nodes, of lowest id); of the selection thread_affinity (default no), start (default yes).
-Source: papers.md 1.2 to 1.4, 1.8, paper 000 section 3.1. Differs from it in: nothing. Of several jobs that arrive at one instant the one in
-the queue scanned first goes first. A user who names a queue keeps it.
+none), firstfit_nodes (nodes, of lowest id); for the selection: thread_affinity (default no), start (default yes).
+Source: papers.md 1.2 to 1.4, 1.8, paper 000 section 3.1. Differs from it in: nothing. Of several jobs that arrive at one instant, the one
+in the queue scanned first goes first. A job keeps the queue that its user named.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rmgr.sched.queue_class import HPC2500, Ladder, QueueClass, checked, selecte
 FITS = Why("first_fit", "the first of its queue that fits in what is free")
 LIMITED = Why("first_fit", "would fit, but may pass others on the first nodes only")
 REST = Why("first_fit", "needs more than is free after this pass")
-#: Place in a queue: (when it came, id).
+#: Place in a queue: (submit time, job id).
 Place: TypeAlias = tuple[int, int]
 STRICTEST = "{} is the strictest queue for {} processes x {} threads ({} CPUs)"
 FOR_THREADS = "{} is the queue for few processes of many threads that admits {} processes x {} threads ({} CPUs)"
@@ -51,7 +51,7 @@ class QueueFirstFit:
     firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for a class that stands in it twice, or a queue to scan that no class describes."""
+        """Raises: ValueError for a duplicate class, or a queue to scan that no class describes."""
         check_scan(self.queues, self.scan)
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
@@ -74,7 +74,7 @@ class QueueSelect:
     start: bool = field(default=True, metadata=about("start what fits, too; no: that is the next stage's"))
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for a class that stands in it twice, or a queue to scan that no class describes."""
+        """Raises: ValueError for a duplicate class, or a queue to scan that no class describes."""
         check_scan(self.queues, self.scan)
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
@@ -88,7 +88,7 @@ class QueueSelect:
 
 
 def route_all(draft: Draft, queues: Ladder, *, thread_affinity: bool = False) -> None:
-    """Sends every waiting job that stands in no class's queue to the class for it, or rejects it. O(such jobs)."""
+    """Routes every waiting job in a queue that is not a class's to the class for it, or rejects it. Cost: O(these jobs)."""
     names = {queue.name for queue in queues}
     for name in sorted(draft.queues()):
         if name in names:
@@ -105,14 +105,14 @@ def route_all(draft: Draft, queues: Ladder, *, thread_affinity: bool = False) ->
 
 
 def in_order(draft: Draft, queues: Ladder, first: Sequence[str] = ()) -> Iterator[tuple[str, QueueClass | None]]:
-    """The queues to scan: those named in `first`, the other classes in their order, then queues that no class describes."""
+    """Returns the queues to scan: those named in `first`, the other classes in their order, then queues that no class describes."""
     known = {queue.name: queue for queue in queues if queue.partition in {"", draft.partition}}
     order = dict.fromkeys((*(name for name in first if name in known), *known, *sorted(draft.queues())))
     return ((name, known.get(name)) for name in order)
 
 
 class Room(NamedTuple):
-    """Before the first scan. free: cores; larger jobs are not asked about. last: node up to which jobs that pass others may stand."""
+    """Room before the first scan. free: cores; larger jobs are skipped. last: last node that jobs passing others may use."""
 
     free: int
     last: int | None = None
@@ -124,7 +124,7 @@ class Room(NamedTuple):
 
 
 def scan(draft: Draft, queue: str, room: Room, reserved: Container[int] = ()) -> Scanned:
-    """Starts, in order of arrival, every job of the queue that fits; those in `reserved` wait for what they are promised."""
+    """Starts, in order of arrival, every job of the queue that fits; jobs in `reserved` wait for what they are promised."""
     jobs = list(draft.queue(queue))
     if not jobs:
         return Scanned((), ())
@@ -149,14 +149,14 @@ def scan(draft: Draft, queue: str, room: Room, reserved: Container[int] = ()) ->
 
 
 class Scanned(NamedTuple):
-    """Rest of a scan of one queue. ahead: for each job that started past another, the nearest waiting place before it."""
+    """Result of scanning one queue. ahead: for each job that started past another, the nearest waiting place before it."""
 
     waiting: Sequence[Job]
     ahead: Sequence[Place]
 
 
 def _start_limited(draft: Draft, jobs: Sequence[Job], startable: Iterator[Job], last: int) -> set[int]:
-    """Those that pass a waiting job of their queue start only where nodes up to `last` are enough (nodes of lowest id are taken first)."""
+    """Starts jobs; one that passes a waiting job of its queue must fit on nodes up to `last` (lowest ids are taken first)."""
     started: set[int] = set()
     place = {job.id: at for at, job in enumerate(jobs)}
     for job in startable:
@@ -173,12 +173,12 @@ def _start_limited(draft: Draft, jobs: Sequence[Job], startable: Iterator[Job], 
 
 
 def place_of(job: Job) -> Place:
-    """Its place in the order of its queue, which is that of arrival."""
+    """Returns the job's place in the order of its queue, which is that of arrival."""
     return (job.submit_us, job.id)
 
 
 def check_scan(queues: Ladder, first: Sequence[str]) -> None:
-    """Raises: ValueError for a class that stands in it twice, or a queue to scan that no class describes."""
+    """Raises: ValueError for a duplicate class, or a queue to scan that no class describes."""
     names = {queue.name for queue in checked(queues)}
     wrong = [name for name in first if name not in names]
     if wrong:

@@ -1,8 +1,8 @@
 """Policies that choose a server for each call (paper 004): the loop that all share, RR, LOAD, LOTH, and one that adapts to congestion.
 
-Waiting calls are looked at in order of arrival; of the servers that can take a call, the policy chooses one. Names and presets stand in the
-catalogue. Parameters of all: load, performance, predictor (`rmgr.sched.forecast`).
-Source: papers.md 4.1. Differs from it in: a server of k slots counts max(1, (L + 1) / k) for L + 1 (k = 1: nothing).
+Waiting calls are looked at in order of arrival; among the servers that can take a call, the policy chooses one. Names and presets are in
+the catalogue. Parameters of all: load, performance, predictor (`rmgr.sched.forecast`).
+Source: papers.md 4.1. Differs from it in: a server of k slots counts max(1, (L + 1) / k) instead of L + 1 (no difference for k = 1).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rmgr.sched.policy import Cause
 from rmgr.sched.records import Call, Server
 
 NO_SERVER = Why("server", "no open server offers what it calls")
-#: No prediction is longer.
+#: Longest prediction, in seconds.
 _LONGEST_S = 1e9
 _LOTH, _SPREAD = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Choosing(ABC):
-    """A policy for calls. Subclasses say which option is chosen, and why; equals go to the server of the lowest name."""
+    """A policy for calls. Subclasses choose an option and give the reason; ties go to the server of the lowest name."""
 
     name: ClassVar[str]
     for_calls: ClassVar[bool] = True
@@ -38,7 +38,7 @@ class Choosing(ABC):
     )
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for a load that nothing would look at."""
+        """Raises: ValueError for a `load` that the predictor would ignore."""
         if self.predictor == "queueing" and self.load == "mean":
             raise ValueError("predictor queueing looks at arrivals, not at the load: leave load=mean out, or take predictor=last or ewma")
 
@@ -62,26 +62,26 @@ class Choosing(ABC):
 
     @abstractmethod
     def choose(self, draft: Draft, call: Call, options: Sequence[Option]) -> tuple[Option, Why]:
-        """One of the options, which are in order of name and at least one."""
+        """Returns one of the options, which are in order of name and not empty, with the reason."""
 
     def added(self, sent: int) -> Added:  # noqa: ARG002 - most policies take measurements as they are
-        """Corrections for so many calls that were sent to a server since it was measured."""
+        """Returns corrections for `sent` calls sent to a server since its measurement."""
         return Added()
 
     def predicting(self) -> Predictor:
-        """The predictor that the parameters name."""
+        """Returns the predictor that the parameters name."""
         mean = self.load == "mean"
         if self.predictor == "queueing":
             return Queueing()
         return Ewma(mean) if self.predictor == "ewma" else Last(mean)
 
     def option(self, draft: Draft, call: Call, server: Server) -> Option:
-        """What this policy expects of the call on that server, whether or not it can be sent there."""
+        """Returns what this policy expects of the call on that server, whether or not the call can be sent there."""
         return self._option(draft, call, server, self.sent_since(draft, server), self.predicting())
 
     @staticmethod
     def sent_since(draft: Draft, server: Server) -> int:
-        """Calls that were sent to the server since its last measurement: by this policy, and before that was told."""
+        """Returns the number of calls sent to the server since its last measurement, by this policy and before the measurement arrived."""
         known = draft.note_of(f"sent {server.name}", 0)
         return server.sent + (known[2] if known is not None and known[:2] == (server.at_us, server.life) else 0)
 
@@ -103,7 +103,7 @@ class Option(NamedTuple):
 class RoundRobin(Choosing):
     """RR: calls go to the servers in turn, in order of arrival.
 
-    Algorithm: a note remembers the place in the list of names that comes next; a server that cannot take the call is passed over.
+    Algorithm: a note holds the place in the list of names that comes next; a server that cannot take the call is skipped.
     Predictions are reported only.
     """
 
@@ -120,9 +120,9 @@ class RoundRobin(Choosing):
 
 @dataclass(frozen=True, slots=True)
 class Load(Choosing):
-    """LOAD: a call goes where load and performance promise most: least (L + 1) / P; transfer does not count.
+    """LOAD: a call goes to the best server by load and performance: least (L + 1) / P; transfer does not count.
 
-    Parameters: add_load (+L: every call sent adds 1 to the load known of its server, until that is measured again).
+    Parameters: add_load (+L: every call sent adds 1 to the known load of its server until the next measurement).
     """
 
     name: ClassVar[str] = "load"
@@ -131,7 +131,7 @@ class Load(Choosing):
     def added(self, sent: int) -> Added:
         return Added(load=sent if self.add_load else 0)
 
-    def choose(self, draft: Draft, call: Call, options: Sequence[Option]) -> tuple[Option, Why]:  # noqa: ARG002 - of the servers alone
+    def choose(self, draft: Draft, call: Call, options: Sequence[Option]) -> tuple[Option, Why]:  # noqa: ARG002 - only the servers count
         best = min(options, key=lambda option: option.forecast.sharing / option.speed)
         return best, Why("load", "{} has least load for its performance", (best.server.name,))
 
@@ -141,8 +141,8 @@ class Loth(Choosing):
     """LOTH (load and throughput): a call goes to the server that is expected to answer it first.
 
     Algorithm: least operations / (P / (L + 1)) + bytes / T.
-    Parameters: add_load (+L: every call sent adds 1 to L until the server is measured again), share_link (+T: T is divided by 1 + the calls
-    sent to the server since it was measured, of all clients).
+    Parameters: add_load (+L: every call sent adds 1 to L until the next measurement of the server), share_link (+T: T is divided by 1 + the
+    calls of all clients sent to the server since its measurement).
     """
 
     name: ClassVar[str] = "loth"
@@ -157,7 +157,7 @@ class Loth(Choosing):
 
 
 def soonest(options: Sequence[Option]) -> tuple[Option, Why]:
-    """The option with the least forecast, the first of equals."""
+    """Returns the option with the least forecast, the first of equals."""
     best = min(options, key=lambda option: option.forecast.total_s)
     computing, transfer, _ = best.forecast
     return best, Why(
@@ -169,10 +169,11 @@ def soonest(options: Sequence[Option]) -> tuple[Option, Why]:
 class Adaptive(Choosing):
     """Adapts to congestion: LOTH while calls are quick, spreading while they hinder each other.
 
-    The paper's second open point: under frequent calls those that interfere least did best (RR), under rare ones those that know most.
-    Algorithm: 1. of the last 20 answered calls the share that took more than `slow` times their time alone; 2. above `spread_above` spread:
-    calls go round in proportion to performance (least (calls sent in this mode + 1) / P); below `return_below` back to LOTH; between them
-    the mode stays. Mode and counts are notes.
+    The paper's second open point: under frequent calls, policies that interfere least did best (RR); under rare calls, those that know
+    most.
+    Algorithm: 1. take the share of the last 20 answered calls that took more than `slow` times their time alone; 2. above `spread_above`
+    spread: calls go round in proportion to performance (least (calls sent in this mode + 1) / P); below `return_below` go back to LOTH;
+    in between keep the mode. Mode and counts are notes.
     Parameters: slow (1.5), spread_above (0.6), return_below (0.3). Source: papers.md 4, paper 004 section 4. Differs from it in: all of it
     is ours, the paper only asks for it.
     """
@@ -183,7 +184,7 @@ class Adaptive(Choosing):
     return_below: float = field(default=0.3, metadata=about("share of slow calls below which LOTH is used again", least=0, most=1))
 
     def __post_init__(self) -> None:
-        """Raises: ValueError where the two shares would make the mode swing; as every policy for calls."""
+        """Raises: ValueError if the two shares would make the mode oscillate, and as every policy for calls."""
         super(Adaptive, self).__post_init__()
         if self.return_below > self.spread_above:
             raise ValueError(f"return_below {self.return_below:g} is above spread_above {self.spread_above:g}")

@@ -1,4 +1,4 @@
 """The cluster as facts have made it: partitions, their waiting and running jobs, snapshots of all records, logs of events.
 
-Facts change it and nothing else does. It imports `capacity` and the nouns; it never sees a draft.
+Only facts change it. It imports `capacity` and the nouns, and never sees a draft.
 """

@@ -1,7 +1,8 @@
-"""The cluster as facts have made it: partitions with their nodes, waiting and running jobs, and every record. Facts in; passes read it.
+"""The cluster as facts have made it: partitions with their nodes, waiting and running jobs, and every record. Facts change it; passes read
+it.
 
-A driver (the elected leader, the simulator) owns one `ClusterState`, tells it every fact, and runs passes on it. Facts of one instant
-are told in this order: ends, arrivals, then one pass (papers.md, common rules). A `Snapshot`, every record as values, carries it across a
+A driver (the elected leader, the simulator) owns one `ClusterState`, gives it every fact, and runs passes on it. Facts of one instant
+are given in this order: ends, arrivals, then one pass (papers.md, common rules). A `Snapshot`, every record as values, carries it across a
 change of leader: a state restored from its snapshot decides exactly as the old one would have.
 """
 
@@ -38,9 +39,9 @@ from rmgr.sched.state.partition import Partition
 
 
 class ClusterState:
-    """Mutable by facts only (the methods below). A pass does not change it.
+    """The state of the cluster; only facts (the methods below) change it, a pass does not.
 
-    usage_half_life_us: decayed use per user and account is kept as records, halved each such time; 0 = not kept.
+    usage_half_life_us: decayed usage per user and account is kept as records, halved once per half-life; 0 = not kept.
     """
 
     __slots__ = ("_dependents", "partitions", "usage", "usage_half_life_us")
@@ -48,7 +49,7 @@ class ClusterState:
     def __init__(self, nodes: Iterable[Node] = (), usage_half_life_us: int = 0) -> None:
         self.usage: dict[tuple[str, str], Usage] = {}  #: by (user, account)
         self.usage_half_life_us = usage_half_life_us
-        self._dependents: dict[int, list[Job]] = {}  # id -> waiting jobs that name it in `after`
+        self._dependents: dict[int, list[Job]] = {}  # job id -> waiting jobs that name it in `after`
         groups: dict[str, list[Node]] = {}
         for node in nodes:
             groups.setdefault(node.partition, []).append(node)
@@ -58,9 +59,9 @@ class ClusterState:
     # -- facts: jobs --------------------------------------------------------------------------------------------------------
 
     def job_submitted(self, job: Job) -> bool:
-        """The job waits from now on. False: its partition can never run it as it is (it waits for a change of nodes; no order shows it).
+        """The job waits from now on. False: its partition can never run it as it is; no order shows it until the nodes change.
 
-        Raises: NotFound for an unknown partition; StateConflict when the id is known there.
+        Raises: NotFound for an unknown partition; StateConflict if the id is already known there.
         """
         part = self.partitions.get(job.partition) or self._partition(job.partition)
         job_id = job.id
@@ -74,7 +75,7 @@ class ClusterState:
         return job_id not in part.infeasible
 
     def job_withdrawn(self, job_id: int, partition: str = "default") -> Job:
-        """A waiting job was cancelled or held: it waits no longer, its reservation, hold and notes go."""
+        """A waiting job was cancelled or held: it no longer waits, and its reservation, hold and notes are deleted. Returns the job."""
         part = self._partition(partition)
         job = self._waiting(part, job_id)
         self._dequeue(part, job)
@@ -83,9 +84,9 @@ class ClusterState:
         return job
 
     def job_started(self, job_id: int, placement: Placement, now: int, partition: str = "default") -> Running:
-        """A waiting job runs on these nodes since `now` (us). Its reservation and hold are kept no longer.
+        """A waiting job runs on these nodes since `now` (us). Its reservation and hold are deleted.
 
-        Raises: StateConflict when it does not wait, or the nodes are not free for it: never over-committed, whoever says so.
+        Raises: StateConflict if it does not wait or the nodes are not free for it: even a fact cannot over-commit nodes.
         """
         part = self._partition(partition)
         job = self._waiting(part, job_id)
@@ -94,10 +95,10 @@ class ClusterState:
         return self._start(part, job, placement, now)
 
     def job_ended(self, job_id: int, partition: str = "default", *, now: int | None = None) -> Running:
-        """A running, suspended or stopping job is off its nodes and has left the cluster.
+        """A running, suspended or stopping job is off its nodes and has left the cluster. Returns its run.
 
-        Args: now (us): needed where usage is kept.
-        Raises: StateConflict when it does not run.
+        Args: now (us): needed if usage is kept.
+        Raises: StateConflict if the job does not run.
         """
         part = self.partitions.get(partition) or self._partition(partition)
         run = self._left(part, job_id) if job_id in part.stopping else self._off_nodes(part, job_id, now)
@@ -106,18 +107,18 @@ class ClusterState:
         return run
 
     def job_migrated(self, job_id: int, now: int, partition: str = "default") -> Job:
-        """A running or suspended job has been checkpointed and waits again, as the job that is returned. Its notes stay."""
+        """A running or suspended job has been checkpointed and waits again, as the returned job. Its notes stay."""
         return self._send_back(job_id, now, partition, moved=True)
 
     def job_preempted(self, job_id: int, now: int, partition: str = "default") -> Job:
-        """It has lost what it did (preempted, or its node was lost) and waits again, as the job that is returned. Its notes stay."""
+        """A job has lost its work (preempted, or its node was lost) and waits again, as the returned job. Its notes stay."""
         return self._send_back(job_id, now, partition, moved=False)
 
     def job_stopping(self, run: Running, now: int) -> None:
-        """A job was asked to give its nodes up (`run`: its last stretch): until it returns, goes on or ends, it neither waits nor runs.
+        """A job was asked to give up its nodes (`run`: its last stretch); until it returns, goes on or ends, it neither waits nor runs.
 
-        It ran or stood still, or a decision of this instant has sent it back to the queue. What it had is free, its notes stay. A member
-        of a gang keeps its place in it until it has left.
+        It was running or suspended, or a decision of this instant has sent it back to the queue. Its capacity is free, its notes stay. A
+        member of a gang keeps its place there until it has left.
         """
         job = run.job
         part = self._partition(job.partition)
@@ -132,7 +133,7 @@ class ClusterState:
         part.stopping[job.id] = run
 
     def job_returned(self, job: Job) -> None:
-        """A job that was stopping waits again, as this request. Raises: StateConflict when it was not."""
+        """A stopping job waits again, as this request. Raises: StateConflict if it was not stopping."""
         part = self._partition(job.partition)
         self._left(part, job.id)
         if job.after:
@@ -140,9 +141,9 @@ class ClusterState:
         part.add_job(job)
 
     def job_went_on(self, job_id: int, now: int, partition: str = "default") -> Running:
-        """A job that was stopping has not given its nodes up, and runs there again from now on, to the end that it had before.
+        """A stopping job has kept its nodes and runs there again from now on, with its old end. Returns the run.
 
-        Raises: StateConflict when it was not stopping, or others were given what it has.
+        Raises: StateConflict if the job was not stopping, or its capacity was given to other jobs.
         """
         part = self._partition(partition)
         run = part.stopping.get(job_id)
@@ -157,7 +158,7 @@ class ClusterState:
         return run
 
     def job_pinned(self, job_id: int, pinned: bool, partition: str = "default") -> None:
-        """A running job is never sent back to the queue from now on; or may be again. It ends with the run."""
+        """A running job must never be sent back to the queue from now on, or may be again. The pin ends with the run."""
         part = self._partition(partition)
         if pinned and job_id in part.running:
             part.pinned.add(job_id)
@@ -165,7 +166,7 @@ class ClusterState:
             part.pinned.discard(job_id)
 
     def job_known(self, job_id: int, saves: bool, moves: int, partition: str = "default") -> None:
-        """Of a job that runs or stands still it is known by now whether it can save its state, and how often it was moved."""
+        """For a running or suspended job, records whether it can save its state and how often it was moved, now that this is known."""
         part = self._partition(partition)
         run = part.running.get(job_id)
         stopped = part.suspended.get(job_id)
@@ -176,8 +177,9 @@ class ClusterState:
             part.suspended[job_id] = stopped._replace(run=stopped.run._replace(job=job))
 
     def job_requeued(self, job: Job) -> None:
-        """A waiting job is another request from now on (other limit, size, queue, ...) with the same id. A promise to it goes, and a hold
-        on which it no longer fits. Raises: StateConflict when it does not wait."""
+        """A waiting job is replaced by another request (other limit, size, queue, ...) with the same id. Its promise is dropped if size or
+        limit changed, its hold if the size changed. Raises: StateConflict if the job does not wait.
+        """
         part = self._partition(job.partition)
         old = self._waiting(part, job.id)
         hold, promise = part.holds.get(job.id), part.reservations.get(job.id)
@@ -192,7 +194,7 @@ class ClusterState:
             part.reservations[job.id] = promise
 
     def job_suspended(self, job_id: int, now: int, partition: str = "default") -> None:
-        """A running job stands still: its cores are free, its memory is not."""
+        """A running job is suspended: its cores are free, its memory is not. Raises: StateConflict if it does not run by itself."""
         part = self._partition(partition)
         run = part.running.get(job_id)
         if run is None or job_id in part.gangs:
@@ -201,7 +203,7 @@ class ClusterState:
         part.suspend(run, now)
 
     def job_resumed(self, job_id: int, now: int, partition: str = "default") -> Running:
-        """It goes on where it stood, with what was left of its limit. Raises: StateConflict unless it is suspended, its cores free."""
+        """A suspended job goes on in place with the rest of its limit. Raises: StateConflict if not suspended or its cores are not free."""
         part = self._partition(partition)
         stopped = part.suspended.get(job_id)
         if stopped is None or not part.pool.can_resume(stopped.run.job, stopped.run.placement):
@@ -214,9 +216,9 @@ class ClusterState:
     # -- facts: nodes, limits, windows ------------------------------------------------------------------------------------------
 
     def node_changed(self, node: Node) -> None:
-        """A node is new, or closed, or open again, or has other attributes. O(partition).
+        """A node is new, closed, open again, or has other attributes. Cost: O(partition).
 
-        Raises: StateConflict when it is in another partition: it keeps its own for life.
+        Raises: StateConflict if the node is in another partition, since a node never changes its partition.
         """
         for name, part in self.partitions.items():
             if node.id in part.nodes and name != node.partition:
@@ -227,7 +229,7 @@ class ClusterState:
         part.set_node(node)
 
     def node_removed(self, node_id: int, partition: str = "default") -> None:
-        """A node is gone for good. Raises: StateConflict while a job runs, stands or holds cores on it."""
+        """A node is removed. Raises: StateConflict while a job runs, is suspended or holds cores on it; NotFound if unknown."""
         part = self._partition(partition)
         stands = [(run.job.id, run.placement) for run in part.running.values()]
         stands += [(stopped.run.job.id, stopped.run.placement) for stopped in part.suspended.values()]
@@ -240,19 +242,19 @@ class ClusterState:
         part.drop_node(node_id)
 
     def limits_changed(self, partition: str, limits: Limits | None) -> None:
-        """Limits of a partition from now on; what runs goes on. O(waiting)."""
+        """Limits of a partition from now on; running jobs go on. Cost: O(waiting)."""
         self._partition(partition).set_limits(limits)
 
     def gang_time(self, partition: str, shift_us: int | None, why: str = "", most: int = 0) -> None:
-        """How much the clock by which gangs count their slots is ahead of that of passes, from now on.
+        """Sets how far the clock that counts slots of gangs is ahead of the clock of passes, from now on.
 
-        shift_us: None: nobody can read it, because of `why`: no gang is set. most: jobs that the record of one may have, 0 = any number.
+        shift_us: None if the clock cannot be read, because of `why`; then no gang is set. most: jobs in one gang's record, 0 = any number.
         """
         part = self._partition(partition)
         part.gang_shift_us, part.gang_why, part.gang_most = shift_us, why, most
 
     def maintenance_planned(self, window: Maintenance) -> None:
-        """Nothing may run there then; what runs is the driver's affair. Replaces the window of that id. O(partition)."""
+        """No job may run there in this window; the driver handles running ones. Replaces the window of that id. Cost: O(partition)."""
         part = self._partition(window.partition)
         for node in window.nodes:
             if node not in part.nodes:
@@ -262,7 +264,7 @@ class ClusterState:
         part.set_windows({**part.windows, window.id: window})
 
     def maintenance_over(self, window_id: int) -> None:
-        """The nodes can be used again; also when a window was called off. Raises: NotFound for an unknown one. O(partition)."""
+        """The window has ended or was called off: its nodes can be used again. Raises: NotFound if unknown. Cost: O(partition)."""
         for part in self.partitions.values():
             if window_id in part.windows:
                 part.set_windows({i: window for i, window in part.windows.items() if i != window_id})
@@ -272,31 +274,31 @@ class ClusterState:
     # -- facts: calls ------------------------------------------------------------------------------------------------------------
 
     def call_submitted(self, call: Call) -> None:
-        """A call wants a server. Raises: StateConflict for a call that waits already, or a partition of jobs."""
+        """A call needs a server. Raises: StateConflict for a call that waits already, or in a partition of jobs."""
         part = self._of_calls(call.partition)
         if call.id in part.calls:
             raise StateConflict(f"call {call.id} was submitted before to partition {call.partition}")
         part.calls[call.id] = call
 
     def call_left(self, call_id: int, partition: str = "default") -> None:
-        """It was sent or withdrawn. Raises: NotFound for an unknown one."""
+        """A call was sent or withdrawn. Raises: NotFound for an unknown call."""
         part = self._partition(partition)
         if part.calls.pop(call_id, None) is None:
             raise NotFound(f"no call {call_id} waits in partition {partition}")
         part.forget(call_id)
 
     def call_answered(self, answered: Answered) -> None:
-        """A call that was sent has its answer. O(answers that are kept)."""
+        """A sent call was answered. Cost: O(kept answers)."""
         self._of_calls(answered.partition).records_of_calls.answer(answered)
 
     def server_changed(self, server: Server) -> None:
-        """A server is there, with these measurements. Raises: StateConflict in a partition of jobs."""
+        """A server exists, with these measurements. Raises: StateConflict in a partition of jobs."""
         part = self._of_calls(server.partition)
         part.servers[server.name] = server
         part.records_of_calls.measure(server)
 
     def server_left(self, name: str, partition: str = "default") -> None:
-        """A server is gone for good, its measurements too; what its answers have shown stays. Raises: NotFound for an unknown one."""
+        """A server is removed with its measurements; performance learnt from its answers stays. Raises: NotFound if unknown."""
         part = self._partition(partition)
         if part.servers.pop(name, None) is None:
             raise NotFound(f"no server {name} in partition {partition}")
@@ -305,13 +307,13 @@ class ClusterState:
     # -- decisions that were carried out ----------------------------------------------------------------------------------------
 
     def carried_out(self, decision: Decision, now: int) -> Running | None:
-        """A decision of a plan made on this very state was carried out at once: the fact that follows.
+        """Applies the fact that follows from a decision of a plan for this state that was carried out at once.
 
-        Returns: the run that began or went on (`Start`, `Resume`). A driver that sends a migrated job back as another request tells
-        `job_requeued` after it. `Reject`: the job has left the state, the driver ends it.
+        Returns: the run that began or went on (`Start`, `Resume`). A driver that sends a migrated job back as another request calls
+        `job_requeued` afterwards. After `Reject` the job has left the state, and the driver ends it.
         """
         part = self.partitions[decision.partition]
-        if type(decision) is Start:  # nearly all: not through the patterns
+        if type(decision) is Start:  # the most frequent decision: skip the patterns
             return self._start(part, part.jobs[decision.job_id], decision.placement, now)
         match decision:
             case Reserve(job_id, start_us, held, keep, _, _, policy):
@@ -346,23 +348,23 @@ class ClusterState:
                         self._charge(part, part.running[job_id], now, gang)
                 part.gangs.put(gang)
             case WakeAt():
-                pass  # the driver's own
+                pass  # handled by the driver
         return None
 
     def apply(self, plan: Plan, now: int) -> list[Running]:
-        """Every decision of the plan was carried out at once (the simulator's world): the runs that began, in order."""
+        """Applies every decision of the plan as carried out at once (the simulator's world). Returns the runs that began, in order."""
         runs = (self.carried_out(decision, now) for decision in plan.decisions)
         return [run for run in runs if run is not None]
 
     # -- records ----------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """Every record, sorted."""
+        """Returns every record, sorted."""
         return records_of(self.partitions.values(), self.usage)
 
     @classmethod
     def restored(cls, snapshot: Snapshot, usage_half_life_us: int = 0) -> ClusterState:
-        """A new state of these records, in whatever order they come."""
+        """Returns a new state with these records, whatever their order."""
         state = cls(snapshot.nodes, usage_half_life_us)
         for job in snapshot.waiting:
             for before in dict.fromkeys(job.after):
@@ -383,7 +385,7 @@ class ClusterState:
         return run
 
     def _left(self, part: Partition, job_id: int) -> Running:
-        """A job that was stopping is off its nodes."""
+        """Takes a stopping job off its nodes."""
         run = self._stopping(part, job_id)
         if job_id in part.gangs:
             part.gangs.leave(part.pool, run)
@@ -418,7 +420,7 @@ class ClusterState:
         return part.drop_suspended(job_id)
 
     def _charge(self, part: Partition, run: Running, now: int | None, until: Gang | None = None) -> None:
-        """until: the record that is set now, of a member of the one before it."""
+        """Charges usage for the run. until: the record being set now, for a member of the previous record."""
         half_life = self.usage_half_life_us
         if not half_life:
             return
@@ -456,7 +458,7 @@ class ClusterState:
                 del self._dependents[before]
 
     def _settle(self, job_id: int) -> None:
-        """This job has come or left: whoever depends on it is shown or not."""
+        """Updates jobs that depend on this job, which has come or left: orders show them or not."""
         for job in self._dependents[job_id]:
             self.partitions[job.partition].set_depends(job, self._waits_on(job))
 
@@ -477,7 +479,7 @@ class ClusterState:
         return self.partitions[name]
 
     def _of_calls(self, name: str) -> Partition:
-        """Raises: StateConflict in a partition of nodes or jobs: ids of calls and jobs are not told apart there."""
+        """Returns the partition. Raises: StateConflict if it has nodes or jobs, where ids of calls and jobs could be confused."""
         part = self._made(name)
         if part.nodes or part.jobs or part.running or part.suspended or part.stopping:
             raise StateConflict(f"partition {name} places jobs, calls need one of their own")
@@ -498,7 +500,7 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Every record of a state: what a new leader reads. Sorted when `ClusterState.snapshot` makes it; the order means nothing."""
+    """Every record of a state, read by a new leader. `ClusterState.snapshot` sorts it; the order has no meaning."""
 
     nodes: tuple[Node, ...] = ()
     waiting: tuple[Job, ...] = ()
@@ -510,19 +512,19 @@ class Snapshot:
     notes: tuple[Note, ...] = ()
     holds: tuple[Hold, ...] = ()
     gangs: tuple[Gang, ...] = ()
-    gang_times: tuple[GangTime, ...] = ()  #: of partitions where it is not the time of passes
+    gang_times: tuple[GangTime, ...] = ()  #: of partitions where it differs from the time of passes
     windows: tuple[Maintenance, ...] = ()
     limits: tuple[tuple[str, Limits], ...] = ()  #: (partition, its limits)
     usage: tuple[Usage, ...] = ()
     calls: tuple[Call, ...] = ()
     servers: tuple[Server, ...] = ()
-    measured: tuple[Server, ...] = ()  #: of each server the last measurements, the latest included
+    measured: tuple[Server, ...] = ()  #: last measurements of each server, including the latest
     answered: tuple[Answered, ...] = ()
     learnt: tuple[Learnt, ...] = ()
 
 
 def records_of(parts: Iterable[Partition], usage: Mapping[tuple[str, str], Usage]) -> Snapshot:
-    """What these partitions consist of."""
+    """Returns all records of these partitions."""
     parts = tuple(parts)
     return Snapshot(
         nodes=tuple(sorted((node for part in parts for node in part.nodes.values()), key=lambda node: node.id)),
@@ -559,7 +561,7 @@ def notes_of(part: Partition) -> Iterable[Note]:
 
 
 def restore(snapshot: Snapshot, partition: Callable[[str], Partition], usage: dict[tuple[str, str], Usage]) -> None:
-    """Lays the records into new partitions, those before that others build on; dependencies are the caller's."""
+    """Puts the records into new partitions, in order of dependency between records; job dependencies are left to the caller."""
     for name, limits in snapshot.limits:
         partition(name).set_limits(limits)
     windows: dict[str, dict[int, Maintenance]] = {}
@@ -608,7 +610,7 @@ def restore(snapshot: Snapshot, partition: Callable[[str], Partition], usage: di
 
 
 def _restore_calls(snapshot: Snapshot, partition: Callable[[str], Partition]) -> None:
-    measured = {*snapshot.measured, *snapshot.servers}  # logs of older releases have the latest measurement only
+    measured = {*snapshot.measured, *snapshot.servers}  # logs of older releases have only the latest measurement
     records = (
         *(one.partition for one in measured),
         *(one.partition for one in snapshot.answered),

@@ -1,4 +1,4 @@
-"""The log of a scheduler: every fact it was told and every decision it made, one JSON object a line, so that it can be replayed.
+"""The log of a scheduler: every fact it received and every decision it made, one JSON object a line, so that it can be replayed.
 
 ```
 {"log": "rmgr/events/1", "policy": "easy", "parameters": {}, "seed": 0, "carried_out": "at once", "state": {"nodes": [{"id": 0}, ...]}}
@@ -7,19 +7,21 @@
 {"at": 9000000, "fact": "job_ended", "job_id": 1, "partition": "default"}
 {"at": 9000000, "end": {"facts": 2, "passes": 1}}
 ```
-- Line 1: whose log. `state`: the records at the beginning (fields of `Snapshot`). `carried_out`: `at once` (a simulation: each decision is
-  a fact the moment it was made) or `as told` (a leader: what came of a decision is told as a fact, `job_started` and so on).
-- `about`: of whom it is; `lost` there: requests of gateways before it that no log of calls has.
+- Line 1: whose log it is. `state`: the records at the beginning (fields of `Snapshot`). `carried_out`: `at once` (a simulation: each
+  decision becomes a fact the moment it is made) or `as told` (a leader: the outcome of a decision is a fact of its own, `job_started`
+  etc.).
+- `about`: whom the log is of; its `lost`: requests of gateways before it that no log of calls has.
 - `at`: microseconds, never descending. `fact`: a method of `ClusterState` with its arguments by name.
-- `because` may say why: `failed`, `repaired`, `drained`, `undrained`, `maintenance`, `cancelled`. A `job_ended` without it completed; with
-  `failed` or `maintenance` it was lost with its node; a `job_withdrawn` without `cancelled` was refused.
-- `gang_time`: how far the clock that slots of gangs are counted by is ahead of `at`, null where nobody can read it; 0 in a simulation.
+- `because` may give the reason: `failed`, `repaired`, `drained`, `undrained`, `maintenance`, `cancelled`. A `job_ended` without it
+completed;
+  with `failed` or `maintenance` it was lost with its node; a `job_withdrawn` without `cancelled` was refused.
+- `gang_time`: how far the clock that counts slots of gangs is ahead of `at`, null if it cannot be read; 0 in a simulation.
 - `pass`: number, causes and decisions of one pass, in order; a decision is one of `plan.py` with its fields, `why` as its sentence.
 - The last line counts the others: a log without it was cut off, or is still being written.
 Records are objects of their fields; fields that have their default value are left out. Times and ids are integers.
 
-`Recorder` writes a log as it happens; `only` cuts one partition out of one. Pure: text in, values out; who writes and reads files is the
-driver's affair.
+`Recorder` writes a log as it happens; `only` cuts one partition out of a log. Pure: text in, values out; the driver reads and writes
+files.
 """
 
 from __future__ import annotations
@@ -50,18 +52,18 @@ AT_ONCE, AS_TOLD = "at once", "as told"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _encode = msgspec.json.Encoder().encode
 _SIMPLE = frozenset({int, str, bool, type(None)})
-_NOTHING = object()  # equals nothing that a field may hold
-#: Methods of ClusterState that are facts.
+_NOTHING = object()  # equals no value that a field may hold
+#: Names of the methods of ClusterState that are facts.
 FACTS = tuple(name for name in vars(ClusterState) if re.fullmatch(r"(?:job|node|maintenance|limits|call|server|gang)_[a-z_]+", name))
 DEFAULT = "default"
 
 
 class LogError(ValueError):
-    """A line is not what the format says; the message names the field."""
+    """A line does not follow the format; the message names the field."""
 
 
 class Opening(NamedTuple):
-    """The first line. pipelines: partition -> the tables of its pipeline (logs of leaders: their policies need not be one by name)."""
+    """The first line. pipelines: partition -> the tables of its pipeline (in logs of leaders, whose policies may not be one by name)."""
 
     policy: str
     parameters: Mapping[str, str]
@@ -74,7 +76,7 @@ class Opening(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """Something that the state was told: `getattr(state, name)(**arguments)`."""
+    """A fact given to the state: `getattr(state, name)(**arguments)`."""
 
     at_us: int
     name: str
@@ -95,7 +97,7 @@ class Passed(NamedTuple):
 
 
 class End(NamedTuple):
-    """The last line: how many facts and passes stand before it."""
+    """The last line: the number of facts and passes before it."""
 
     at_us: int
     facts: int
@@ -106,7 +108,7 @@ Entry: TypeAlias = Opening | Fact | Passed | End
 
 
 def encode(entry: Entry) -> str:
-    """One line, without its end."""
+    """Returns the entry as one line, without its end."""
     match entry:
         case Fact():
             plain: dict[str, Any] = {"at": entry.at_us, "fact": entry.name}
@@ -129,7 +131,7 @@ def encode(entry: Entry) -> str:
 
 
 def decode(line: str) -> Entry:
-    """Raises: LogError naming the field that is wrong."""
+    """Reads one line. Raises: LogError naming the field that is wrong."""
     try:
         plain = json.loads(line)
     except UNREADABLE_TEXT as error:
@@ -157,17 +159,17 @@ def decode(line: str) -> Entry:
 
 
 def fact(at_us: int, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any], because: str = "") -> Fact:
-    """The fact that a call of the state's method of this name, with these arguments, tells."""
+    """Returns the fact that corresponds to a call of the state's method `name` with these arguments."""
     return Fact(at_us, name, {**dict(zip(_parameters(name), arguments, strict=False)), **named}, because)
 
 
 def described(decisions: Iterable[Decision]) -> tuple[Mapping[str, Any], ...]:
-    """Decisions as the log has them."""
+    """Returns decisions in the form of the log."""
     return tuple({"do": _words(type(decision).__name__), **_plain(decision)} for decision in decisions)
 
 
 def decision(plain: Mapping[str, Any]) -> Decision:
-    """The decision of a log's line. Raises: LogError naming the field."""
+    """Returns the decision in a log's line. Raises: LogError naming the field."""
     kind = _DECISIONS.get(plain.get("do", ""))
     if kind is None:
         raise LogError(f"field do: {plain.get('do')!r} is none of {', '.join(_DECISIONS)}")
@@ -176,7 +178,7 @@ def decision(plain: Mapping[str, Any]) -> Decision:
 
 
 class Recorder:
-    """Writes one log as it happens: each fact, each pass; lines go to `write`. `because`: the reason of the facts that are told next."""
+    """Writes one log as it happens: each fact and each pass as a line to `write`. `because`: the reason of the facts that follow."""
 
     def __init__(
         self,
@@ -194,15 +196,15 @@ class Recorder:
         self.because = ""
 
     def begin(self, state: ClusterState, *, seed: int, half_life_us: int) -> None:
-        """The first line."""
+        """Writes the first line."""
         self._line(self.opening(state, seed=seed, half_life_us=half_life_us))
 
     def opening(self, state: ClusterState, *, seed: int, half_life_us: int) -> Opening:
-        """The first line as a value, for who writes it himself: with many jobs its text takes a while. Cost: O(records)."""
+        """Returns the first line as a value, for callers that write it later: with many jobs its text takes a while. Cost: O(records)."""
         return Opening(self._policy, self._parameters, seed, state.snapshot(), AT_ONCE, half_life_us, self._about, self._pipelines)
 
     def around(self, state: ClusterState, now: Callable[[], int]) -> ClusterState:
-        """The state, where each fact is also written down."""
+        """Wraps the state so that each fact is also written down."""
         return _Telling(state, self, now)  # type: ignore[return-value]  # it has its facts, and nothing else is asked of it
 
     def told(self, now_us: int, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -214,7 +216,7 @@ class Recorder:
         self._line(Passed(now_us, self._passes, tuple(sorted(causes)), described(plan.decisions)))
 
     def end(self, now_us: int) -> None:
-        """The last line."""
+        """Writes the last line."""
         self._line(End(now_us, self._facts, self._passes))
 
     def _line(self, entry: Entry) -> None:
@@ -238,8 +240,8 @@ class _Telling:
 def only(entries: Iterable[Entry], partition: str) -> Iterator[Entry]:
     """Cuts one partition out of a log: a log of its own, which replays to the same decisions. Cost: O(1) an entry.
 
-    Passes are numbered anew, and the end counts right. Partitions share nothing that a pass decides by, but recorded use (fair share) and
-    dependencies between jobs: use is kept, a job that waits for one of another partition waits for ever.
+    Passes are renumbered, and the end counts right. The decisions of a pass depend on other partitions only by recorded usage (fair share)
+    and by dependencies between jobs: usage is kept; a job that waits for a job of another partition waits for ever.
     """
     facts = passes = 0
     for entry in entries:
@@ -257,7 +259,7 @@ def only(entries: Iterable[Entry], partition: str) -> Iterator[Entry]:
 
 
 def _opened(opening: Opening, partition: str) -> Opening:
-    """Policy and parameters are those of the partition, where it has one stage."""
+    """Cuts the first line; policy and parameters become those of the partition if it has one stage."""
     pipelines = {name: tables for name, tables in opening.pipelines.items() if name == partition}
     stages: list[dict[str, Any]] = [stage for tables in pipelines.values() for stage in tables.get("stage", [])]
     state = replace(opening.state, **{part.name: _kept(opening.state, part.name, partition) for part in fields(Snapshot)})
@@ -269,16 +271,16 @@ def _opened(opening: Opening, partition: str) -> Opening:
 
 def _kept(state: Snapshot, name: str, partition: str) -> tuple[Any, ...]:
     records: tuple[Any, ...] = getattr(state, name)
-    if name in {"limits", "pinned"}:  # (partition, what it has)
+    if name in {"limits", "pinned"}:  # (partition, value)
         return tuple(record for record in records if record[0] == partition)
-    if name in {"reservations", "holds"}:  # of jobs that wait
+    if name in {"reservations", "holds"}:  # of waiting jobs
         waiting = {job.id for job in state.waiting if job.partition == partition}
         return tuple(record for record in records if record.job_id in waiting)
     return tuple(record for record in records if isinstance(record, Usage) or _partition_of(record) == partition)
 
 
 def _partition_of(record: Any) -> str:
-    """Of any record of a snapshot."""
+    """Returns the partition of any record of a snapshot."""
     if isinstance(record, Suspended):
         record = record.run
     if isinstance(record, Running):
@@ -287,7 +289,7 @@ def _partition_of(record: Any) -> str:
 
 
 def _home(fact: Fact) -> str | None:
-    """The partition that a fact is about; None: of no single one (the end of a maintenance)."""
+    """Returns the partition that a fact is about; None if it is not a single one (the end of a maintenance)."""
     if "partition" in fact.arguments:
         return str(fact.arguments["partition"])
     record = next((value for value in fact.arguments.values() if isinstance(value, Running) or hasattr(value, "partition")), None)
@@ -297,7 +299,7 @@ def _home(fact: Fact) -> str | None:
 
 
 def _told_of(decision: Any) -> str:
-    """As `described` writes it: the default partition is left out."""
+    """Returns the partition of a decision as `described` writes it, where the default partition is left out."""
     told = decision.get("partition")
     if told is None and isinstance(decision.get("gang"), dict):
         told = decision["gang"].get("partition")
@@ -305,7 +307,7 @@ def _told_of(decision: Any) -> str:
 
 
 class _Fields(NamedTuple):
-    """Fields of a record that are written. values: from a record to what it holds in them; None: it is a tuple of that itself."""
+    """Fields of a record that are written. values: returns what a record holds in them; None: the record itself is that tuple."""
 
     names: tuple[str, ...]
     defaults: tuple[object, ...]
@@ -341,7 +343,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _fields(kind: type) -> _Fields | None:
-    """Of a NamedTuple or a dataclass, None for what is neither."""
+    """Returns the fields of a NamedTuple or a dataclass, None for other types."""
     names = getattr(kind, "_fields", None)
     if names is not None and issubclass(kind, tuple):
         known = getattr(kind, "_field_defaults", {})
@@ -355,7 +357,7 @@ def _fields(kind: type) -> _Fields | None:
 
 
 def _made(hint: Any, plain: Any, where: str) -> Any:
-    """A value of this type. Raises: LogError naming the field."""
+    """Returns a value of this type. Raises: LogError naming the field."""
     origin = get_origin(hint)
     if origin is tuple:
         if not isinstance(plain, list):
@@ -401,7 +403,7 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 @cache
 def _parameters(name: str) -> Mapping[str, Any]:
-    """The parameters of a fact with their types, in order."""
+    """Returns the parameters of a fact with their types, in order."""
     method = getattr(ClusterState, name)
     hints = get_type_hints(method)
     return {parameter: hints[parameter] for parameter in signature(method).parameters if parameter != "self"}
@@ -441,7 +443,7 @@ def _opening(plain: dict[str, Any]) -> Opening:
 
 @cache
 def _words(name: str) -> str:
-    """`HoldCores` -> `hold_cores`."""
+    """Turns `HoldCores` into `hold_cores`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 

@@ -1,6 +1,6 @@
-"""A partition in the cluster state: its nodes, what waits for them, what runs on them, what is promised; kept ready for a pass.
+"""A partition in the cluster state: its nodes, waiting and running jobs, and promises, kept ready for a pass.
 
-The records are the truth; pools, sorted queues and endings are derived from them, and can be derived again (`_rebuild`). `SortedJobs` keeps
+The records are primary; pools, sorted queues and endings are derived from them and can be derived again (`_rebuild`). `SortedJobs` keeps
 waiting jobs in an order, `CallRecords` what is known of servers and answered calls.
 """
 
@@ -30,25 +30,25 @@ Notes: TypeAlias = dict[str, dict[str, dict[int, tuple[int, ...]]]]
 _SortKey: TypeAlias = tuple[int, ...]
 _Entry: TypeAlias = tuple[_SortKey, Job]
 _JOB: Callable[[_Entry], Job] = itemgetter(1)
-#: Entries of a chunk: above twice this it is split. Moving 1,000 pointers costs less than finding the chunk.
+#: Entries of a chunk; it is split above twice this number. Moving 1,000 pointers costs less than finding the chunk.
 CHUNK = 1000
-#: Measurements kept of each server, the latest included.
+#: Number of measurements kept for each server, including the latest.
 MEASUREMENTS = 8
-#: Answered calls kept.
+#: Number of answered calls kept.
 ANSWERED = 20
-#: Learnt performances kept of a partition; the one that the fewest calls showed goes first.
+#: Number of learnt performances kept in a partition; the one based on the fewest calls is dropped first.
 LEARNT = 4096
-#: Weight of a new answer in learnt performance, once there are as many as its inverse.
+#: Weight of a new answer in learnt performance, from as many answers as its inverse on.
 _WEIGHT = 0.1
 
 
 def arrival(job: Job) -> tuple[int, ...]:
-    """The key every order falls back to."""
+    """Returns the key that every order falls back to."""
     return (job.submit_us, job.id)
 
 
 class Partition:
-    """Read it from a draft; only `ClusterState` changes it, one fact at a time."""
+    """The records of a partition. Drafts read it; only `ClusterState` changes it, one fact at a time."""
 
     __slots__ = (
         "_used",
@@ -88,17 +88,17 @@ class Partition:
     def __init__(self, name: str, nodes: Iterable[Node], usage: dict[tuple[str, str], Usage] | None = None) -> None:
         self.name = name
         self.nodes: dict[int, Node] = {node.id: node for node in sorted(nodes, key=lambda node: node.id)}
-        self.jobs: dict[int, Job] = {}  #: waiting, by id
-        self.infeasible: dict[int, Job] = {}  #: waiting for a cluster that can run it
-        self.aside: dict[int, Why] = {}  #: of waiting jobs that no order shows: why
-        self.depends: dict[int, Why] = {}  #: of waiting jobs that depend on others: on which
+        self.jobs: dict[int, Job] = {}  #: waiting jobs, by id
+        self.infeasible: dict[int, Job] = {}  #: waiting jobs that only a changed cluster could run
+        self.aside: dict[int, Why] = {}  #: reason of each waiting job that no order shows
+        self.depends: dict[int, Why] = {}  #: what each waiting job with dependencies still waits for
         self.begins: list[tuple[int, int]] = []  #: (begin, id) of jobs aside for that reason, a heap
         self.waiting = SortedJobs(arrival)
-        self.queues: dict[str, SortedJobs] | None = None  #: the same by queue, once somebody has asked
+        self.queues: dict[str, SortedJobs] | None = None  #: the same jobs by queue; built on first use
         self.running: dict[int, Running] = {}
         self.suspended: dict[int, Suspended] = {}
-        self.stopping: dict[int, Running] = {}  #: asked to give their nodes up: neither waiting nor running; their last stretches
-        self.pinned: set[int] = set()  #: runs that are never sent back to the queue
+        self.stopping: dict[int, Running] = {}  #: last stretches of jobs asked to give up their nodes, which neither wait nor run
+        self.pinned: set[int] = set()  #: running jobs that are never sent back to the queue
         self.reservations: dict[int, Reservation] = {}
         self.notes: Notes = {}
         self.holds: dict[int, Hold] = {}
@@ -106,34 +106,34 @@ class Partition:
         self.windows: dict[int, Maintenance] = {}
         self.limits: Limits | None = None
         self.gangs = GangBook()
-        self.gang_shift_us: int | None = 0  #: gang time minus that of passes, None = nobody can read it: no gang is set
-        self.gang_why = ""  #: why nobody can
-        self.gang_most = 0  #: jobs that one record may have, 0 = any number
+        self.gang_shift_us: int | None = 0  #: gang time minus time of passes; None = unreadable: no gang is set
+        self.gang_why = ""  #: why it is unreadable
+        self.gang_most = 0  #: jobs in one gang's record, 0 = any number
         self.calls: dict[int, Call] = {}
         self.servers: dict[str, Server] = {}
         self.records_of_calls = CallRecords()
         self.usage = {} if usage is None else usage  #: of the whole cluster
-        self.endings: list[Ending] = []  #: of what runs, sorted
+        self.endings: list[Ending] = []  #: ends of running jobs, sorted
         self.now_us = 0  #: of the last pass
-        self._used: dict[tuple[str, str], Used] | None = None  #: ("user" | "account", name) -> what runs of it, once somebody has asked
+        self._used: dict[tuple[str, str], Used] | None = None  #: ("user" | "account", name) -> running work; built on first use
         self._views: dict[Key, SortedJobs] = {}
         self.pool = self._pool()
 
     # -- what a draft asks ------------------------------------------------------------------------------------------------
 
     def sorted_by(self, order: Key) -> SortedJobs:
-        """The feasible waiting jobs in this order, kept up to date from now on. First use: O(n log n)."""
+        """Returns the feasible waiting jobs in this order, kept up to date from then on. First use: O(n log n)."""
         view = self._views.get(order)
         if view is None:
             view = self._views[order] = SortedJobs(order.key, self.waiting)
         elif view.postponed:
-            del self._views[order]  # a key that raises costs its policy this pass, and nothing else
+            del self._views[order]  # if a user's key raises, its policy loses this pass and nothing else happens
             view.settle()
             self._views[order] = view
         return view
 
     def queued(self) -> dict[str, SortedJobs]:
-        """What is shown of each queue in which somebody waits, kept up to date from now on. First use: O(n log n)."""
+        """Returns the shown jobs of each queue that has any, kept up to date from then on. First use: O(n log n)."""
         queues = self.queues
         if queues is None:
             queues = self.queues = {}
@@ -142,7 +142,7 @@ class Partition:
         return queues
 
     def used(self, kind: str, name: str) -> Used:
-        """What runs of a "user" or an "account", kept up to date from now on."""
+        """Returns the running work of a "user" or an "account", kept up to date from then on."""
         if self._used is None:
             self._used = {}
             for run in self.running.values():
@@ -150,13 +150,13 @@ class Partition:
         return self._used.get((kind, name), Used())
 
     def knows(self, job_id: int) -> bool:
-        """A job or call of this id is here."""
+        """Whether a job or call of this id is here."""
         if job_id in self.jobs or job_id in self.running:
             return True
         return job_id in self.suspended or job_id in self.stopping or job_id in self.calls
 
     def returns(self, run: Running) -> int:
-        """Units of the pool that come back when it ends."""
+        """Returns the units of the pool that come back when the run ends."""
         units = self.pool.returns(run.job, run.placement)
         if self.flagged and run.job.id in self.flagged:
             units -= self.pool.returns(run.job, share_of(self.holds[self.flagged[run.job.id]], run.job.id).cores)
@@ -179,7 +179,7 @@ class Partition:
             self._show(job)
 
     def drop_job(self, job: Job) -> None:
-        """It waits no longer."""
+        """Removes a job that no longer waits."""
         job_id = job.id
         del self.jobs[job_id]
         self.reservations.pop(job_id, None)
@@ -193,7 +193,7 @@ class Partition:
             self._free_hold(self.holds.pop(job_id), job)
 
     def set_depends(self, job: Job, why: Why | None) -> None:
-        """What a waiting job depends on is there, or None of it any more."""
+        """Sets what a waiting job still waits for; None: all its dependencies have left."""
         if why is None:
             self.depends.pop(job.id, None)
         else:
@@ -202,7 +202,7 @@ class Partition:
             self.reconsider(job)
 
     def reconsider(self, job: Job) -> None:
-        """Whether a waiting job is shown may have changed; it keeps everything else."""
+        """Decides again whether a waiting job is shown; it keeps everything else."""
         if job.id in self.aside:
             del self.aside[job.id]
             self.infeasible.pop(job.id, None)
@@ -211,8 +211,8 @@ class Partition:
         self.add_job(job)
 
     def open_for(self, now_us: int) -> None:
-        """Jobs whose begin time has come are shown."""
-        if now_us < self.now_us:  # an earlier pass is run again: they had not begun then
+        """Shows jobs whose begin time has come."""
+        if now_us < self.now_us:  # an earlier pass is run again: hide jobs that had not begun then
             self.now_us = now_us
             for job in list(self.jobs.values()):
                 if job.begin_us > now_us and job.id not in self.aside:
@@ -225,7 +225,7 @@ class Partition:
             self.reconsider(self.jobs[job_id])
 
     def next_begin_us(self) -> int | None:
-        """When the next job begins to be shown."""
+        """Returns the begin time of the next job to be shown, or None."""
         while self.begins:
             begin_us, job_id = self.begins[0]
             job, why = self.jobs.get(job_id), self.aside.get(job_id)
@@ -247,7 +247,7 @@ class Partition:
             insort(self.endings, (run.end_us, job.id, pool.returns(job, placement)))
 
     def drop_running(self, run: Running) -> None:
-        """It leaves its nodes; what a hold waits for of them is held from now on."""
+        """Takes the run off its nodes; the share of them that a hold waits for is held from now on."""
         job_id = run.job.id
         del self.running[job_id]
         if self._used is not None:
@@ -256,7 +256,7 @@ class Partition:
             self.gangs.leave(self.pool, run)
             return
         self.pool.give(run.job, run.placement)
-        del self.endings[bisect_left(self.endings, (run.end_us, job_id))]  # sorts before the one of that job
+        del self.endings[bisect_left(self.endings, (run.end_us, job_id))]  # a pair sorts before the entry of that job
         if self.flagged and job_id in self.flagged:
             holder = self.flagged.pop(job_id)
             hold = self.holds[holder]
@@ -264,14 +264,14 @@ class Partition:
             self.holds[holder] = after_leaving(hold, job_id)
 
     def is_member(self, job_id: int) -> bool:
-        """It has a place in a gang: it runs, or was asked to leave and has not yet."""
+        """Whether the job has a place in a gang: it runs, or was asked to leave and has not left yet."""
         return job_id in self.gangs and (job_id in self.running or job_id in self.stopping)
 
     def uncharged(self, run: Running, now_us: int, until: Gang | None = None) -> tuple[int, int | None]:
-        """What records of use lack of a run: (since when, for how long of that it had its cores; None = always).
+        """Returns what records of usage lack of a run: (since when, for how much of that it had its cores; None = all).
 
-        A member of a gang is charged the slots that its record gives it: up to the record's first slot with each new record (`until`),
-        then all that have begun. Nothing is known of them while the clock cannot be read.
+        A member of a gang is charged the slots that its record gives it: up to the new record's first slot whenever one is set (`until`),
+        otherwise all that have begun. While the clock cannot be read, nothing is known of them.
         """
         name = self.gangs.of.get(run.job.id)
         if name is None:
@@ -290,7 +290,7 @@ class Partition:
             self._count(run.job, -1)
 
     def step_back(self, run: Running) -> None:
-        """It goes on."""
+        """A member that was asked to leave goes on."""
         self.running[run.job.id] = run
         if self._used is not None:
             self._count(run.job, 1)
@@ -301,19 +301,19 @@ class Partition:
         self.suspended[run.job.id] = Suspended(run, now)
 
     def drop_suspended(self, job_id: int) -> Running:
-        """It leaves its nodes, or is about to go on there."""
+        """Removes a suspended job, which leaves its nodes or is about to go on there."""
         run = self.suspended.pop(job_id).run
         self.pool.unpark(run.job, run.placement)
         return run
 
     def forget(self, job_id: int) -> None:
-        """The job has left the cluster."""
+        """Deletes all notes on a job that has left the cluster."""
         for kinds in self.notes.values():
             for notes in kinds.values():
                 notes.pop(job_id, None)
 
     def has_room_for(self, run: Running) -> bool:
-        """Its nodes, closed ones too, have what it had on them: nobody else was given it meanwhile. O(what runs)."""
+        """Whether the run's nodes, even closed ones, still have its capacity, so no other job was given it. Cost: O(running)."""
         pool = NodePool(replace(node, closed=False) for node in self.nodes.values())
         mine = self.gangs.of.get(run.job.id)
         owned: set[int] = set()
@@ -334,7 +334,7 @@ class Partition:
         return all(first in self.nodes and last in self.nodes for first, last, _ in run.placement) and pool.holds(run.job, run.placement)
 
     def can_start(self, job: Job, placement: Placement) -> bool:
-        """On these nodes; a job with a hold only on what is held for it, and only when nothing is missing."""
+        """Whether the job can start there; a job with a hold only on what is held for it, and only if the hold is complete."""
         hold = self.holds.get(job.id)
         if hold is None:
             return job.id in self.gangs or self.pool.holds(job, placement)
@@ -350,7 +350,7 @@ class Partition:
     # -- facts of policies and operators ------------------------------------------------------------------------------------
 
     def set_hold(self, hold: Hold) -> None:
-        """The job's hold; in place of the one it had."""
+        """Sets the job's hold, replacing its old one."""
         job = self.jobs[hold.job_id]
         old = self.holds.pop(hold.job_id, None)
         if old is not None:
@@ -368,7 +368,7 @@ class Partition:
             self._free_hold(hold, self.jobs[job_id])
 
     def set_note(self, policy: str, kind: str, job_id: int, value: tuple[int, ...] | None) -> None:
-        """None: forget it. A note of a job that has left meanwhile is none."""
+        """Sets a note; value None deletes it. Notes on jobs that have left meanwhile are ignored."""
         if value is not None:
             if job_id and not self.knows(job_id):
                 return
@@ -383,19 +383,19 @@ class Partition:
                 del self.notes[policy]
 
     def set_limits(self, limits: Limits | None) -> None:
-        """O(waiting)."""
+        """Cost: O(waiting)."""
         self.limits = limits
         for job in list(self.jobs.values()):
             if job.id in self.infeasible or self._never(job) is not None:
                 self.reconsider(job)
 
     def set_windows(self, windows: dict[int, Maintenance]) -> None:
-        """O(everything): rare."""
+        """Cost: O(everything), but it is rare."""
         self.windows = dict(sorted(windows.items()))
         self._rebuild()
 
     def set_node(self, node: Node) -> None:
-        """Adds, closes, opens or resizes a node. O(everything), but O(spans of runs) to close or open one where nothing is held."""
+        """Adds, closes, opens or resizes a node. O(everything); closing or opening one without holds etc. is O(spans of runs)."""
         old = self.nodes.get(node.id)
         self.nodes[node.id] = node
         if old is not None and replace(old, closed=node.closed) == node and not (self.holds or self.suspended or list(self.gangs)):
@@ -406,12 +406,12 @@ class Partition:
         self._rebuild()
 
     def drop_node(self, node_id: int) -> None:
-        """A promise on it cannot be kept: it goes."""
+        """Removes a node and the promises on it, which cannot be kept."""
         del self.nodes[node_id]
         self.reservations = {i: r for i, r in self.reservations.items() if not any(low <= node_id <= high for low, high, _ in r.placement)}
         self._rebuild()
 
-    # -- what is derived ----------------------------------------------------------------------------------------------------
+    # -- derived data -------------------------------------------------------------------------------------------------------
 
     def _set_closed(self, node: Node) -> None:
         there = [job_id for job_id, run in self.running.items() if any(first <= node.id <= last for first, last, _ in run.placement)]
@@ -432,7 +432,7 @@ class Partition:
         self.endings[at] = (run.end_us, run_id, self.returns(run))
 
     def _never(self, job: Job) -> Why | None:
-        """Why it can never run here as it is."""
+        """Returns why the job can never run here as it is, or None."""
         if not self.pool.feasible(job):
             for name, count in job.resources:
                 if self.pool.feasible(replace(job, resources=tuple(one for one in job.resources if one[0] != name))):
@@ -484,7 +484,7 @@ class Partition:
         was_units = isinstance(self.pool, UnitPool)
         self.pool = self._pool()
         if was_units and isinstance(self.pool, NodePool):
-            self.reservations.clear()  # they name no nodes: nothing could be kept free for them
+            self.reservations.clear()  # they name no nodes, so nothing could be kept free for them
         runs, self.running, self.endings = self.running, {}, []
         self._used = None
         self.gangs.vacate()
@@ -509,11 +509,11 @@ class Partition:
 
 
 class SortedJobs:
-    """Waiting jobs in ascending order of `key`, which must end with the job's id. It is asked once for each job.
+    """Waiting jobs in ascending order of `key`, which must end with the job's id. The key is computed once for each job.
 
-    Cost: of insertion and removal about the square root of their number; in order without sorting.
+    Cost: insertion and removal about the square root of the number of jobs; iterating needs no sorting.
 
-    A user's key may raise. So jobs can be postponed: they are in here, but out of order until `settle`, the only one to ask the key then.
+    A user's key may raise. So jobs can be postponed: they count as members but get their key, and their place, only in `settle`.
     """
 
     __slots__ = ("_chunks", "_key", "_keys", "_lasts", "postponed")
@@ -530,15 +530,15 @@ class SortedJobs:
         return len(self._keys) + len(self.postponed)
 
     def __iter__(self) -> Iterator[Job]:
-        # not a generator: most passes leave one at its first job, and to close it there costs more than all they do with it
+        # not a generator: most passes stop at the first job, and closing a generator there costs more than the rest of the pass
         return map(_JOB, chain.from_iterable(self._chunks))
 
     def postpone(self, job: Job) -> None:
-        """In here from now on, to be sorted in by `settle`."""
+        """Adds the job; `settle` will put it into its place."""
         self.postponed[job.id] = job
 
     def settle(self) -> None:
-        """Sorts in what was postponed. After an exception of the key this object is of no use."""
+        """Sorts in the postponed jobs. After an exception of the key this object is unusable."""
         for job in self.postponed.values():
             self.add(job)
         self.postponed.clear()
@@ -565,13 +565,13 @@ class SortedJobs:
             self._lasts[at : at + 1] = [chunk[CHUNK - 1][0], chunk[-1][0]]
 
     def remove(self, job: Job) -> None:
-        """Raises: KeyError when the job is not in here."""
+        """Raises: KeyError if the job is not a member."""
         if self.postponed.pop(job.id, None) is not None:
             return
         key = self._keys.pop(job.id)
         at = bisect_left(self._lasts, key) if len(self._lasts) > 1 else 0
         chunk = self._chunks[at]
-        # most jobs start from the head; else: a shorter tuple sorts before the entry of the same key
+        # most jobs start from the head; otherwise search: a shorter tuple sorts before the entry of the same key
         i = 0 if chunk[0][1] is job else bisect_left(chunk, (key,))
         del chunk[i]
         if not chunk:
@@ -581,9 +581,9 @@ class SortedJobs:
 
 
 class CallRecords:
-    """Records of calls beyond those that wait: measurements of servers over time, answered calls, learnt performance.
+    """Records of calls besides waiting calls: measurements of servers over time, answered calls, learnt performance.
 
-    Bounded, and the same whatever order its records are read back in.
+    Bounded in size, and independent of the order in which records are read back.
     """
 
     __slots__ = ("answered", "learnt", "measured")
@@ -594,14 +594,14 @@ class CallRecords:
         self.learnt: dict[tuple[str, str, int], Learnt] = {}  #: by (server, function, power of two)
 
     def measure(self, server: Server) -> None:
-        """Adds a measurement. One of an earlier life of the server says nothing of this one: those before go."""
+        """Adds a measurement. If the server has a new life, drops its older measurements, which say nothing about it."""
         before: Sequence[Server] = self.measured.get(server.name, ())
         if before and before[-1].life != server.life:
             before = ()
         self.measured[server.name] = (*(old for old in before if old.at_us < server.at_us), server)[-MEASUREMENTS:]
 
     def answer(self, answered: Answered) -> None:
-        """Adds an answered call, and what it shows of its server's performance: a mean first, then a moving average."""
+        """Adds an answered call and updates the learnt performance of its server: a mean first, then a moving average."""
         self.answered = tuple(sorted((*self.answered, answered), key=_when))[-ANSWERED:]
         if answered.operations <= 0 or answered.service_us <= 0:
             return
@@ -619,7 +619,7 @@ class CallRecords:
             del self.learnt[least.server, least.function, least.power]
 
     def speed(self, server: str, function: str, operations: int) -> float | None:
-        """Learnt operations/s, of the nearest size where this one was never seen; None when nothing of the function was."""
+        """Returns learnt operations/s, of the nearest known size; None if nothing of this function is known."""
         power = power_of(operations)
         known = self.learnt.get((server, function, power))
         if known is None:
@@ -638,7 +638,7 @@ class CallRecords:
 
 
 def power_of(operations: int) -> int:
-    """The power of two at or below: 1023 -> 9, 1024 -> 10; 0 for 0 and 1."""
+    """Returns the exponent of the largest power of two <= operations: 1023 -> 9, 1024 -> 10; 0 for 0 and 1."""
     return max(operations.bit_length() - 1, 0)
 
 

@@ -1,20 +1,20 @@
 """Run queues and the front that crosses them, from event to event: the rule of `Stepped` (`sim/gangs.py`) in closed form, evaluated lazily.
 
-A node with a queue of L entries has a round of R = L + D slots, D being the longest round of its non-empty children (0 without any).
-In the D slots of a round every child runs from its own beginning, starts over when it is early, and is cut off after D slots. So what a
-run of X slots gives to a queue and to its children is known without stepping (`own_quanta`, `phases_below`, `slots_until`; checked by
-brute force against `Stepped` in `tests/property/test_queue_tree.py`).
+A node with a queue of L entries has a round of R = L + D slots, where D is the longest round of its non-empty children (0 without any).
+In the D slots of a round every child runs from its own beginning, starts over if it finishes early, and is cut off after D slots. So the
+quanta that a run of X slots gives to a queue and to its children are known without stepping (`own_quanta`, `phases_below`, `slots_until`;
+checked by brute force against `Stepped` in `tests/property/test_queue_tree.py`).
 
-Between two events a subtree that nobody looks at only collects the phases that its parent gives it: slots of the phase it is in, and how
-many finished phases of which length. They are passed on (`_settle`) when an event happens below, by that closed form. So an event touches
-its path from the root and the siblings along it, and time passes at no cost.
+Between two events a subtree that is not looked at only collects the phases that its parent gives it: slots of the phase it is in, and the
+number of finished phases of each length. `_settle` passes them on by that closed form when an event happens below. So an event touches
+only its path from the root and the siblings along it, and passing time costs nothing.
 
-How a running node stands is one of two things: *explicit* (`_cut` is false), settled earlier at some place of its round with `_ahead` slots
-run since; or *fresh*, `_here` slots after its own beginning in the present phase. `_here` < 0: its parent does not run it.
+A running node is in one of two states: *explicit* (`_cut` is false), settled earlier at some place of its round with `_ahead` slots run
+since; or *fresh*, `_here` slots after its own beginning in the present phase. `_here` < 0: its parent does not run it.
 
 States of a node (figure 2 of the paper: its arrows are lost, its four descriptions are in the text): a node is *above the front* when its
-queue has been served in this round, *below* it when the front is still to come. With tasks a node above the front is Rounded and one below
-it is Ready. Under `next_round` a node whose queue was empty is Rounded from the arrival of a task to the end of the root's round, on either
+queue has been served in this round, *below* it when the front is still to come. A node with tasks is Rounded above the front and Ready
+below it. Under `next_round` a node whose queue was empty is Rounded from the arrival of a task to the end of the root's round, on either
 side of the front.
 """
 
@@ -27,27 +27,28 @@ from typing import TypeAlias
 
 from rmgr.sched.tree.shape import Tree
 
-#: What runs in a slot: (tree node, task).
+#: The (tree node, task) pairs that run in a slot.
 Row = list[tuple[int, int]]
-#: Phases of one child: (slots of each, how many of them).
+#: Phases of one child: (slots of each, number of them).
 Phases: TypeAlias = list[tuple[int, int]]
-#: A node in the middle of its round: L, R, entries still to be served (0: its children run), slots to the end of the round, does it run.
+#: A node in the middle of its round: L, R, entries still to be served (0: its children run), slots to the end of the round, whether it
+#: runs.
 Link: TypeAlias = tuple[int, int, int, int, bool]
 
 
 class Newcomers(StrEnum):
-    """Time of the first service of a task that comes to an empty queue. `next_round`: once the root begins its next round."""
+    """When a task that comes to an empty queue is first served. `next_round`: once the root begins its next round."""
 
     THIS_ROUND = "this_round"
     NEXT_ROUND = "next_round"
 
 
 class RunQueue:
-    """Entries in a ring, in the order of service, each task with as many adjacent ones as its weight; time passes in quanta of the queue.
+    """Entries in a ring, in order of service, with as many adjacent entries per task as its weight; time passes in quanta of the queue.
 
-    `turns` quanta have been handed out; nothing is moved until somebody looks.
+    `turns` quanta have been handed out; entries are moved only when they are looked at.
 
-    Cost: of handing out any number of quanta O(1); of a change or a look at the order O(entries).
+    Cost: handing out any number of quanta O(1); a change or a look at the order O(entries).
     """
 
     __slots__ = ("_at", "_rest", "entries", "first_end", "turns")
@@ -55,7 +56,7 @@ class RunQueue:
     def __init__(self) -> None:
         self.entries: list[int] = []
         self.turns = 0  #: quanta handed out so far
-        self.first_end = -1  #: `turns` at which the first task has all it needs; -1: the queue is empty
+        self.first_end = -1  #: `turns` when the first task has all it needs; -1: the queue is empty
         self._at = 0  # `turns` for which `entries` and `_rest` hold
         self._rest: dict[int, int] = {}
 
@@ -66,20 +67,20 @@ class RunQueue:
         return task in self._rest
 
     def add(self, task: int, quanta: int, weight: int) -> None:
-        """To the tail."""
+        """Adds the task at the tail."""
         self.look()
         self._rest[task] = quanta
         self.entries.extend([task] * weight)
         self._find_end()
 
     def append(self, task: int, quanta: int, weight: int) -> None:
-        """More entries to the tail, also of a task that is in it already (its entries then stand apart)."""
+        """Adds more entries at the tail, even of a task that is already in the queue (its entries are then not adjacent)."""
         self.look()
         self._rest[task] = quanta
         self.entries.extend([task] * weight)
 
     def need(self, task: int, quanta: int) -> None:
-        """The task needs so many quanta from now on. Raises: KeyError for a task that is not in it."""
+        """Sets the quanta that the task needs from now on. Raises: KeyError for a task that is not in the queue."""
         self.look()
         if task not in self._rest:
             raise KeyError(task)
@@ -87,19 +88,19 @@ class RunQueue:
         self._find_end()
 
     def copy(self) -> RunQueue:
-        """An equal one."""
+        """Returns an equal queue."""
         new = RunQueue()
         new.entries, new._rest = self.entries[:], dict(self._rest)
         new.turns, new.first_end, new._at = self.turns, self.first_end, self._at
         return new
 
     def close(self) -> RunQueue:
-        """Ends a series of `append`."""
+        """Ends a series of `append`; returns the queue."""
         self._find_end()
         return self
 
     def remove(self, task: int, within: int = 0) -> int:
-        """The task leaves; answers how many of the first `within` entries are left. Raises: KeyError for a task that is not in it."""
+        """Removes the task; returns how many of the first `within` entries are left. Raises: KeyError for a task not in the queue."""
         self.look()
         del self._rest[task]
         left = sum(entry != task for entry in self.entries[:within])
@@ -108,14 +109,14 @@ class RunQueue:
         return left
 
     def finished(self) -> list[int]:
-        """Tasks that have all they need, in the order of service."""
+        """Returns the tasks that have all they need, in order of service."""
         if not self.entries or self.first_end > self.turns:
             return []
         self.look()
         return [task for task in dict.fromkeys(self.entries) if self._rest[task] <= 0]
 
     def look(self) -> Sequence[int]:
-        """Entries as they stand now."""
+        """Returns the entries as they stand now."""
         passed, self._at = self.turns - self._at, self.turns
         if passed and self.entries:
             rounds, ahead = divmod(passed, len(self.entries))
@@ -130,12 +131,12 @@ class RunQueue:
         return self.entries
 
     def rest(self) -> dict[int, int]:
-        """Task -> quanta that it still needs."""
+        """Returns task -> quanta that it still needs."""
         self.look()
         return self._rest
 
     def _find_end(self) -> None:
-        """When the first task ends if nothing changes: its last quantum is that of its entry (rest - 1) mod weight, rounds later."""
+        """Finds when the first task ends if nothing changes: its last quantum is that of its entry (rest - 1) mod weight, rounds later."""
         length, first = len(self.entries), -1
         if len(self._rest) == length:
             for at, task in enumerate(self.entries):
@@ -154,7 +155,7 @@ class RunQueue:
         self.first_end = first if first < 0 else self.turns + max(first, 0)
 
 
-#: Of every node that has had no task so far; nothing is ever put into it.
+#: Shared by all nodes that have had no task so far; nothing is ever put into it.
 _EMPTY = RunQueue()
 
 
@@ -189,24 +190,24 @@ class Rotation:
     def __init__(self, tree: Tree, newcomers: Newcomers = Newcomers.THIS_ROUND) -> None:
         self.tree, self.newcomers = tree, newcomers
         self.now = 0
-        self.queues = [_EMPTY] * tree.nodes  #: those that nobody has entered yet share one
+        self.queues = [_EMPTY] * tree.nodes  #: nodes not entered yet share one
         self.home: dict[int, int] = {}  #: task -> node
         self.rounds = [0] * tree.nodes
         self._late: dict[int, tuple[int, int, int, int]] = {}  # task -> node, quanta, weight, round in which it came
         self._begun = 0  # rounds of the root so far
         self._below = [0] * tree.nodes  # longest round of a child
-        self._own = [0] * tree.nodes  # explicit: entries still to be served in this round, 0: the children run
-        self._left = [0] * tree.nodes  # explicit: slots to the end of this round
+        self._own = [0] * tree.nodes  # longest round of a child
+        self._left = [0] * tree.nodes  # explicit: entries still to be served in this round; 0: the children run
         self._done = [False] * tree.nodes  # explicit: has completed a round in this phase
         self._ahead = [0] * tree.nodes
         self._cut = [True] * tree.nodes
         self._here = [-1] * tree.nodes
-        self._past: list[dict[int, int] | None] = [None] * tree.nodes  # phases that are over: slots -> how many
-        self._passed = [0] * tree.nodes  # slots that the node has run in all
-        self._due = [0] * tree.nodes  # bound: no task of the subtree ends before the node has run so many
+        self._past: list[dict[int, int] | None] = [None] * tree.nodes  # finished phases: slots -> number of them
+        self._passed = [0] * tree.nodes  # total slots that the node has run
+        self._due = [0] * tree.nodes  # bound: no task of the subtree ends before the node has run this many slots
 
     def copy(self) -> Rotation:
-        """An equal one that shares nothing that changes. Cost: O(nodes)."""
+        """Returns an equal rotation that shares no mutable state with this one. Cost: O(nodes)."""
         new = object.__new__(Rotation)
         new.tree, new.newcomers, new.now, new._begun = self.tree, self.newcomers, self.now, self._begun
         new.home, new._late = dict(self.home), dict(self._late)
@@ -218,14 +219,14 @@ class Rotation:
         return new
 
     def fill(self, node: int, queue: RunQueue) -> None:
-        """Puts a whole queue into a tree whose front is still to be set (`stand`)."""
+        """Puts a whole queue into a tree whose front will be set afterwards (`stand`)."""
         self.queues[node] = queue
         self.home |= dict.fromkeys(queue.entries, node)
 
     # -- time -----------------------------------------------------------------------------------------------------------------
 
     def advance(self, slots: int) -> None:
-        """Time passes. Not beyond `next_end`, nor beyond the end of the root's round while newcomers wait: `finish` is to come first."""
+        """Lets time pass. Not past `next_end`, nor past the end of the root's round while newcomers wait: call `finish` there first."""
         self.now += slots
         if self.rounds[0]:
             self._start()
@@ -233,7 +234,7 @@ class Rotation:
             self._passed[0] += slots
 
     def finish(self) -> list[int]:
-        """Removes the tasks that have got all they need; newcomers are let in where the root begins a round."""
+        """Removes and returns the tasks that have all they need; lets newcomers in where the root begins a round."""
         tasks = self._finished(0) if self.rounds[0] and self._due[0] <= self._passed[0] else []
         for task in tasks:
             self.remove(task)
@@ -241,9 +242,9 @@ class Rotation:
         return tasks
 
     def next_end(self, limit: int) -> int | None:
-        """Slots from now to the first one after which a task has all it needs; None if that takes more than `limit` slots.
+        """Returns the slots from now to the first slot after which a task has all it needs; None if more than `limit`.
 
-        While newcomers wait, their round's beginning counts as such an end: call `finish` there too.
+        While newcomers wait, the beginning of their round counts as an end: call `finish` there too.
         """
         if not self.rounds[0]:
             return None
@@ -257,7 +258,7 @@ class Rotation:
         return best if best <= limit else None
 
     def row(self) -> Row:
-        """Who runs in the slot that begins now. Cost: O(nodes that the front crosses)."""
+        """Returns what runs in the slot that begins now. Cost: O(nodes that the front crosses)."""
         row: Row = []
         if self.rounds[0]:
             self._start()
@@ -267,7 +268,7 @@ class Rotation:
     # -- tasks ----------------------------------------------------------------------------------------------------------------
 
     def add(self, task: int, node: int, quanta: int, weight: int = 1) -> None:
-        """The task enters the queue of the node, with `weight` adjacent entries. Cost: O(height x width).
+        """Puts the task into the node's queue, with `weight` adjacent entries. Cost: O(height x width).
 
         The first round of a tree that was empty begins with the next slot, or with the first look at it.
         """
@@ -278,7 +279,7 @@ class Rotation:
         self._insert(task, node, quanta, weight)
 
     def remove(self, task: int) -> int:
-        """The task leaves; answers the quanta that it still needed. A round that has nothing left to serve is over at once."""
+        """Removes the task; returns the quanta that it still needed. A round with nothing left to serve is over at once."""
         if task in self._late:
             return self._late.pop(task)[1]
         node = self.home.pop(task)
@@ -294,7 +295,7 @@ class Rotation:
         return rest
 
     def rest_of(self, task: int) -> int:
-        """Quanta that the task still needs. Cost: O(height x width)."""
+        """Returns the quanta that the task still needs. Cost: O(height x width)."""
         if task in self._late:
             return self._late[task][1]
         node = self.home[task]
@@ -302,7 +303,7 @@ class Rotation:
         return self.queues[node].rest()[task]
 
     def prolong(self, task: int, quanta: int) -> None:
-        """The task needs so many quanta from now on, whatever it needed before."""
+        """Sets the quanta that the task needs from now on, whatever it needed before."""
         if task in self._late:
             node, _, weight, begun = self._late[task]
             self._late[task] = (node, quanta, weight, begun)
@@ -313,15 +314,15 @@ class Rotation:
         self._mend(path)
 
     def lengths(self) -> dict[int, int]:
-        """Node -> entries of its queue, where there are any."""
+        """Returns node -> entries of its queue, for queues that have any."""
         return {node: len(queue) for node, queue in enumerate(self.queues) if queue.entries}
 
     def late_tasks(self) -> tuple[tuple[int, int, int], ...]:
-        """(task, node, weight) of newcomers that wait for the next round of the root, as they came."""
+        """Returns (task, node, weight) of newcomers that wait for the root's next round, in order of arrival."""
         return tuple((task, node, weight) for task, (node, _, weight, _) in self._late.items())
 
     def late_nodes(self) -> set[int]:
-        """Nodes at which newcomers wait for the next round of the root."""
+        """Returns the nodes at which newcomers wait for the root's next round."""
         return {node for node, _, _, _ in self._late.values()}
 
     def settle(self) -> None:
@@ -330,10 +331,10 @@ class Rotation:
             if length:
                 self._settle(node)
 
-    # -- a front as values ----------------------------------------------------------------------------------------------------------
+    # -- a front as values ------------------------------------------------------------------------------------------------------
 
     def front(self) -> tuple[tuple[int, int, bool], ...]:
-        """Where every running node stands: (node, entries still to be served in this round, has completed one in this phase)."""
+        """Returns the place of every running node: (node, entries still to be served in this round, has completed one in this phase)."""
         self.settle()
         runs, front, width = {-1}, [], self.tree.width
         for node, length in enumerate(self.rounds):
@@ -343,7 +344,7 @@ class Rotation:
         return tuple(front)
 
     def stand(self, front: tuple[tuple[int, int, bool], ...]) -> None:
-        """Puts the front where `front` said it stood, queues being as they were then. Nodes that are empty now are passed over."""
+        """Puts the front where `front()` said it was, with the queues as they were then. Nodes that are empty now are skipped."""
         self.settle()
         for node in range(self.tree.nodes):
             self._cut[node], self._here[node], self._own[node], self._past[node], self._ahead[node] = True, -1, 0, None, 0
@@ -366,7 +367,7 @@ class Rotation:
         self._mend(path)
 
     def _let_in(self) -> None:
-        """Newcomers enter once the root has begun another round since they came; that round begins with them."""
+        """Lets newcomers in once the root has begun another round since they came; that round begins with them."""
         if not self._late:
             return
         self._settle(0)
@@ -380,7 +381,7 @@ class Rotation:
             self._start()
 
     def _start(self) -> None:
-        """The root begins a round, unless it is in one."""
+        """Begins a round of the root, unless it is in one."""
         if self.rounds[0] and not self._runs(0):
             self._cut[0], self._done[0] = False, False
             self._begin(0, 0, self._kids(0))
@@ -394,7 +395,7 @@ class Rotation:
         return path
 
     def _settle(self, node: int) -> None:
-        """The node's own queue is up to now, its children have collected what is theirs. Its parent is settled."""
+        """Brings the node's own queue up to now and hands its children the phases they collected. Its parent must be settled."""
         ahead, cut, here, past = self._ahead[node], self._cut[node], self._here[node], self._past[node]
         if cut and here < 0 and past is None and not ahead:
             return
@@ -407,7 +408,7 @@ class Rotation:
         if ahead:
             self._ahead[node] = 0
             turns, ahead = self._go_on(node, ahead, kids)
-            if ahead >= 0:  # its round was over: the rest from its own beginning
+            if ahead >= 0:  # its round is over: the rest counts from its own beginning
                 if cut:
                     if ahead:
                         past = past or {}
@@ -419,7 +420,7 @@ class Rotation:
                 queue.turns += turns
                 return
         if cut and (past is not None or here >= 0 or ahead):
-            for child in kids:  # what they were in is over
+            for child in kids:  # their current phase is over
                 self._halt(child)
         self._past[node] = None
         if past is not None:
@@ -440,7 +441,7 @@ class Rotation:
         queue.turns += turns
 
     def _go_on(self, node: int, slots: int, kids: list[int]) -> tuple[int, int]:
-        """Runs an explicit node on, to the end of its round at most: quanta of its queue, and slots left over (-1: the round goes on)."""
+        """Runs an explicit node on, at most to the end of its round. Returns its queue's quanta and the slots left (-1: round goes on)."""
         own, left, turns = self._own[node], self._left[node], 0
         over = slots - left
         if own:
@@ -464,7 +465,7 @@ class Rotation:
         return turns, over
 
     def _begin(self, node: int, slots: int, kids: list[int]) -> int:
-        """The node is `slots` after its own beginning: quanta of its queue since; its children are made to stand as they then do."""
+        """Puts the node `slots` after its own beginning and its children where they then are. Returns the quanta of its queue since."""
         length, round_length, below = len(self.queues[node].entries), self.rounds[node], self._below[node]
         rounds, rest = divmod(slots, round_length)
         if not node:
@@ -486,7 +487,7 @@ class Rotation:
         return [child for child in self.tree.children(node) if rounds[child]]
 
     def _run(self, node: int, slots: int) -> None:
-        """The parent's phase goes on, for a child that it runs."""
+        """Continues the parent's phase for a child that it runs."""
         if not self._cut[node]:
             self._ahead[node] += slots
         elif self._here[node] >= 0:
@@ -496,7 +497,7 @@ class Rotation:
         self._passed[node] += slots
 
     def _halt(self, node: int) -> None:
-        """The parent's phase is over."""
+        """Ends the parent's phase for the child."""
         if not self._cut[node]:
             self._cut[node] = True
         elif self._here[node] > 0:
@@ -521,26 +522,26 @@ class Rotation:
         return not self._cut[node] or self._here[node] >= 0
 
     def _stop(self, node: int) -> None:
-        """A settled node: its parent does not run it."""
+        """Stops a settled node: its parent does not run it."""
         self._cut[node], self._here[node], self._own[node] = True, -1, 0
         for child in self.tree.children(node):
             if self._runs(child):
                 self._halt(child)
 
     def _enter(self, node: int) -> None:
-        """A settled node: its children begin."""
+        """Begins the children of a settled node."""
         for child in self._kids(node):
             self._halt(child)
             self._here[child] = 0
 
     def _remaining(self, node: int) -> int:
-        """Slots until a running child has completed a round in this phase; 0: it has."""
+        """Returns the slots until a running child has completed a round in this phase; 0 if it has."""
         if self._cut[node]:
             return max(self.rounds[node] - self._here[node], 0)
         return 0 if self._done[node] else max(self._left[node] - self._ahead[node], 0)
 
     def _mend(self, path: list[int]) -> None:
-        """Rounds, fronts and bounds of settled nodes, from the last to the first, whose queues or children have changed."""
+        """Updates rounds, fronts and bounds of settled nodes, from last to first, after their queues or children have changed."""
         rounds = self.rounds
         for node in reversed(path):
             below = 0
@@ -567,7 +568,7 @@ class Rotation:
                     left = max(left, self._remaining(child))
                 else:
                     self._stop(child)
-        if not left:  # nothing is left to serve: the next round
+        if not left:  # nothing is left to serve: begin the next round
             kids = self._kids(node)
             for child in kids:
                 self._halt(child)
@@ -576,12 +577,12 @@ class Rotation:
         else:
             self._left[node] = left
 
-    # -- who ends first -----------------------------------------------------------------------------------------------------------------
+    # -- the first end ----------------------------------------------------------------------------------------------------------
 
     def _bound(self, node: int) -> None:
-        """No task of the subtree ends before the (settled) node has run `_due` slots, whatever happens outside the subtree.
+        """Sets `_due` of a settled node: no task of the subtree ends before the node has run this long, whatever happens elsewhere.
 
-        A queue gets at most one quantum a slot; a child at most `_below` slots a phase, with the own queue in between.
+        A queue gets at most one quantum a slot; a child gets at most `_below` slots a phase, with the own queue in between.
         """
         queue = self.queues[node]
         length = len(queue.entries)
@@ -592,7 +593,7 @@ class Rotation:
         self._due[node] = self._passed[node] + max(due, 0)
 
     def _of_child(self, node: int, child: int, length: int) -> int:
-        """Slots that the node runs before a task of the child's subtree can end."""
+        """Returns the slots that the node runs before a task of the child's subtree can end."""
         due = self._due[child] - self._passed[child]
         if due <= 0 or not length:
             return due
@@ -605,7 +606,7 @@ class Rotation:
         return slots + -(-(due - phase) // self._below[node]) * length if due > phase else slots
 
     def _search(self, node: int, best: int, chain: list[Link]) -> int:
-        """The least of `best` and the slots to the first end in the subtree; bounds met on the way are made sharper."""
+        """Returns the minimum of `best` and the slots to the first end in the subtree; tightens the bounds on its way."""
         self._settle(node)
         queue = self.queues[node]
         length = len(queue.entries)
@@ -639,7 +640,7 @@ class Rotation:
 
 
 def round_lengths(tree: Tree, lengths: Mapping[int, int]) -> list[int]:
-    """R of every node; 0 for an empty subtree. lengths: node -> entries of its queue. Cost: O(nodes)."""
+    """Returns R of every node; 0 for an empty subtree. lengths: node -> entries of its queue. Cost: O(nodes)."""
     rounds = [0] * tree.nodes
     for node in range(tree.nodes - 1, -1, -1):
         rounds[node] += lengths.get(node, 0)
@@ -651,20 +652,20 @@ def round_lengths(tree: Tree, lengths: Mapping[int, int]) -> list[int]:
 
 
 def own_quanta(slots: int, length: int, round_length: int) -> int:
-    """Quanta that a queue gets while its node runs for `slots` from its own beginning: floor(X/R) L + min(X mod R, L)."""
+    """Returns the quanta that a queue gets while its node runs for `slots` from its own beginning: floor(X/R) L + min(X mod R, L)."""
     rounds, rest = divmod(slots, round_length)
     return rounds * length + min(rest, length)
 
 
 def phases_below(slots: int, length: int, round_length: int) -> Phases:
-    """Phases of each non-empty child meanwhile: floor(X/R) of R - L slots, then one of (X mod R) - L if that is more than 0."""
+    """Returns each non-empty child's phases meanwhile: floor(X/R) of R - L slots, then one of (X mod R) - L if that is above 0."""
     rounds, rest = divmod(slots, round_length)
     phases = [(round_length - length, rounds)] if rounds and round_length > length else []
     return [*phases, (rest - length, 1)] if rest > length else phases
 
 
 def quanta_within(chain: Sequence[tuple[int, int]], slots: int) -> int:
-    """Quanta of the last queue of a chain while its first node runs for `slots` from its own beginning.
+    """Returns the quanta of a chain's last queue while its first node runs for `slots` from its own beginning.
 
     Args: chain: (L, R) of each node from some ancestor down to the queue's own node. Cost: O(length of the chain squared).
     """
@@ -672,7 +673,7 @@ def quanta_within(chain: Sequence[tuple[int, int]], slots: int) -> int:
 
 
 def slot_of_quantum(chain: Sequence[tuple[int, int]], number: int) -> int:
-    """The slot (1 = the first) in which the last queue of a chain gets its quantum `number` (from 1), from the chain's own beginning.
+    """Returns the slot (1 = the first), from the chain's own beginning, in which its last queue gets quantum `number` (from 1).
 
     Raises: ValueError for a number below 1. Cost: O(length of the chain squared).
     """
@@ -682,7 +683,7 @@ def slot_of_quantum(chain: Sequence[tuple[int, int]], number: int) -> int:
 
 
 def slots_until(links: Sequence[Link], quanta: int) -> int:
-    """Slots from now until the last queue has got so many quanta, in a tree that does not change.
+    """Returns the slots from now until the last queue has got `quanta` quanta, in a tree that does not change.
 
     Args: links: every node from the root down to the queue's own, as it stands now. Cost: O(links squared).
     """
@@ -704,7 +705,7 @@ def slots_until(links: Sequence[Link], quanta: int) -> int:
 
 
 def _coming(links: Sequence[Link], pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, slots: int) -> int:
-    """Quanta of the last queue while the running node at this place runs on for `slots`."""
+    """Returns the quanta of the last queue while the running node at this place runs on for `slots`."""
     got = 0
     while True:
         _, _, own, left, _ = links[at]
@@ -724,7 +725,7 @@ def _coming(links: Sequence[Link], pairs: Sequence[tuple[int, int]], per_phase: 
 
 
 def _per_phase(pairs: Sequence[tuple[int, int]]) -> list[int]:
-    """Quanta of the last queue in a full phase of the node at each place (0 for the first, which has no phases)."""
+    """Returns the quanta of the last queue in a full phase of the node at each place (0 for the first, which has no phases)."""
     found = [0] * len(pairs)
     for at in range(len(pairs) - 1, 0, -1):
         length, round_length = pairs[at - 1]
@@ -733,7 +734,7 @@ def _per_phase(pairs: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _count(pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, slots: int) -> int:
-    """Quanta of the last queue in `slots` from the beginning of the node at this place."""
+    """Returns the quanta of the last queue in `slots` from the beginning of the node at this place."""
     got, last = 0, len(pairs) - 1
     while True:
         length, round_length = pairs[at]
@@ -748,7 +749,7 @@ def _count(pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, 
 
 
 def _fresh(pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, quanta: int) -> int:
-    """Slots from the beginning of the node at this place until the last queue has got so many quanta."""
+    """Returns the slots from the beginning of the node at this place until the last queue has got `quanta` quanta."""
     slots, last = 0, len(pairs) - 1
     while at < last:
         length, round_length = pairs[at]
@@ -771,7 +772,7 @@ class TreeNodeState(StrEnum):
 
 
 _I, _Y, _G, _D = TreeNodeState.IDLE, TreeNodeState.READY, TreeNodeState.ROUNDING, TreeNodeState.ROUNDED
-#: What each edge means.
+#: Meaning of each edge.
 EDGES: Mapping[tuple[TreeNodeState, TreeNodeState], str] = MappingProxyType(
     {
         (_I, _Y): "a task came, and the front is still to come",
@@ -789,13 +790,13 @@ EDGES: Mapping[tuple[TreeNodeState, TreeNodeState], str] = MappingProxyType(
 
 
 def states_of(rotation: Rotation) -> list[TreeNodeState]:
-    """The state of every node at the beginning of the present slot. Cost: O(nodes)."""
+    """Returns the state of every node at the beginning of the present slot. Cost: O(nodes)."""
     tree = rotation.tree
     own = {node: left for node, left, _ in rotation.front()}
     idle = 0 not in own  # no round has begun: the front is still to come everywhere
     late = rotation.late_nodes()
     states: list[TreeNodeState] = []
-    heads: list[TreeNodeState] = []  # of each node: what a node below it is that nobody runs
+    heads: list[TreeNodeState] = []  # for each node: the state of a node below it that does not run
     for node in range(tree.nodes):
         above = heads[(node - 1) // tree.width] if node else _Y if idle else _D
         if node in own:
@@ -812,6 +813,6 @@ def states_of(rotation: Rotation) -> list[TreeNodeState]:
 
 
 def diagram() -> str:
-    """The table in Mermaid's notation."""
+    """Returns the table in Mermaid's notation."""
     lines = [f"    {before.value} --> {after.value}: {what}" for (before, after), what in EDGES.items()]
     return "\n".join(["stateDiagram-v2", "    [*] --> Idle", *lines])

@@ -1,21 +1,21 @@
-"""The tree of nested partitions, what follows from the lengths of its queues (TQLB, its extremes, processor amounts, balance), allocation.
+"""The tree of nested partitions, quantities derived from queue lengths (TQLB, its extremes, processor amounts, balance), and allocation.
 
 A node has w children; nodes are numbered breadth-first from 0; leaves are single processors. `lengths` maps a node to the entries of its
 queue. Recursions are 0 below the leaves. (The paper prints "0 for i >= w^h", which does not fit P = w^h leaves; it would be a tree of h
-levels and P = w^(h-1).) Phantom leaves have no queue and are passed over by minima.
+levels and P = w^(h-1).) Phantom leaves have no queue and are ignored by minima.
 
-Allocation says in which queue a new task goes, from the root down, knowing only its size. A node hands the task to one of its children
-until no child is a large enough partition. Children without a partition that may take the task are passed over. Any tie that is left goes
-to the first child.
+Allocation decides which queue a new task enters, from the root down, knowing only its size. A node hands the task to one of its children
+until no child is a large enough partition. Children without a partition that may take the task are skipped. Remaining ties go to the
+first child.
 
 | rule | hands the task to |
 |---|---|
-| `rr` | the children in turn (cursors, the only memory there is) |
+| `rr` | the children in turn (cursors, the only state) |
 | `max` | the least M: the longest branch below |
 | `min` | the least N: the shortest branch below |
 | `apa` | the least A: processors assigned below |
-| `bf` | the child below which the shortest queue of the target partitions stands |
-| `bf_apa` | as `bf`, equals by `apa` |
+| `bf` | the child with the shortest queue among the target partitions below |
+| `bf_apa` | as `bf`, ties by `apa` |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 
-#: A tree of more leaves than this is a slip of the keyboard.
+#: Number of leaves above which the tree must be a typing error.
 MOST_LEAVES = 1 << 20
 _NONE = 1 << 62
 Lengths = Mapping[int, int]
@@ -33,9 +33,10 @@ class Tree:
     """Partitions of a machine. Node i has the children w*i+1 .. w*i+w and the parent (i-1) // w.
 
     Args:
-        width: children of a node, at least 2. leaves: real processors; the tree is the smallest one that has so many, the rest are phantoms
-            at the end. closed: leaves (0..leaves-1) on which nothing new is placed.
-    Attributes: nodes: of the tree, phantoms too. sizes: of each node, its real and open leaves. depth: of each node, 0 at the root.
+        width: children of a node, at least 2. leaves: real processors; the tree is the smallest one with that many leaves, and the rest
+            are phantoms at the end. closed: leaves (0..leaves-1) on which nothing new is placed.
+        Attributes: nodes: number of nodes, including phantoms. sizes: of each node, its real and open leaves. depth: of each node, 0 at the
+        root.
     Raises: ValueError for a width below 2, or a number of leaves below 1 or above `MOST_LEAVES`.
     Cost: O(nodes).
     """
@@ -64,22 +65,22 @@ class Tree:
 
     @property
     def processors(self) -> int:
-        """P: real and open leaves."""
+        """P: the number of real and open leaves."""
         return self.sizes[0]
 
     def children(self, node: int) -> range:
-        """Empty below the leaves."""
+        """Returns the children of the node; empty below the leaves."""
         low = self.width * node + 1
         return range(low, low + self.width) if low < self.nodes else range(0)
 
     def parent(self, node: int) -> int:
-        """Raises: ValueError for the root."""
+        """Returns the parent. Raises: ValueError for the root."""
         if not node:
             raise ValueError("the root has no parent")
         return (node - 1) // self.width
 
     def path(self, node: int) -> list[int]:
-        """From the root down to the node, both included."""
+        """Returns the nodes from the root down to the node, both included."""
         path = [node]
         while node:
             node = (node - 1) // self.width
@@ -87,14 +88,14 @@ class Tree:
         return path[::-1]
 
     def span(self, node: int) -> tuple[int, int]:
-        """First leaf of the partition, and the first one beyond it; phantoms are cut off."""
+        """Returns the first leaf of the partition and the first one beyond it; phantoms are cut off."""
         depth = self.depth[node]
         wide: int = self.width ** (self.height - depth)
         low = (node - self.first[depth]) * wide
         return min(low, self.leaves), min(low + wide, self.leaves)
 
     def level(self, size: int) -> int:
-        """Depth of the smallest full partitions that hold a task of this size. Raises: ValueError where the whole tree is too small."""
+        """Returns the depth of the smallest full partitions that hold a task of this size. Raises: ValueError if it exceeds the tree."""
         if not 1 <= size <= self.processors:
             raise ValueError(f"a task of size {size} does not fit: the tree has {self.processors} open leaves")
         depth = self.height
@@ -104,9 +105,9 @@ class Tree:
 
 
 def tqlb(tree: Tree, lengths: Lengths, *, with_root: bool = True) -> list[int]:
-    """B of every node: entries of all queues from the root down to it.
+    """Returns B of every node: entries of all queues from the root down to it.
 
-    with_root: the guarantee (every task runs in any window of max-TQLB slots) needs the root's queue; the printed formula leaves it out.
+    with_root: the guarantee (every task runs in any window of max-TQLB slots) needs the root's queue, which the printed formula leaves out.
     Cost: O(nodes).
     """
     found = [lengths.get(0, 0) if with_root else 0]
@@ -116,7 +117,7 @@ def tqlb(tree: Tree, lengths: Lengths, *, with_root: bool = True) -> list[int]:
 
 
 def longest_branch(tree: Tree, lengths: Lengths) -> list[int]:
-    """M of every node: L + the largest M of its children; that of the root is the maximum of TQLB with root. Cost: O(nodes)."""
+    """Returns M of every node: L + the largest M of its children; the root's is the maximum of TQLB with root. Cost: O(nodes)."""
     found = [0] * tree.nodes
     for node in range(tree.nodes - 1, -1, -1):
         found[node] = lengths.get(node, 0) + max((found[child] for child in tree.children(node)), default=0)
@@ -124,7 +125,7 @@ def longest_branch(tree: Tree, lengths: Lengths) -> list[int]:
 
 
 def shortest_branch(tree: Tree, lengths: Lengths) -> list[int]:
-    """N of every node: L + the smallest N of its children that have real leaves. Cost: O(nodes)."""
+    """Returns N of every node: L + the smallest N of its children that have real leaves. Cost: O(nodes)."""
     found = [0] * tree.nodes
     for node in range(tree.nodes - 1, -1, -1):
         found[node] = lengths.get(node, 0) + min((found[child] for child in tree.children(node) if tree.sizes[child]), default=0)
@@ -132,7 +133,7 @@ def shortest_branch(tree: Tree, lengths: Lengths) -> list[int]:
 
 
 def assigned_processors(tree: Tree, lengths: Lengths) -> list[int]:
-    """A of every node: L x S + the sum of A of its children. Cost: O(nodes)."""
+    """Returns A of every node: L x S + the sum of A of its children. Cost: O(nodes)."""
     found = [0] * tree.nodes
     for node in range(tree.nodes - 1, -1, -1):
         found[node] = lengths.get(node, 0) * tree.sizes[node] + sum(found[child] for child in tree.children(node))
@@ -140,14 +141,14 @@ def assigned_processors(tree: Tree, lengths: Lengths) -> list[int]:
 
 
 def is_balanced(tree: Tree, lengths: Lengths) -> bool:
-    """The tree is not empty and TQLB is the same at all leaves: every task gets the same share, and no processor idles."""
+    """Whether the tree is not empty and TQLB is equal at all leaves: every task gets the same share, and no processor idles."""
     found = tqlb(tree, lengths)
     leaves = {found[node] for node in range(tree.first[tree.height], tree.nodes) if tree.sizes[node]}
     return len(leaves) == 1 and 0 not in leaves
 
 
 def is_fulfilled(tree: Tree, lengths: Lengths) -> bool:
-    """The tree is not empty, and of the children of every node all are empty or none is: no processor idles."""
+    """Whether the tree is not empty and each node's children are either all empty or all not: no processor idles."""
     full = longest_branch(tree, lengths)
     for node in range(tree.nodes):
         kinds = {full[child] > 0 for child in tree.children(node) if tree.sizes[child]}
@@ -157,20 +158,20 @@ def is_fulfilled(tree: Tree, lengths: Lengths) -> bool:
 
 
 def workload_ratio(tasks: Sequence[tuple[int, int]], processors: int, slots: int) -> float:
-    """R_w: sum of size x length of the tasks, over P x T."""
+    """Returns R_w: sum of size x length of the tasks, over P x T."""
     return sum(size * length for size, length in tasks) / (processors * slots)
 
 
 def retr(entry: int, end: int, length: int) -> float:
-    """Real execution time ratio of a task: slots from entry to end, over the slots that it needs."""
+    """Returns the real execution time ratio of a task: slots from entry to end, over the slots that it needs."""
     return (end - entry) / length
 
 
 def retr_bound(mean_tqlb: float, most_tqlb: int, length: int) -> float:
-    """What RETR never exceeds: the mean of max-TQLB (with root) over the task's stay + 2 x its maximum / length.
+    """Returns the bound of RETR: the mean of max-TQLB (with root) over the task's stay + 2 x its maximum / length.
 
-    Source: section 5.2 of the paper, which states the mean alone. Differs from it in the last term: the beginning and the end of a stay are
-    not whole rounds, and without it 7 % of tasks exceed the bound.
+    Source: section 5.2 of the paper, which states only the mean. Differs from it in the last term: the beginning and the end of a stay are
+    not whole rounds, and without the term 7 % of tasks exceed the bound.
     """
     return mean_tqlb + 2 * most_tqlb / length
 
@@ -190,7 +191,7 @@ class AllocationRule(StrEnum):
 
 
 class Loads:
-    """Lengths of all queues, with the quantities that allocation asks for kept up to date. Cost of a change: O(height x width)."""
+    """Lengths of all queues, with the quantities that allocation needs kept up to date. Cost of a change: O(height x width)."""
 
     __slots__ = ("_full", "_shortest", "apa", "lengths", "longest", "shortest", "tree")
 
@@ -201,11 +202,11 @@ class Loads:
         self.shortest = [0] * tree.nodes  #: N
         self.apa = [0] * tree.nodes  #: A
         self._full = tree.leaves == tree.width**tree.height and not tree.closed
-        #: of each node, by depth below it: the shortest queue there. Of a full tree only: else partitions of a depth differ in size.
+        #: For each node, by depth below it: the shortest queue there. Only in a full tree; otherwise partitions of a depth differ in size.
         self._shortest = [[0] * (tree.height - depth + 1) for depth in tree.depth] if self._full else []
 
     def copy(self) -> Loads:
-        """An equal one that shares nothing that changes."""
+        """Returns an equal object that shares no mutable state with this one."""
         new = object.__new__(Loads)
         new.tree, new._full = self.tree, self._full
         new.lengths, new.longest, new.shortest, new.apa = self.lengths[:], self.longest[:], self.shortest[:], self.apa[:]
@@ -213,7 +214,7 @@ class Loads:
         return new
 
     def change(self, node: int, entries: int) -> None:
-        """The queue of the node gets so many entries more, or fewer."""
+        """Adds `entries` to the queue of the node (may be negative)."""
         tree, width = self.tree, self.tree.width
         self.lengths[node] += entries
         amount = entries * tree.sizes[node]
@@ -240,11 +241,11 @@ class Loads:
             at = (at - 1) // width
 
     def profile(self, node: int) -> tuple[int, ...]:
-        """The shortest queue of the subtree at each depth (figure 7). Of a full tree only; () else."""
+        """Returns the shortest queue of the subtree at each depth (figure 7). Only in a full tree; otherwise ()."""
         return tuple(self._shortest[node]) if self._full else ()
 
     def shortest_queue(self, node: int, size: int, may: Callable[[int], bool] | None) -> int:
-        """Of the target partitions of this size in the subtree. Cost: O(1) in a full tree without `may`, else O(nodes of the subtree)."""
+        """Returns the shortest queue among the subtree's targets of this size. O(1) in a full tree without `may`, else O(subtree)."""
         tree = self.tree
         if self._full and may is None:
             return self._shortest[node][tree.level(size) - tree.depth[node]]
@@ -257,11 +258,11 @@ class Loads:
 def choose(
     loads: Loads, size: int, allocation: AllocationRule, cursors: dict[int, int], may: Callable[[int], bool] | None = None
 ) -> int | None:
-    """The node whose queue a task of this size enters; None where no partition may take it.
+    """Returns the node whose queue a task of this size enters; None if no partition may take it.
 
     Args:
-        cursors: node -> child (0..w-1) that had the last task; `rr` reads and writes it. may: whether a target partition may take the task.
-    Cost: O(height x width); with `may`, or where the tree is not full and the policy is a best fit, O(nodes).
+        cursors: node -> child (0..w-1) that got the last task; `rr` reads and writes it. may: whether a target partition may take the task.
+    Cost: O(height x width); with `may`, or for a best fit on a tree that is not full, O(nodes).
     """
     tree, node = loads.tree, 0
     if not 1 <= size <= tree.sizes[0]:
