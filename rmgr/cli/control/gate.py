@@ -1,5 +1,5 @@
-"""`rmgr cancel`, `hold`, `release`: one commit a submission (GATE), from which on nothing new of it starts; and `rmgr update`: other terms
-for work that was sent, and another time limit for what runs (UPDATE).
+"""`rmgr cancel`, `hold`, `release`: one commit per submission (GATE), after which nothing new of it starts; and `rmgr update`: other terms
+for submitted work, and another time limit for running work (UPDATE).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EXITS = """\
 0 ok (what had ended already is listed, and is no error), 2 usage, 3 no such id, 4 not yours,
 5 ZooKeeper cannot be reached"""
 
-#: What one command orders of one submission, by its number.
+#: Returns what a command orders of one submission, given its number.
 Order = Callable[[int], "Question[RecordChange]"]
 
 
@@ -104,7 +104,7 @@ def cancel_targets(session: Session, targets: Sequence[Target], *, reason: str) 
 
 
 def _order_kill(session: Session, number: int) -> None:
-    """Gives the orders that a leader would give to the Starters, while there is none."""
+    """Gives the Starters the orders that a leader would give, while there is none."""
     from rmgr.submitter.questions import KillRunning
 
     session.ask(KillRunning(number=number))
@@ -122,7 +122,7 @@ def _change_all(session: Session, targets: Sequence[Target], order: Order) -> Ch
 
 
 def _change(session: Session, number: int, order: Order) -> str:
-    """Gives one order; returns "" or why nothing was changed."""
+    """Gives one order; returns "", or the reason why nothing was changed."""
     try:
         return session.ask(order(number), 30.0).unchanged
     except NotFound:
@@ -220,11 +220,11 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
     for number in numbers:
         try:
             changed, why = _update(session, number, terms)
-        except (UsageError, Infeasible, NotFound, PermissionDenied, StateConflict) as error:  # of this one: the others may have it
+        except (UsageError, Infeasible, NotFound, PermissionDenied, StateConflict) as error:  # this one only; the others go on
             refused.append(error)
             changed, why = {}, error.message
         except RmgrError:
-            for done, what in changes.items():  # before it is said that no more can be done
+            for done, what in changes.items():  # before the error says that no more can be done
                 session.note(f"{done}: {changes_in_words(what, clock)}")
             raise
         if why:
@@ -237,7 +237,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
 
 
 def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any], str]:
-    """(what differs now, why nothing does). Raises as `UpdateSubmission`."""
+    """Returns (what differs now, why nothing does). Raises as `UpdateSubmission`."""
     from rmgr.cli.control.operate import read_settings
     from rmgr.client.identity import update
     from rmgr.coord.views.asked import differences
@@ -276,7 +276,7 @@ def _tell_changed(session: Session, changes: dict[str, dict[str, Any]], unchange
 
 
 def select(session: Session, selectors: tuple[str, ...], chosen: Filter, *, may_be_none: bool = False) -> list[Target]:
-    """may_be_none: filters alone that leave nothing select nothing, as scripts that clean up expect. Raises: NotFound."""
+    """Returns what is selected. may_be_none: filters alone may select nothing, as clean-up scripts expect. Raises: NotFound."""
     selection = parse(selectors, chosen)
     session.query().check_queue(chosen.queue)
     query = session.query()
@@ -313,5 +313,5 @@ def _tell(session: Session, changes: Changes, verb: str) -> None:
 
 
 def _always(why: str) -> Callable[[str], str]:
-    """The same of each id."""
+    """Returns a function that says the same for each id."""
     return lambda _id: why

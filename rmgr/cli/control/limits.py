@@ -1,4 +1,4 @@
-"""`rmgr limits` and `rmgr admin limit`: what each user may have of what all share, has now, and was refused; and who may have how much."""
+"""`rmgr limits`: a user's share of what all use, how much is used, what was refused. `rmgr admin limit`: sets who may have how much."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULT = "default"
 
 
 class _Row(NamedTuple):
-    """One limit of one user. used: None where nobody who was asked can know it."""
+    """One limit of one user. used: None if nobody who was asked can know it."""
 
     user: str
     name: str
@@ -106,7 +106,7 @@ def _rows(user: str, told: UseAnswer) -> list[_Row]:
 
 
 def _ask(session: Session, user: str) -> UseAnswer:
-    """The gateway or the leader; where neither answers what a leader told last."""
+    """Asks the gateway or the leader; if neither answers, returns what a leader told last."""
     from rmgr.adapters.rpc.use import UseClient
     from rmgr.errors import Unavailable
     from rmgr.model.cluster.identity import Role
@@ -129,7 +129,7 @@ def _ask(session: Session, user: str) -> UseAnswer:
 
 
 def _last_told(session: Session, user: str, problem: str) -> UseAnswer:
-    """The settings, and what a leader has counted last for those who have a cap: Starters go by it, too."""
+    """Returns the settings, and what a leader last counted for users who have a cap: Starters go by it, too."""
     from rmgr.adapters.rpc.use import UseAnswer, UserUse
     from rmgr.submitter.questions import ReadSettings, ReadUse
 
@@ -138,11 +138,11 @@ def _last_told(session: Session, user: str, problem: str) -> UseAnswer:
     return UseAnswer(users={user: UserUse(used=used)}, limits=limits, problem=problem)
 
 
-# -- `rmgr admin limit`: how many cores and open jobs a user may have at once, or everybody ------------------------------------
+# -- `rmgr admin limit`: how many cores and open jobs one user, or each user, may have at once ---------------------------------
 
 
 def _cap(text: str) -> int | str:
-    """A number, `none` (0), or `default`."""
+    """Reads a cap: a number, `none` (0), or `default`."""
     if text in ("none", _DEFAULT):
         return 0 if text == "none" else text
     if not (text.isascii() and text.isdigit() and int(text[:_DIGITS]) > 0 and len(text) <= _DIGITS):
@@ -216,7 +216,7 @@ def _limit_document(user: str, limits: UserLimits) -> dict[str, object]:
 
 
 def _show(session: Session, user: str, limits: UserLimits) -> None:
-    """The caps of one user; else everybody's, then those who have their own."""
+    """Shows the caps of one user, or everybody's cap and the users with caps of their own."""
     names = [user] if user else ["", *sorted({*limits.cores_of, *limits.jobs_of})]
     if session.json:
         emit({"caps": [_limit_document(name, limits) for name in names]})

@@ -1,4 +1,4 @@
-"""What an operator orders of nodes and of the whole cluster (`rmgr drain`, `resume`, settings), and jobs that go on elsewhere
+"""What operators order of nodes and of the whole cluster (`rmgr drain`, `resume`, settings), and jobs that move to other nodes
 (`rmgr checkpoint`, `migrate`, `drain --migrate`).
 """
 
@@ -36,7 +36,7 @@ _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 _MOVED_EXITS = """\
 0 done (of several: some were), 1 it was refused or the job has ended (it says why), 2 usage, or no node could run it, 3 no such id or node,
 4 not yours, 5 ZooKeeper or the store cannot be reached, 6 not known within --timeout: it goes on"""
-#: Without --timeout: a job may take long to save its state, and so may storing it.
+#: Wait in seconds without --timeout: a job may take long to save its state, and so may storing it.
 _PATIENCE_S = 3600.0
 _GRACE = "how long it may take to save its state  [as it was submitted with: --checkpoint-grace]"
 
@@ -70,7 +70,7 @@ def drain(session: Session, nodes: tuple[str, ...], reason: str, migrate: bool) 
 
 
 def _emptied(session: Session, node: str) -> dict[str, Any]:
-    """Its placed jobs have gone on elsewhere, or say why not: `moved`, `left`."""
+    """Moves the node's placed jobs elsewhere; returns the jobs `moved`, and those `left` with the reason."""
     answer = vacate(session, node)
     shown = shown_jobs(session, [(number, index) for number, index, _ in (*answer.done, *answer.left)])
     moved = [shown[number, index] for number, index, _ in answer.done]
@@ -97,7 +97,7 @@ def resume(session: Session, nodes: tuple[str, ...]) -> None:
 
 
 def _answer(session: Session, names: Sequence[str], more: dict[str, dict[str, Any]]) -> None:
-    """With --json: how each node stands now; of one node alone its own object."""
+    """Prints, with --json, the state of each node, or the object of a single node alone."""
     if not session.json:
         return
     views = {view.id: view for view in session.query().nodes()}
@@ -108,7 +108,7 @@ def _answer(session: Session, names: Sequence[str], more: dict[str, dict[str, An
 def _state(session: Session, name: str, view: Any) -> dict[str, Any]:
     drained = read_drain(session, name)
     state = str(view.state)
-    if drained is not None and state == "up":  # the leader has not seen it yet
+    if drained is not None and state == "up":  # the leader has not noticed the drain yet
         state = "draining" if view.running else "drained"
     elif drained is None and state in {"draining", "drained"}:
         state = "up"
@@ -155,7 +155,7 @@ def migrate(session: Session, selector: str, to: str, grace_us: int) -> None:
 
 
 def vacate(session: Session, node: str) -> StopRequest:
-    """Every placed job with a part on a drained node goes on elsewhere. Raises as `move_each` returns."""
+    """Moves every placed job with a part on a drained node elsewhere. Raises as `move_each` returns."""
     from rmgr.submitter.questions import VacateNode
 
     (answer,) = _move(session, [(node, VacateNode(node=node, guid=uuid.uuid4().hex))])
@@ -165,7 +165,7 @@ def vacate(session: Session, node: str) -> StopRequest:
 
 
 def shown_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
-    """(submission, position) -> the id that people know."""
+    """Returns (submission, position) -> the id that users know."""
     from rmgr.model.tasks.array import shown_index
     from rmgr.model.tasks.block import job_label
     from rmgr.submitter.questions import ReadRecord
@@ -176,7 +176,7 @@ def shown_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[
         if number not in arrays:
             try:
                 arrays[number] = session.ask(ReadRecord(number=number)).record.array
-            except NotFound:  # it has ended meanwhile, and was removed
+            except NotFound:  # the submission has ended meanwhile, and was removed
                 arrays[number] = ""
         array = arrays[number]
         found[number, index] = f"{number}_{shown_index(array, index)}" if array else job_label(number, index)
@@ -228,7 +228,7 @@ def _ask_jobs(session: Session, selector: str, *, stays: bool = False, to: str =
 
 
 def _since(session: Session, order: MoveTask, shown: str, error: RmgrError) -> RmgrError:
-    """What is said of a job that refused, or was ended or held meanwhile."""
+    """Returns the error to report for a job that refused, or that ended or was held meanwhile."""
     if not isinstance(error, StateConflict):
         return error
     state = next((task.state for task in session.query().tasks(order.number) if task.position == order.index), None)
@@ -240,7 +240,7 @@ def _since(session: Session, order: MoveTask, shown: str, error: RmgrError) -> R
 
 
 def _running(session: Session, selector: str) -> tuple[Submission, Sequence[TaskView]]:
-    """What was selected, as far as it runs. Raises: NotFound, PermissionDenied, StateConflict for what is no placed job that runs."""
+    """Returns the selected tasks that run. Raises: NotFound, PermissionDenied, StateConflict for anything but a running placed job."""
     from rmgr.submitter.questions import ReadRecord
 
     selection = parse_one(selector)
@@ -268,7 +268,7 @@ def _numbers(array: Array) -> list[int]:
 
 
 def _move(session: Session, asked: Sequence[tuple[str, MoveTask | VacateNode]]) -> list[StopRequest | RmgrError]:
-    """All at once: each takes as long as its job."""
+    """Gives all orders at once: each takes as long as its job."""
     from rmgr.client.commands.moving import move_each
     from rmgr.submitter.questions import MoveTask
 
@@ -285,7 +285,7 @@ def _move(session: Session, asked: Sequence[tuple[str, MoveTask | VacateNode]]) 
 
 
 def read_drain(session: Session, node: str) -> Drain | None:
-    """The drain of a node, None when it has none."""
+    """Returns the drain of a node, or None if it has none."""
     from rmgr.submitter.questions import ReadDrain
 
     return session.ask(ReadDrain(node=node))
@@ -300,7 +300,7 @@ def drain_node(session: Session, node: str, reason: str) -> None:
 
 
 def resume_node(session: Session, node: str) -> bool:
-    """Ends the drain of a node; False when it was not drained. Raises PermissionDenied, StateConflict, CoordinationUnavailable."""
+    """Ends the drain of a node; returns False if it was not drained. Raises PermissionDenied, StateConflict, CoordinationUnavailable."""
     from rmgr.submitter.questions import ResumeNode
 
     if read_drain(session, node) is None:
@@ -310,7 +310,7 @@ def resume_node(session: Session, node: str) -> bool:
 
 
 def for_operators(session: Session, what: str) -> None:
-    """Says at once in words what would be refused; a gateway knows who is one, and says so itself. Raises PermissionDenied."""
+    """Refuses early, in words, what ZooKeeper would refuse; a gateway knows the operators and refuses itself. Raises PermissionDenied."""
     credentials = session.shown_credentials()
     if credentials is not None and not session.config().cluster.uses_gateway:
         from rmgr.coord.decisions.rights import Person, check_operator
@@ -321,7 +321,7 @@ def for_operators(session: Session, what: str) -> None:
 
 
 def read_settings(session: Session) -> tuple[ClusterSettings, int]:
-    """The cluster's settings with their version. Raises StateConflict where there are none."""
+    """Returns the cluster's settings with their version. Raises StateConflict if there are none."""
     from rmgr.submitter.questions import ReadSettings
 
     told = session.ask(ReadSettings())
@@ -329,9 +329,9 @@ def read_settings(session: Session) -> tuple[ClusterSettings, int]:
 
 
 def apply_settings(session: Session, settings: ClusterSettings, version: int) -> None:
-    """Replaces the settings that were read at `version`, making the directories of new queues first.
+    """Replaces the settings that were read at `version`; makes the directories of new queues first.
 
-    Raises: StateConflict when somebody else has changed them meanwhile, or when a queue goes that still holds work.
+    Raises: StateConflict if somebody else has changed them meanwhile, or if a removed queue still holds work.
     """
     from rmgr.submitter.questions import ApplySettings
 

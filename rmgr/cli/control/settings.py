@@ -55,15 +55,15 @@ from rmgr.model.tasks.block import PRIORITY_RANGE
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _STATES = ("open", "closed", "stopped")
 _TOP_HIDDEN = {"format", "queues", "pipelines", "limits", "changed_by", "changed_us"}
-#: Whole numbers may be below 0; all are far within the integers of every codec.
+#: Whole numbers that may be below 0; the limit for all is far within the integers of every codec.
 _SIGNED = frozenset({"default_priority", "max_priority", "rank"})
 _MOST = 10**12
 _SUFFIXES = ("_us", "_bytes")
 #: Units of durations, the largest that fits first.
 _UNITS = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"))
-#: The longest that a row of the data store may be given to live (Cassandra's limit is 20 years).
+#: Longest lifetime of a row in the data store (Cassandra's limit is 20 years).
 _MAX_ROW_US = 19 * 365 * 24 * 3_600_000_000
-#: Bytes of the settings' znode that all pipelines may have.
+#: Most bytes of the settings' znode for all pipelines together.
 MAX_BYTES = 256 * 1024
 
 
@@ -170,7 +170,7 @@ def apply(session: Session, file: Path, dry_run: bool, remove: bool) -> None:
     for key, old, new in changes:
         last = key.rpartition(".")[2]
         if new is None or (old is None and new == defaults.get(f"queues.x.{last}")):
-            continue  # part of a queue that goes; what a new one leaves as it is
+            continue  # part of a removed queue, or a value that a new queue leaves at its default
         sys.stdout.write(f"{key}: {_told(old)} -> {_told(new)}\n")
     if not changes:
         sys.stdout.write("nothing changes: these are the settings of the cluster\n")
@@ -181,7 +181,7 @@ def apply(session: Session, file: Path, dry_run: bool, remove: bool) -> None:
 
 
 def left_out(file: Path, present: ClusterSettings, wanted: ClusterSettings) -> list[str]:
-    """What is set and `file` does not mention: it would go, or become the default again. Dotted names, a queue or pipeline by its own."""
+    """Returns what is set but not mentioned in `file` and would be lost or reset: dotted names; a queue or pipeline counts as one."""
     keys, pipelines = mentioned(file.read_text("utf-8-sig"))
     old = {f"pipelines.{item.partition}" for item in present.pipelines}
     gone = [f"queues.{name}" for name in sorted(_names(present) - _names(wanted))] + sorted(old - pipelines)
@@ -194,12 +194,12 @@ def left_out(file: Path, present: ClusterSettings, wanted: ClusterSettings) -> l
 
 
 def _last_change(settings: ClusterSettings) -> str:
-    """Who has changed them last."""
+    """Returns who changed the settings last, and when."""
     return f" (changed last by {settings.changed_by}, {clock(settings.changed_us)})" if settings.changed_by else ""
 
 
 def differences(old: ClusterSettings, new: ClusterSettings) -> list[tuple[str, Any, Any]]:
-    """Keys whose values differ, by dotted name, with both values (None: not there)."""
+    """Returns the dotted names of keys whose values differ, with both values (None if absent)."""
     before, after = _flat(to_document(old)), _flat(to_document(new))
     return [(key, before.get(key), after.get(key)) for key in sorted(before | after) if before.get(key) != after.get(key)]
 
@@ -247,7 +247,7 @@ def _is_cluster_settings(file: Path) -> bool:
 
 
 def read_settings_file(path: Path) -> ClusterSettings:
-    """Settings written in a TOML file. Raises ConfigError naming file and line."""
+    """Reads settings from a TOML file. Raises ConfigError naming file and line."""
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -258,7 +258,7 @@ def read_settings_file(path: Path) -> ClusterSettings:
 
 
 def parse_settings(text: str, name: str) -> ClusterSettings:
-    """Settings from TOML text; `name` is named in errors. Raises ConfigError."""
+    """Reads settings from TOML text; `name` is the file in errors. Raises ConfigError."""
     try:
         document = tomllib.loads(text)
     except UNREADABLE_TEXT as error:
@@ -279,7 +279,7 @@ def parse_settings(text: str, name: str) -> ClusterSettings:
 def _limits(table: Any, text: str, name: str) -> UserLimits:
     if not isinstance(table, dict):
         raise ConfigError(f"{name}:{line_of(text, 'limits', '')}: limits are a table: [limits]", hint="rmgr limits shows them")
-    if (other := "max_cpus_per_user") in table:  # as policies call it
+    if (other := "max_cpus_per_user") in table:  # the name that policies use
         if CORES in table:
             where = f"{name}:{line_of(text, other, 'limits')}"
             raise ConfigError(f"{where}: {other} and {CORES} are the same limit", hint=f"leave {other} out")
@@ -331,7 +331,7 @@ def _check(settings: ClusterSettings, text: str, name: str) -> None:
 
 
 def _values(kind: type[Any], table: dict[str, Any], text: str, name: str, *, section: str, hidden: set[str]) -> dict[str, Any]:
-    """Keyword arguments of `kind` from a TOML table."""
+    """Returns the keyword arguments of `kind` from a TOML table."""
     fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in hidden | {"newer"}}
     shown = {_shown(field): field for field in fields}
     hints = get_type_hints(kind)
@@ -386,7 +386,7 @@ def _number(value: Any) -> float:
 
 
 def mentioned(text: str) -> tuple[set[str], set[str]]:
-    """Keys that a file says, and the pipelines that it has, dotted and without units (`settled`). text: TOML that can be read."""
+    """Returns the keys and the pipelines that a file mentions, dotted and without units (`settled`). text: valid TOML."""
     document = tomllib.loads(text)
     pipelines = {f"pipelines.{partition}" for partition in document.get("pipelines", {})}
     keys = {settled(key) for key in document}
@@ -398,14 +398,14 @@ def mentioned(text: str) -> tuple[set[str], set[str]]:
 
 
 def settled(key: str) -> str:
-    """A key of a file, or of `to_document`, without its unit."""
+    """Returns a key of a file, or of `to_document`, without its unit."""
     for suffix in ("_us", "_bytes", "_s"):
         key = key.removesuffix(suffix)
     return key
 
 
 def to_toml(settings: ClusterSettings) -> str:
-    """The settings as a file that `rmgr config apply` takes."""
+    """Returns the settings as a file that `rmgr config apply` takes."""
     lines = [f"{_shown(key)} = {_literal(key, value)}" for key, value in _items(settings, _TOP_HIDDEN)]
     for queue in settings.queues:
         lines += ["", f"[queues.{_bare(queue.name)}]"]
@@ -416,7 +416,7 @@ def to_toml(settings: ClusterSettings) -> str:
 
 
 def to_document(settings: ClusterSettings) -> dict[str, Any]:
-    """The settings as JSON: durations as float seconds, sizes in bytes."""
+    """Returns the settings as JSON: durations as float seconds, sizes in bytes."""
     told = {_json_key(key): _json_value(key, value) for key, value in _items(settings, _TOP_HIDDEN)}
     told["queues"] = {
         queue.name: {_json_key(key): _json_value(key, value) for key, value in _items(queue, {"name"})} for queue in settings.queues
@@ -453,7 +453,7 @@ def _literal(field: str, value: Any) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """A value as TOML writes it."""
+    """Returns a value in TOML notation."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_bare(key)} = {_value_text(item)}" for key, item in value.items()) + " }" if value else "{}"
     if isinstance(value, list | tuple):
@@ -473,7 +473,7 @@ def _header(text: str, section: str) -> int:
 
 
 def read_pipelines(tables: Any, where: Callable[[str], str]) -> tuple[PipelineSpec, ...]:
-    """The tables [pipelines.PARTITION]. where: file and line of a section. Raises ConfigError; whether they can be used is not asked."""
+    """Reads the tables [pipelines.PARTITION]. where: file and line of a section. Raises ConfigError; policies are not checked here."""
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError(f"{where('pipelines')}: a pipeline is a table of its partition", hint='[pipelines.default]\npolicy = "easy"')
     return tuple(_pipeline(partition, dict(table), where(f"pipelines.{partition}")) for partition, table in tables.items())
@@ -494,7 +494,7 @@ def _pipeline(partition: str, table: dict[str, Any], where: str) -> PipelineSpec
 
 
 def text_of(document: Mapping[str, Any], where: str) -> str:
-    """A document as it is recorded. Raises ConfigError for dates, which no policy takes, and for one that is too long."""
+    """Returns a document as it is recorded. Raises ConfigError for dates, which no policy takes, and for a document that is too long."""
     try:
         text = json.dumps(document, sort_keys=True)
     except TypeError as error:
@@ -505,7 +505,7 @@ def text_of(document: Mapping[str, Any], where: str) -> str:
 
 
 def check_pipelines(settings: ClusterSettings, where: Callable[[str], str]) -> None:
-    """Whether every partition with place queues has somebody who places there. Raises ConfigError."""
+    """Checks that every partition with place queues has a pipeline that can place there. Raises ConfigError."""
     from rmgr.daemons.leader.placement.pipeline import checked, refuse_shared_names
 
     placed = settings.placed()
@@ -536,7 +536,7 @@ def check_pipelines(settings: ClusterSettings, where: Callable[[str], str]) -> N
 
 
 def warn_of_pulls(settings: ClusterSettings, partitions: Iterable[str]) -> None:
-    """Tells on stderr of pull queues of which nothing is pulled, in partitions that were checked."""
+    """Warns on stderr about pull queues from which nothing is pulled, in partitions that were checked."""
     from rmgr.daemons.leader.placement.pipeline import idle_pulls
 
     for partition in partitions:
@@ -545,7 +545,7 @@ def warn_of_pulls(settings: ClusterSettings, partitions: Iterable[str]) -> None:
 
 
 def check_queue_policy(spec: QueueSpec, where: str) -> None:
-    """Policies of the catalogue place jobs; what Starters pull has an order. Raises ConfigError."""
+    """Checks the policy of a queue: only placed queues take policies of the catalogue; pulled ones have an order. Raises ConfigError."""
     if spec.dispatch is Dispatch.PULL and spec.policy not in {"", FAIR, FIFO}:
         raise ConfigError(
             f"{where}: queue {spec.name} is pulled by Starters, in the order fair or fifo; {spec.policy!r} could only place jobs",
@@ -554,12 +554,12 @@ def check_queue_policy(spec: QueueSpec, where: str) -> None:
 
 
 def document_of(settings: ClusterSettings) -> dict[str, Any]:
-    """[pipelines] as JSON, by partition."""
+    """Returns [pipelines] as JSON, by partition."""
     return {spec.partition: _table(spec) for spec in settings.pipelines}
 
 
 def _pipelines_toml(settings: ClusterSettings) -> list[str]:
-    """[pipelines] as lines of a file."""
+    """Returns [pipelines] as lines of a file."""
     lines: list[str] = []
     for spec in settings.pipelines:
         lines += ["", f"[pipelines.{_bare(spec.partition)}]"]
@@ -568,7 +568,7 @@ def _pipelines_toml(settings: ClusterSettings) -> list[str]:
 
 
 def _table(spec: PipelineSpec) -> dict[str, Any]:
-    """Short where it is one policy under its own name."""
+    """Returns the table of a pipeline, in short form if it is one policy under its own name."""
     document = spec.tables()
     stages = document.get("stage", [])
     if list(document) == ["stage"] and len(stages) == 1 and "partitions" not in stages[0] and stages[0].get("policy") == spec.name:
