@@ -8,7 +8,7 @@ from __future__ import annotations
 from rmgr.cli.session.command import TableGroup, command_group
 from rmgr.cli.session.context import Session
 
-#: name -> (module:function, what it does). A command stands here when it exists.
+#: name -> (module:function, what it does). Lists every command that exists.
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("admin.members:init", "Make a cluster's authority, its daemons' credentials and the first user's"),
     "init-store": ("admin.store:init_store", "Make the data store, or bring its schema to this release"),

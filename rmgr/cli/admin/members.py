@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from rmgr.procedures.securing import KnownIdentity
 
 _MOST = 64 * 1024
-#: For one more connection to who has just answered.
+#: Timeout in seconds for one more connection to the WatchDog that has just answered.
 _CONNECT_S = 5.0
 _DAEMONS = (Role.WATCHDOG, Role.STARTER, Role.SUBMITTER)
-#: What a machine may be invited for, the usual one first.
+#: Roles that a machine may be invited for, the usual one first.
 _HOSTED = ("starter", "watchdog", "submitter")
 _EXITS = "0 done, 2 usage, 3 nobody of that name, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
 _LASTS_S = 3600.0
@@ -52,7 +52,7 @@ _DIRECT = (
 )
 _ROTATED_ROLES = ("starter", "submitter")
 _ROTATE_EXITS = "0 done, 2 usage, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
-#: How long daemons have to fetch a new secret.
+#: Seconds that daemons have to fetch a new secret.
 GRACE_S = 15.0
 
 
@@ -91,7 +91,7 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
         timeout_s = session.left_s(20.0) or 20.0
         name, role, sealed, answered = rpc_join.redeem(asked, invitation.tls_pair(told), nonce.read_text(), timeout_s=timeout_s)
     except PermissionDenied as error:
-        nonce.unlink()  # it opens nothing any more
+        nonce.unlink()  # the nonce opens nothing any more
         if renews:
             error.hint = f"this machine is {told.role} {told.name} already: rmgr {told.role} --config {config}"
         raise
@@ -122,7 +122,7 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
 
 
 def _has_joined(told: Token, bundle: Path, config: Path) -> bool:
-    """Whether this machine is already who the token makes it. Raises ConfigError when it is somebody else."""
+    """Returns whether this machine already has the identity that the token gives. Raises ConfigError if it has another one."""
     from rmgr.adapters.identity.invitation import tls_pair
     from rmgr.adapters.identity.pki import cluster_of, named_in
 
@@ -140,7 +140,7 @@ def _has_joined(told: Token, bundle: Path, config: Path) -> bool:
 
 
 def _read(session: Session, source: str) -> str:
-    """The token's text: of standard input, of a file, or (seen by everybody on this machine) the argument itself."""
+    """Returns the token's text: from standard input, a file, or the argument itself (visible to everybody on this machine)."""
     if source == "-":
         if sys.stdin.isatty():
             session.note("paste the token, then Enter:")
@@ -166,7 +166,7 @@ def _default_directory() -> Path:
 
 
 def _nonce(where: Path, number: str) -> Path:
-    """What this machine calls itself while it redeems a token, kept until it has. One that was cut short is made anew."""
+    """Returns the file with the name that this machine uses while it redeems a token; made anew if it was cut short."""
     from rmgr.coord.ops.membership import check_nonce
 
     where.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def _nonce(where: Path, number: str) -> Path:
 
 
 def _config(told: Token, bundle: Path, listens: str) -> str:
-    """Configuration of the daemon that this machine will run. listens: the address of a Starter, "" = loopback."""
+    """Returns the configuration of the daemon that this machine will run. listens: the address of a Starter, "" for loopback."""
     lines = [
         f"# Written by rmgr join for {told.role} {told.name}; deploy/rmgr.toml explains every key.",
         "[cluster]",
@@ -278,7 +278,7 @@ def init(
 
 
 def _close_root(session: Session, where: Path, heap_bytes: int) -> RootReport:
-    """With the admin's own bundle. Raises as `close_zookeeper`."""
+    """Closes ZooKeeper's root with the admin's own bundle. Raises as `close_zookeeper`."""
     from rmgr.errors import NotConnected
     from rmgr.runtime.secured import close_zookeeper
 
@@ -290,7 +290,7 @@ def _close_root(session: Session, where: Path, heap_bytes: int) -> RootReport:
 
 
 def _first_user(session: Session, authority: Authority, where: Path, name: str, user_dir: str | None) -> tuple[Path, bool]:
-    """The user's bundle, and whether it was made: where rmgr looks, if it is the caller's own and the place is free."""
+    """Returns the user's bundle and whether it was made: where rmgr looks, if it is the caller's own and the place is free."""
     from rmgr.adapters.identity.credentials import ensure_bundle
     from rmgr.config import user_bundle
 
@@ -324,11 +324,11 @@ def _next(authority: Authority, where: Path, name: str, own: Path, *, has_server
     return "".join(lines)
 
 
-# -- who is in, and who no longer ----------------------------------------------------------------------------------------------
+# -- who belongs to the cluster, and who no longer does ------------------------------------------------------------------------
 
 
 def authority_option(function: Any) -> Any:
-    """`--authority DIR`: where the cluster's authority lies."""
+    """Adds `--authority DIR`, the directory of the cluster's authority."""
     return click.option(
         "--authority",
         metavar="DIR",
@@ -337,19 +337,19 @@ def authority_option(function: Any) -> Any:
 
 
 def as_admin(session: Session, directory: str | None) -> Authority:
-    """The cluster's authority; from now on the session has the admin's rights. Raises ConfigError, PermissionDenied."""
+    """Returns the cluster's authority and gives the session the admin's rights. Raises ConfigError, PermissionDenied."""
     authority, where = open_authority(session, directory)
     session.config({"security": {"dir": str(where)}})
     return authority
 
 
 def open_authority(session: Session, directory: str | None) -> tuple[Authority, Path]:
-    """The cluster's authority and where it lies. Raises ConfigError, PermissionDenied."""
+    """Returns the cluster's authority and its directory. Raises ConfigError, PermissionDenied."""
     from rmgr.adapters.identity.credentials import load_ca
     from rmgr.config import authority_directory
 
     own = Path(session.config().security.dir).expanduser()
-    # One's own bundle may be the authority, or lie below the one that made it (AUTHORITY/bundles/NAME).
+    # The configured bundle may be the authority, or lie below the authority that made it (AUTHORITY/bundles/NAME).
     places = (Path(directory).expanduser(),) if directory else (own, own.parent.parent, authority_directory())
     where = next((place for place in places if (place / "ca.key").exists()), None)
     if where is None and not directory:
@@ -410,7 +410,7 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
     )
     named = listed(hosts) or (name,)
     token = securing.invite(coordinator, ca, draft, hosts=named, lasts_s=lasts_s, renews=renews)
-    line = f"echo {token} | rmgr join -"  # the shell's own echo: a secret among a program's arguments would be seen by all
+    line = f"echo {token} | rmgr join -"  # echo is part of the shell: everybody could see a secret among a program's arguments
     if session.json:
         emit({"name": name, "role": role, "token": token, "command": line, "expires_in": lasts_s})
         return
@@ -651,7 +651,7 @@ def _renew_bundles(session: Session, bundles: tuple[str, ...], authority: str | 
 
 
 def rotate_role(session: Session, authority: Authority, role: Role, *, grace_s: float) -> None:
-    """Rotates, telling each step; says whose bundles have to be made anew. After `as_admin`."""
+    """Rotates a role's secret, telling each step, and says whose bundles must be made anew. Call `as_admin` before."""
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.errors import NotConnected
     from rmgr.procedures.securing import rotate
@@ -668,9 +668,9 @@ def rotate_role(session: Session, authority: Authority, role: Role, *, grace_s: 
 
 
 def refresh_bundles(coordinator: ZkCoordinator, authority: Authority, where: Path, role: Role) -> list[Path]:
-    """Gives the bundles with a role's secret that lie on this machine the new one, but none whose key was revoked; returns them.
+    """Gives this machine's bundles of a role the new secret, except those whose key was revoked; returns the bundles it changed.
 
-    A bundle whose daemon does not run, or never met a WatchDog, could not fetch it by itself.
+    A bundle whose daemon does not run, or never met a WatchDog, could not fetch the secret by itself.
     """
     from rmgr.adapters.identity.credentials import write_files
     from rmgr.adapters.identity.pki import credential, named_in, verify_certificate

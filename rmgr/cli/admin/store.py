@@ -1,6 +1,6 @@
-"""`rmgr admin init-store`: makes the data store, or brings its schema to this release; one at a time, under a lock in ZooKeeper. With
---accept-loss it also gives an emptied store back to its cluster, which refuses one otherwise. `rmgr admin export-events`: the scheduler's
-log, which leaders keep there.
+"""`rmgr admin init-store`: makes the data store, or brings its schema to this release, under a lock in ZooKeeper. With --accept-loss it
+also binds an emptied store to its cluster again, which otherwise refuses that store. `rmgr admin export-events`: writes the scheduler's
+log, which leaders keep in the data store.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _accept_loss(session: Session, url: str) -> None:
 
 
 def _as_who_may_lock(session: Session, authority: str | None) -> None:
-    """The session gets the admin's rights where its own do not reach. Raises ConfigError, PermissionDenied."""
+    """Gives the session the admin's rights where its own do not suffice. Raises ConfigError, PermissionDenied."""
     credentials = session.credentials()
     if credentials is None or (authority is None and credentials.identity.role in _MAY_LOCK):
         return
@@ -179,17 +179,17 @@ def _sqlite(session: Session, url: str, *, dry_run: bool) -> None:
         sys.stdout.write(f"{url} is ready\n")
 
 
-# -- one at a time -------------------------------------------------------------------------------------------------------------
+# -- the lock that lets one command at a time change the schema ----------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def schema_lock(session: Session) -> Iterator[Callable[[], None]]:
     """Holds the lock; yields a check that it is still held, to be called before each step.
 
-    The lock is an ephemeral znode: it goes with this process, however that ends. Losing it in mid-step is harmless, for
-    steps may be repeated and tables have ids of their own; the check only ends the command before the next one.
+    The lock is an ephemeral znode, which goes with this process, however the process ends. Losing it in mid-step is harmless:
+    steps may be repeated, and tables have ids of their own; the check only ends the command before the next step.
 
-    Raises: `StateConflict` when another holds it until the deadline; `NotConnected`, `CoordinationUnavailable`.
+    Raises: `StateConflict` if another command holds it until the deadline; `NotConnected`, `CoordinationUnavailable`.
     """
     from rmgr.coord.protocol import paths
     from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi
@@ -228,7 +228,7 @@ def schema_lock(session: Session) -> Iterator[Callable[[], None]]:
 
 
 def _connected(session: Session, end: float) -> ZkCoordinator:
-    """A session of its own: there may be no cluster yet, which other commands would refuse."""
+    """Opens a separate session: there may be no cluster yet, which other commands would refuse."""
     from rmgr.runtime.secured import open_zookeeper
 
     config = session.config()
@@ -248,7 +248,7 @@ def _connected(session: Session, end: float) -> ZkCoordinator:
 
 
 _PAGE = 1000
-#: A leader writes pieces of 256 KiB, and a turn of its own more.
+#: Most bytes of a piece that is read. A leader writes pieces of 256 KiB, or more for one long entry.
 _MOST_PIECE_BYTES = 64 * 2**20
 
 
@@ -297,7 +297,7 @@ def export_events(session: Session, out: str, which: str, partition: str, listed
 
 
 def _cut(pieces: Iterable[str], partition: str, log: str) -> Iterator[str]:
-    """The lines of this partition. Raises: NotFound for one that the log does not know."""
+    """Yields the lines of one partition. Raises: NotFound if the log does not know it."""
     from rmgr.sched.state.event_log import Opening, decode, encode, only
 
     entries = (decode(line) for line in _lines(pieces))
@@ -309,7 +309,7 @@ def _cut(pieces: Iterable[str], partition: str, log: str) -> Iterator[str]:
 
 
 def _lines(pieces: Iterable[str]) -> Iterator[str]:
-    """Whole lines; what a dead leader wrote of the last one is left out."""
+    """Yields whole lines, without a last one that a dead leader left incomplete."""
     rest = ""
     for piece in pieces:
         *whole, rest = (rest + piece).split("\n")
@@ -317,7 +317,7 @@ def _lines(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _logs(store: Store, family: str) -> dict[tuple[int, int], int]:
-    """(epoch, log) -> how many pieces it has."""
+    """Returns (epoch, log) -> number of its pieces."""
     from rmgr.coord.protocol import keys
 
     found: dict[tuple[int, int], int] = {}
