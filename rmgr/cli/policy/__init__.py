@@ -1,10 +1,10 @@
 """`rmgr policy list|show|set|check`: how queues choose what runs next; answered from the cluster's settings.
 
-Work of pull queues is taken by Starters: users in turn, each one's by priority, then arrival ("fair"), or all by these ("fifo"). Jobs of
-place queues are placed by the leader: one pipeline of policies for each partition, kept in the settings, taken up by the leader at its next
-pass.
+Starters take the work of pull queues: users take turns, each with their work by priority, then arrival ("fair"), or all work goes in that
+order ("fifo"). The leader places the jobs of place queues: one pipeline of policies for each partition, which is kept in the settings and
+which the leader takes up at its next pass.
 
-The room reads the catalogue and cluster settings; what it changes goes through `control`.
+The room reads the catalogue and cluster settings; its changes go through `control`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rmgr.errors import ConfigError, NotFound, UsageError
 from rmgr.model.cluster.queue import FAIR, FIFO, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.cluster.servers import CALLS, DEFAULT_CALL_POLICY
 
-#: Stands for the calls, which have no queue, where queues are shown.
+#: Stands for calls, which have no queue, in lists of queues.
 _CALLS = QueueSpec(name=f"({CALLS})", partition=CALLS, dispatch=Dispatch.PLACE, policy=DEFAULT_CALL_POLICY)
 
 
@@ -140,7 +140,7 @@ def set_(session: Session, name: str, partition: str, params: tuple[tuple[str, s
 
 
 def pipeline_named(name: str, partition: str, params: dict[str, str]) -> PipelineSpec:
-    """What `policy set NAME|FILE.toml` records; whether it can be used is not asked. Raises UsageError, ConfigError."""
+    """Returns what `policy set NAME|FILE.toml` records, without checking that it can be used. Raises UsageError, ConfigError."""
     from rmgr.daemons.leader.placement.pipeline import named
 
     if name in (FAIR, FIFO):
@@ -159,7 +159,7 @@ def pipeline_named(name: str, partition: str, params: dict[str, str]) -> Pipelin
     if params:
         raise UsageError(f"{name}: a pipeline has its parameters in it, --param cannot change them", hint="[stage.parameters]")
     document = policy_files.read_toml(Path(name))
-    document.pop(SIMULATED, None)  # the machine of simulations: no cluster needs it
+    document.pop(SIMULATED, None)  # the simulated machine, which no cluster needs
     return PipelineSpec(partition=partition, document=text_of(document, name), name=Path(name).name)
 
 
@@ -173,11 +173,11 @@ def _check_usable(settings: ClusterSettings, partition: str) -> None:
         hint = f"{error.hint}  (rmgr policy list describes them)" if error.hint.startswith("known:") else error.hint
         spec = settings.pipeline(partition)
         where = f"partition {partition}, policy {spec.name}: [[stage]] 1 ({spec.name}): " if spec is not None else ""
-        raise UsageError(error.message.removeprefix(where), hint=hint) from error  # of one policy its name says where
+        raise UsageError(error.message.removeprefix(where), hint=hint) from error  # the name of a single policy says enough
 
 
 def _partition(settings: ClusterSettings, given: str) -> str:
-    """The partition meant. Raises NotFound, UsageError."""
+    """Returns the partition that is meant. Raises NotFound, UsageError."""
     placed = settings.placed()
     if given:
         if given in placed or given == CALLS:
@@ -199,7 +199,7 @@ def _partition(settings: ClusterSettings, given: str) -> str:
 
 
 def told_of(settings: ClusterSettings, queue: QueueSpec) -> dict[str, Any]:
-    """`policy show --json` of one queue: its policy with the parameters that were set; of a pipeline its stages."""
+    """Returns `policy show --json` of one queue: its policy with the parameters that were set, or the stages of its pipeline."""
     told: dict[str, Any] = {"policy": settings.policy_of(queue), "parameters": {}}
     spec = settings.pipeline(queue.partition)
     if queue.dispatch is Dispatch.PULL or spec is None:
@@ -260,7 +260,7 @@ def check(
 
 
 def _check_queues(session: Session, partition: str) -> None:
-    """Whether every queue, or each of a partition, has a policy that can start its work."""
+    """Checks that every queue, or every queue of a partition, has a policy that can start its work."""
     from rmgr.cli.session.errors import WorkEnded
     from rmgr.daemons.leader.placement.pipeline import checked
 

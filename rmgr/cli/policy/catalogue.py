@@ -23,9 +23,9 @@ PULLING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A policy as it is shown. dispatch: of the queues that it serves (pull, place), `call`: of none, it chooses servers for calls.
+    """A policy as it is shown. dispatch: that of the queues it serves (pull, place), or `call` if it chooses servers for calls.
 
-    origin: "" = of rmgr. error: why it cannot be used."""
+    origin: "" for rmgr's own. error: why it cannot be used."""
 
     name: str
     dispatch: str
@@ -35,14 +35,14 @@ class Listed:
     error: str = ""
 
     def described(self) -> dict[str, Any]:
-        """As JSON (cli.md section 5)."""
+        """Returns the policy as JSON (cli.md section 5)."""
         told: dict[str, Any] = {"name": self.name, "summary": self.summary, "parameters": {p.name: p.described() for p in self.parameters}}
         told["dispatch"] = self.dispatch
         return told | {key: value for key, value in (("origin", self.origin), ("error", self.error)) if value}
 
 
 def everything() -> list[Listed]:
-    """Every policy: of pull queues, of the catalogue, of plug-ins. A plug-in that cannot be loaded is listed with its error."""
+    """Returns all policies: of pull queues, of the catalogue, of plug-ins. A plug-in that cannot be loaded is listed with its error."""
     found = [Listed(name=name, dispatch="pull", summary=summary) for name, summary in PULLING.items()]
     found += [_listed(name, entry) for name, entry in POLICIES.items()]
     found += [_listed(name, entry) for name, entry in CALL_POLICIES.items()]
@@ -56,7 +56,7 @@ def everything() -> list[Listed]:
 
 
 def one(name: str) -> Listed:
-    """The policy of that name, or in that FILE.py. Raises: ConfigError."""
+    """Returns the policy of that name, or the one in that FILE.py. Raises: ConfigError."""
     if name in PULLING:
         return Listed(name=name, dispatch="pull", summary=PULLING[name])
     if name in POLICIES:
@@ -71,7 +71,7 @@ def one(name: str) -> Listed:
 
 
 def draw(policies: Sequence[Listed]) -> None:
-    """A line each: name, parameters with their defaults, summary."""
+    """Prints one line per policy: name, parameters with their defaults, summary."""
     columns = (
         Column(name="POLICY", text=lambda p: p.name, is_id=True),
         Column(name="DISPATCH", text=lambda p: p.dispatch, is_id=True),
@@ -82,7 +82,7 @@ def draw(policies: Sequence[Listed]) -> None:
 
 
 def draw_one(policy: Listed) -> None:
-    """The parameters of one policy, a line each."""
+    """Prints the parameters of one policy, one line each."""
     out = sys.stdout
     out.write(f"{folded(f'{policy.name}: {policy.summary}', out, indent=2)}\n")
     if not policy.parameters:
@@ -110,7 +110,7 @@ def _meaning(item: Parameter) -> str:
 
 
 def tell(policies: list[Listed]) -> None:
-    """As JSON."""
+    """Prints the policies as JSON."""
     emit({"policies": [policy.described() for policy in policies]})
 
 
@@ -120,13 +120,13 @@ def _listed(name: str, entry: Entry, origin: str = "") -> Listed:
 
 
 def _entry(kind: type[Any]) -> Entry:
-    """Of a policy that has no line in the catalogue: its summary is the first line of what its class, or its module, says."""
+    """Returns the entry of a policy outside the catalogue; its summary is the first line of the docstring of its class or module."""
     words = _said(kind.__doc__, kind.__name__) or _said(getattr(sys.modules.get(kind.__module__), "__doc__", None), "")
     return Entry(policy=kind, summary=words or f"a policy of your own (class {kind.__name__})")
 
 
 def _said(text: str | None, name: str) -> str:
-    """First line of a docstring, "" for the signature that a dataclass gets by itself."""
+    """Returns the first line of a docstring, or "" for the signature that a dataclass gets by itself."""
     first = (text or "").strip().partition("\n")[0]
     return "" if name and first.startswith(f"{name}(") else first.rstrip(".")
 

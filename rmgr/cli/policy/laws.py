@@ -1,4 +1,4 @@
-"""`rmgr policy check NAME|FILE`: a policy before the laws that every shipped one keeps, and the smallest world that breaks one."""
+"""`rmgr policy check NAME|FILE`: tries a policy against the laws that all shipped ones keep; shows the smallest world that breaks one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from rmgr.sim.laws.check import Drawn, Finding, LawsReport, Make, check, digest,
 
 HASHES = "hashes"
 HASHES_SAY = "other interpreters, in which strings have other hashes, decide the same"
-#: Worlds and seconds for that.
+#: Most worlds, and most seconds of an interpreter, for this law.
 MOST_HASHED = 20
 _LONGEST_S = 60.0
 
 
 def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int, seed: int, budget_s: float) -> None:
-    """Tries every law and reports what it found. Raises: ConfigError for what is no policy; WorkEnded(1) when a law is broken."""
+    """Tries every law and reports the findings. Raises: ConfigError if this is no policy; WorkEnded(1) if a law is broken."""
     make, drawn = _loaded(name, params)
     with ProgressDisplay(f"worlds under {name}", enabled=not session.json) as display:
 
@@ -48,7 +48,7 @@ def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int
 
 
 def _conclude(session: Session, report: LawsReport, name: str, params: Mapping[str, str]) -> None:
-    """Prints the report. Raises: WorkEnded(1) when a law is broken."""
+    """Prints the report. Raises: WorkEnded(1) if a law is broken."""
     again = ["rmgr", "policy", "check", name, *(word for key, value in params.items() for word in ("--param", f"{key}={value}"))]
     if session.json:
         emit({"policy": name, "params": dict(params), "lawful": report.is_lawful, **_as_json(report, again)})
@@ -59,7 +59,7 @@ def _conclude(session: Session, report: LawsReport, name: str, params: Mapping[s
 
 
 def _loaded(name: str, params: Mapping[str, str]) -> tuple[Make, Drawn]:
-    """Raises: ConfigError for what is no policy."""
+    """Returns a maker of the policy's stages, and what its worlds draw from. Raises: ConfigError if this is no policy."""
     if name in CALL_POLICIES:
         call_policy_named(name, params)
         return lambda: (Stage(call_policy_named(name, params)),), Drawn()
@@ -78,7 +78,7 @@ def _is_for_calls(make: Make) -> bool:
 
 
 def _hashes(name: str, params: Mapping[str, str], worlds: int, seed: int) -> Finding:
-    """The law that no process can try alone: two interpreters, each with its own hashes of strings."""
+    """Tries the law that no process can try alone: two interpreters, each with its own hashes of strings, must decide the same."""
     argv = [sys.executable, "-m", __name__, json.dumps([name, dict(params), worlds, seed])]
     children = [
         subprocess.Popen(argv, env=os.environ | {"PYTHONHASHSEED": str(hashes)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -137,7 +137,7 @@ def _repeat(finding: Finding, again: list[str]) -> str:
 
 
 def _print_digest() -> None:
-    """What the other interpreters do."""
+    """Prints the digest of all decisions; this is what the other interpreters run."""
     name, params, worlds, seed = json.loads(sys.argv[1])
     make, drawn = _loaded(name, params)
     if _is_for_calls(make):
