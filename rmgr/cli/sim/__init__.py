@@ -11,7 +11,7 @@ from rmgr.cli.session.command import TableGroup, command_group
 from rmgr.cli.session.context import Session
 from rmgr.model.base.version import VERSION
 
-#: name -> (module:function, what it does). A command stands here when it exists.
+#: name -> (module:function, what it does). Lists every command that exists.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("sim.runs:run", "One workload under one policy: schedule and measures"),
     "sweep": ("sim.runs:sweep", "Policies x loads x seeds, in parallel; goes on where it was interrupted"),
@@ -28,5 +28,5 @@ def sim(_session: Session) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What has made results, as their manifests say it."""
+    """Returns the versions that made the results, for their manifests."""
     return {"rmgr": VERSION, "python": platform.python_version()}

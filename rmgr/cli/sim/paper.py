@@ -1,4 +1,4 @@
-"""`rmgr sim paper`: a paper's experiments run again; its values beside ours, with spread, tolerance and verdict."""
+"""`rmgr sim paper`: a paper's experiments run again, its values beside ours, with spread, tolerance and verdict. And `rmgr sim calls`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _MOST_SEEDS = 1000
 _STYLES = {"pass": "green", "fail": "red", "expected": "yellow", "reported": "cyan"}
 _SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
-#: Processes of a run, where nothing else is said.
+#: Default number of processes of a run.
 _PROCESSES = 2
 
 
 def parse_seed_count(text: str) -> tuple[int, ...]:
-    """`5`: seeds 1 to 5; `3-5` and `1,4`: these. Raises UsageError."""
+    """Reads `5` as the seeds 1 to 5, and `3-5` or `1,4` as these seeds. Raises UsageError."""
     word = text.strip()
     if word.isascii() and word.isdigit():
         if not 1 <= int(word) <= _MOST_SEEDS:
@@ -125,7 +125,7 @@ def _run(
 
 
 def _ranges(seeds: tuple[int, ...]) -> str:
-    """(1, 2, 3, 7) -> `1-3, 7`."""
+    """Returns seeds as ranges: (1, 2, 3, 7) -> `1-3, 7`."""
     runs: list[list[int]] = []
     for seed in seeds:
         if runs and seed == runs[-1][-1] + 1:
@@ -152,7 +152,7 @@ def _told(report: PaperReport) -> Iterator[str]:
 
 
 def _summary(found: Sequence[_Found]) -> Iterator[str]:
-    """A line for each paper, and one for each check that does not hold or fails."""
+    """Yields a line for each paper, and one for each check that does not hold or fails."""
     rows = []
     for one in found:
         verdicts = [check.verdict for check in one.report.checks]
@@ -173,12 +173,12 @@ def _summary(found: Sequence[_Found]) -> Iterator[str]:
 
 
 def shorten(line: str, most: int) -> str:
-    """Cut to so many letters."""
+    """Cuts a line to at most `most` characters."""
     return line if len(line) <= most else f"{line[: most - 3].rstrip()}..."
 
 
 def _check(check: PaperCheck) -> Iterator[str]:
-    """The statement and its verdict, then one line a row: paper, ours, spread, tolerance."""
+    """Yields the statement with its verdict, then one line per row: paper, ours, spread, tolerance."""
     from rmgr.sim.papers.report import rows_of
 
     verdict = paint(check.verdict, _STYLES[check.verdict], sys.stdout)
@@ -196,7 +196,7 @@ def _check(check: PaperCheck) -> Iterator[str]:
 
 
 def tolerance(rule: dict[str, int | float]) -> str:
-    """`> 1`, `>= 0.7 and <= 1.3`, `exactly`, `+- 5 %`."""
+    """Returns a tolerance as text: `> 1`, `>= 0.7 and <= 1.3`, `exactly`, `+- 5 %`."""
     signs = [f"{_SIGNS[name]} {shown(limit)}" for name, limit in rule.items() if name in _SIGNS]
     if signs:
         return " and ".join(signs)
@@ -212,7 +212,7 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def shown(cell: Cell) -> str:
-    """A number as people read it: whole ones whole, others with four digits; words as they are, nothing as nothing."""
+    """Returns a number for people: whole numbers whole, others with four digits; words unchanged, None as ""."""
     if cell is None or isinstance(cell, str):
         return cell or ""
     if isinstance(cell, int) or (cell.is_integer() and abs(cell) >= 1000):
@@ -221,7 +221,7 @@ def shown(cell: Cell) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> Iterable[str]:
-    """Columns of one width each: the first to the left, the others, numbers, to the right."""
+    """Yields aligned lines: the first column to the left, the others, which are numbers, to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = [cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True))]
@@ -239,7 +239,7 @@ def _verdicts(report: PaperReport) -> str:
 
 
 def _write(session: Session, out: Path, found: _Found, checks: tuple[str, ...] | None) -> None:
-    """All files, or none."""
+    """Writes all files, or none."""
     from rmgr.sim.runs.output import whole_directory, write_json
 
     report = found.report
@@ -263,7 +263,7 @@ def _write(session: Session, out: Path, found: _Found, checks: tuple[str, ...] |
 
 
 def _draw(directory: Path, report: PaperReport) -> bool:
-    """The figures, where matplotlib is there; whether it is."""
+    """Draws the figures if matplotlib is there; returns whether it is."""
     try:
         from rmgr.sim.plots.pictures import draw, figures
     except UsageError:
@@ -364,7 +364,7 @@ def calls(
 
 
 def _record(path: Path, scenario: Scenario, policy: str, params: dict[str, str], seed: int) -> None:
-    """One replication, with its log."""
+    """Simulates one replication and writes its log."""
     from rmgr.adapters import policy_files
     from rmgr.sched.state.event_log import Recorder
     from rmgr.sim.calls.world import replicate
@@ -376,7 +376,7 @@ def _record(path: Path, scenario: Scenario, policy: str, params: dict[str, str],
 
 
 def _show(summaries: Mapping[tuple[str, str], Summary]) -> None:
-    """A line for each case and policy; utilisation and share of calls for each server."""
+    """Prints a line for each case and policy, with utilisation and share of calls for each server."""
     rows: Sequence[tuple[str, str, Summary]] = [
         (case, policy, summary) for (policy, case), summary in sorted(summaries.items(), key=lambda item: item[0][1])
     ]

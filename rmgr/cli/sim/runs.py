@@ -1,5 +1,5 @@
-"""`rmgr sim run`, `sweep`, `plot`, `replay`: the scheduling policies of the leader on a virtual clock, one run or many, pictures of
-them, and a recorded log again, checked decision by decision, or under another policy beside what was recorded.
+"""`rmgr sim run`, `sweep`, `plot`, `replay`: the leader's scheduling policies on a virtual clock, in one run or many; pictures of the runs;
+and the replay of a recorded log, which checks every decision, or compares another policy with what was recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rmgr.sim.runs.experiment import Experiment
     from rmgr.sim.workload.jobs import Workload
 
-#: Measures that are printed when they are not 0.
+#: Measures that are printed if they are not 0.
 _HAPPENED = {
     "jobs_failed": "jobs failed",
     "jobs_cancelled": "jobs cancelled",
@@ -38,10 +38,10 @@ _HAPPENED = {
     "preemptions": "preemptions",
     "lost_to_nodes": "runs lost with their nodes",
 }
-#: Names in a note.
+#: Most names of queues in a note.
 _MOST_QUEUES = 8
 _NUMBER = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)")
-#: Measures of the comparison, with their unit and digits.
+#: Measures of the comparison, with their name, unit and digits.
 _COMPARED = {
     "mean_waiting_time": ("mean wait", "s", 2),
     "median_waiting_time": ("median wait", "s", 0),
@@ -56,12 +56,12 @@ _COMPARED = {
     "migrations": ("migrations", "", 0),
     "lost_to_nodes": ("runs lost with nodes", "", 0),
 }
-#: Letters of a policy's name above its column; of a longer one, a path, the end is shown.
+#: Most letters of a policy's name above its column; a longer name, such as a path, shows its end.
 _MOST_HEAD = 26
 
 
 def parse_factor(text: str) -> Fraction:
-    """`0.7`, `.95`, `2`: exactly that decimal number, above 0 and at most 1,000. Raises UsageError."""
+    """Reads `0.7`, `.95` or `2` as exactly that decimal number, above 0 and at most 1,000. Raises UsageError."""
     word = text.strip()
     value = Fraction(word) if _NUMBER.fullmatch(word) else Fraction(0)
     if not 0 < value <= 1000:
@@ -240,7 +240,7 @@ def _told(
     record: Path | None,
     validated: bool,
 ) -> Iterable[str]:
-    """The summary that is pasted into a paper: what was run, what came out, whom to thank, how to run it again."""
+    """Yields the summary that is pasted into a paper: what was run, the results, whom to thank, how to run it again."""
     jobs, processors = len(workload.jobs), result.processors
     nodes = experiment.node_count(processors)
     machine = counted(processors, "processor")
@@ -285,7 +285,7 @@ def _told(
 
 
 def _manifest(experiment: Experiment, result: Result, workload_name: str) -> dict[str, Any]:
-    """What decides the files: versions, digests of what was read, the experiment."""
+    """Returns what determines the files: versions, digests of the inputs, the experiment."""
     from rmgr.sim.runs.experiment import inputs_of
 
     slots = experiment.slots()
@@ -304,7 +304,7 @@ def _load(workload: Workload) -> float | None:
 
 
 def _command_line() -> str:
-    """What was typed: it gives the same result again (with another --out)."""
+    """Returns the command as it was typed: it gives the same result again (with another --out)."""
     context = click.get_current_context()
     return shlex.join([*context.command_path.split(), *context.meta.get("rmgr.args", ())])
 
@@ -316,7 +316,7 @@ _MOST_SEEDS = 10_000
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """`fcfs,easy`. Raises UsageError."""
+    """Reads `fcfs,easy`. Raises UsageError."""
     names = tuple(word.strip() for word in text.split(","))
     if not all(names):
         raise UsageError(f"{text!r} is not a list of names", hint="as fcfs,easy")
@@ -324,12 +324,12 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_factors(text: str) -> tuple[Fraction, ...]:
-    """`.7,.8`. Raises UsageError."""
+    """Reads `.7,.8`. Raises UsageError."""
     return tuple(parse_factor(word) for word in text.split(","))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """`1-5`, `1,3,7-9`. Raises UsageError."""
+    """Reads `1-5` or `1,3,7-9`. Raises UsageError."""
     seeds: list[int] = []
     for word in text.split(","):
         first, dash, last = word.strip().partition("-")
@@ -427,9 +427,9 @@ def sweep(
         for seed in seeds
     )
     for experiment in experiments[:: len(seeds)]:
-        experiment.check()  # a wrong name, and a wrong event, is refused before anything runs
+        experiment.check()  # refuses a wrong name or event before anything runs
     if not is_model(source):
-        experiments[0].workload()  # a trace that cannot be used, too
+        experiments[0].workload()  # refuses an unusable trace, too
     plan = Sweep(experiments=experiments, validate=validate, versions=tuple(versions().items()))
     done = 0
     with ProgressDisplay(f"sweep {out.name}", enabled=not session.json) as display:
@@ -453,7 +453,7 @@ def sweep(
 
 
 def _draw_sweep(rows: list[dict[str, Any]]) -> None:
-    """One line a policy and load: means over the seeds, and the range of the mean wait."""
+    """Prints one line per policy and load: means over the seeds, and the range of the mean wait."""
     from statistics import fmean
 
     groups: dict[tuple[str, float | None], list[dict[str, Any]]] = {}
@@ -482,7 +482,7 @@ def _draw_sweep(rows: list[dict[str, Any]]) -> None:
 # -- `rmgr sim plot` -----------------------------------------------------------------------------------------------------------
 
 
-#: As `rmgr.sim.plots.pictures.KINDS` and `FORMS` have them; here, so that the help needs no matplotlib.
+#: The same as `rmgr.sim.plots.pictures.KINDS` and `FORMS`, repeated here so that the help needs no matplotlib.
 KINDS = ("gantt", "utilisation", "waits", "compare", "load", "tables", "figures", "matrix", "front", "calls")
 FORMS = ("png", "svg", "both")
 
@@ -623,7 +623,7 @@ def _opening(entry: object, log: Path) -> Any:
 
 
 def _replay_calls(session: Session, log: Path, policy: str, params: dict[str, str], *, own: bool, whole: bool, refused: bool) -> None:
-    """A log of calls: every pick again, or those of another policy beside the recorded ones."""
+    """Replays a log of calls: makes every pick again, or shows another policy's picks beside the recorded ones."""
     from rmgr.adapters import policy_files
     from rmgr.sched.policy import Stage
     from rmgr.sim.replay import picks, verify
@@ -708,7 +708,7 @@ def _compare(
 
 
 def _replay_manifest(log: Path, history: History, policy: str, params: dict[str, str], configuration: Any) -> dict[str, Any]:
-    """What decides the files, as of `rmgr sim run`."""
+    """Returns what determines the files, as for `rmgr sim run`."""
     from rmgr.sim.runs.experiment import digest_of
 
     recorded = {"policy": history.opening.policy, "params": dict(sorted(history.opening.parameters.items()))}
