@@ -97,7 +97,7 @@ def _code(value: int | None) -> str:
 
 
 def job_columns(now_us: int, *, of_all: bool = False) -> tuple[Column, ...]:
-    """Returns the columns of `rmgr jobs`. of_all: of several users, who are shown."""
+    """Returns the columns of `rmgr jobs`. of_all: the jobs of several users are listed, so show the users."""
     return (
         Column(name="ID", also="JOBID", text=lambda j: str(j.id), order=lambda j: j.id, is_id=True, right=True),
         Column(name="NAME", text=lambda j: j.name),
@@ -315,7 +315,7 @@ def _of(queue: QueueView) -> ClassView:
 
 
 def _known(queue: QueueView, text: str) -> str:
-    """Returns `text`, or "?" for what only a leader knows, if there is none."""
+    """Returns `text`, or "?" if it is known to a leader only and there is none."""
     return text if _of(queue).is_known else "?"
 
 

@@ -507,7 +507,7 @@ class Failure:
 
     @property
     def said(self) -> str:
-        """The last words of the task that stands for all: its exception, else its stderr."""
+        """The last words of the task that represents the group: its exception, else its stderr."""
         return self.error if self.reason == Reason.EXCEPTION else self.stderr
 
     @property
@@ -586,7 +586,7 @@ def cell(job: JobView) -> str:
     for failure in groups[:_MOST_CELLS]:
         nodes = [node for node in failure.nodes if node]
         where = f" on {','.join(nodes[:3])}{f',+{len(nodes) - 3}' if len(nodes) > 3 else ''}" if nodes else ""
-        count = f"{failure.tasks:,}: " if len(groups) > 1 else ""  # the count of a single group stands in the column of failures
+        count = f"{failure.tasks:,}: " if len(groups) > 1 else ""  # the column of failures shows the count of a single group
         told.append(count + word_for(failure.reason, failure.exit_code) + where)
     return "; ".join(told)
 
@@ -594,7 +594,7 @@ def cell(job: JobView) -> str:
 def steps(job: JobView, failures: Sequence[Failure], *, task: str = "", mine: bool = True) -> list[str]:
     """Returns what to type next, one command each.
 
-    Args: task: `42_7` to mean that one. mine: whether the work is the caller's, who then may run it again.
+    Args: task: an id such as `42_7` if only that task is meant. mine: whether the work is the caller's, who may then run it again.
     """
     several = job.tasks > 1 and not task
     found = []
