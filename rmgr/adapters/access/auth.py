@@ -1,7 +1,7 @@
 """Callers and what they may call: mutual TLS for every gRPC channel and server of a secured cluster, denied by default.
 
 A server demands of every caller a certificate of the cluster's authority; `METHODS` says which roles may call which method,
-and a method that is not listed there nobody may call. A client names the role that it expects (`<role>.rmgr` in the server's
+and methods that are not listed there are refused. A client names the role that it expects (`<role>.rmgr` in the server's
 certificate), so addresses do not matter. Without credentials (an open cluster, on loopback only) there are no checks.
 
 A single call is checked when it begins. A stream (logs, terminals, tunnels, large values) lasts as long as its caller likes: it is

@@ -497,7 +497,7 @@ class Relay:
             return  # the stream has broken: the client asks again, and the server keeps the answer
         finally:
             given.done.set()
-        if link is not None and in_s > 0 and not left:  # else the answer was there before this RPC, is none, or clocks disagree
+        if link is not None and in_s > 0 and not left:  # else the answer came before this RPC or not at all, or clocks disagree
             link.transferred(one.ask.bytes + outcome.bytes, in_s + out_s)
         with suppress(StopIteration, grpc.RpcError), self._stalls.waited(one.context):
             if next(one.requests).acknowledged and link is not None:

@@ -402,7 +402,7 @@ Done = Callable[[RmgrError | None], None]
 
 
 class SoonWrites:
-    """Begins such writes for one store; from any thread."""
+    """Begins writes for one store that no thread waits for. Callable from any thread."""
 
     def __init__(self, calls: Calls, clock: WriteClock, register: Register, *, request_timeout_s: float) -> None:
         self._calls = calls

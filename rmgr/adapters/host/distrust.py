@@ -48,7 +48,7 @@ _SEEN = (OWN_FAILURES - {Reason.DISK_LIMIT}) | {
 _MAX_TEXT, _MAX_COUNT = 16 * 1024, 2**53
 #: Allowance of frames that account for no work: at once, per second, and per piece of work accounted for.
 _BURST, _RATE, _EARNED = 500, 50, 4
-#: Bytes of such frames that count as one of them.
+#: So many bytes of such frames count as one frame.
 _FRAME_BYTES = 16 * 1024
 
 

@@ -78,7 +78,7 @@ class Write:
     def end(self, value: Any = None, error: RmgrError | None = None) -> None:
         self.value, self.error = value, error
         if self.told is not None:
-            with contextlib.suppress(Exception):  # whoever is told may have ended: the others of the group are told, too
+            with contextlib.suppress(Exception):  # the receiver may have ended: the others of the group are still told
                 self.told(error)
         else:
             self.ended.release()
