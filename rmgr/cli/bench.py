@@ -1,4 +1,4 @@
-"""`rmgr bench`: figures of this machine with their baselines."""
+"""`rmgr bench`: measurements on this machine, each beside its baseline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rmgr.bench.measuring import MeasuringPlan, Row
 
 _MAX_VALUE_BYTES = 64 * 2**20
-#: name -> where below `rmgr.bench` it is measured (module:function). Its module is imported when it is asked for.
+#: name -> its function below `rmgr.bench` (module:function). The module is imported only when it is asked for.
 _MEASUREMENTS = {
     "tasks": "tasks:tasks",
     "latency": "tasks:latency",

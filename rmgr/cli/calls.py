@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from rmgr.model.calls.interface import Argument, Interface
 
 _EXITS = "0 ok, 3 no such server or function, 5 no gateway can be reached"
-#: Arrays of so many numbers are printed whole; larger ones by numpy's rules, and left out of JSON.
+#: Most numbers of an array that go into JSON; numpy, too, prints larger arrays abridged.
 _MOST_SHOWN = 1000
-#: Servers of which it is told why they are not open; `rmgr servers NAME` tells it of each.
+#: Most servers for which it is said why they are not open; `rmgr servers NAME` says it for each.
 _MOST_TOLD = 8
-#: How a file of numpy begins.
+#: First bytes of a numpy file.
 _NPY = b"\x93NUMPY"
-#: Of a .npy file, before its numbers.
+#: Most bytes of a .npy file before its numbers.
 _MOST_HEADER = 64 * 1024
-#: What to type instead.
+#: Hint for an argument that is too large.
 _SPLIT = "split it over several calls, or keep it where the servers read it"
 _TYPED = {"int": "a whole number, as 42", "float": "a number, as 0.5", "str": "text in UTF-8", "bytes": "any bytes, or @FILE"}
 _OUTPUT = "where an output goes: arrays as .npy, all else as it is; once for each, in order"
@@ -204,7 +204,7 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
     try:
         result = future.result()
     finally:
-        caller.close()  # its server is told what became of it before this process ends
+        caller.close()  # its server learns what became of the call before this process ends
     seconds = time.monotonic() - began_s
     values = result if len(interface.outputs) > 1 else () if not interface.outputs else (result,)
     troubles = [trouble for value, path in zip(values, outputs, strict=False) if (trouble := keep(value, Path(path))) is not None]
@@ -216,7 +216,7 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
         return
     for argument, value in list(zip(interface.outputs, values, strict=True))[len(outputs) :]:
         _print(argument.name if len(interface.outputs) > 1 else "", value)
-    if troubles:  # all are kept or printed before the first is told
+    if troubles:  # every output is kept or printed before the first error is raised
         raise troubles[0]
     if trace:
         for step, name, took_s, text in future.timing.trace:
@@ -227,7 +227,7 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Arguments, and sizes by name: `--n 600`, `--n=600`. Raises: UsageError."""
+    """Returns the arguments, and the sizes by name: `--n 600`, `--n=600`. Raises: UsageError."""
     given: list[str] = []
     sizes: dict[str, str] = {}
     rest = iter(words)
@@ -245,7 +245,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _arguments(interface: Interface, given: Sequence[str], options: dict[str, str]) -> list[Any]:
-    """Values of the inputs in order: a scalar may be named (`--n 600`), all else stands in its place. Raises: UsageError."""
+    """Returns the input values in order: a scalar may be named (`--n 600`), the others go by position. Raises: UsageError."""
     rest = iter(given)
     values = []
     for argument in interface.inputs:
@@ -301,7 +301,7 @@ def array_in(name: str, word: str) -> Any:
     except OSError as error:
         raise UsageError(f"{name}: {word} cannot be read: {error.strerror or error}", hint=how) from None
     except (ValueError, EOFError) as error:
-        if "object" in str(error).lower():  # numpy's own words say how to unpickle it
+        if "object" in str(error).lower():  # numpy's own message says how to unpickle it
             hint = "objects do not travel: give it a type of numbers, with astype"
             raise UsageError(f"{name}: {word} is an array of objects", hint=hint) from None
         raise UsageError(f"{name}: {word} is no whole .npy file: {str(error)[:200]}", hint=how) from None
@@ -319,7 +319,7 @@ def bytes_in(path: str) -> bytes:
 
 
 def _bounded(file: BinaryIO, name: str) -> bytes:
-    """What it has, which may be without end. Raises: UsageError, OSError."""
+    """Reads a whole file, which may be endless, up to the limit. Raises: UsageError, OSError."""
     from rmgr.model.calls.arrays import MAX_BYTES
 
     data = bytearray()
@@ -347,7 +347,7 @@ def _explain(session: Session, caller: Caller, interface: Interface, given: Sequ
             raise UsageError(f"--{name} {text}: a number is needed", hint=f"as in: --{name} 1000") from None
         if name not in interface.sizes:
             raise UsageError(f"{interface.key} has no size {name}", hint=f"sizes: {', '.join(interface.sizes) or 'none'}")
-    interface.cost(sizes)  # says what is missing
+    interface.cost(sizes)  # its error names the missing sizes
     pick = caller.asked(lambda client: client.explain(interface.name, interface.version, json.dumps(sizes)))
     if session.json:
         terms = [{field.name: value for field, value in term.ListFields()} for term in pick.terms]
@@ -365,10 +365,10 @@ def _readable(text: bytes, decode: Callable[[bytes], Interface]) -> Interface | 
 
 
 def _check_writable(path: Path) -> None:
-    """Before anything is called. Raises: UsageError."""
+    """Checks that an output can be written, before anything is called. Raises: UsageError."""
     is_new = not path.exists()
     if not is_new and not path.is_file():
-        return  # a pipe or device: to open it would be to use it
+        return  # a pipe or device: opening it would already use it
     try:
         path.open("ab").close()
     except OSError as error:
@@ -379,7 +379,7 @@ def _check_writable(path: Path) -> None:
 
 
 def keep(value: Any, path: Path) -> RmgrError | None:
-    """Writes an output; where that fails, elsewhere. Returns: UsageError, which says where; CallLost."""
+    """Writes an output, or a spare file if that fails. Returns: None; UsageError, which names the spare file; CallLost."""
     try:
         _write(value, path)
         return None

@@ -1,4 +1,4 @@
-"""`rmgr dev`, `dev status`, `dev stop`: a whole cluster on this machine; drawing only, the machinery is `dev/cluster.py`."""
+"""`rmgr dev` and its subcommands: a whole cluster on this machine. Drawing only; the machinery is `dev/cluster.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DIR = click.option("--dir", "directory", metavar="DIR", type=click.Path(file_ok
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A process, and what its keeper has noted. kept_down: it was killed by `rmgr dev kill`."""
+    """A process, and the notes of its keeper. kept_down: it was killed by `rmgr dev kill`."""
 
     process: DevProcess
     state: str
@@ -42,7 +42,7 @@ class _Row:
 
     @property
     def next(self) -> str:
-        """What comes of a dead one."""
+        """What happens next to a dead process."""
         if self.state != "dead":
             return ""
         if self.kept_down:
@@ -54,7 +54,7 @@ class _Row:
 
     @property
     def died(self) -> str:
-        """When it died last, for people; "" = never."""
+        """When it last died, for people; "" if never."""
         return "" if self.fate.died_at is None else clock(int(self.fate.died_at * 1e6))
 
 
@@ -66,7 +66,7 @@ _ROLES = (
     ("submitter", "gateway"),
     ("server", "server"),
 )
-#: They are not named where there are none.
+#: Roles that are not named when no process has them.
 _RARE = frozenset({"cassandra", "submitter", "server"})
 
 _COLUMNS = (
@@ -138,7 +138,7 @@ def dev(
             f"a cluster of yours runs in {other.directory} already",
             hint="stop it: rmgr dev stop   or start a second one: rmgr dev --dir DIR",
         )
-    has = {"gpu": 0} | checked_resources(resources)  # of real ones no two Starters may offer the same
+    has = {"gpu": 0} | checked_resources(resources)  # no two Starters may offer the same real one
     options = [word for name, count in has.items() for word in ("--resource", f"{name}={count}")]
     made = DevCluster(
         where,
@@ -160,7 +160,7 @@ def dev(
             is_found = other is None
             if is_found:
                 advertise(state)
-            is_left = detach  # from here on it is known, and whoever starts it may go
+            is_left = detach  # from here on commands find the cluster, and the process that started it may go
             _tell(session, state, is_found=is_found, detached=detach, seconds=time.monotonic() - began)
             if detach:
                 return
@@ -168,7 +168,7 @@ def dev(
         except KeyboardInterrupt:
             if is_left or state is None:
                 raise
-        except BaseException:  # as a reader of the output that has gone
+        except BaseException:  # e.g. the reader of the output has gone
             if state is not None and not is_left:
                 with _deaf():
                     made.stop()
@@ -262,7 +262,7 @@ def kill(session: Session, name: str, directory: str | None) -> None:
     from rmgr.dev.keeper import keep_down
 
     state, process = _process(name, directory)
-    keep_down(Path(state.directory), name, is_down=True)  # before it dies: the keeper looks twice a second
+    keep_down(Path(state.directory), name, is_down=True)  # before the kill: the keeper looks twice a second
     found = process.find()
     if found is not None:
         found.kill()
@@ -305,7 +305,7 @@ def start(session: Session, name: str, directory: str | None) -> None:
 
 
 def _process(name: str, directory: str | None) -> tuple[DevState, DevProcess]:
-    """A cluster and its process of that id. Raises NotFound."""
+    """Returns a cluster and its process with this id. Raises NotFound."""
     state = _find(directory)
     if state is None:
         where = f"there is no cluster in {directory}" if directory else "no cluster of yours runs on this machine"
@@ -342,7 +342,7 @@ def _shape(row: _Row) -> dict[str, Any]:
 
 
 def _tell(session: Session, state: DevState, *, is_found: bool, detached: bool, seconds: float) -> None:
-    """What runs and what to type next."""
+    """Says what runs and what to type next."""
     if session.json:
         emit({"running": True, "dir": state.directory, "zookeeper": state.zookeeper, "store": state.store, "seconds": round(seconds, 3)})
         return
@@ -379,7 +379,7 @@ def _tell(session: Session, state: DevState, *, is_found: bool, detached: bool, 
 
 
 def _watch(session: Session, cluster: DevCluster) -> None:
-    """Until Ctrl-C, or until ZooKeeper is gone: says when a part dies."""
+    """Says when a process dies, until Ctrl-C or until no process is left."""
     told: set[tuple[str, int]] = set()
     while True:
         for process in cluster.state.processes:
@@ -398,7 +398,7 @@ def _watch(session: Session, cluster: DevCluster) -> None:
 
 
 def _advertised() -> DevState | None:
-    """The running cluster that commands find by themselves."""
+    """Returns the running cluster that commands find by themselves."""
     from rmgr.config import dev_file
     from rmgr.dev.keeper import read_state
 
@@ -410,7 +410,7 @@ def _advertised() -> DevState | None:
 
 
 def _find(directory: str | None) -> DevState | None:
-    """The cluster in `--dir`, else the advertised one, else the one in the default directory."""
+    """Returns the cluster in `--dir`, else the advertised one, else the one in the default directory."""
     from rmgr.dev.keeper import default_directory, read_state
 
     directory = directory or click.get_current_context().meta.get("rmgr dev: directory")
@@ -421,7 +421,7 @@ def _find(directory: str | None) -> DevState | None:
 
 @contextlib.contextmanager
 def _signals_as_interrupt() -> Any:
-    """SIGTERM and SIGHUP (a closed terminal) stop the cluster as Ctrl-C does; under nohup it outlives the terminal."""
+    """Lets SIGTERM and SIGHUP (a closed terminal) stop the cluster as Ctrl-C does; under nohup it outlives the terminal."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -429,7 +429,7 @@ def _signals_as_interrupt() -> Any:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    dispositions.begin(deaf_to=signal.valid_signals())  # ZooKeeper's and Cassandra's Java begins with what is set here
+    dispositions.begin(deaf_to=signal.valid_signals())  # Java of ZooKeeper and Cassandra inherits what is set here
     stops = [signal.SIGTERM] if dispositions.is_deaf_to(signal.SIGHUP) else [signal.SIGTERM, signal.SIGHUP]
     before = {number: signal.signal(number, interrupt) for number in stops}
     try:
@@ -441,7 +441,7 @@ def _signals_as_interrupt() -> Any:
 
 @contextlib.contextmanager
 def _deaf() -> Any:
-    """Impatient Ctrl-C while stopping would leave processes behind."""
+    """Ignores an impatient Ctrl-C while stopping, which would leave processes behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""`rmgr doctor`: names what is wrong and the fix."""
+"""`rmgr doctor`: finds what is wrong, and names the fix."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _LOW_FILES = 4096
 _MOST_ZNODES = 20_000
 _MOST_PARTS = 30
 Checks = Iterator["CheckResult"]
-#: Certificates that end within so many days are mentioned.
+#: Days before their end from which certificates are mentioned.
 SOON_DAYS = 30
-#: Quotas of ZooKeeper that are used up so far are mentioned.
+#: Used share from which ZooKeeper's quotas are mentioned.
 _FULL_SHARE = 0.8
 _SYS_RESOURCE = 24  #: number of the capability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """Finding of one look. fix: the command to type or the thing to change; with `ok` it is advice."""
+    """Finding of one check. fix: the command to type or the thing to change; if `ok`, it is advice."""
 
     name: str
     ok: bool
@@ -95,11 +95,11 @@ def _draw(check: CheckResult) -> None:
     out.flush()
 
 
-# -- looks, from this machine outwards -----------------------------------------------------------------------------------------
+# -- checks, from this machine outwards ----------------------------------------------------------------------------------------
 
 
 def everything(session: Session) -> Checks:
-    """All checks, from this machine outwards. Those that need a part which is missing are left out."""
+    """Yields all checks, from this machine outwards, without those that need a missing part."""
     yield from this_python(session)
     yield from this_machine(session)
     configured = [*configuration(session)]
@@ -121,7 +121,7 @@ def everything(session: Session) -> Checks:
 
 
 def this_python(_session: Session) -> Checks:
-    """Interpreter and packages."""
+    """Checks the interpreter and the packages."""
     version = platform.python_version()
     ok = sys.version_info >= (3, 11)
     yield CheckResult(name="python", ok=ok, detail=f"{version} ({sys.executable})", fix="" if ok else "rmgr needs Python 3.11 or later")
@@ -132,7 +132,7 @@ def this_python(_session: Session) -> Checks:
     try:
         required = [one for one in metadata.requires(DISTRIBUTION) or () if "extra ==" not in one]
     except metadata.PackageNotFoundError:
-        required = []  # it runs from a source tree that is not installed
+        required = []  # rmgr runs from a source tree that is not installed
     problems = []
     for requirement in required:
         package = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
@@ -151,7 +151,7 @@ def this_python(_session: Session) -> Checks:
 
 
 def this_machine(_session: Session) -> Checks:
-    """Java, cgroups, limits: what daemons and `rmgr dev` use."""
+    """Checks Java, cgroups and limits, which daemons and `rmgr dev` use."""
     from rmgr.dev.zookeeper import java, missing_parts
 
     lacking = missing_parts()
@@ -170,7 +170,7 @@ def this_machine(_session: Session) -> Checks:
 
 
 def disk(name: str, path: str) -> CheckResult:
-    """Free space where `path` lies (or will lie). Little of it is advice: that nothing can be stored any more is the store's own word."""
+    """Checks the free space where `path` lies or will lie. Low space is only advice: the store itself reports that it is full."""
     where = Path(path)
     while not where.exists() and where != where.parent:
         where = where.parent
@@ -184,7 +184,7 @@ def disk(name: str, path: str) -> CheckResult:
 
 
 def configuration(session: Session) -> Checks:
-    """The file, the variables, and that they name a cluster."""
+    """Checks the file, the variables, and that they name a cluster."""
     try:
         config = session.config()
     except RmgrError as error:
@@ -199,7 +199,7 @@ def configuration(session: Session) -> Checks:
         from rmgr.runtime.secured import zookeeper_security
 
         try:
-            zookeeper_security(config, session.shown_credentials())  # a bundle for gateways wants one
+            zookeeper_security(config, session.shown_credentials())  # a bundle for gateways needs the name of a gateway
             cluster.hosts_and_chroot()
         except RmgrError as error:
             yield CheckResult(name="configuration", ok=False, detail=error.message, fix=error.hint)
@@ -215,7 +215,7 @@ def configuration(session: Session) -> Checks:
 
 
 def zookeeper_servers(session: Session) -> Checks:
-    """Each server by itself: reachable, version, mode, latency of its disk, limits. Behind a gateway none can be seen."""
+    """Checks each server by itself: reachable, version, mode, latency of its disk, limits. None is visible behind a gateway."""
     if session.config().cluster.uses_gateway:
         return
     from rmgr.adapters.zookeeper.server import ServerFinding, look_at_all
@@ -254,7 +254,7 @@ _DIVERGED_FIX = (
 
 
 def measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: bool = False) -> Checks:
-    """Checks what a server reports of itself beyond `srvr`, and to whom."""
+    """Checks what a server reports about itself beyond `srvr`, and to whom."""
     from rmgr.adapters.zookeeper.server import four_letter
     from rmgr.errors import Unavailable
 
@@ -291,7 +291,7 @@ def measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: 
 
 
 def coordination(session: Session) -> Checks:
-    """A session of our own, or a gateway, and the cluster behind it."""
+    """Checks a session (or a gateway) and the cluster behind it."""
     from rmgr.submitter.questions import ReadMeta
 
     began = time.monotonic()
@@ -317,7 +317,7 @@ def coordination(session: Session) -> Checks:
     known = meta.cluster_id if meta is not None else ""
     try:
         bound, note = session.data_store().cluster_id() or "", " (the data store has not been bound to it yet)"
-    except WrongCluster as error:  # another cluster's, or emptied
+    except WrongCluster as error:  # the store belongs to another cluster, or was emptied
         yield CheckResult(name="cluster id", ok=False, detail=error.message, fix=error.hint)
         return
     except RmgrError:
@@ -330,7 +330,7 @@ def coordination(session: Session) -> Checks:
 
 
 def access_lists(session: Session) -> Checks:
-    """In a secured cluster: every znode has the access list of its place."""
+    """Checks that every znode of a secured cluster has the access list of its place."""
     from rmgr.adapters.zookeeper.acl import RoleLists
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.adapters.zookeeper.tree import check_tree
@@ -360,7 +360,7 @@ _READ_ONLY_FIX = "it answers, and takes no writes: are the user's rights (MODIFY
 
 
 def _driver() -> CheckResult:
-    """Whether the Cassandra driver can be imported: it cannot where no event loop of it fits this Python."""
+    """Checks that the Cassandra driver can be imported, which fails if none of its event loops fits this Python."""
     try:
         from rmgr.adapters.cassandra.driver import DRIVER_VERSION
     except RmgrError as error:
@@ -369,7 +369,7 @@ def _driver() -> CheckResult:
 
 
 def data_store(session: Session) -> Checks:
-    """Reads, writes, and has room."""
+    """Checks that the store reads, writes, and has room."""
     cluster = session.config().cluster
     url = f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store
     if url.startswith("cassandra:"):
@@ -392,7 +392,7 @@ def data_store(session: Session) -> Checks:
 
 
 def cluster(session: Session) -> Checks:
-    """Leader, WatchDogs, nodes, partitions, clocks: what `rmgr status` calls a problem is one here, and nothing else of the cluster."""
+    """Checks leader, WatchDogs, nodes, partitions and clocks. Exactly what `rmgr status` calls a problem of the cluster is one here."""
     from rmgr.model.base.states import State
     from rmgr.submitter.questions import DeriveJobs, DeriveNodes, WhoLeads
 
@@ -403,7 +403,7 @@ def cluster(session: Session) -> Checks:
         from rmgr.adapters.rpc.services import LeaderClient
 
         with LeaderClient(epoch.endpoint, timeout_s=3.0, via=session.via, credentials=session.credentials()) as leader:
-            serving = _answers(leader) if session.via else leader.is_serving()  # a gateway's health is its own
+            serving = _answers(leader) if session.via else leader.is_serving()  # the health of a gateway is not the leader's
         detail = f"{epoch.leader} on {epoch.host}, epoch {epoch.epoch}, {epoch.endpoint}"
         way = f"{epoch.endpoint} cannot be reached from here: firewall, or --listen of the WatchDog"
         fix = "" if serving else f"if it has died another one takes over within seconds (look again); else {way}"
@@ -424,7 +424,7 @@ def cluster(session: Session) -> Checks:
 
 
 def _calls(session: Session) -> Checks:
-    """The gateways through which calls go answer, and which servers they have."""
+    """Checks that the gateways for calls answer, and which servers they have."""
     config = session.config()
     for gateway in filter(None, map(str.strip, config.cluster.gateway.split(","))):
         from rmgr.client.calls import Caller
@@ -447,9 +447,9 @@ def _calls(session: Session) -> Checks:
 
 
 def _parts(view: StatusView) -> Checks:
-    """Each problem of the rule that `rmgr status` follows, and each warning as advice."""
+    """Yields each problem that `rmgr status` would name, and each warning as advice."""
     for part in view.parts[:_MOST_PARTS]:
-        if part.fix == "rmgr doctor":  # what this is: it was looked at above
+        if part.fix == "rmgr doctor":  # the checks above have looked at it
             continue
         name = "store, as the leader sees it" if part.kind == "store" else f"{part.kind} {part.id}".strip()
         yield CheckResult(
@@ -471,7 +471,7 @@ def _answers(leader: LeaderClient) -> bool:
 
 
 def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | None) -> Checks:
-    """Each Starter answers, its clock is ours, and it has room."""
+    """Checks that each Starter answers, that its clock agrees with this machine's, and that it has room."""
     from rmgr.adapters.rpc.services import NodeClient
 
     silent, skewed, full = [], [], []
@@ -516,7 +516,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def credentials(session: Session) -> Iterator[CheckResult]:
-    """Whose bundle it is; nothing where none is named: an open cluster."""
+    """Checks the credentials in use; without any, says that this is for an open cluster."""
     try:
         mine = session.credentials()
     except RmgrError as error:
@@ -546,14 +546,14 @@ def credentials(session: Session) -> Iterator[CheckResult]:
 
 
 def talkative(name: str, words: set[str]) -> Iterator[CheckResult]:
-    """A server that answers more four-letter words than rmgr needs: addresses of clients and paths on its disk, to whoever asks."""
+    """Warns of a server that answers more four-letter words than rmgr needs: it shows anybody its clients' addresses and its paths."""
     if words:
         detail = f"shows itself and its clients to everybody who reaches it ({', '.join(sorted(words))})"
         yield CheckResult(name=f"{name} words", ok=True, detail=detail, fix="4lw.commands.whitelist=srvr in zoo.cfg: rmgr needs no other")
 
 
 def root(session: Session) -> Iterator[CheckResult]:
-    """Whether strangers can fill ZooKeeper beside a secured cluster, and how full it is. Nothing in an open one, or behind a gateway."""
+    """Checks whether strangers can fill ZooKeeper beside a secured cluster, and how full it is. Skipped if open or behind a gateway."""
     from rmgr.adapters.zookeeper.tree import look_at_root
     from rmgr.runtime.secured import zookeeper_security
 
@@ -584,14 +584,14 @@ def root(session: Session) -> Iterator[CheckResult]:
 
 
 def containment() -> Iterator[CheckResult]:
-    """Linux only."""
+    """Checks how tasks would be contained. Linux only."""
     yield _cgroups()
     if os.geteuid() == 0:
         yield _scores()
 
 
 def _cgroups() -> CheckResult:
-    """Whether tasks started here can be put into cgroups of their own (memory limits, whole kills, counted processes)."""
+    """Checks whether tasks started here can have cgroups of their own (memory limits, whole kills, counted processes)."""
     root = Path("/sys/fs/cgroup")
     try:
         own = Path("/proc/self/cgroup").read_text()
@@ -624,7 +624,7 @@ def _scores() -> CheckResult:
 
 
 def judged(status: str, score: str) -> CheckResult:
-    """Whether a Starter that is root keeps work among the OOM killer's first choices. status, score: as /proc has them for this process."""
+    """Checks whether a root Starter keeps work among the OOM killer's first choices. status, score: this process's files in /proc."""
     held = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
     if held >> _SYS_RESOURCE & 1:
         return CheckResult(name="oom scores", ok=True, detail="work goes before daemons when memory runs out")

@@ -1,7 +1,7 @@
-"""`rmgr store ls|put|get|rm|share|du`: values in the data store from the shell, under the keys that their users gave them; who may read
-them, and the space they take.
+"""`rmgr store ls|put|get|rm|share|du`: values in the data store from the shell, under their users' keys; who may read them, and the space
+they take.
 
-The commands stand first; below them their work, as plain functions over a data store. They must not touch work that is queued or runs.
+The commands come first, then the plain functions over a data store that do the work. They must not touch queued or running work.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ FAMILIES = {
     "use/": "what users wrote today",
     "meta/": "the store itself",
 }
-#: Families whose rows are of one submission, by its number.
+#: Families whose rows belong to one submission each, by its number.
 _OF_SUBMISSION = ("args/", "frag/", "out/", "log/", "ckpt/", "page/", "final/")
-#: Rows that belong to nobody alone, and those of submissions that nobody knows any more.
+#: Labels for rows that belong to no single user, and for rows of submissions whose user is no longer known.
 SHARED, UNKNOWN = "(shared)", "(unknown)"
 _TOP = "\U0010ffff"
 
@@ -267,7 +267,7 @@ def _columns(*, owners: bool) -> list[Column]:
     ]
 
 
-# -- whose values are: who may read and write an owner's, and owners for those that have none ----------------------------------
+# -- owners and sharing: who may read and write an owner's values, and owners for values without one ---------------------------
 
 
 @command(
@@ -379,9 +379,9 @@ def _share_as_json(one: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """An open store, for the length of a command. locate: the row of an output key (asks ZooKeeper when needed).
+    """An open store for the duration of a command. locate: returns the row of an output key (asks ZooKeeper if needed).
 
-    owned: the same store, where values have owners (secured clusters); asks ZooKeeper when first used.
+    owned: returns the same store as values with owners (secured clusters); asks ZooKeeper at first use.
     """
 
     store: Store
@@ -391,20 +391,20 @@ class Opened:
 
     @property
     def values(self) -> Values:
-        """See `owned`."""
+        """The values with owners; see `owned`."""
         return self.owned()
 
     @property
     def deeds(self) -> Deeds | None:
-        """Whose values are; None in an open cluster."""
+        """The deeds that say who owns which value; None in an open cluster."""
         return self.values.deeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyEntry:
-    """One key in a listing. size: bytes, None for an output (it has its own row, or none yet).
+    """One key in a listing. size: in bytes, None for an output (it has its own row, or none yet).
 
-    owner: "" = nobody's; None: an open cluster, where nobody asks.
+    owner: "" if nobody owns it, None in an open cluster, where values have no owners.
     """
 
     key: str
@@ -415,7 +415,7 @@ class KeyEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundValue:
-    """A value that is there. parts: its bytes, piece by piece; can be asked for more than once."""
+    """A value that exists. parts: yields its bytes piece by piece; may be called more than once."""
 
     key: str
     size: int
@@ -425,7 +425,7 @@ class FoundValue:
 
 @contextlib.contextmanager
 def open_values(session: Session) -> Iterator[Opened]:
-    """The configured store. Raises: NotConnected, StoreUnavailable; DeadlineExceeded instead when --timeout ran out."""
+    """Opens the configured store. Raises: NotConnected, StoreUnavailable; DeadlineExceeded instead if --timeout has run out."""
     timeout_s = session.left_s(30.0) or 30.0
 
     def locate(user_key: str, pointer: keys.Pointer) -> str:
@@ -451,7 +451,7 @@ def open_values(session: Session) -> Iterator[Opened]:
 
 
 def names(opened: Opened, prefix: str, *, after: str, limit: int | None) -> Iterator[str]:
-    """Keys of users with `prefix`, sorted, behind `after`; at most `limit`."""
+    """Yields the users' keys that begin with `prefix` and come after `after`, sorted; at most `limit`."""
     left = limit
     behind = keys.named(after) if after else ""
     while left is None or left > 0:
@@ -465,20 +465,20 @@ def names(opened: Opened, prefix: str, *, after: str, limit: int | None) -> Iter
 
 
 def page(opened: Opened, prefix: str, *, after: str, limit: int | None) -> tuple[list[KeyEntry], str | None]:
-    """Keys with size, kind and owner, and the key to go on after when there are more. Cost: one read a key."""
+    """Returns keys with size, kind and owner, and the key to continue after if there are more. Cost: one read per key."""
     entries: list[KeyEntry] = []
     for key in names(opened, prefix, after=after, limit=None if limit is None else limit + 1):
         if len(entries) == limit:
             return entries, entries[-1].key
         head, owner = _head(opened, keys.named(key))
-        if head is not None:  # else it was deleted just now
+        if head is not None:  # else it has just been deleted
             size = None if head[1] is Encoding.POINTER else head[0]
             entries.append(KeyEntry(key=key, size=size, kind=_KINDS[head[1]], owner=owner))
     return entries, None
 
 
 def _head(opened: Opened, row: str) -> tuple[tuple[int, Encoding] | None, str | None]:
-    """Size and encoding, and the owner ("" = nobody; None: nobody asks)."""
+    """Returns size and encoding, and the owner ("" if nobody owns the row, None in an open cluster)."""
     if opened.deeds is None:
         return opened.store.head(row, timeout_s=opened.timeout_s), None
     about = opened.store.about(row, timeout_s=opened.timeout_s)
@@ -486,12 +486,12 @@ def _head(opened: Opened, row: str) -> tuple[tuple[int, Encoding] | None, str | 
 
 
 def as_json(entry: KeyEntry) -> dict[str, Any]:
-    """One element of `keys` in `rmgr store ls --json`."""
+    """Returns one element of `keys` in `rmgr store ls --json`."""
     return {"key": entry.key, "bytes": entry.size, "kind": entry.kind, **({} if entry.owner is None else {"owner": entry.owner or None})}
 
 
 def shown(key: str) -> str:
-    """A key for a line of text: as it is for programs, without control characters on a terminal."""
+    """Returns a key as text: unchanged for programs, without control characters on a terminal."""
     return printable(key) if sys.stdout.isatty() else key
 
 
@@ -499,7 +499,7 @@ def shown(key: str) -> str:
 
 
 def parts_of(source: Path) -> Iterator[bytes]:
-    """The bytes of a file, or of stdin for `-`; opened at once, so that a missing file is reported before anything is done."""
+    """Returns the bytes of a file, or of stdin for `-`; opens it at once, so that a missing file is reported before anything is done."""
     if str(source) == "-":
         if sys.stdin.isatty():
             sys.stderr.write("rmgr: reading the value from the terminal; Ctrl-D ends it\n")
@@ -522,7 +522,7 @@ def parts_of(source: Path) -> Iterator[bytes]:
 
 
 def _is_endless(file: IO[bytes]) -> bool:
-    """A device that is neither a terminal, which has Ctrl-D, nor empty."""
+    """Returns whether the file is a device other than a terminal, which has Ctrl-D, or /dev/null."""
     found = os.fstat(file.fileno())
     if stat.S_ISCHR(found.st_mode):
         return not file.isatty() and found.st_rdev != os.stat(os.devnull).st_rdev
@@ -530,7 +530,7 @@ def _is_endless(file: IO[bytes]) -> bool:
 
 
 def put_parts(opened: Opened, key: str, parts: Iterable[bytes], *, overwrite: bool, ttl_s: float | None = None) -> int:
-    """Stores bytes under the key of a user, for `ttl_s` or for ever; returns how many. Raises: KeyExists, ValueTooLarge."""
+    """Stores bytes under a user's key, for `ttl_s` or for ever; returns how many. Raises: KeyExists, ValueTooLarge."""
     size, is_begun = 0, False
 
     def counted() -> Iterator[bytes]:
@@ -541,7 +541,7 @@ def put_parts(opened: Opened, key: str, parts: Iterable[bytes], *, overwrite: bo
             yield part
 
     def write(overwrite: bool, note: Note) -> None:
-        if is_begun:  # what comes from a pipe comes once
+        if is_begun:  # a pipe can be read only once
             raise StateConflict(f"somebody else has written {key!r} just now", hint="try again")
         beside: dict[str, Any] = {"note": note} if note else {}
         opened.store.put(keys.named(key), counted(), overwrite=overwrite, ttl_s=ttl_s, timeout_s=opened.timeout_s, **beside)
@@ -555,7 +555,7 @@ def put_parts(opened: Opened, key: str, parts: Iterable[bytes], *, overwrite: bo
 
 
 def find(opened: Opened, key: str) -> FoundValue:
-    """The value of a user's key; an output is looked up at its task. Raises: NotFound."""
+    """Returns the value of a user's key; looks an output up at its task. Raises: NotFound."""
     row = keys.named(key)
     head = opened.store.head(row, timeout_s=opened.timeout_s)
     if head is None:
@@ -580,7 +580,7 @@ def find(opened: Opened, key: str) -> FoundValue:
 
 
 def _find_owned(opened: Opened, key: str) -> FoundValue:
-    """The same where values have owners: the bytes are those that were signed, else reading them ends with an error."""
+    """As `find`, where values have owners: reading ends with an error if the bytes are not those that were signed."""
     row, about = opened.values.locate(key, opened.locate, timeout=opened.timeout_s)
 
     def parts() -> Iterator[bytes]:
@@ -611,7 +611,7 @@ def refuse_on_terminal(found: FoundValue, out: TextIO) -> None:
 
 
 def write_file(found: FoundValue, target: Path) -> int:
-    """Writes a value to a file that appears when it is complete; returns its size."""
+    """Writes a value to a file that appears only when complete; returns its size."""
     if target.is_dir():
         raise UsageError(f"{target} is a directory", hint=f"-o {target / found.key.rpartition('/')[2]}")
     if target.exists() and not target.is_file():  # a pipe, a device
@@ -636,7 +636,7 @@ def write_file(found: FoundValue, target: Path) -> int:
 
 
 def content_as_json(found: FoundValue) -> dict[str, Any]:
-    """The value for `get --json`: as text where it is text, else in base64."""
+    """Returns the value for `get --json`: as text if it is text, else in base64."""
     value = b"".join(found.parts())
     about = {"bytes": found.size, "encoding": found.encoding.value}
     if found.encoding is Encoding.RAW:
@@ -646,7 +646,7 @@ def content_as_json(found: FoundValue) -> dict[str, Any]:
 
 
 def remove(opened: Opened, wanted: Sequence[str], prefix: str | None) -> tuple[list[str], list[str]]:
-    """Deletes keys, and those with `prefix` that are one's own; returns (deleted, not there). Raises PermissionDenied: somebody else's."""
+    """Deletes keys, and the caller's own keys with `prefix`; returns (deleted, absent). Raises PermissionDenied for others' keys."""
     deleted: list[str] = []
     missing: list[str] = []
     for key in dict.fromkeys(wanted):
@@ -671,13 +671,13 @@ def remove(opened: Opened, wanted: Sequence[str], prefix: str | None) -> tuple[l
 
 
 def _forget(opened: Opened, pointer: keys.Pointer) -> None:
-    """Nothing points to it any more. A gateway of the release before keeps it when it is of somebody else's work."""
+    """Deletes an output that no key points to any more. A gateway of the previous release keeps outputs of other users' work."""
     with contextlib.suppress(PermissionDenied):
         opened.store.delete(keys.final(pointer), timeout_s=opened.timeout_s)
 
 
 def _pointer(opened: Opened, key: str) -> keys.Pointer | None:
-    """The pointer under a user's key, None when there is a value or nothing."""
+    """Returns the pointer under a user's key, or None if there is a value or nothing."""
     row = keys.named(key)
     found = opened.store.get_noted_many([row], largest=keys.POINTER_BYTES, timeout_s=opened.timeout_s).get(row)
     if found is None or found[1].encoding is not Encoding.POINTER or found[0] is None:
@@ -685,7 +685,7 @@ def _pointer(opened: Opened, key: str) -> keys.Pointer | None:
     return keys.decode_pointer(found[0])
 
 
-# -- `rmgr store du`: by prefix, by kind of row, by the user whose work they belong to -----------------------------------------
+# -- `rmgr store du`: by prefix, by kind of row, by user -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -698,21 +698,21 @@ class StoredUsage:
 
 
 def usage(opened: Opened, prefix: str) -> StoredUsage:
-    """Values of users with `prefix` and their bytes (outputs count as the pointers they are; their bytes: `--all`)."""
+    """Returns the count and bytes of users' values with `prefix` (an output counts as its pointer; `--all` counts its bytes)."""
     count, size = opened.store.usage(keys.named_prefix(prefix), timeout_s=opened.timeout_s)
     return StoredUsage(kind=prefix, count=count, size=size)
 
 
 def usage_by_family(opened: Opened) -> list[StoredUsage]:
-    """Everything in the store by kind of row; kinds without rows are left out, through a gateway what others have, too."""
+    """Returns the usage of the whole store by kind of row; leaves out kinds that are empty or that a gateway does not show."""
     sums = ((kind, _measured(opened, family)) for family, kind in FAMILIES.items())
     return [StoredUsage(kind=kind, count=count, size=size) for kind, (count, size) in sums if count]
 
 
 def usage_by_user(opened: Opened, live_owner: Callable[[int], str | None]) -> list[StoredUsage]:
-    """Everything in the store by user, the largest first.
+    """Returns the usage of the whole store by user, the largest first.
 
-    Args: live_owner: whose submission it is that is not in the history yet, None where that is not known.
+    Args: live_owner: returns the user of a submission that is not in the history yet, None if unknown.
     Cost: two reads for each kind of row of each submission, one for its owner.
     """
     sums: dict[str, tuple[int, int]] = {}
@@ -739,7 +739,7 @@ def usage_by_user(opened: Opened, live_owner: Callable[[int], str | None]) -> li
 
 
 def _measured(opened: Opened, prefix: str) -> tuple[int, int]:
-    """Values and bytes, none where a gateway does not tell: what all have together is for operators."""
+    """Returns count and bytes, or zeros where a gateway refuses: the total over all users is for operators."""
     try:
         return opened.store.usage(prefix, timeout_s=opened.timeout_s)
     except PermissionDenied:
@@ -747,14 +747,14 @@ def _measured(opened: Opened, prefix: str) -> tuple[int, int]:
 
 
 class LiveOwners:
-    """Users of submissions that ZooKeeper holds, as far as it can be asked: one that is away is asked once."""
+    """Looks up the users of submissions that ZooKeeper holds. Once ZooKeeper was away, it is not asked again."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._is_away = False
 
     def __call__(self, number: int) -> str | None:
-        """The user, None when there is no such submission or its user is not known."""
+        """Returns the user, or None if there is no such submission or its user is unknown."""
         from rmgr.submitter.questions import ReadRecord
 
         if self._is_away or number < 0:
@@ -777,12 +777,12 @@ def _owner(opened: Opened, number: int) -> str | None:
     try:
         kept = summary_of(opened.store, number, timeout_s=opened.timeout_s) if number >= 0 else None
         return kept.user if kept is not None else None
-    except (DataLost, PermissionDenied):  # a gateway shows users their own
+    except (DataLost, PermissionDenied):  # a gateway shows users only their own
         return None
 
 
 def _parts(opened: Opened, family: str) -> Iterator[str]:
-    """The second words of all keys of a family, each once. Cost: one look for each."""
+    """Yields the second words of all keys of a family, each once. Cost: one query for each."""
     after = ""
     while names := opened.store.keys(family, after=after, limit=1, timeout_s=opened.timeout_s):
         part = names[0].split("/")[1]

@@ -1,8 +1,8 @@
 """Waiting for work: `rmgr wait`, and what `run`, `submit --wait` and `logs -f` share with it.
 
-That is: ends of tasks as they are committed, in the thread of the command; the report of a failure, files fetched here, exit codes; Ctrl-C.
-A follower of the Submitter engine delivers outcomes on its own thread; here they only pass through a queue, so that a command handles them
-where Ctrl-C arrives. The one change that a wait may ask for is to cancel what Ctrl-C means.
+It handles ends of tasks as they are committed, the report of a failure, files fetched here, exit codes and Ctrl-C.
+The Submitter engine delivers outcomes on its own thread; a queue passes them to the thread of the command, where Ctrl-C arrives.
+The only change that a wait may ask for is the cancellation that Ctrl-C means.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.model.views import JobView
 
-#: Waiting threads look up at least so often: Ctrl-C, --timeout, progress.
+#: Longest time in seconds between two looks at Ctrl-C, --timeout and progress.
 TICK_S = 0.2
-#: Lines of output that a failure shows.
+#: Number of output lines shown with a failure.
 TAIL_LINES = 10
 AGAIN_S = 2.0
-#: Work that has not begun after so long is worth a word why; of several submissions, of so many.
+#: Seconds after which a command says why its work has not begun, for at most `_TOLD` submissions.
 PATIENCE_S = 3.0
 _TOLD = 3
-#: How often it is asked whether anybody lives who could add to what has ended as far as it was submitted.
+#: Seconds between checks whether a TaskQueue whose tasks have all ended still has an owner who could add to it.
 _OWNER_S = 2.0
 
 
@@ -98,7 +98,7 @@ def wait(session: Session, selectors: tuple[str, ...], progress: bool, chosen: F
 def until_ended(
     session: Session, follow: Follow, *, progress: bool, on_end: Callable[[FollowedEnd], None] = lambda _: None, title: str = ""
 ) -> None:
-    """Waits for all that is followed; reports when ZooKeeper goes away. Raises DeadlineExceeded, KeyboardInterrupt."""
+    """Waits until all that is followed has ended; reports when ZooKeeper goes away. Raises DeadlineExceeded, KeyboardInterrupt."""
     from rmgr.client.progress import Counts, ProgressDisplay
 
     patience_s: float | None = time.monotonic() + PATIENCE_S
@@ -130,13 +130,13 @@ def until_ended(
 
 
 def _look_for_owners(session: Session, idle: Sequence[AwaitedSubmission]) -> None:
-    """Nobody waits for tasks that nobody will submit: the owner of a TaskQueue has gone, and all that it submitted has ended."""
+    """Ends the wait for TaskQueues whose owner is gone and whose tasks have all ended: nobody will submit more."""
     if not idle:
         return
     try:
         jobs = session.query().jobs(tuple(item.number for item in idle), ended=True)
     except RmgrError:
-        return  # asked again
+        return  # the next check asks again
     gone = {job.id for job in jobs if job.reason == Reason.OWNER_GONE}
     for item in idle:
         if item.number in gone and not item.is_left:
@@ -145,7 +145,7 @@ def _look_for_owners(session: Session, idle: Sequence[AwaitedSubmission]) -> Non
 
 
 def tell_why(session: Session, item: AwaitedSubmission, *, say: Callable[[str], None] | None = None) -> None:
-    """A line on what submitted work waits for, while nothing of it runs: nobody should look at a silent command."""
+    """Says in one line what submitted work waits for while none of it runs, so that the command is not silent."""
     try:
         view = session.query().explain(item.number, None)
     except RmgrError:
@@ -155,7 +155,7 @@ def tell_why(session: Session, item: AwaitedSubmission, *, say: Callable[[str], 
 
 
 def items_of(followed: AwaitedSubmission) -> Sequence[dict[str, object]]:
-    """What `wait --json` says of one submission, or of the tasks that were named."""
+    """Returns what `wait --json` says about one submission, or about the named tasks."""
     from rmgr.cli.display import shapes
 
     if followed.wanted is not None:
@@ -177,7 +177,7 @@ def items_of(followed: AwaitedSubmission) -> Sequence[dict[str, object]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedEnd:
-    """End of one task."""
+    """The end of one task."""
 
     submission: int
     position: int
@@ -196,18 +196,18 @@ class FollowedEnd:
 
     @property
     def id(self) -> str:
-        """`42_7`."""
+        """The id of the task: `42_7`."""
         return f"{self.submission}_{self.index}"
 
     @property
     def code(self) -> int:
-        """Exit code for it (cli.md section 6)."""
+        """The exit code for this end (cli.md section 6)."""
         return exit_code_of(self.state, self.reason, self.exit_code)
 
 
 @dataclass(slots=True)
 class AwaitedSubmission:
-    """One submission that is waited for. wanted: positions, None = all of it. past: it is history, nothing will come."""
+    """A submission that is waited for. wanted: positions of the tasks, None for all. past: its summary, if it is already history."""
 
     number: int
     wanted: frozenset[int] | None = None
@@ -216,19 +216,19 @@ class AwaitedSubmission:
     past: JobView | None = None
     ends: dict[int, FollowedEnd] = field(default_factory=dict)
     dead: RmgrError | None = None
-    is_left: bool = False  #: it could grow, but who would add to it has gone
-    is_read_again: bool = False  #: after the first of its tasks ended CANCELLED
+    is_left: bool = False  #: it could grow, but its owner has gone
+    is_read_again: bool = False  #: done after the first of its tasks ended CANCELLED
 
     @property
     def total(self) -> int:
-        """Tasks that are waited for, as far as they are submitted."""
+        """Number of tasks that are waited for, as far as they are submitted."""
         if self.wanted is not None:
             return len(self.wanted)
         return self.past.tasks if self.past is not None else self.handle.progress.total
 
     @property
     def counts(self) -> dict[State, int]:
-        """Ended tasks by state."""
+        """Number of ended tasks by state."""
         if self.past is not None:
             return {State(name): count for name, count in self.past.counts.items() if State(name).is_final}
         if self.wanted is None:
@@ -238,7 +238,7 @@ class AwaitedSubmission:
 
     @property
     def is_ended(self) -> bool:
-        """Nothing that is waited for can still change."""
+        """Whether nothing that is waited for can still change."""
         if self.past is not None:
             return True
         if self.wanted is not None:
@@ -247,12 +247,12 @@ class AwaitedSubmission:
 
     @property
     def is_idle(self) -> bool:
-        """All that was submitted so far has ended; more may come."""
+        """Whether all tasks submitted so far have ended; more may come."""
         return self.past is None and self.wanted is None and self.handle.progress.final >= self.handle.progress.total
 
     @property
     def state(self) -> State:
-        """Of what is waited for, once it has ended."""
+        """The state of what is waited for, once it has ended."""
         if self.past is not None:
             return self.past.state
         states = {end.state for end in self.ends.values()}
@@ -270,14 +270,14 @@ class AwaitedSubmission:
 
     @property
     def is_not_taken(self) -> bool:
-        """It was to run after a failure that did not come."""
+        """Whether the work was to run only after a failure that did not happen."""
         if self.past is not None:
             return is_branch_not_taken(self.past.reason, self.past.detail)
         return self.submission is not None and is_branch_not_taken(self.submission.reason, self.submission.reason_detail)
 
     @property
     def code(self) -> int:
-        """Exit code for it."""
+        """The exit code for this submission."""
         if self.is_not_taken:
             return 0
         if self.past is not None:
@@ -294,7 +294,7 @@ class AwaitedSubmission:
 class Follow:
     """Follows submissions until they end.
 
-    Raises (`add`): NotFound. Raises (`events`): DeadlineExceeded at `--timeout`; what killed a handle.
+    Raises (`add`): NotFound. Raises (`next`): DeadlineExceeded at `--timeout`; the error that ended a handle.
     """
 
     def __init__(self, session: Session) -> None:
@@ -304,7 +304,7 @@ class Follow:
         self.items: list[AwaitedSubmission] = []
 
     def add(self, number: int, wanted: Sequence[int] | None = None) -> AwaitedSubmission:
-        """Begins to follow a submission, or the tasks at these positions. Ends that are history already come at once."""
+        """Begins to follow a submission, or its tasks at these positions. Ends that are already history arrive at once."""
         followed = AwaitedSubmission(number, frozenset(wanted) if wanted is not None else None)
         self._session.followed.append(number)
         if self._engine is None:
@@ -324,18 +324,18 @@ class Follow:
 
     @property
     def is_ended(self) -> bool:
-        """All of it has ended."""
+        """Whether everything that is followed has ended."""
         return all(item.is_ended for item in self.items)
 
     def trouble(self) -> str:
-        """What is wrong with the cluster at present, "" when nothing is known to be."""
+        """Returns what is wrong with the cluster at present, "" if nothing is known to be."""
         state = getattr(self._engine, "session_state", "CONNECTED")
         return "" if str(state) == "CONNECTED" else "ZooKeeper does not answer"
 
     def next(self, wait_s: float = TICK_S) -> list[FollowedEnd]:
-        """Ends that have come, waiting at most `wait_s` for the first.
+        """Returns the ends that have arrived; waits at most `wait_s` for the first.
 
-        Raises: DeadlineExceeded when `--timeout` is over; NotFound and others when a submission cannot be followed any more.
+        Raises: DeadlineExceeded when `--timeout` has run out; NotFound and others when a submission can no longer be followed.
         """
         left = self._session.left_s(wait_s)
         ends: list[FollowedEnd] = []
@@ -357,11 +357,11 @@ class Follow:
                 ends += fresh
                 if any(end.state is State.CANCELLED for end in fresh):
                     self._learn_why(item)
-            end = -math.inf  # take what else is there, wait no more
+            end = -math.inf  # take what else is queued, but wait no longer
         return ends
 
     def _learn_why(self, item: AwaitedSubmission) -> None:
-        """The record of a cancelled submission says why, and its tasks may have ended before it is here: they come by two ways."""
+        """Reads the record of a cancelled submission for the reason; ends of its tasks may arrive before it, by another way."""
         if item.submission is None or item.submission.phase is Phase.CANCELLED or item.is_read_again:
             return
         from rmgr.submitter.questions import ReadRecord
@@ -372,7 +372,7 @@ class Follow:
 
 
 class _Listener:
-    """`ports.Listener`: passes everything on, at once."""
+    """`ports.Listener`: passes everything on at once."""
 
     def __init__(self, news: queue.SimpleQueue[Any], followed: AwaitedSubmission) -> None:
         self._news = news
@@ -421,9 +421,9 @@ def _end(number: int, array: Array | None, fragment: Fragment, outcome: Outcome)
 
 
 def read_ends(session: Session, number: int) -> Iterator[FollowedEnd]:
-    """How the ended tasks of a submission ended, read once, without following it; in the order of their commits.
+    """Yields how the ended tasks of a submission ended, in the order of their commits; reads once, without following it.
 
-    Raises: NotFound, DataLost. Cost: every outcome is read; those of one fragment are in memory at a time.
+    Raises: NotFound, DataLost. Cost: reads every outcome; holds those of one fragment in memory at a time.
     """
     from rmgr.coord.decisions.progress import EndFold
     from rmgr.procedures.snapshot import outcomes_of
@@ -444,7 +444,7 @@ def read_ends(session: Session, number: int) -> Iterator[FollowedEnd]:
 
 
 def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) -> None:
-    """On stderr: which task failed, where, how, its last lines, and what to type next. Nothing when all is well."""
+    """Tells on stderr which task failed, where and how, its last lines, and what to type next; says nothing if all is well."""
     if item.is_not_taken:
         detail = item.past.detail if item.past is not None else item.submission.reason_detail if item.submission is not None else ""
         session.note(f"{item.number} was not needed: {detail}")
@@ -468,7 +468,7 @@ def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) 
     if len(failed) > 1:
         lines.append(f"{len(failed)} of {counted(item.total, 'task')} did not complete: rmgr tasks {item.number} --state failed,cancelled")
     steps = [f"rmgr logs {id_}" if with_tail and first.node else f"rmgr show {id_}"]
-    if first.reason == Reason.START_FAILED:  # it has written nothing
+    if first.reason == Reason.START_FAILED:  # the task has written nothing
         steps.clear()
     if first.state is not State.CANCELLED:
         steps.append(f"rmgr explain {id_}")
@@ -482,7 +482,7 @@ def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) 
 
 
 def _detail(item: AwaitedSubmission, end: FollowedEnd) -> str:
-    """What the submission knows of such an end, and the task's own words do not say."""
+    """Returns what the submission knows about this end and the task's own message does not say."""
     submission = item.submission
     if submission is None:
         return ""
@@ -494,7 +494,7 @@ def _detail(item: AwaitedSubmission, end: FollowedEnd) -> str:
 
 
 def how(end: FollowedEnd) -> str:
-    """`FAILED on n1 with exit code 3 (EXIT_CODE), attempt 2: message`."""
+    """Describes an end: `FAILED on n1 with exit code 3 (EXIT_CODE), attempt 2: message`."""
     where = f" on {end.node}" if end.node else ""
     code = f" with exit code {end.exit_code}" if end.exit_code is not None else ""
     reason = f" ({end.reason})" if end.reason else ""
@@ -504,7 +504,7 @@ def how(end: FollowedEnd) -> str:
 
 
 def _tail(session: Session, end: FollowedEnd) -> list[str]:
-    """The last lines of stderr, else of stdout."""
+    """Returns the last lines of stderr, or of stdout if stderr is empty."""
     for number in (1, 0):
         try:
             store = session.data_store() if end.log_parts[number] else None
@@ -519,12 +519,12 @@ def _tail(session: Session, end: FollowedEnd) -> list[str]:
 
 
 def fetch_files(session: Session, item: AwaitedSubmission) -> None:
-    """`-o` and `-e`: what tasks wrote into files on their nodes is written to the same names here, unless it is here."""
+    """Writes here, for `-o` and `-e`, the files that tasks wrote on their nodes, under the same names unless they exist here."""
     submission = item.submission
     command = submission.command if submission is not None else None
     if command is None or submission is None or not (command.out or command.err):
         return
-    started: set[str] = set()  # both streams may have one file
+    started: set[str] = set()  # both streams may share one file
     for number, pattern in enumerate((command.out, command.err)):
         if not pattern:
             continue
@@ -534,9 +534,9 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
                 if not target.parent.is_dir():
                     where = f"{('-o', '-e')[number]} {target}: there is no directory {target.parent} here"
                     session.note(f"{where}; where a node has none either it was not written: rmgr logs {end.id}")
-                    break  # one word of them all
+                    break  # one message covers all tasks
                 if str(target) not in started and target.exists():
-                    continue  # the node wrote it: it is this machine, or a shared file system
+                    continue  # the node wrote it: the node is this machine, or shares a file system with it
                 store = session.data_store() if end.log_parts[number] else None
                 parts = read_ended(
                     store, end.submission, end.position, end.attempt, STREAMS[number], parts=end.log_parts[number], rest=end.log[number]
@@ -549,7 +549,7 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
 
 
 def expand(pattern: str, end: FollowedEnd, name: str) -> str:
-    """A file name of one task: as the Starter expands it."""
+    """Expands the file name pattern for one task, as the Starter does."""
     values = {"j": str(end.submission), "a": str(end.index), "t": str(end.attempt), "x": name.replace(os.sep, "_"), "N": end.node, "%": "%"}
     out, at = [], 0
     while at < len(pattern):
@@ -563,13 +563,13 @@ def expand(pattern: str, end: FollowedEnd, name: str) -> str:
 
 
 def summary(item: AwaitedSubmission) -> str:
-    """`42: 98 COMPLETED, 2 FAILED`."""
+    """Returns a line such as `42: 98 COMPLETED, 2 FAILED`."""
     counts = told_counts(item.counts)
     return f"{item.number}: {counts or 'no task'}"
 
 
 def codes(items: Sequence[AwaitedSubmission]) -> int:
-    """The exit code for several: the highest."""
+    """Returns the exit code for several submissions: the highest."""
     return max((item.code for item in items), default=0)
 
 
@@ -577,7 +577,7 @@ def codes(items: Sequence[AwaitedSubmission]) -> int:
 
 
 def detached(session: Session, ids: Sequence[str], *, attach: str) -> WorkEnded:
-    """Handles a Ctrl-C that has just come; returns what the command ends with (exit code 130).
+    """Handles a Ctrl-C that has just arrived; returns what the command ends with (exit code 130).
 
     Args:
         ids: what was waited for. attach: the command that waits again.
@@ -587,7 +587,7 @@ def detached(session: Session, ids: Sequence[str], *, attach: str) -> WorkEnded:
         session.note(f"detached from {selected}; it goes on (Ctrl-C again within 2 s cancels it)")
         time.sleep(AGAIN_S)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one must not stop the cancel half-way
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third Ctrl-C must not stop the cancellation half-way
         _cancel(session, ids, selected)
         return WorkEnded(INTERRUPTED)
     session.note(f"attach again: {attach}")

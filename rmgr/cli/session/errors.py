@@ -36,7 +36,7 @@ def in_time(error: BaseException, timeout_s: float | None, *, is_over: bool) -> 
 
 
 def with_hint(error: click.ClickException, hint: str) -> click.ClickException:
-    """Returns a click error that carries a hint of ours."""
+    """Returns a click error that carries a hint."""
     error.rmgr_hint = hint  # type: ignore[attr-defined]
     return error
 
