@@ -169,7 +169,7 @@ def _own() -> None:
 def open_channel(endpoint: str, credentials: Credentials | None, role: Role, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
     """Returns a channel to a daemon that must prove a `role` of the cluster; a plain one without credentials.
 
-    The channel presents the bundle's present certificate for its whole life.
+    The channel presents the bundle's current certificate for its whole life.
     Raises: NotConnected in a forked child of a process that had a channel.
     """
     _own()

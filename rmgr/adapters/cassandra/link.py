@@ -292,7 +292,7 @@ class RequestWindow:
 
 
 class Calls:
-    """Sends requests through the link's present connection."""
+    """Sends requests through the link's current connection."""
 
     def __init__(self, link: CassandraLink, *, request_timeout_s: float) -> None:
         self.window = RequestWindow()

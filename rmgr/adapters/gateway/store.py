@@ -54,7 +54,7 @@ _EARLY_S = 0.25
 
 
 class _Deadline(CallDeadline):
-    """Deadline of a call as a whole, and of its present try at one gateway."""
+    """Deadline of a call as a whole, and of its current try at one gateway."""
 
     __slots__ = ("try_at",)
 

@@ -83,7 +83,7 @@ def acting(account: Account | None) -> Iterator[None]:
         _set_groups(libc, list(account.groups))
         libc.setfsgid(ctypes.c_uint(account.gid))
         libc.setfsuid(ctypes.c_uint(account.uid))
-        # An impossible id changes nothing; the call returns the present one.
+        # An impossible id changes nothing; the call returns the current one.
         if (libc.setfsuid(ctypes.c_int(-1)), libc.setfsgid(ctypes.c_int(-1))) != (account.uid, account.gid):
             raise PermissionError(errno.EPERM, f"files cannot be used as {account.name}: that takes root")
         yield

@@ -478,14 +478,14 @@ def context_of(credentials: Credentials, protocol: int) -> ssl.SSLContext:
 
 
 class ServerContext:
-    """Gives a server its present certificate, so that a renewed one needs no restart. For one thread."""
+    """Gives a server its current certificate, so that a renewed one needs no restart. For one thread."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
         self._shown: tuple[int, ssl.SSLContext] | None = None
 
     def current(self) -> ssl.SSLContext:
-        """Returns the present context. Cost: one stat, and 1 ms if the file has changed. Raises OSError, ConfigError."""
+        """Returns the current context. Cost: one stat, and 1 ms if the file has changed. Raises OSError, ConfigError."""
         stamp = Path(self._credentials.path("tls.crt")).stat().st_mtime_ns
         if self._shown is None or self._shown[0] != stamp:
             self._shown = stamp, context_of(self._credentials, ssl.PROTOCOL_TLS_SERVER)

@@ -134,7 +134,7 @@ class _Judge:
         self._looks.clear()
 
     def look(self, now_s: float, there: set[tuple[Address, int]]) -> dict[Address, float]:
-        """Judges by the present connections, `there`: (address, port). Returns `bounded`."""
+        """Judges by the current connections, `there`: (address, port). Returns `bounded`."""
         fresh = Counter(address for address, _ in there - (there if self._known is None else self._known))
         self._known = there
         if not self._looks:

@@ -223,7 +223,7 @@ class ValueFiles:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def get(self, row: ManifestRow, deadline: CallDeadline) -> tuple[ManifestRow, bytes] | None:
-        """Returns the present row of the row's key and its value, not yet compared. Raises: DataLost, StoreUnavailable."""
+        """Returns the current row of the row's key and its value, not yet compared. Raises: DataLost, StoreUnavailable."""
         while True:
             try:
                 with self._open(row) as file:
@@ -310,7 +310,7 @@ class ValueFiles:
         return open(os.open(self._path(row.generation), _OLD), "rb", buffering=0)
 
     def _again(self, row: ManifestRow, deadline: CallDeadline) -> ManifestRow | None:
-        """Returns the present row of a row whose file is gone. Raises: DataLost if it is the same row."""
+        """Returns the current row of a row whose file is gone. Raises: DataLost if it is the same row."""
         with self._readers.reading(deadline, f"read {row.key!r} from", row.key) as connection:
             now = table.select(connection, row.key)
         if now is not None and now.chunks and now.generation == row.generation:

@@ -38,7 +38,7 @@ CHECKPOINT_PAGES = 1000
 CHECKPOINT_CATCH_UP_PAGES = 4 * 1000
 #: How long one try to begin waits for a foreign program that holds SQLite's lock (the `sqlite3` shell, a backup).
 FOREIGN_LOCK_MS = 500
-#: How often the file is looked for: one that was removed under us takes with it what was written since, and all before.
+#: Seconds between checks that the file is in place: if it was removed under us, all that was ever written is lost with it.
 CHECK_IN_PLACE_S = 1.0
 
 
@@ -61,13 +61,13 @@ class Write:
         told: Callable[[RmgrError | None], None] | None = None,
     ) -> None:
         # `run` does its statements in the open transaction. It may run twice (a group that failed is retried one by one)
-        # and must have changed nothing when it raises an error of the house. Without it, `rows` are inserted.
+        # and must have changed nothing when it raises an `RmgrError`. Without it, `rows` are inserted.
         self.run = run
         self.rows = rows
         self.weight_bytes = weight_bytes
         self.doing = doing
-        self.is_synced = is_synced  # else it survives a process that dies, and with the next synced write of any process the machine
-        self.told = told  # of its end, where nobody waits for it
+        self.is_synced = is_synced  # False: survives the process at once, the machine only after the next synced write of any process
+        self.told = told  # called at the end of a write that no thread waits for
         self.taken = False
         self.given_up = False
         self.value: Any = None
@@ -124,7 +124,7 @@ class Writer:
         """Runs `run` inside a transaction and returns its value once that is durable.
 
         Args:
-            run: does the statements; an error of the house raised by it refuses this write alone, the group goes on.
+            run: does the statements; an `RmgrError` raised by it refuses this write alone, the group goes on.
             weight_bytes: about how much it writes.
             doing: "put 'in/7'", for messages.
             is_synced: False: at once visible to all, durable with the next write of any process that is synced.
