@@ -37,7 +37,7 @@ def _running(job: JobView) -> int:
 
 
 def time_left(job: JobView, now_us: int) -> str:
-    """Returns the time left: `~2m` at the pace of its tasks so far, `<9m30s` as the limit allows; "" if unknown."""
+    """Returns the time left: `~2m` at the pace of the job's tasks so far, `<9m30s` as the limit allows; "" if unknown."""
     if not job.started_us or job.state not in {State.RUNNING, State.STARTING, State.SUSPENDED}:
         return ""
     ended, ran_us = _ended(job), max(0, now_us - job.started_us)
@@ -56,7 +56,7 @@ def _roughly(seconds: float) -> str:
 
 
 def where_or_why(job: JobView) -> str:
-    """Returns where it runs or ran; for one that waits or ended badly why, the main point first: a narrow terminal cuts off the end."""
+    """Returns where a job runs or ran, or why it waits or ended badly, the main point first: a narrow terminal cuts off the end."""
     if job.reason == Reason.OWNER_GONE:
         return here(job.detail)
     if job.state in {State.RUNNING, State.COMPLETED, State.STARTING, State.SUSPENDED} and job.nodes:

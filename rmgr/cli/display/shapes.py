@@ -443,7 +443,7 @@ def explain(view: ExplainView) -> dict[str, Any]:
 
 
 def _shares(view: JobView | ExplainView) -> dict[str, Any]:
-    """Returns core time used against the shares of user and account; null = its policy does not order by that."""
+    """Returns core time used against the shares of user and account; null if the policy does not order by that."""
     return {"share_core_seconds": view.share, "account_share_core_seconds": view.account_share}
 
 
@@ -486,7 +486,7 @@ class Failure:
     """Tasks that FAILED for the same reason with the same exit code.
 
     nodes: node -> number of ends there; "" is no node. task: the first of the examined tasks with something on stderr, else the first.
-    error, started_us, ended_us, max_rss_kib, stderr: its; stderr is the last line, made harmless. has_output: any of them wrote output.
+    error, started_us, ended_us, max_rss_kib, stderr: of that task; stderr is the last line, made harmless. has_output: of any of them.
     """
 
     reason: str

@@ -346,7 +346,7 @@ _TREE_COLUMNS = (
 
 
 def tree_shape(view: GangView, slots: int) -> dict[str, Any]:
-    """Returns the whole record, from which every later slot follows; the present slot, and the requested rows of cores."""
+    """Returns the whole record, from which every later slot follows; the current slot, and the requested rows of cores."""
     record = view.record
     return {
         "partition": view.partition,
@@ -404,7 +404,7 @@ def _label(job: int) -> str:
 
 
 def _timetable(view: GangView) -> Timetable:
-    """Returns the timetable at the present slot, or at the record's first one if that is unknown."""
+    """Returns the timetable at the current slot, or at the record's first one if that is unknown."""
     from rmgr.sched.capacity.gangs import Timetable
 
     found = Timetable(view.record, "")

@@ -249,7 +249,7 @@ def _draw_task(task: TaskView, job: JobView, bad: list[tuple[str, str]]) -> None
 
 
 def _draw_story(task: TaskView) -> None:
-    """Draws the story of its checkpoints, oldest first."""
+    """Draws the story of a task's checkpoints, oldest first."""
     if task.story:
         sys.stdout.write("\n")
     for words in task.story:
@@ -302,7 +302,7 @@ def _request(job: JobView) -> str:
 
 
 def _moving(view: MovingView | None) -> str:
-    """Describes what policies may do with it, if there is anything to say."""
+    """Describes what policies may do with a job, if there is anything to say."""
     if view is None or not (view.saves or view.moves or view.most):
         return ""
     cap = f", at most {view.most}" if view.most else ""
@@ -416,7 +416,7 @@ def _failure(session: Session, reason: str, code: int | None, group: _Group, *, 
 
 
 def last_line(session: Session, end: FollowedEnd) -> str:
-    """Returns the last non-empty line of its stderr, "" if there is none or the store is away. Cost: reads at most one row."""
+    """Returns the last non-empty line of a task's stderr, "" if there is none or the store is away. Cost: reads at most one row."""
     for data in _ends_of_stderr(session, end):
         for line in reversed(data[-64 * 1024 :].splitlines()):  # splits bytes at \n and \r only: the last state of a progress bar counts
             if told := harmless(line[:4096]):
@@ -425,7 +425,7 @@ def last_line(session: Session, end: FollowedEnd) -> str:
 
 
 def _ends_of_stderr(session: Session, end: FollowedEnd) -> Iterator[bytes]:
-    """Yields the part of its stderr that came with its end, then the last one in the store."""
+    """Yields the part of a task's stderr that came with the end, then the last part in the store."""
     yield end.log[1]
     if not end.log_parts[1]:
         return

@@ -118,7 +118,7 @@ class _Help:
                 formatter.write_dl(everyones)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
-        """Paragraphs; a table among them (behind a \\b, as click has it) is fitted line by line."""
+        """Writes the paragraphs; a table among them (behind a \\b, as click has it) is fitted line by line."""
         for paragraph in inspect.cleandoc(self.help or "").partition("\f")[0].split("\n\n"):  # type: ignore[attr-defined]
             formatter.write_paragraph()
             with formatter.indentation():

@@ -374,7 +374,7 @@ class Session:
         return self.values_in(self.data_store(), self.asks())
 
     def values_in(self, store: Store, asks: Asks | None = None) -> Values:
-        """Returns the values in `store`; in a secured cluster it asks the cluster. asks: None: pointers lead nowhere."""
+        """Returns the values in `store`; in a secured cluster it asks the cluster. asks: without it, pointers lead nowhere."""
         from rmgr.client.values import AskedFates, Values
 
         credentials = self.credentials()

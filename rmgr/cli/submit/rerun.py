@@ -232,7 +232,7 @@ def _stored(session: Session, number: int, trust: str) -> Submission:
 
 
 def _total(session: Session, record: Submission) -> int:
-    """Returns its number of tasks by now."""
+    """Returns the submission's number of tasks so far."""
     from rmgr.submitter.questions import ReadRecord
 
     return session.ask(ReadRecord(number=record.id)).tail.next

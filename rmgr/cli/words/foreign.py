@@ -94,7 +94,7 @@ _COMMANDS = {
     "put": "store put",
     "get": "store get",
 }
-#: Commands whose words mean nothing to ours.
+#: Commands whose arguments mean nothing to rmgr's commands.
 _ALONE = {"sacctmgr", "sreport", "sshare", "sdiag"}
 #: Command lines with no counterpart here -> what to do instead.
 _ADVICE = {
@@ -156,7 +156,7 @@ _OPTIONS = {
     "-I": "rmgr run --pty bash",
     "-S": "#!/bin/bash, in the first line of the script",
 }
-#: Options without a counterpart in a command of ours that takes the value as a plain word.
+#: (command of rmgr, option) for options whose value that command takes as a plain word.
 _WORD_ALONE = {
     ("queues", "-p"): "the queue's name alone: rmgr queues QUEUE",
     ("queues", "-q"): "the queue's name alone: rmgr queues QUEUE",
