@@ -35,7 +35,7 @@ def _rebuild(cls: type[RmgrError], message: str, state: dict[str, object]) -> Rm
     return error
 
 
-# -- what the caller did ----------------------------------------------------------------------------------------------
+# -- errors of the caller ---------------------------------------------------------------------------------------------
 
 
 class UsageError(RmgrError):

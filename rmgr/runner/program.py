@@ -481,7 +481,7 @@ def _known_by_members(kind: type) -> dict[str, dict[str, object]]:
     return {name: attributes for name, attributes in own.items() if attributes}
 
 
-# -- what pickles call ----------------------------------------------------------------------------------------------------
+# -- functions that pickles call ------------------------------------------------------------------------------------------
 
 
 def hold(data: bytes) -> None:

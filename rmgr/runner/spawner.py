@@ -360,7 +360,7 @@ class Spawner:
                 with contextlib.suppress(OSError):
                     os.rmdir(path)
 
-    # -- telling the Starter ---------------------------------------------------------------------------------------------
+    # -- messages to the Starter -----------------------------------------------------------------------------------------
 
     def surprise(self, what: str, detail: str) -> None:
         """Reports something unusual, which the Starter counts and logs."""
@@ -632,7 +632,7 @@ class Commands:
             current.group.remove()
         self._ended(end)
 
-    # -- telling -------------------------------------------------------------------------------------------------------
+    # -- reports -------------------------------------------------------------------------------------------------------
 
     def next_report(self) -> float | None:
         """Returns when `report` has something to report at the latest (ns)."""

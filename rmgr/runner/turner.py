@@ -333,7 +333,7 @@ class Turner:
             part.go()
         os._exit(0)
 
-    # -- telling -----------------------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
         now = time.clock_gettime_ns(CLOCK)  # read now, since a part may just have been continued

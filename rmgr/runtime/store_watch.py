@@ -113,7 +113,7 @@ class WatchedStore(Store):
         self._thread = threading.Thread(target=self._watch, name="store-watch", daemon=True)
         self._thread.start()
 
-    # -- what is known of it
+    # -- state of the store
 
     @property
     def trouble(self) -> str:

@@ -116,7 +116,7 @@ def write_whole(fd: int, data: bytes | memoryview) -> None:
         left = left[os.write(fd, left[:_WRITE_BYTES]) :]
 
 
-# -- whether a directory is as it was made, by what its file system notes of it: its listing and attributes are six system calls
+# -- is a directory unchanged? By its marks in the file system, since its listing and attributes are six system calls
 
 
 #: Longest time between two ticks of a file system's clock, with and without fractions of a second.

@@ -217,7 +217,7 @@ def not_begun(error: BaseException, path: str, *, keyed: bool = False) -> TaskEx
     return failure(error, Reason.NODE_LOST if is_removed else Reason.START_FAILED)
 
 
-# -- can this interpreter run the work? Compared before anything is unpickled --------------------------------------------------
+# -- versions: can this interpreter run the work? Checked before anything is unpickled -----------------------------------------
 
 
 def check_versions(spec: StartWorker, node: str) -> None:

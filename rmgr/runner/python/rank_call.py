@@ -148,7 +148,7 @@ def _launch(launch: str, variables: dict[str, str]) -> int:
         raise
 
 
-# -- one rank: reads its bundle, makes the call, and as rank 0 leaves what came of it for the worker ---------------------------
+# -- one rank: reads its bundle, makes the call, and as rank 0 leaves the result for the worker --------------------------------
 
 
 #: mpirun's variables -> ours

@@ -430,7 +430,7 @@ class WorkerProcess:
             return False
         return True
 
-    # -- talking to the Starter ----------------------------------------------------------------------------------------
+    # -- messages to and from the Starter ------------------------------------------------------------------------------
 
     def _add(self, end: bytes, now: int) -> None:
         size = len(end)

@@ -132,7 +132,7 @@ class Checkpoints:
         """Returns the lane that runs its script, None if it does not run."""
         return next((lane for lane in self._node.lanes if any(task[0] is block for task in lane.tasks.values())), None)
 
-    # -- who asks --------------------------------------------------------------------------------------------------------------
+    # -- orders and the clock --------------------------------------------------------------------------------------------------
 
     def order(self, block: ClaimedBlock, guid: str, order: InboxOrder) -> None:
         """Takes a CHECKPOINT order. The inbox crosses off one that is not taken up."""
@@ -479,7 +479,7 @@ class Checkpoints:
         self.restores.forget(block)
 
 
-# -- taking one ------------------------------------------------------------------------------------------------------------
+# -- taking a checkpoint ---------------------------------------------------------------------------------------------------
 # Takes a checkpoint: from the directories of a job to its rows in the store. Called on a thread that may wait.
 
 
@@ -546,7 +546,7 @@ def put_away(store: Store, saved: Checkpoint, ending: Ending, *, log_ttl_s: floa
         remove_directory(ending)
 
 
-# -- beginning with one ----------------------------------------------------------------------------------------------------
+# -- beginning with a checkpoint -------------------------------------------------------------------------------------------
 # Puts a job's newest readable checkpoint into its directory on every node before it starts. The head chooses one by restoring it (every
 # byte is compared with its hash), then has its helpers restore the same. An unreadable checkpoint is noted in the job's story (DATA_LOST,
 # or UNTRUSTED if no Starter has sealed it), and the one before it is taken; without any, the job begins from the start.
@@ -623,7 +623,7 @@ class Restores:
         if case is not None:
             case.stage = _Stage.OVER
 
-    # -- here --------------------------------------------------------------------------------------------------------------------
+    # -- on this node ------------------------------------------------------------------------------------------------------------
 
     def _restore(self, case: _Case, part: LocalPart) -> Story[None]:
         block, found = case.block, case.found

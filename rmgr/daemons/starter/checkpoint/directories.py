@@ -378,7 +378,7 @@ def sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# -- the program: asked, and heard -----------------------------------------------------------------------------------------
+# -- requests to the program, and answers ----------------------------------------------------------------------------------
 # Asks a job on one node to save its state, and reads its answer: files in `.rmgr`, and SIGUSR1 to processes that catch it. A job's
 # processes are found by the mark of its slot in their environment, as leftovers are; only processes of its user get signals. Launchers are
 # skipped: they would pass the signal on to ranks that do not know it, and die of it.
@@ -505,7 +505,7 @@ def _is_dead(pid: int) -> bool:
         return True
 
 
-# -- for a script that runs elsewhere --------------------------------------------------------------------------------------
+# -- parts of jobs whose script runs elsewhere -----------------------------------------------------------------------------
 # The part of a checkpoint on this node of a job whose script runs on another one, whose Starter asks for the steps.
 
 
@@ -556,7 +556,7 @@ def _servers(spawner: int, place: Path) -> list[int]:
     return found
 
 
-# -- directories that are used again ---------------------------------------------------------------------------------------
+# -- reused directories ----------------------------------------------------------------------------------------------------
 # Directories and links reused by the next job, since making and removing them costs a Starter more than a short job. The caller gives back
 # only unchanged ones; they are removed when they were not needed for a moment.
 

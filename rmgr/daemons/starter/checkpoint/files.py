@@ -156,7 +156,7 @@ def _decode(data: bytes, kind: type[T]) -> T:
         raise DataLost(f"its list of files cannot be read: {error}") from None
 
 
-# -- what is there -----------------------------------------------------------------------------------------------------------
+# -- listing a directory -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,7 +429,7 @@ def _check(entry: FileEntry) -> None:
         raise DataLost(f"the pieces of the file {entry.path!r} are not its {entry.size:,} bytes")
 
 
-# -- one out of several directories ----------------------------------------------------------------------------------------
+# -- one checkpoint from several directories -------------------------------------------------------------------------------
 # One checkpoint from the directories of all nodes of a job. Pure. Every node began with the previous checkpoint as a whole, and each
 # changed files of its own: the changes of a node count, its unchanged files do not. If several nodes changed a file, the head's version
 # counts, else that of the first of them.

@@ -181,7 +181,7 @@ def next_step(phase: CheckpointPhase, event: CheckpointEvent, kind: CheckpointKi
     return STEPS.get((phase, event, kind))
 
 
-# -- one under way ---------------------------------------------------------------------------------------------------------
+# -- a checkpoint under way ------------------------------------------------------------------------------------------------
 # A checkpoint under way: what was asked, how far it is, and which ends of its attempt it causes.
 
 

@@ -57,7 +57,7 @@ class Home:
     def mend(self) -> bool:
         """Makes missing directories again. Returns: whether any was missing. Raises: OSError if one cannot be made. Cost: an lstat each."""
         with self._lock:
-            made = [str(place) for place in self._kept if self._make(place)]  # in turn: what is below a link may look like ours
+            made = [str(place) for place in self._kept if self._make(place)]  # one by one: a directory below a link may look like ours
             if not made:
                 return False
             self.generation += 1

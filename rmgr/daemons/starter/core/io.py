@@ -408,7 +408,7 @@ def was_quiet(message: Callable[[], object]) -> bool:
     return isinstance(message, Quietly) and message.is_quiet
 
 
-# -- small things together -------------------------------------------------------------------------------------------------
+# -- small items together --------------------------------------------------------------------------------------------------
 # Small items that go to the data store together: a job on an IO thread carries all items that have gathered by the time it begins. So a
 # single item goes at once, and the busier the store is, the more items share a round trip. A job that meets a store that is away keeps its
 # items for its next try, and lets the next job go ahead.

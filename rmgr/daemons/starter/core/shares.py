@@ -120,10 +120,9 @@ def batch_size(*, ready: int, slots: int, task_s: float | None) -> int:
 # Whose turn it is in a fair queue: a Starter counts the core-seconds that each user has used there, and serves the user with the least
 # next. Pure. Starters do not ask each other: each is fair among its waiting users, and so the cluster is. Half of what was counted is
 # forgotten after an hour. While two users wait, both get the same core-seconds, whether their tasks take 1 s or an hour: a user who has
-# just
-# had an hour waits until the other has had one, too. A half-life of minutes would forget that hour too soon; with one of days, a bad night
-# would count all week. What a user used while nobody else waited counts only as long as that user waits: a user who comes or comes back
-# starts between the first and the last of the waiting ones. So newcomers are served at once, no old user waits until a newcomer has
+# just had an hour waits until the other has had one, too. A half-life of minutes would forget that hour too soon; with one of days, a bad
+# night would count all week. What a user used while nobody else waited counts only as long as that user waits: a user who comes or comes
+# back starts between the first and the last of the waiting ones. So newcomers are served at once, no old user waits until a newcomer has
 # caught up, and leaving for a moment gains nothing.
 
 
@@ -205,7 +204,7 @@ def _faded(seconds: float) -> float:
     return HALF_LIFE_S / log(2) * -expm1(-log(2) * seconds / HALF_LIFE_S)
 
 
-# -- users who have a cap --------------------------------------------------------------------------------------------------
+# -- users with a cap ------------------------------------------------------------------------------------------------------
 # Users who have a cap: how many cores a Starter may claim for each of them now. The leader publishes every second what each user has in
 # use in the whole cluster (`/usage`). A Starter adds what has changed here since: ended tasks make room at once, so a user at the cap keeps
 # its cores, however short the tasks are. Published figures hold until new ones come, even without a leader.
@@ -229,7 +228,7 @@ class Caps:
         return bool(self.limits.max_cores_per_user or self.limits.cores_of)
 
     def told(self, use: CappedUse) -> None:
-        """Takes new figures of the leader, which include what runs here (`uses`)."""
+        """Takes new figures of the leader; `uses` has just counted what is in use here."""
         self._told, self._had, self._drawn_s = use, Counter(), -inf
         for each in self._here.values():
             self._had.update(each)

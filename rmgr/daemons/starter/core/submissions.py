@@ -1,4 +1,4 @@
-"""Submissions as a Starter needs them: records turned into shapes and worker specs, nonces that end them, the check of a block."""
+"""Submissions as a Starter needs them: records as shapes and worker specs, nonces that end them, and whether a block may run."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class RecordCache:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Users who are operators by the settings."""
+        """Users whom the settings make operators."""
         return self._settings().operators
 
     def get(self, submission: int, *, is_announced: bool = False) -> Info | None:
@@ -340,8 +340,7 @@ class RecordCache:
 # -- nonces ----------------------------------------------------------------------------------------------------------------
 # Nonces of submissions, as a Starter needs them: whether the signed submission has this number, and has not ended (`coord/nonces.py`).
 # The znode of a nonce is read once, as soon as the record that names it is known, and watched. Until the watch fires, the znode is as new
-# as
-# anything read since on the same connection: ZooKeeper sends the event of a change before any answer that contains later changes. So a
+# as anything read since on the same connection: ZooKeeper sends the event of a change before any answer that contains later changes. So a
 # submission costs one read and one watch, which fires when the submission ends.
 
 

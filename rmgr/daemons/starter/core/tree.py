@@ -114,7 +114,7 @@ class Committer:
 
     @property
     def may_commit(self) -> bool:
-        """The Starter is registered and its lease is valid."""
+        """Whether the Starter is registered and its lease is valid."""
         return self.is_registered and not self.is_paused
 
     @property
@@ -244,7 +244,7 @@ def record_of(coordinator: Coordinator, node: str) -> Story[NodeRecord | None]:
     return decode_record(found.data, NodeRecord, node) if found is not None else None
 
 
-# -- znodes that are watched -----------------------------------------------------------------------------------------------
+# -- watched znodes --------------------------------------------------------------------------------------------------------
 # Watched znodes: read, watched, and read again. A watch is only a hint, so everything is also read now and then.
 
 

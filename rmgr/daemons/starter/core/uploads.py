@@ -205,9 +205,8 @@ class Uploads:
 # -- unpacking -------------------------------------------------------------------------------------------------------------
 # Uploaded directories on the node: an archive is unpacked into a work directory, and nothing of it can land anywhere else. The archive
 # is a user's, and the Starter may be root. So no path is ever followed: each directory on the way is opened by itself without following
-# links,
-# files are made anew, and symbolic links are made last, after all writing. (Python's own filters come with 3.11.4, and chains of links have
-# led out of them more than once.)
+# links, files are made anew, and symbolic links are made last, after all writing. (Python's own filters come with 3.11.4, and chains of
+# links have led out of them more than once.)
 
 
 class _Member(tarfile.TarInfo):

@@ -409,7 +409,7 @@ class Ends:
                 with _Contained(self, block, index, Reason.WORKER_LOST, now_s):
                     self.ended(block, index, Ending(reason=Reason.WORKER_LOST, error=error, started_us=machine.wall_us()), now_s)
 
-    # -- what becomes of an attempt --------------------------------------------------------------------------------------------
+    # -- from an end to an outcome ---------------------------------------------------------------------------------------------
 
     def returned(self, tasks: list[Task], now_s: float) -> None:
         """Lets tasks that did not start wait again; ends them as CANCELLED if that was asked for."""

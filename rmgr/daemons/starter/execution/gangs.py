@@ -107,7 +107,7 @@ class Gangs:
         self.switches = self.late_switches = 0
         self._told = (0, 0, 0)  # switches, late switches, ns out of turn
 
-    # -- what jobs ask -----------------------------------------------------------------------------------------------------
+    # -- calls of jobs -----------------------------------------------------------------------------------------------------
 
     def seat(self, placed: Allocation | NodeHold, part: str, info: Info) -> Slot | None:
         """Returns the slot in which the part is stopped until its first turn; None: not yet. Raises: OSError if no slot can be opened."""

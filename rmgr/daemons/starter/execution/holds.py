@@ -353,7 +353,7 @@ class HeldParts:
             self._holds[hold.name] = fresh
 
 
-# -- cores that were promised ----------------------------------------------------------------------------------------------
+# -- promised cores --------------------------------------------------------------------------------------------------------
 # Cores of a node promised to a waiting job: without asking, the Starter keeps the cores of a running job for it when that job ends.
 # `/holds/<node>/r-<job>` names the running jobs whose cores are promised. A job that ends here frees its cores in `Lanes`, and they are
 # kept again before anything else may start: pulled work never gets between, and the COMPLETE that deletes the block is the only commit. A

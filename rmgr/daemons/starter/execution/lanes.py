@@ -459,7 +459,7 @@ class Lanes:
         lane = self._commands.get(slot)
         return (lane is not None and lane.owner is not None) or any(other.slot is slot for other in self)
 
-    # -- tasks that wait for tasks -----------------------------------------------------------------------------------------
+    # -- blocked tasks -----------------------------------------------------------------------------------------------------
 
     def block(self, lane: WorkerLane, seq: int) -> None:
         """Frees what a lane holds while its task waits for another task."""
@@ -633,7 +633,7 @@ class Lanes:
         return slot
 
 
-# -- slots that are opened again -------------------------------------------------------------------------------------------
+# -- reopened slots --------------------------------------------------------------------------------------------------------
 # Slots that their own work has killed or stopped: another one is opened, or the same one continued, and the node is not blamed. A slot's
 # spawner has its user's rights, so the user's work can kill it (`kill -9 $PPID`, `pkill -u`). That says nothing about the node: the Starter
 # opens another slot without work for the same user, and only if that fails, it is the node's failure. Until the new slot is up, no other

@@ -226,7 +226,7 @@ class Jobs:
         self._node.log.warning("block_not_readable", block=coming.name, error=str(error))
         coming.retry_s = machine.monotonic() + _PAUSE_S
 
-    # -- what a job finds --------------------------------------------------------------------------------------------------
+    # -- a job's environment and files -------------------------------------------------------------------------------------
 
     def shape(self, block: ClaimedBlock, shape: BatchShape) -> BatchShape:
         """Returns the shape of its script: `shape` with the variables of its allocation. Raises: OSError if its host file cannot be made.

@@ -365,7 +365,7 @@ def _since(base_us: int, block: ClaimedBlock, ended: Ended) -> Ended:
     return msgspec.structs.replace(ended, started_us=ended.started_us + block.base_us - base_us)
 
 
-# -- what is given back ----------------------------------------------------------------------------------------------------
+# -- giving work back ------------------------------------------------------------------------------------------------------
 # Work that has not begun goes back to its queue: half of a long tail for hungry nodes (SPLIT), and work that this node may not or
 # cannot run (RETURN). The node may run nothing new while it drains; nothing of an ended submission, which is refused as if it came now;
 # nothing signed with a key that was revoked since, whose fate the leader decides (`leader/submissions/owners.py`); and nothing of users
@@ -382,7 +382,7 @@ class Giving:
         self._split_s: float | None = None
         self._gate_seen = 0
 
-    # -- to the hungry ---------------------------------------------------------------------------------------------------
+    # -- to hungry nodes -------------------------------------------------------------------------------------------------
 
     def has_tail(self) -> bool:
         """Returns whether the node has work for another node."""
@@ -422,7 +422,7 @@ class Giving:
         count = split_share(min(block.tail(256), len(block.ready) - self._node.dispatch.kept(block)), others)
         self.give_back(block, count, name="SPLIT", held=False)
 
-    # -- what may not run here -------------------------------------------------------------------------------------------
+    # -- work that may not run here --------------------------------------------------------------------------------------
 
     def return_barred(self, *, is_draining: bool) -> None:
         """Gives back what may not begin; all that has not begun if `is_draining`. Cost: 1 us a block."""
@@ -450,8 +450,7 @@ class Giving:
         """Gives back unstarted work of users whom the node cannot serve; their slots are not reopened.
 
         Nothing starts for users who must be checked again: otherwise their waiting work would open one failing slot after another, and
-        never
-        wait long enough to be given back.
+        never wait long enough to be given back.
         Returns: seconds until the next necessary call, inf = when something changes.
         """
         users = self._node.accounts
@@ -675,11 +674,10 @@ class Notes:
         self._node.completing.reread(wish.block, conflict)
 
 
-# -- claims that somebody has deleted --------------------------------------------------------------------------------------
+# -- deleted claims --------------------------------------------------------------------------------------------------------
 # Notices that another process has deleted a claim of this node from ZooKeeper, and puts it back while its work goes on. While its fence
 # stands, only this node deletes its claims, by commits whose answers come before that of a later read. A claim that is missing while no
-# such
-# commit is in flight was deleted by hand, or lost when ZooKeeper was restored from an older state.
+# such commit is in flight was deleted by hand, or lost when ZooKeeper was restored from an older state.
 
 
 class DeletedClaims:

@@ -1,4 +1,4 @@
-"""The Starter's loop: one thread, one mailbox. Session and lease decide whether its nodes may act; the nodes do the rest. And its end.
+"""The Starter's loop: one thread, one mailbox. Session and lease decide whether its nodes may act; the nodes do the rest. Also its end.
 
     registered, lease valid      nodes settle after each batch of messages: dispatch, claim, commit
     SUSPENDED                    the same until the lease is over: commits wait in the adapter, work runs on

@@ -187,8 +187,7 @@ class NodeAgent:
         """Does what can be done now; called only while the Starter is registered and its lease is valid.
 
         Each turn looks at everything, so no event is lost; facts only cause a turn. The order of steps is the algorithm, so each step says
-        why it
-        stands where it does. An exception ends only its own step.
+        why it stands where it does. An exception ends only its own step.
         """
         self.next_s = math.inf
         self._trouble.settle(now_s)  # first: it may begin a quarantine, and end one
@@ -323,10 +322,10 @@ class NodeAgent:
         self.blocks.pop(block.key, None)
         self.dispatch.forget(block)
 
-    # -- files that were removed -----------------------------------------------------------------------------------------
+    # -- removed files ---------------------------------------------------------------------------------------------------
 
     def forget_lost(self) -> None:
-        """Has lost files made or fetched again; ends slots without a directory."""
+        """Has lost files made or fetched again; ends slots whose directory is gone."""
         self.dispatch.forget_lost()
         self.stager.forget_lost()
         self.jobs.forget_lost()

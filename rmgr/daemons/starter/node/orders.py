@@ -81,7 +81,7 @@ class Inbox:
         """Whether all orders in the inbox are known here, as far as watches show."""
         return self._watched and not self._listing and not self._reading
 
-    # -- what the node asks ----------------------------------------------------------------------------------------------------
+    # -- calls of the node -----------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Lists the inbox if no watch stands, and crosses off orders for which nothing is left to do here."""
@@ -334,7 +334,7 @@ class Inbox:
             self.gone(active.guid)
 
 
-# -- time limits that were changed -----------------------------------------------------------------------------------------
+# -- changed time limits ---------------------------------------------------------------------------------------------------
 # Time limits that change while work runs (`rmgr update -t`): reads the record again, checks whether it may be believed, tells slots. A
 # task that begins later takes the new limit from its record. A running task keeps its own if the change may not affect it
 # (`coord/decisions/changing.py`): its user may only shorten the limit, an operator only lengthen it.

@@ -230,7 +230,7 @@ class Registry:
                 path = f"{paths.STARTERS}/{name}"
                 self._wait(self._coordinator.commit(Multi(name="UNREGISTER", ops=(Delete(path),), proof=Gone(path)), timeout_s=_TIMEOUT_S))
 
-    # -- what stands under a name ----------------------------------------------------------------------------------------
+    # -- blocks that stand under a name ----------------------------------------------------------------------------------
 
     def _take_over(self, agent: NodeAgent, incarnation: int, fence: int) -> None:
         """Registers the node under `incarnation`: goes on with what this process still has, fails what an older process left."""

@@ -211,7 +211,7 @@ class Drains:
                 self._log.info("node_resumed", node=node.name, why=over)
 
 
-# -- failures of its own ---------------------------------------------------------------------------------------------------
+# -- failures of the node itself -------------------------------------------------------------------------------------------
 # Failures that are the node's own: after enough of them it takes no work for a while (or it would swallow the queue as a black hole).
 # Pure. Failures only in slots of one user may be that user's doing (processes, disk quota or memory used up): then only the user's work
 # stays out.

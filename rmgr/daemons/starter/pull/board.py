@@ -303,7 +303,7 @@ class PendingQueue:
         tag = paths.tag_in(name)
         return tag if tag or not self._users else self._users.get(paths.submission_in(name), "")
 
-    # -- what became of it -------------------------------------------------------------------------------------------------
+    # -- results of claims -------------------------------------------------------------------------------------------------
 
     def take(self, candidate: BlockCandidate, rest: tuple[BlockKey, BlockData] | None) -> BlockCandidate | None:
         """Notes that a claim of `candidate` is in flight; returns the candidate that it leaves behind, which can be claimed at once."""

@@ -279,11 +279,10 @@ def _handed(key: BlockKey, data: bytes) -> BlockData:
 # Clients announce on direct lines which blocks they hand over, and hear early how these ended (`adapters/rpc/line.py`). On a hint the
 # Starter asks ZooKeeper for the block at once, instead of after a watch; while it waits for the answer, it verifies the announced block and
 # reads its inputs. An early hint, given before the block is committed, has only the latter effect. Only what was read from ZooKeeper is
-# run: a
-# hint that is wrong, late or lost changes nothing. The client that gave the hint is told what is committed of the block: the fragment when
-# the COMPLETE goes out, its number once it is committed. If the output keys of a block are left to this node, the client claims them and
-# says
-# so (`staging/stage.py`). Its word counts, since these are the keys of its own tasks. Without it, this node claims them.
+# run: a hint that is wrong, late or lost changes nothing. The client that gave the hint is told what is committed of the block: the
+# fragment when the COMPLETE goes out, its number once it is committed. If the output keys of a block are left to this node, the client
+# claims them and says so (`staging/stage.py`). Its word counts, since these are the keys of its own tasks. Without it, this node claims
+# them.
 
 
 @dataclass(frozen=True, slots=True)

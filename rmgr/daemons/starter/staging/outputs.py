@@ -442,7 +442,7 @@ def is_users_fault(error: Exception, ending: Ending) -> tuple[bool, bool]:
     return his, is_gone
 
 
-# -- what is committed -------------------------------------------------------------------------------------------------------
+# -- outcomes and failed records ---------------------------------------------------------------------------------------------
 
 
 def conclude(
@@ -522,7 +522,7 @@ def _failed(block: ClaimedBlock, index: int, ending: Ending, told: Written, back
     )
 
 
-# -- on their way ----------------------------------------------------------------------------------------------------------
+# -- outputs on their way to the store -------------------------------------------------------------------------------------
 # Outputs of tasks on their way to the data store: outputs in memory go many at a time, the others one by one. A task counts as ended only
 # once all of its output is stored (`Ends`), since a COMPLETE names only stored rows. Rows of a block that is not the node's any more are
 # not written; earlier ones stay unread, and are deleted after their attempt has failed (`delete_outputs` in submitter/repair.py), at the
@@ -829,7 +829,7 @@ def encoding_of(*, pickled: bool) -> Encoding:
     return Encoding.PICKLE if pickled else Encoding.RAW
 
 
-# -- what users write ------------------------------------------------------------------------------------------------------
+# -- charging users --------------------------------------------------------------------------------------------------------
 # Counts what work writes into the data store for its user before it is written, as a gateway counts what clients write (`store_bytes`).
 # Each Starter and each gateway counts by itself: a user may write the limit through each of them within a day.
 

@@ -371,7 +371,7 @@ def _sentence(error: Exception) -> str:
     return error.message if isinstance(error, RmgrError) else f"{type(error).__name__}: {error}"
 
 
-# -- inputs, read ahead ----------------------------------------------------------------------------------------------------
+# -- reading inputs ahead --------------------------------------------------------------------------------------------------
 # Inputs of keyed calls, read before their tasks' turn: many at a time, within a limit of memory. A task's inputs are read once: its message
 # is kept until the task has ended here or was given away. Values that are too large for a message, alone or together, become files
 # (`Stager`); all others go from the store's answer into the worker's message. Output keys that their Submitter has left unclaimed (HAND,
@@ -599,7 +599,7 @@ def _weight_of_outputs(want: Want) -> int:
     return 1 + len(want.keyed.outputs)
 
 
-# -- one task --------------------------------------------------------------------------------------------------------------
+# -- messages and wants of a task ------------------------------------------------------------------------------------------
 # A keyed task whose inputs must be read, and whose output keys may have to be claimed, before it starts.
 
 
