@@ -105,7 +105,7 @@ class Launcher:
         self._made: tuple[int, ...] = ()  #: its marks when it was made
         self._named = 0  #: number of its extended attributes when it was made
         self._aged_ns = math.inf  #: a command that begins later cannot change it without changing its marks
-        self._at = directory  #: the present directory of this process
+        self._at = directory  #: the current directory of this process
         self.removers: set[int] = set()  #: processes that remove work directories
 
     def start(self, batch: CommandBatch, item: CommandItem, group: ControlGroup | None) -> RunningCommand:

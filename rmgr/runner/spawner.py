@@ -166,7 +166,7 @@ class Spawner:
         )
 
     def _look(self, now: int) -> None:
-        """Checks the present command."""
+        """Checks the current command."""
         soon = self._commands.check(now)
         if soon is not None and (self._soon is None or soon < self._soon):
             self._soon = soon
@@ -417,7 +417,7 @@ class CommandEnding:
 
 
 class Commands:
-    """Queue and present command of one slot."""
+    """Queue and current command of one slot."""
 
     def __init__(self, spawner: Spawner, board: Board) -> None:
         self._spawner = spawner
@@ -428,7 +428,7 @@ class Commands:
         self._exit: tuple[int, resource.struct_rusage] | None = None  # of an ended command with processes that still live
         self._ending: CommandEnding | None = None
         self._suspended_ns: int | None = None
-        self.limit_us = 0  #: time limit of the present command, 0 = none; may have changed since its batch
+        self.limit_us = 0  #: time limit of the current command, 0 = none; may have changed since its batch
         self._shift_ns = 0  # extension of the time limit by suspensions
         self._ends: list[CommandEnd] = []
         self._ends_since = -math.inf
@@ -488,7 +488,7 @@ class Commands:
         self.resume(now)
 
     def kill(self, reason: Reason) -> None:
-        """Kills the present command and all that it started; a reason given before stays."""
+        """Kills the current command and all that it started; a reason given before stays."""
         current = self._current
         if current is None:
             return
@@ -503,7 +503,7 @@ class Commands:
             self._finish(current, *self._exit)
 
     def signal(self, signum: int) -> None:
-        """Sends a signal to everything that the present command started."""
+        """Sends a signal to everything that the current command started."""
         if self._current is not None:
             send_all(self._current.pid, signum, self._current.group)
 

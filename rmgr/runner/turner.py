@@ -47,7 +47,7 @@ _MOST_WAITING = 256
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """One part. since_ns: start of its present turn. is_new: it was told to stop, and was not yet seen stopped.
+    """One part. since_ns: start of its current turn. is_new: it was told to stop, and was not yet seen stopped.
 
     is_awake: it is stopped, but part of it sleeps where signals do not reach; is_deep: the same at its last stop. stopped: pids that were
     sent SIGSTOP.

@@ -5,7 +5,6 @@ daemon's private memory is 36.3 MiB with it, 42.1 without, and 45.1 without it a
 
 A daemon holds some hundred thousand objects as long as it lives, and many small ones for a moment. CPython's defaults scan all of them now
 and then: pauses of up to 0.8 s in a busy leader with 2,000 submissions (`set_for_daemon`).
-defaults look through all of them now and then: pauses of up to 0.8 s in a busy leader of 2,000 submissions (`set_for_daemon`).
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def open_zookeeper(config: Config, credentials: Credentials | None, *, insecure:
 
 
 def open_trust(coordinator: Coordinator, credentials: Credentials | None) -> Trust | None:
-    """Returns which keys are valid at present, None in an open cluster."""
+    """Returns which keys are valid now, None in an open cluster."""
     if credentials is None:
         return None
     from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys

@@ -1,4 +1,4 @@
-"""ms of processor in each daemon; a failed call causes a check at once.
+"""The data store as a daemon has it: it may be away at the start and go at any time, and it must belong to this cluster.
 
 `WatchedStore` is a `Store` in front of another one. A thread checks it (often while it is away) and knows since when it does not serve, and
 why. While its cluster is unknown or another one, nothing is read from it or written to it: every call fails at once with
@@ -24,6 +24,7 @@ from rmgr.runtime.release import emptied
 T = TypeVar("T")
 
 #: Pause between two checks of a file that serves, of a server that serves, and of a store that does not (s). A check of a file is a commit,
+#: 1 ms of processor in each daemon; a failed call causes a check at once.
 CALM_S, SERVER_CALM_S, AWAY_S = 10.0, 2.0, 0.5
 _HEALTH_S = 2.0
 #: How long a daemon waits at its start for a store to answer, before it goes on without.

@@ -88,7 +88,7 @@ class Board:
         self.words[_MEMORY] = memory_bytes
 
     def running(self) -> tuple[int, int]:
-        """Returns (seq, started_ns) of the present task, (0, 0) if there is none."""
+        """Returns (seq, started_ns) of the current task, (0, 0) if there is none."""
         words = self.words
         while True:  # the two stores of `start` are not atomic
             seq, started = words[SEQ], words[STARTED]
@@ -97,7 +97,7 @@ class Board:
 
     @property
     def seq(self) -> int:
-        """Present task, 0 if there is none."""
+        """Current task, 0 if there is none."""
         return self.running()[0]
 
     @property
@@ -107,7 +107,7 @@ class Board:
 
     @property
     def limit_ns(self) -> int:
-        """Time limit of the present task, 0 = none."""
+        """Time limit of the current task, 0 = none."""
         return self.words[_LIMIT]
 
     @property
@@ -117,17 +117,17 @@ class Board:
 
     @property
     def exclusive(self) -> bool:
-        """Whether the present task dies with the lease."""
+        """Whether the current task dies with the lease."""
         return bool(self.words[_EXCLUSIVE])
 
     @property
     def memory_bytes(self) -> int:
-        """Memory limit of the present task, 0 = none."""
+        """Memory limit of the current task, 0 = none."""
         return self.words[_MEMORY]
 
     @property
     def output_cap(self) -> int:
-        """Bytes kept of each stream of the present task."""
+        """Bytes kept of each stream of the current task."""
         return self.words[_CAP]
 
     @property

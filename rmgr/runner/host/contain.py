@@ -272,7 +272,7 @@ def kill_strangers(children: Children, known: Iterable[int], *, forks: Forks | N
 
 
 class Forks:
-    """Forbids forking in a pids cgroup for a moment (`pids.max` below the present number)."""
+    """Forbids forking in a pids cgroup for a moment (`pids.max` below the current number)."""
 
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(directory, "pids.max")

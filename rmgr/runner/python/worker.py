@@ -1,7 +1,7 @@
 """The Python worker: takes batches of calls from its Starter, runs them one after another, and sends back their results.
 
 Forked by the spawner. Results are collected on the board and sent after 5 ms, or when nothing is left to do; a worker that is killed loses
-only its present call.
+only its current call.
 """
 
 from __future__ import annotations

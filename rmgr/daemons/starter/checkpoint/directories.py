@@ -594,7 +594,7 @@ class DirectoryPool:
             self._after(IDLE_S, self._look)
 
     def forget_lost(self) -> None:
-        """Drops directories that were removed from outside."""
+        """Drops directories that someone else has removed."""
         for kind, places in self._free.items():
             self._free[kind] = [place for place in places if place.exists()]
             for place in set(places).difference(self._free[kind]):

@@ -301,7 +301,7 @@ def size_text(size: int) -> str:
 
 
 def _contents(directory: Path, path: str, account: Account | None) -> Iterator[bytes]:
-    """Yields the present content of a listed name; since the listing, the job may have put a link on the way there."""
+    """Yields the current content of a listed name; since the listing, the job may have put a link on the way there."""
     with open(open_regular(path, account, below=str(directory), follow=False), "rb", buffering=0) as file:
         while data := file.read(PIECE_BYTES):
             yield data

@@ -3,7 +3,9 @@
     go-on      MEASURING -> ASKED -> COPYING -> OVER        it is copied when it has answered, else at the end of its grace
     stop       MEASURING -> ASKED -> ENDING -> COPYING -> LEAVING       it ends (85), or is ended after its grace; STOP: the job waits again
     policy     MEASURING -> ASKED -> WITHDRAWING -> OVER    the same, but a job that does not answer in its grace goes on
-    preempt    ENDING -> COPYING -> LEAVING                 nothing is asked or stored; the same, but asked, with restart = start
+    preempt    ENDING -> COPYING -> LEAVING                 nothing is asked or stored
+
+A stop of a job with restart = start begins with ASKED: it is asked, so that it can end in order, but nothing is measured or stored.
 
 `Checkpoints.happened` (`checkpoint.py`) runs the table and carries out the effects. An event that is not in the table came too late and
 changes nothing.

@@ -49,7 +49,7 @@ class Home:
         self._owners = {place: os.lstat(place).st_uid for place in self.root.parents}  #: of the directories above: trusted if unchanged
 
     def keep(self, *places: Path) -> None:
-        """Adds existing directories, the root or below it, outer ones first, to those that must stay with their present mode."""
+        """Adds existing directories, the root or below it, outer ones first, to those that must stay with their current mode."""
         for place in places:
             found = os.stat(place)
             self._kept[place.resolve()] = stat.S_IMODE(found.st_mode), found.st_uid

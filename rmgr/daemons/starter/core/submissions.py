@@ -178,7 +178,7 @@ class RecordCache:
     """Level-triggered cache of `Info`.
 
     Args:
-        settings: returns the cluster's present settings.
+        settings: returns the cluster's current settings.
         nonces: of a secured cluster: what has ended for ever, whatever a record says.
     """
 
@@ -218,7 +218,7 @@ class RecordCache:
         return None
 
     def is_refused(self, submission: int) -> bool:
-        """Returns whether the record cannot be read at present (gone, a newer format, bad), so that its blocks are left alone for a
+        """Returns whether the record cannot be read now (gone, a newer format, bad), so that its blocks are left alone for a
         while."""
         return machine.monotonic() < self._refused_s.get(submission, -math.inf)
 

@@ -275,7 +275,7 @@ class WatchedZnode(Generic[V]):
         self._aside = aside
         self._resync_s = resync_s
         self._stories = Stories(loop)
-        self._bell: Bell | None = None  #: of the present watching: watches of a lost session ring an old one, unheard
+        self._bell: Bell | None = None  #: of the current watching: watches of a lost session ring an old one, unheard
 
     @property
     def is_on(self) -> bool:

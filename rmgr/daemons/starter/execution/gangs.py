@@ -73,8 +73,8 @@ class _Part:
 class _Gang:
     """What is known of the gang of a partition.
 
-    rows: from the present one on; goal_us: time up to which they are being computed; is_due: the turner must be told. ahead_us: gang time
-    minus this machine's boot time, give or take error_us; None if no clock was read yet. It stays valid while the present reference
+    rows: from the current one on; goal_us: time up to which they are being computed; is_due: the turner must be told. ahead_us: gang time
+    minus this machine's boot time, give or take error_us; None if no clock was read yet. It stays valid while the current reference
     clock cannot be read: gang time goes on when the reference changes.
     """
 

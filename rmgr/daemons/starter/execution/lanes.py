@@ -365,7 +365,7 @@ class Lanes:
         return [slot for slots in self._slots.values() for slot in slots if not slot.is_lost] + self._retired
 
     def retire(self, slot: Slot) -> None:
-        """Gives no more work to a slot whose directory is gone; it ends after its present work."""
+        """Gives no more work to a slot whose directory is gone; it ends after its current work."""
         if slot in self._slots.get(slot.number, ()):
             self._slots[slot.number].remove(slot)
             self._retired.append(slot)

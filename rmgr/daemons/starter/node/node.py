@@ -96,7 +96,7 @@ class NodeAgent:
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: source -> why it wants no new work here
         self.fault = ""  #: why each turn has failed for some seconds
-        self._failing_since_s = math.inf  #: start of the present series of failing turns
+        self._failing_since_s = math.inf  #: start of the current series of failing turns
         self._trouble = TroubleMark(self)
         self.next_s = math.inf  #: monotonic time at which `settle` is needed even without a new fact, inf = never
         self.stager = Stager(self, files)
