@@ -1,4 +1,4 @@
-"""Measures for `rmgr bench`: one file a question (`rmgr.cli.bench` names them), `measuring` times.
+"""Measurements for `rmgr bench`: one file per question (`rmgr.cli.bench` names them); `measuring` takes times.
 
-Only the command line imports it. Programs that make load stand in `load`.
+Only the command line imports this package. Programs that make load are in `load`.
 """

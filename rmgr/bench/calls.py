@@ -1,9 +1,9 @@
-"""Calls of named functions (paper 004, live): what a pick, a call and a transfer cost beside bare gRPC, and what they cost others.
+"""Calls of named functions (paper 004, live): the cost of a pick, a call and a transfer compared with bare gRPC, and their cost to others.
 
-A cluster of its own: ZooKeeper, one WatchDog, a Starter of two cores, a gateway that looks at its servers every second, and two servers of
-two slots with the shipped functions. It is open, as the bare gRPC beside it is. The baseline of a call is two hops of bare gRPC, each a
-process (`load/bare_hops.py`). What lasts is named by `--row`: 10,000 jobs that wait, 50 servers, and the scenarios of the paper
-(`bench/calls.py`).
+A cluster of its own: ZooKeeper, one WatchDog, a Starter of two cores, a gateway that polls its servers every second, and two servers of
+two slots with the shipped functions. It is unsecured, like the bare gRPC. The baseline of a call is two hops of bare gRPC, each in a
+process (`load/bare_hops.py`). Long measurements run only if `--row` names them: 10,000 waiting jobs, 50 servers, and the scenarios of the
+paper.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ _SETUP = "a gateway, 2 servers of 2 slots"
 _PICKS, _CALLS, _TASKS = 400, 100, 40
 _WARM = 10
 _WAITING = 10_000
-_BULK_BYTES, _LARGE_BYTES = 64 * MIB, 1024 * MIB - 4096  # with what stands around the bytes it is at most 1 GiB
+_BULK_BYTES, _LARGE_BYTES = 64 * MIB, 1024 * MIB - 4096  # with its overhead at most 1 GiB
 _PIECE_BYTES = MIB
 _PATIENCE_S = 300.0
-#: Of `fifty`: servers, how often they are looked at (s), and for how long that is watched (s).
+#: For `fifty`: number of servers; (how often they are polled, how long that is watched) in s.
 _MANY, _REFRESHES = 50, ((1.0, 20.0), (60.0, 61.0))
-#: Of `predictors`: calls that take so long (s), at this load of both servers.
+#: For `predictors`: number of calls, their length (s), and the load of both servers.
 _MODEL_CALLS, _MODEL_S, _MODEL_LOAD, _MOPS = 100, 0.1, 0.5, 100
-#: How much faster than the paper everything is: servers, links, clients, looks.
+#: Factor by which everything is faster than in the paper: servers, links, clients, polls.
 FASTER = 20
 _SEED = 1
 _PLAYED_S = 300.0
@@ -75,7 +75,7 @@ _POLL_S = 0.05
 
 
 def calls(plan: MeasuringPlan) -> list[Row]:
-    """Those of `plan.rows`, else those that take a few minutes in all. Raises: UsageError for a row that is not known."""
+    """Measures `plan.rows`, by default those that take a few minutes in total. Raises: UsageError for an unknown row."""
     known = {**_ON_ONE_CLUSTER, **_ALONE}
     wanted = plan.rows or tuple(name for name in known if name not in _LONG)
     for name in wanted:
@@ -106,7 +106,7 @@ class _Bench:
     @staticmethod
     @contextmanager
     def of(plan: MeasuringPlan) -> Iterator[_Bench]:
-        """Started and warm; gone afterwards."""
+        """Yields a started and warm bench; everything is stopped afterwards."""
         with ExitStack() as stack:
             directory = stack.enter_context(scratch())
             plan.progress("starting a cluster")
@@ -128,11 +128,11 @@ class _Bench:
     # -- picks -------------------------------------------------------------------------------------------------------------------
 
     def pick(self) -> list[Row]:
-        """By gRPC from the leader, beside a health check of it, one after the other."""
+        """Measures a pick by gRPC from the leader against a health check of the leader, one after the other."""
         return self._picks("a pick by gRPC")
 
     def waiting(self) -> list[Row]:
-        """The same while 10,000 jobs wait for a node that is full."""
+        """Measures picks as `pick`, while 10,000 jobs wait for a full node."""
         count = self.plan.count(_WAITING)
         with connected(self.calls.cluster) as connection:
             assert isinstance(connection.submitter, Engine)
@@ -180,7 +180,7 @@ class _Bench:
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
     def echo(self) -> list[Row]:
-        """8 bytes and back, one call and its hops after the other; and what the calls write to ZooKeeper."""
+        """Measures a call of 8 bytes and back against its bare hops, one at a time, and the call's writes to ZooKeeper."""
         count, data = self.plan.count(_CALLS), bytes(8)
         times: dict[str, list[list[float]]] = {"two hops of bare gRPC": [], "Executor.submit": [], "rmgr": []}
         written: list[float] = []
@@ -209,7 +209,7 @@ class _Bench:
         ]
 
     def _parts(self, data: bytes) -> list[Row]:
-        """Where the time of such calls goes, by their traces."""
+        """Measures by traces where the time of these calls goes."""
         names = ("to be named", "arguments", "waits for a slot", "runs", "answer", "the rest")
         parts: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(_WARM):
@@ -223,7 +223,7 @@ class _Bench:
         return [row("rmgr", _SETUP, f"... of it: {name}", "ms", values) for name, values in parts.items()]
 
     def bulk(self) -> list[Row]:
-        """64 MiB there and back."""
+        """Measures 64 MiB there and back."""
         size = max(_PIECE_BYTES, round(_BULK_BYTES * min(1.0, self.plan.scale)) // _PIECE_BYTES * _PIECE_BYTES)
         data = bytes(size)
         pieces = memoryview(data)
@@ -245,7 +245,7 @@ class _Bench:
         ]
 
     def memory(self) -> list[Row]:
-        """Of the gateway while 1 GiB goes through it, and afterwards."""
+        """Measures the gateway's memory while 1 GiB passes through it, and afterwards."""
         size = round(_LARGE_BYTES * min(1.0, self.plan.scale))
         data = bytes(size)
         most: list[float] = []
@@ -264,7 +264,7 @@ class _Bench:
         ]
 
     def aside(self) -> list[Row]:
-        """One task at a time through that gateway: quiet, and while another client transfers."""
+        """Measures one task at a time through the same gateway, quiet and while another client transfers."""
         count = self.plan.count(_TASKS)
         size = max(_PIECE_BYTES, round(_BULK_BYTES * min(1.0, self.plan.scale)) // _PIECE_BYTES * _PIECE_BYTES)
         gateway = self.calls.gateways()[0]
@@ -290,7 +290,7 @@ class _Bench:
     # -- predictions -------------------------------------------------------------------------------------------------------------
 
     def predictors(self) -> list[Row]:
-        """Predicted / measured of `model`, which sleeps, with arrivals at random; each predictor with the same arrivals."""
+        """Measures predicted / measured time of `model`, which sleeps, with random arrivals, the same for each predictor."""
         count = self.plan.count(_MODEL_CALLS)
         slots = sum(one.slots for one in self.calls.servers().servers)
         rows: list[Row] = []
@@ -311,7 +311,7 @@ class _Bench:
         return rows
 
     def _arrivals(self, count: int, rate: float, chance: Random) -> list[float]:
-        """Predicted / measured, from the pick to the answer."""
+        """Returns predicted / measured time of each call, from the pick to the answer."""
         asked: list[tuple[float, CallFuture, list[float]]] = []
         next_s = time.monotonic()
         for _ in range(count):
@@ -327,7 +327,7 @@ class _Bench:
 
 
 def fifty(plan: MeasuringPlan) -> list[Row]:
-    """What a gateway and a leader use for 50 servers, beside the same without servers."""
+    """Measures what a gateway and a leader use for 50 servers, and without servers."""
     rows: list[Row] = []
     count = min(_MANY, plan.count(_MANY))
     with scratch() as where:
@@ -360,7 +360,7 @@ def _is_there(cluster: CallsCluster) -> bool:
 
 
 def _used(cluster: CallsCluster, pids: tuple[int, ...], window_s: float) -> tuple[list[float], float]:
-    """(per cent of a core of each process, writes a second)."""
+    """Returns (per cent of a core of each process, writes to ZooKeeper a second)."""
     before, began_s, written = [cpu_s([pid]) for pid in pids], time.monotonic(), zookeeper_counts(cluster.cluster)[1]
     time.sleep(window_s)
     lasted_s = time.monotonic() - began_s
@@ -373,7 +373,7 @@ def _hop(directory: Path, target: str) -> Child:
 
 
 def _compared(what: str, unit: str, times: dict[str, list[list[float]]], *, percents: tuple[int, ...]) -> list[Row]:
-    """Rows of each system, by percentile; rmgr's ratio is to the first. times: system -> its values, a list a repetition."""
+    """Returns rows of each system by percentile; rmgr's ratio is to the first system. times: system -> a list per repetition."""
     first, *_ = times
     rows: list[Row] = []
     for percent in percents:
@@ -387,19 +387,20 @@ def _compared(what: str, unit: str, times: dict[str, list[list[float]]], *, perc
 
 
 def ninf_shared(plan: MeasuringPlan) -> list[Row]:
-    """Table 3."""
+    """Measures the scenario of table 3."""
     return _scenario(plan, "ninf_shared")
 
 
 def ninf_table4(plan: MeasuringPlan) -> list[Row]:
-    """Table 4, as papers.md 4.4 decodes it."""
+    """Measures the scenario of table 4, as papers.md 4.4 decodes it."""
     return _scenario(plan, "ninf_table4")
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Mean seconds a request, as the paper has them (so `FASTER` times those of the clock): all of it, and the function with its wait for
-    the slot. shares: of the requests, by server."""
+    """Mean seconds of a request in the paper's time (`FASTER` times the measured time): total, and the function with its wait for the slot.
+    shares: of the requests, by server.
+    """
 
     total_s: float
     computing_s: float
@@ -407,7 +408,7 @@ class Played:
 
 
 def as_live(scenario: Scenario) -> Scenario:
-    """With servers as those that run are: one slot, in order, without other work."""
+    """Returns the scenario with servers like the live ones: one slot, in order, without other work."""
     servers = (replace(server, discipline="fcfs", background=0.0, background_operations=0.0) for server in scenario.servers)
     return replace(scenario, servers=tuple(servers))
 
@@ -454,7 +455,7 @@ def _scenario(plan: MeasuringPlan, name: str) -> list[Row]:
 
 
 def simulated_as(found: Replication) -> Played:
-    """What the simulator says, in the same terms."""
+    """Returns the simulator's result in the same terms."""
     requests = found.requests
     servers = [request.server for request in requests]
     return Played(
@@ -476,7 +477,7 @@ class _Stage:
     @staticmethod
     @contextmanager
     def of(scenario: Scenario) -> Iterator[_Stage]:
-        """Started; gone afterwards."""
+        """Yields the started stage; everything is stopped afterwards."""
         is_shared = not scenario.links[0].own
         clients = sum(client.count for client in scenario.clients)
         (kind,) = scenario.clients
@@ -503,12 +504,12 @@ class _Stage:
             yield _Stage(scenario, cluster)
 
     def play(self, case: Case, policy: str, seed: int) -> Played:
-        """One replication, from idle servers on. Raises: Unavailable; RmgrError for a call that fails."""
+        """Plays one replication, beginning with idle servers. Raises: Unavailable; RmgrError for a failed call."""
         self._cluster.use(policy, {"stage": [{"policy": policy}]})
         self._cluster.settle()
         names = self._kind.names
         callers = [self._cluster.caller(self._gateways[at % len(self._gateways)]) for at in range(len(names))]
-        for caller in callers:  # what `solve` takes is known before the clock runs
+        for caller in callers:  # makes known what `solve` takes before the clock runs
             self._cluster.until(lambda caller=caller: _knows(caller), "every gateway answers")  # type: ignore[misc]
         play = _Play(self._scenario.requests)
         try:
@@ -523,7 +524,7 @@ class _Stage:
         finally:
             play.over.set()
             for caller in callers:
-                caller.close()  # what was asked later is cancelled
+                caller.close()  # cancels later requests
         for client in clients:
             client.join(_PLAYED_S)
         return play.played()
@@ -538,7 +539,7 @@ def _knows(caller: Caller) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request. at_s: monotonic. ended_s: [when its answer was there]."""
+    """A request. at_s: monotonic time of issue. ended_s: [time of its answer], empty before."""
 
     at_s: float
     future: CallFuture
@@ -546,7 +547,7 @@ class _Asked:
 
 
 class _Play:
-    """Requests of one replication, by number of their issue. over: those that count have their answers, or one has failed."""
+    """Requests of one replication, by number of issue. over: set once the counted requests have answers or one has failed."""
 
     def __init__(self, requests: int) -> None:
         self.over = threading.Event()
@@ -558,7 +559,7 @@ class _Play:
         self._began_s = time.monotonic()
 
     def client(self, caller: Caller, name: str, kind: ClientPlan, case: Case, seed: int) -> None:
-        """As `sim/calls/world.py` draws."""
+        """Issues one client's requests, drawn as in `sim/calls/world.py`."""
         issues, draws = stream(seed, f"issue/{name}"), stream(seed, f"transfer/{name}")
         mean_s = case.interval_s / FASTER
         next_s = issues.expovariate(1 / mean_s)
@@ -567,9 +568,9 @@ class _Play:
             drawn = draws.expovariate(1.0) if kind.kind == "open" else 1.0
             try:
                 future = self._ask(caller, kind, drawn, at_s)
-            except NotConnected:  # closed meanwhile: it is over
+            except NotConnected:  # closed because the replication is over
                 return
-            # an open client goes by its own clock, whatever its asking took; one that waits is late with all that follows
+            # an open client keeps to its own clock, however long the issue took; a closed one is late with all that follows
             next_s = (next_s if kind.kind == "open" else at_s - self._began_s) + issues.expovariate(1 / mean_s)
             if kind.kind == "closed":
                 try:
@@ -597,7 +598,7 @@ class _Play:
                 self.over.set()
 
     def played(self) -> Played:
-        """Of those that count. Raises what one of them has raised."""
+        """Returns the result of the counted requests. Raises what one of them has raised."""
         if self._error is not None:
             raise self._error
         counted: Sequence[_Asked] = self._asked[: self._requests]
@@ -611,10 +612,10 @@ class _Play:
 
 
 class CallsCluster:
-    """One WatchDog, `nodes` Starters of two cores, and the gateways and servers that are started. Context manager.
+    """One WatchDog, `nodes` Starters of two cores, and the gateways and servers started later. Context manager.
 
     Args:
-        directory: where it lives, and where it stays what it leaves.
+        directory: where the cluster lives; files that it leaves stay there.
     """
 
     def __init__(self, directory: Path, *, nodes: int) -> None:
@@ -632,30 +633,30 @@ class CallsCluster:
         self.cluster.stop(at_once=True)
 
     def start_gateway(self, name: str, *, refresh_s: float) -> int:
-        """refresh_s: how often it looks at its servers. Returns its pid."""
+        """Starts a gateway; returns its pid. refresh_s: how often it polls its servers."""
         self._refresh_s = max(self._refresh_s, refresh_s)
         return self.cluster.start_gateway(name, environment={"RMGR_SUBMITTER_REFRESH": f"{refresh_s:g}s"})
 
     def start_server(self, name: str, *options: str) -> int:
-        """Returns its pid."""
+        """Starts a server; returns its pid."""
         return self.cluster.start_server(name, options=options)
 
     def gateways(self) -> tuple[str, ...]:
-        """HOST:PORT of each."""
+        """Returns HOST:PORT of each gateway."""
         return tuple(self.cluster.state.gateway.split(","))
 
     def caller(self, gateway: str = "") -> Caller:
-        """A client of its own, of the first gateway or of that one; to be closed by who asks for it."""
+        """Returns a new client of this gateway, by default the first; the caller closes it."""
         return Caller(Config(cluster=ClusterConfig(gateway=gateway or self.gateways()[0])))
 
     def servers(self) -> Any:
-        """`pb.ServersReply` of the first gateway. Raises: RmgrError."""
+        """Returns `pb.ServersReply` of the first gateway. Raises: RmgrError."""
         if "" not in self._callers:
             self._callers[""] = self.caller()
         return self._callers[""].asked(lambda client: client.servers(""))
 
     def wait_for_servers(self, count: int) -> None:
-        """All are open, and every link is measured. Raises: Unavailable."""
+        """Waits until all servers are open and every link is measured. Raises: Unavailable."""
         wanted = count * len(self.gateways())
 
         def are_there() -> bool:
@@ -668,13 +669,13 @@ class CallsCluster:
         self.until(are_there, f"{count} servers are open")
 
     def use(self, name: str, document: Mapping[str, object]) -> None:
-        """Picks by this pipeline from now on. name: what it is called while it is used. Raises: Unavailable."""
+        """Makes picks use this pipeline. name: its name while it is used. Raises: Unavailable."""
         with connected(self.cluster) as connection:
             WorkloadStage(connection).use(PipelineSpec(partition=CALLS, document=json.dumps(document, sort_keys=True), name=name))
         self.until(lambda: self.servers().policy == name, f"policy {name} picks")
 
     def settle(self) -> None:
-        """Nothing runs, and every gateway has measured that. Raises: Unavailable."""
+        """Waits until nothing runs and every gateway has measured that. Raises: Unavailable."""
         idle_s = 0.0
 
         def is_settled() -> bool:
@@ -690,7 +691,7 @@ class CallsCluster:
         self.until(is_settled, "the servers are idle")
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Raises: Unavailable when that does not come within a minute."""
+        """Waits for the condition. Raises: Unavailable if it does not hold within a minute."""
         end_s = time.monotonic() + _READY_S
         while not condition():
             if time.monotonic() > end_s:
@@ -708,7 +709,7 @@ _ON_ONE_CLUSTER: dict[str, Callable[[_Bench], list[Row]]] = {
     "waiting": _Bench.waiting,
 }
 _ALONE: dict[str, Callable[[MeasuringPlan], list[Row]]] = {"fifty": fifty, "ninf_shared": ninf_shared, "ninf_table4": ninf_table4}
-#: Minutes each: measured where they are named.
+#: Rows that take minutes each: measured only if named.
 _LONG = ("waiting", "fifty", "ninf_shared", "ninf_table4")
-#: All of them.
+#: All row names.
 ROWS = (*_ON_ONE_CLUSTER, *_ALONE)

@@ -1,4 +1,4 @@
-"""Whole commands, from the shell to their end: their time and the processor's, beside a Python that does nothing."""
+"""Whole commands, from the shell to their end: their elapsed and processor time, compared with a Python that does nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rmgr.bench.tasks import no_op
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.model.base.units import percentile
 
-#: What stands in the queue meanwhile.
+#: Tasks and submissions in the queue meanwhile.
 _TASKS, _SUBMISSIONS = 100_000, 100
-#: Of each command in each repetition.
+#: Runs of each command in each repetition.
 _TIMES = 20
 _BASELINE = ("python -c pass", ("-c", "pass"))
-#: Name -> words.
+#: Name -> arguments of rmgr.
 _COMMANDS = {
     "rmgr --help": ("--help",),
     "rmgr status": ("status",),
@@ -29,13 +29,13 @@ _COMMANDS = {
     "rmgr submit --parsable -- true": ("submit", "--parsable", "--", "true"),
 }
 _PATIENCE_S = 600.0
-#: What `rmgr status` ends with here: no node of the cluster takes work.
+#: Exit status of `rmgr status` here, because no node of the cluster takes work.
 _UNHEALTHY = 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One command. wall_ms, cpu_ms: of its process, from before it was started to its end. transactions: of ZooKeeper meanwhile."""
+    """One run of a command. wall_ms, cpu_ms: of its process, from before its start to its end. transactions: of ZooKeeper meanwhile."""
 
     wall_ms: float
     cpu_ms: float
@@ -43,7 +43,7 @@ class _Run:
 
 
 def commands(plan: MeasuringPlan) -> list[Row]:
-    """`--help`, `status`, `jobs` and `submit` with 100,000 queued tasks in 100 submissions; each after a `python -c pass`."""
+    """Measures `--help`, `status`, `jobs` and `submit` with 100,000 queued tasks in 100 submissions, each after a `python -c pass`."""
     tasks, submissions = plan.count(_TASKS), plan.count(_SUBMISSIONS)
     times = min(_TIMES, plan.count(_TIMES))
     medians: dict[str, list[float]] = {}
@@ -86,7 +86,7 @@ def _row(name: str, what: str, medians: dict[str, list[float]], runs: dict[str, 
 
 
 def _run(bench: Bench, *words: str) -> _Run:
-    """Raises CalledProcessError."""
+    """Runs a command. Raises: CalledProcessError."""
     argv = [sys.executable, *words]
     before = _last_transaction(bench)
     started = time.perf_counter()

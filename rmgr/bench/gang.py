@@ -1,13 +1,13 @@
-"""Jobs that share cores in time (policy dqt): how exactly they turn, what a turn costs, and what sharing costs them.
+"""Jobs that share cores in time (policy dqt): how exactly they take turns, what a turn costs, and what sharing costs the jobs.
 
-Eight Starters of one core each, on a machine that has fewer: what spins on all of them waits for processors, too. So the switch has a
-baseline that waits as well: a bare loop for each node, with as many spinning processes, that stops and continues them in the same way at
-the same distance. Ranks stamp when each of their stretches began; how far the first stamp of a turn lies from the boundary that the
-record names is the offset. Repetitions of it are consecutive parts of one stretch of turning.
+Eight Starters of one core each run on a machine that has fewer cores, so spinning jobs on all of them also wait for processors. The
+switch therefore has a baseline that waits in the same way: a bare loop per node, with as many spinning processes, that stops and continues
+them at the same interval. Ranks stamp the begin of each stretch of running; the offset is the distance of the first stamp of a turn from
+the boundary in the record. Its repetitions are consecutive parts of one series of turns.
 
-Then jobs on real nodes beside the simulator of the same jobs (`model`): what they use, and who gets how much. Jobs of 1 to 8 processes come
-at .8 of the machine and sleep 10 ms at a time: a sleep that ends while a job stands still ends unseen, so the job needs its turns. Then
-equals, jobs of all nodes and of one length, come at once. The simulator has no costs: starts, stops and Python take no time in it.
+Then jobs on real nodes are compared with a simulation of the same jobs (`model`): utilisation and shares. Jobs of 1 to 8 processes come
+at .8 of the machine and sleep 10 ms at a time: a sleep that ends while a job is stopped goes unnoticed, so the job needs its turns. Then
+equal jobs, of all nodes and of one length, come at once. The simulator has no costs: starts, stops and Python take no time in it.
 """
 
 from __future__ import annotations
@@ -53,35 +53,35 @@ from rmgr.sched.records import Gang
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 _NODES = 8
-#: Nodes that the jobs of the switch have, and slots for each quantum (s) in which they are looked at.
+#: Nodes of the jobs that measure the switch, and number of slots observed for each quantum (s).
 _SIZES = (2, 8)
 _SLOTS = {0.1: 30, 0.5: 8, 1.0: 6}
-#: The switch of this size and quantum goes on for so long (s), in which the requests are counted; and an idle cluster as long: a Starter
-#: reads everything that it watches again every 20 s, its nodes at about the same time, so a shorter look finds none of that or all.
+#: Size and quantum (s) for which the switch goes on for `_TURNING_S`, while requests are counted, after an idle cluster for `_IDLE_S`.
+#: A Starter re-reads all that it watches every 20 s, all nodes at about the same time: a shorter sample would contain none of it or all.
 _COUNTED, _TURNING_S, _IDLE_S = (8, 0.5), 60.0, 60.0
-#: For how long computing jobs and ping-pongs are looked at, alone and together (s).
+#: How long computing jobs and ping-pongs are observed, alone and together (s).
 _ALONE_S, _TOGETHER_S = 1.0, 1.0
-#: Jobs that are timed to their first instruction, a repetition.
+#: Number of jobs timed to their first instruction, per repetition.
 _STARTS = 2
 _PATIENCE_S = 60.0
-#: Of the record that is read in process.
+#: Size of the record that is read in process.
 _LEAVES, _JOBS = 256, 500
 PROGRAM = turns.__file__
 LOAD = 0.8
 _MODEL_JOBS, _EQUALS, _SEED = 24, 4, 11
-#: Slots of this length (s).
+#: Length of slots (s).
 _QUANTUM_S = 0.5
 
 
 class Switches(NamedTuple):
-    """Milliseconds, a value a boundary and node (offsets, < 0: early) and a boundary (spreads: the last node's less the first one's)."""
+    """Milliseconds: offsets per boundary and node (< 0: early), and spreads per boundary (last node minus first node)."""
 
     offsets: list[float]
     spreads: list[float]
 
 
 def gang(plan: MeasuringPlan) -> list[Row]:
-    """One cluster, the record of a large tree in process."""
+    """Measures on one cluster, and the record of a large tree in process."""
     with (
         scratch() as where,
         DevCluster(where / "cluster", nodes=_NODES, cores=1) as cluster,
@@ -111,13 +111,13 @@ class _Bench:
         self._made = 0
 
     def model(self) -> list[Row]:
-        """See `bench/gang.py`."""
+        """Calls `model` on this cluster."""
         return model(self._plan, self._stage, _NODES, self._setup)
 
     # -- the switch --------------------------------------------------------------------------------------------------------
 
     def switches(self) -> list[Row]:
-        """Of each size and quantum, with the requests of the one and the time of the turners."""
+        """Measures the switch for each size and quantum, the requests of one of them, and the turners' time."""
         turning = (0.0, 0.0)
         others: dict[str, float] = {}
         idle_s = self._seconds(_IDLE_S)
@@ -146,10 +146,10 @@ class _Bench:
         return rows
 
     def _turn(self, size: int, quantum_s: float, slots: int) -> tuple[Switches, tuple[float, float], tuple[float, float]]:
-        """(its switches, (seconds of processors of the turners, their switches), (requests, transactions a second))."""
+        """Returns (its switches, (processor seconds of the turners, their switches), (requests, transactions a second))."""
         self._use(quantum_s)
         where = self._place()
-        seconds = str((slots / 2 + 1) * quantum_s)  # the first and the last turn are not looked at
+        seconds = str((slots / 2 + 1) * quantum_s)  # the first and the last turn are ignored
         jobs = [self._submit(size, "stamp", str(where), str(quantum_s / 2), seconds) for _ in range(2)]
         self._wait(f"{2 * size} ranks stamp", lambda: sum(bool(stretches(path)) for path in where.iterdir()) == 2 * size)
         record = self._record(paths.gangs(PARTITION), GangRecord)
@@ -163,10 +163,10 @@ class _Bench:
         return switches_of(where, origin_ns, round(quantum_s * 1e9)), (used_s, len(turners) * lasted_s / quantum_s), turned
 
     def _loops(self, size: int, quantum_s: float, slots: int) -> Switches:
-        """The same with a bare loop a node."""
+        """Measures the same with a bare loop per node."""
         where = self._place()
         quantum_ns = round(quantum_s * 1e9)
-        origin_ns = turns.now_ns() + 1_000_000_000  # by then all of them have started
+        origin_ns = turns.now_ns() + 1_000_000_000  # all of them have started by then
         with self._groups(size) as groups:
             commands = [
                 (0, (PROGRAM, "loop", str(where), str(quantum_ns), str(origin_ns), str(slots + 2), f"n{at}", *groups[at]))
@@ -179,7 +179,7 @@ class _Bench:
 
     @contextlib.contextmanager
     def _groups(self, size: int) -> Iterator[list[tuple[str, ...]]]:
-        """Two control groups a node where Starters use them, else none."""
+        """Yields two control groups per node where Starters use them, else none."""
         made = Cgroups.open(CgroupConfig(), f"bench-{os.getpid()}") if self._freezer is Freezer.V2 else None
         if made is None:
             yield [()] * size
@@ -208,7 +208,7 @@ class _Bench:
     # -- jobs that compute, and that talk --------------------------------------------------------------------------------------
 
     def work(self) -> list[Row]:
-        """Two computing jobs on one core: the time for what one alone does in a second, without the slot that each leaves half used."""
+        """Measures two computing jobs on one core: time for one second of a lone job's work, without the last, half used slots."""
         alone: list[float] = []
         shared: dict[float, list[float]] = {quantum_s: [] for quantum_s in sorted(_SLOTS, reverse=True)}
         for _ in self._plan.rounds("two jobs on one core"):
@@ -224,7 +224,7 @@ class _Bench:
         return rows
 
     def talk(self) -> list[Row]:
-        """Two ranks on two nodes that answer each other: alone, beside another such job, and both as plain processes."""
+        """Measures two ranks on two nodes that answer each other: alone, with another such job, and both as plain processes."""
         self._use(0.5)
         rates: dict[str, list[list[float]]] = {"plain Linux": [], "rmgr": []}
         alone: list[float] = []
@@ -242,11 +242,11 @@ class _Bench:
         return rows
 
     def _rounds_s(self, quantum_s: float) -> float:
-        """Whole rounds of two slots: each job has half of them, wherever they begin."""
+        """Returns whole rounds of two slots, of which each job gets half wherever they begin."""
         return 2 * quantum_s * max(1, round(self._seconds(_TOGETHER_S, least=0.5) / (2 * quantum_s)))
 
     def _rates(self, program: str, processes: int, count: int, seconds: float, *, plain: bool = False) -> list[float]:
-        """What each of so many jobs counts in a second. plain: as processes of this machine."""
+        """Returns what each of `count` jobs counts per second. plain: run them as processes of this machine."""
         where = self._place()
         files = [where / str(at) for at in range(count)]
         for path in files:
@@ -274,7 +274,7 @@ class _Bench:
     # -- jobs that start -----------------------------------------------------------------------------------------------------
 
     def starts(self) -> list[Row]:
-        """A job of one process on an idle tree, and beside two jobs that have all nodes in turn."""
+        """Measures the start of a one-process job on an idle tree, and with two jobs that have all nodes in turn."""
         quantum_s = 0.5
         self._use(quantum_s)
         count = max(2, round(_STARTS * min(1.0, self._plan.scale)))
@@ -286,7 +286,7 @@ class _Bench:
         for job in jobs:
             self._engine.cancel_tasks(job.number, [0], reason="measured", running=True, timeout_s=30.0)
         medians = [[statistics.median(one) for one in found] for found in (idle, busy)]
-        round_s = 3 * quantum_s  # the job that starts has a slot of it
+        round_s = 3 * quantum_s  # the starting job has a slot of it
         bound_s = round_s + 2 * statistics.median(medians[0])
         what = "submit to first instruction, p50"
         return [
@@ -325,7 +325,7 @@ class _Bench:
         return self._command(processes, ("rmgr", "run", sys.executable, PROGRAM, *program))
 
     def _command(self, processes: int, argv: tuple[str, ...]) -> _Job:
-        """On the first nodes."""
+        """Submits a job of this command on the first nodes."""
         draft = replace(
             draft_of(
                 Options(queue="batch", name="bench"),
@@ -348,7 +348,7 @@ class _Bench:
         return decode_record(found.data, kind, path)
 
     def _requests(self, work: Callable[[], None]) -> tuple[float, float]:
-        """Requests and transactions a second meanwhile."""
+        """Returns the requests and transactions a second during `work`."""
         before, began_s = zookeeper_counts(self._cluster), time.monotonic()
         work()
         after, lasted_s = zookeeper_counts(self._cluster), time.monotonic() - began_s
@@ -376,16 +376,16 @@ class _Bench:
 
 
 def stretches(path: Path) -> list[int]:
-    """When each stretch of a rank began."""
+    """Returns the begins of a rank's stretches."""
     data = path.read_bytes()
     return [at for (at,) in turns.WORD.iter_unpack(data[: len(data) // turns.WORD.size * turns.WORD.size]) if at]
 
 
 def switches_of(directory: Path, origin_ns: int, quantum_ns: int) -> Switches:
-    """Of each boundary at which a job came: the first stamp of each of its ranks. The first and the last turns of all are left out.
+    """Returns the first stamp of each rank at each boundary where its job came. The first and the last turn are left out.
 
-    Two jobs alternate, so a job's boundaries lie two slots apart: a stamp belongs to the one that it follows, or precedes by half a slot at
-    most. A later stretch in the same turn is no beginning: the rank waited for a processor that others had.
+    Two jobs alternate, so a job's boundaries are two slots apart: a stamp belongs to the one that it follows, or precedes by at most half
+    a slot. A later stretch in the same turn is ignored: the rank waited for a processor that others had.
     """
     jobs: dict[str, dict[str, list[int]]] = {}  # job -> node -> its stamps
     for path in sorted(directory.iterdir()):
@@ -412,7 +412,7 @@ def switches_of(directory: Path, origin_ns: int, quantum_ns: int) -> Switches:
 
 
 def _parts(values: Sequence[float], count: int) -> list[Sequence[float]]:
-    """Consecutive parts of much the same length, none empty."""
+    """Splits the values into consecutive parts of about equal length, none empty."""
     count = min(count, len(values))
     return [values[at * len(values) // count : (at + 1) * len(values) // count] for at in range(count)]
 
@@ -423,7 +423,7 @@ def _word(path: Path, at: int) -> int:
 
 @contextlib.contextmanager
 def _running(commands: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Programs of Python, each with its rank and a group of its own that is gone afterwards."""
+    """Runs Python programs, each with its rank and a process group of its own that is killed afterwards."""
     children: list[subprocess.Popen[bytes]] = []
     try:
         for rank, command in commands:
@@ -441,7 +441,7 @@ def _running(commands: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[list[s
 
 
 def reading(plan: MeasuringPlan) -> list[Row]:
-    """What a Starter does with a generation: it decodes the record, builds the tree, and computes its rows of half a minute."""
+    """Measures what a Starter does with a generation: decode the record, build the tree, compute its rows of half a minute."""
     data = encode_record(large_record())
     path = paths.gangs(PARTITION)
     read: list[float] = []
@@ -450,7 +450,7 @@ def reading(plan: MeasuringPlan) -> list[Row]:
         began_s = time.process_time()
         table = Timetable(validity.decode(data, GangRecord, path), f"n{_LEAVES // 2}")
         read.append(1000 * (time.process_time() - began_s))
-        count = 90  # of 0.5 s, what a Starter tells its turner
+        count = 90  # of 0.5 s: as many as a Starter sends to its turner
         began_s = time.process_time()
         for _ in range(count):
             table.next()
@@ -463,7 +463,7 @@ def reading(plan: MeasuringPlan) -> list[Row]:
 
 
 def large_record() -> GangRecord:
-    """A tree of one-core nodes, all of whose partitions have jobs, after some turns."""
+    """Returns the record, after some turns, of a tree of one-core nodes whose partitions all have jobs."""
     carousel = Carousel(Gang("dqt", 500_000, 0, 0, 2, tuple((at, at, 1) for at in range(_LEAVES)), ()))
     for number in range(_JOBS):
         carousel.add(job_id(number + 1, 0), number % carousel.tree.nodes, 1)
@@ -485,7 +485,7 @@ def large_record() -> GangRecord:
 
 
 def model(plan: MeasuringPlan, stage: WorkloadStage, nodes: int, setup: str) -> list[Row]:
-    """Rows beside what the simulator says. Raises: RmgrError for a job that does not run to its end."""
+    """Returns rows compared with the simulator's. Raises: RmgrError for a job that does not run to its end."""
     document: Mapping[str, object] = {"stage": [{"policy": "dqt", "parameters": {"quantum": f"{_QUANTUM_S:g}s"}}]}
     stage.use(pipeline_with("dqt", document))
     jobs, equals = coming(max(1, round(_MODEL_JOBS * plan.scale)), nodes), _workload([(0, nodes, 2_000_000)] * _EQUALS, nodes)
@@ -508,7 +508,7 @@ def model(plan: MeasuringPlan, stage: WorkloadStage, nodes: int, setup: str) -> 
 
 
 def coming(count: int, nodes: int) -> Workload:
-    """Jobs of 1 to all processes and 0.5 to 3 s that ask for `LOAD` of the machine."""
+    """Returns jobs of 1 to all processes and 0.5 to 3 s that ask for `LOAD` of the machine."""
     rng = random.Random(_SEED)
     at_us, made = 0.0, []
     for _ in range(count):
@@ -520,12 +520,12 @@ def coming(count: int, nodes: int) -> Workload:
 
 
 def utilisation(jobs: Workload, played: Sequence[Played]) -> float:
-    """Of the machine, until the last job has ended."""
+    """Returns the utilisation of the machine until the last job has ended."""
     return sum(job.processes * job.run_us for job in jobs.jobs) / jobs.processors / max(one.end_us for one in played)
 
 
 def farthest(live: Sequence[Played], virtual: Sequence[Played]) -> float:
-    """By what part the share of an equal (its work / its stay) differs from the simulated one, the first of both and so on: the most."""
+    """Returns the largest relative difference between live and simulated shares (work / stay) of the equals, paired in order of stay."""
     stays, others = (sorted(one.end_us - one.start_us for one in played) for played in (live, virtual))
     return max(abs(other / stay - 1) for stay, other in zip(stays, others, strict=True))
 

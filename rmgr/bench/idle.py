@@ -1,4 +1,4 @@
-"""Measures an idle cluster: its share of a core and its memory, process by process and in all."""
+"""Measures an idle cluster: its share of a core and its memory, by process and in total."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rmgr.errors import Unavailable
 
 _NODES, _CORES, _WATCHDOGS = 3, 2, 2
 SETUP = f"1 ZooKeeper, {_WATCHDOGS} WatchDogs, {_NODES} Starters of {_CORES} slots, workers warm, SQLite"
-#: How long is looked at (s), and how long the cluster is left alone before.
+#: Length of a sample (s), and how long the cluster is left alone before the first (s).
 _WINDOW_S, _REST_S = 20.0, 5.0
-#: Tasks that make every worker warm: as many at a time as there are slots, this long each (s).
+#: Tasks that make every worker warm: as many at a time as there are slots, each of this length (s).
 _WARM_S, _WARM_ROUNDS, _WARM_TRIES = 0.3, 3, 20
 _ALL = "in all"
 
-#: Keeps a pool of as many workers, all of them started; ends with its standard input.
+#: A program that keeps a pool of N workers, all started; it ends with its standard input.
 _POOL = """
 import sys, time
 from concurrent.futures import ProcessPoolExecutor
@@ -45,7 +45,7 @@ class ProcessGroup:
 
 
 def idle(plan: MeasuringPlan) -> list[Row]:
-    """A fresh cluster whose workers have run something, and a `ProcessPoolExecutor` of as many workers, left alone side by side."""
+    """Measures a fresh cluster with warm workers and a `ProcessPoolExecutor` of as many workers, idle side by side."""
     window_s = max(0.5, _WINDOW_S * min(1.0, plan.scale))
     with (
         scratch() as where,
@@ -71,7 +71,7 @@ def idle(plan: MeasuringPlan) -> list[Row]:
 
 
 def parts_of(cluster: DevCluster) -> list[ProcessGroup]:
-    """ZooKeeper, each daemon, and apart from it the spawners and workers of each Starter."""
+    """Returns ZooKeeper, each daemon, and separately the spawners and workers of each Starter."""
     parts = []
     for process in cluster.state.processes:
         parts.append(ProcessGroup(f"{process.role} {process.id}", (process.pid,)))
@@ -81,7 +81,7 @@ def parts_of(cluster: DevCluster) -> list[ProcessGroup]:
 
 
 def _warm(cluster: DevCluster) -> None:
-    """Each slot of each Starter has a worker that has run a task. Raises: Unavailable."""
+    """Runs tasks until each slot of each Starter has a warm worker. Raises: Unavailable."""
     with connected(cluster) as connection, TaskQueue(time.sleep, connection=connection) as queue:
         for _ in range(_WARM_TRIES):
             for _ in range(_WARM_ROUNDS):
@@ -129,7 +129,7 @@ def _memory_rows(theirs: Sequence[ProcessGroup], ours: Sequence[ProcessGroup], m
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[int]:
-    """A pool of the standard library in a process of its own, warm; its pid."""
+    """Starts a warm pool of the standard library in a process of its own; yields its pid."""
     child = subprocess.Popen([sys.executable, "-c", _POOL, str(workers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None
     assert child.stdout is not None

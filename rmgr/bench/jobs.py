@@ -1,24 +1,25 @@
-"""Placed jobs: single-node jobs a second through the leader, what one costs each part, and how soon a job of four ranks runs; passes.
+"""Placed jobs: single-node jobs a second through the leader, their cost to each part, the latency of a four-rank job; passes.
 
-Single-node jobs have one core each, on two Starters of eight cores and on two of thirty-two (of a machine that may have fewer:
-their jobs do nothing; the more slots, the more jobs go with one commit). They are 2,000 commands (`/bin/true`) of one array, 2,000
+Single-node jobs have one core each, on two Starters of eight cores and on two of thirty-two (on a machine that may have fewer, since
+the jobs do nothing; more slots mean more jobs in one commit). They are 2,000 commands (`/bin/true`) of one array, 2,000
 Python no-ops of one TaskQueue, and 200 submissions of one command each, in sequence by one client. Time runs from the first
 submission to the last result in the client. `us/job` are processor times.
 
-A job of four ranks is a script on two nodes (`-N 2 -n 4`). Its time runs from the call that commits its submission (the command
-line's own start is measured by `rmgr bench commands`) to the first instruction of the script on its first node, which is after the
+A job of four ranks is a script on two nodes (`-N 2 -n 4`). Its time runs from the call that commits its submission (`rmgr bench
+commands` measures the start of the command line) to the first instruction of the script on its first node, which is after the
 start barrier of both nodes; and to the first instruction of its last rank, started by `rmgr run` in the script. One at a time, on a
 cluster that does nothing else.
 
-Then connection reservation beside pulled work (`Gaps`): how soon a job runs that waited for others, once the last of them has ended.
+Then connection reservation with pulled work (`Gaps`): how soon a job that waited for others runs once the last of them has ended.
 Every core of the cluster has a placed job of one core, and pulled tasks of 0.3 s wait for any of them. A job of all cores is promised
-what these jobs have, and they end. The gap is from the last of them that says it ends to the first instruction of the job, on one clock.
+the cores of these jobs, and they end. The gap is from the last reported end of these jobs to the first instruction of the job, on one
+clock.
 
-Passes of a live leader (`bench placing`): 1,000 nodes of 16 cores published in ZooKeeper, full, and 10,000 jobs that wait; jobs end and
+Passes of a live leader (`bench placing`): 1,000 nodes of 16 cores published in ZooKeeper, full, and 10,000 waiting jobs; jobs end and
 come by znodes. The nodes are silent Starters (a record and a session each, nothing runs): the leader reads lists, makes its state, passes,
-and commits as it always does. An event is the end of one job (its block goes, as by COMPLETE) or the submission of one. Times of passes and
-of turns of the leader's loop are the leader's own, from its metrics: a pass has a thread of its own, and the longest turn says how long the
-loop, which keeps nodes alive and answers, was not there. All processes share the machine: its load is in the figures.
+and commits as always. An event is the end of one job (its block goes, as by COMPLETE) or the submission of one. Times of passes and
+of turns of the leader's loop are the leader's own, from its metrics: a pass runs in a thread of its own, and the longest turn shows how
+long the loop, which keeps nodes alive and answers, was blocked. All processes share the machine, so its load is in the figures.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ from rmgr.procedures.admission import admit
 from rmgr.procedures.bootstrap import read_settings
 
 _NODES, _QUEUE = 2, "batch"
-#: Cores of a node; the first also for the jobs of several ranks.
+#: Cores of a node; jobs of several ranks are measured with the first.
 _CORES = (8, 32)
 _JOBS, _SUBMISSIONS, _PARALLEL = 2_000, 200, 100
 _WARM = 5
 _PATIENCE_S = 300.0
 SETUP = f"1 ZooKeeper (fsync), SQLite, {_NODES} Starters of %d cores, queue {_QUEUE} (easy)"
-#: Says when it runs, then what its ranks say: nanoseconds since the epoch, one file each.
+#: Writes the time when it runs; then its ranks do the same: nanoseconds since the epoch, one file each.
 _SCRIPT = """date +%s%N > "$1.script"
 exec rmgr run sh -c 'date +%s%N > "$0.$RMGR_RANK"' "$1"
 """
@@ -79,7 +80,7 @@ _PULL = '[ -e "$1/stop" ] || sleep 0.3'
 
 
 def jobs(plan: MeasuringPlan) -> list[Row]:
-    """A cluster for each size of nodes."""
+    """Measures on one cluster for each size of nodes."""
     rows = []
     for cores in _CORES:
         with (
@@ -97,7 +98,7 @@ def jobs(plan: MeasuringPlan) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """Seconds of the processor by part, requests and transactions of ZooKeeper, seconds; up to now, or of one run."""
+    """Processor seconds by part, requests and transactions of ZooKeeper, and seconds; up to now, or of one run."""
 
     cpu: dict[str, float]
     requests: float
@@ -109,7 +110,7 @@ class _Used:
         return _Used(cpu, self.requests - other.requests, self.transactions - other.transactions, self.at_s - other.at_s)
 
     def per_job(self, count: int) -> dict[str, float]:
-        """us of each part, and counts, of one job."""
+        """Returns microseconds of each part, and counts, per job."""
         return {f"{name}_us": value / count * 1e6 for name, value in self.cpu.items()} | {
             "in_all_us": sum(self.cpu.values()) / count * 1e6,
             "requests": self.requests / count,
@@ -128,7 +129,7 @@ class _Bench:
     # -- jobs a second
 
     def rates(self) -> list[Row]:
-        """Each kind once to warm up, then in turn."""
+        """Runs each kind once to warm up, then measures it."""
         kinds: dict[str, tuple[int, Callable[[int], None]]] = {
             "commands of one array": (self._plan.count(_JOBS), self._array),
             "Python no-ops of one TaskQueue": (self._plan.count(_JOBS), self._python),
@@ -161,7 +162,7 @@ class _Bench:
         return _Used(cpu, *zookeeper_counts(self._cluster), time.monotonic())
 
     def gaps(self) -> list[Row]:
-        """See `bench_gaps`. The policy of the cluster is another afterwards."""
+        """Measures `Gaps`. It replaces the cluster's policy."""
 
         def begin(draft: Submission, count: int) -> None:
             _add(self._engine.open(draft, AwaitedEnds(count), timeout_s=30.0), count)
@@ -204,7 +205,7 @@ class _Bench:
     # -- ranks
 
     def latencies(self) -> list[Row]:
-        """Job after job, each when the one before is over."""
+        """Measures parallel jobs, one after the other."""
         count = self._plan.count(_PARALLEL)
         script: list[list[float]] = []
         ranks: list[list[float]] = []
@@ -222,7 +223,7 @@ class _Bench:
         return rows
 
     def _parallel(self, name: str) -> tuple[float, float]:
-        """Milliseconds to the script's first instruction, and to the last rank's."""
+        """Returns the milliseconds to the script's first instruction, and to the last rank's."""
         base = self._directory / f"job-{name}"
         rigid = Rigid(processes=_RANKS, nodes=2)
         draft = self._draft(Command(argv=("/bin/sh", "-c", _SCRIPT, "sh", str(base))), rigid=rigid)
@@ -238,7 +239,7 @@ class _Bench:
 
 
 class AwaitedEnds:
-    """Waits for so many tasks; each must be COMPLETED."""
+    """Waits for the ends of so many tasks; each must be COMPLETED."""
 
     def __init__(self, count: int) -> None:
         self._left = count
@@ -246,7 +247,7 @@ class AwaitedEnds:
         self._over = threading.Event()
 
     def on_outcomes(self, _fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
-        """See `ports.Listener`. On the Submitter's thread."""
+        """See `ports.Listener`. Called on the Submitter's thread."""
         self._wrong += [f"{one.state} {one.reason} {one.error}" for one in outcomes if one.state is not State.COMPLETED]
         self._left -= len(outcomes)
         if self._left <= 0:
@@ -262,7 +263,7 @@ class AwaitedEnds:
             self._over.set()
 
     def wait(self) -> None:
-        """Raises: Unavailable, RmgrError."""
+        """Waits for all ends. Raises: Unavailable; RmgrError."""
         if not self._over.wait(_PATIENCE_S):
             raise Unavailable(f"{self._left} jobs have not ended after {_PATIENCE_S:g} s")
         if self._wrong:
@@ -276,7 +277,7 @@ def _add(handle: SubmissionHandle, count: int) -> None:
 
 
 def _of_children(pid: int) -> float:
-    """Seconds of processes that this one has waited for. 0: it is gone."""
+    """Returns the processor seconds of ended children that this process has waited for; 0 if it is gone."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.NoSuchProcess:
@@ -285,7 +286,7 @@ def _of_children(pid: int) -> float:
 
 
 def gap_classes(cores: int) -> dict[str, object]:
-    """Jobs of one core, and jobs of up to `cores`, one of which may reserve."""
+    """Returns a pipeline with two classes: jobs of one core, and jobs of up to `cores`, one of which may reserve."""
     small = {"name": "one", "max_cpus": 1, "max_processes": 1, "max_threads": 1}
     large = {"name": "all", "max_cpus": cores, "max_processes": cores, "max_threads": 1, "reservation_threshold": 20, "max_reservations": 1}
     return {"stage": [{"policy": "connection_reservation"}], "queue": [small, large]}
@@ -295,8 +296,8 @@ class Gaps:
     """Measures the gaps.
 
     Args:
-        draft: a submission of this command, with these options. begin: submits an array of so many tasks, and does not wait.
-        nodes: their names; cores: of each.
+        draft: makes a submission of a command with options. begin: submits an array of so many tasks without waiting.
+        nodes: their names. cores: of each.
     """
 
     def __init__(
@@ -319,7 +320,7 @@ class Gaps:
         self._nodes, self._cores, self._setup = nodes, cores * len(nodes), setup
 
     def rows(self) -> list[Row]:
-        """p50 and p95. Raises: Unavailable."""
+        """Returns p50 and p95. Raises: Unavailable."""
         self._stage.use(pipeline_with("gaps", gap_classes(self._cores)))
         count, found = self._plan.count(_ROUNDS), []
         pulled = self._command(_PULL, self._directory)
@@ -373,7 +374,7 @@ _POLL_S = 0.02
 
 
 def published(plan: MeasuringPlan) -> list[Row]:
-    """For each policy the pass after an event, the longest turn of the loop meanwhile, and the leader's processor time an event."""
+    """Measures for each policy the pass after an event, the longest turn of the loop, and the leader's processor time per event."""
     nodes, pending = plan.count(_PUBLISHED_NODES), plan.count(_PENDING)
     setup = f"1 ZooKeeper, a leader, {nodes:,} nodes of {_PUBLISHED_CORES} cores published, full; {pending:,} jobs wait"
     with scratch() as directory:
@@ -402,7 +403,7 @@ def published(plan: MeasuringPlan) -> list[Row]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Told:
-    """Counts and seconds since the leader's start. turns: of its loop, how many took at most so many seconds."""
+    """Counts and seconds since the leader's start. turns: upper bound in seconds -> number of turns of its loop within it."""
 
     placed: float
     waiting: float
@@ -419,7 +420,7 @@ class _Live:
         self._metrics = f"http://{json.loads(line)['address']}/metrics"
 
     def submit(self, count: int, *, processes: int, hours: int) -> None:
-        """Jobs of one submission."""
+        """Submits so many jobs in one submission."""
         rigid = Rigid(processes=processes)
         draft = draft_of(
             Options(queue=_QUEUE, name="bench", time=hours * _HOUR_S), work=Work.COMMAND, command=Command(argv=("/bin/true",)), rigid=rigid
@@ -430,7 +431,7 @@ class _Live:
         handle.flush(_PLACING_S)
 
     def set_policy(self, policy: str) -> None:
-        """From the next pass on; waits for that."""
+        """Sets the policy from the next pass on, and waits for that pass."""
         coordinator = self._cluster.coordinator
         found = coordinator.get(paths.CONFIG).result(_READ_S)
         assert found is not None
@@ -441,7 +442,7 @@ class _Live:
         self.until(lambda told: told.passes > before, "the policy has passed")
 
     def measured(self, policy: str, setup: str) -> list[Row]:
-        """Events one after another, each when the pass after the one before is over."""
+        """Makes events one after another, each after the pass that follows the one before."""
         leader = self._cluster.process("w1").pid
         began, began_cpu_s = self.told(), cpu_s([leader])
         times: list[float] = []
@@ -464,7 +465,7 @@ class _Live:
         ]
 
     def _end(self, number: int) -> None:
-        """A job that runs on the node of that number has ended."""
+        """Ends a job that runs on the node of this number, or on one of the next nodes."""
         zk = self._cluster.coordinator
         for at in range(number, number + 200):
             node = f"n{at}"
@@ -481,7 +482,7 @@ class _Live:
             raise Unavailable(f"{multi.name}: {outcome}")
 
     def told(self) -> _Told:
-        """What the leader says."""
+        """Returns the leader's metrics."""
         with urllib.request.urlopen(self._metrics, timeout=_READ_S) as answer:  # noqa: S310 - its own address
             lines = [line.rpartition(" ") for line in answer.read().decode().splitlines() if not line.startswith("#")]
         values = {name: float(value) for name, _, value in lines}
@@ -495,7 +496,7 @@ class _Live:
         )
 
     def until(self, condition: Callable[[_Told], bool], what: str) -> _Told:
-        """Raises: Unavailable."""
+        """Waits for the condition; returns the metrics that fulfil it. Raises: Unavailable."""
         end_s = time.monotonic() + _PLACING_S
         while not condition(told := self.told()):
             if time.monotonic() > end_s:

@@ -1,7 +1,7 @@
-"""`rmgr bench`: figures with the baseline of the same run beside them, median and spread of several repetitions.
+"""`rmgr bench`: figures together with the baseline of the same run, as median and spread of several repetitions.
 
-Absolute rates of a machine move by a factor of two between runs; ratios hold. So each repetition measures the baseline
-and rmgr one after the other, and the ratio is taken pair by pair. Figures are printed; nothing fails on time.
+Absolute rates of a machine vary by a factor of two between runs; ratios hold. So each repetition measures the baseline
+and rmgr one after the other, and the ratio is taken pair by pair. Figures are printed; no time makes a bench fail.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmgr.client.connection import Connection, connect
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.dev.cluster import DevCluster
 
-#: Slots of every setup: what the baselines use too.
+#: Slots of every setup and of every baseline.
 SLOTS = 2
 SETUP = "1 ZooKeeper (fsync), SQLite, 2 slots"
 
@@ -45,19 +45,19 @@ class MeasuringPlan:
     repetitions: int = 3
     scale: float = 1.0  #: of the number of tasks
     progress: Callable[[str], None] = lambda _: None
-    trace: str = ""  #: a workload of one's own for `sim`
+    trace: str = ""  #: path of a workload for `sim`
     large: bool = False  #: `sim` and `pass` with a million jobs on 100,000 nodes instead
-    cassandra: bool = False  #: `store` through one Cassandra too, `tasks` and `keyed` on three ZooKeepers and one Cassandra
-    sizes: tuple[int, ...] = ()  #: of the values of `keyed` (bytes); none: its own
-    gateway: bool = False  #: `tasks` and `latency`: directly and through a gateway, in place of the pool
-    rows: tuple[str, ...] = ()  #: of `calls`, by name; none: those that take a few minutes in all
+    cassandra: bool = False  #: also run `store` on one Cassandra, `tasks` and `keyed` on three ZooKeepers and one Cassandra
+    sizes: tuple[int, ...] = ()  #: sizes of the values of `keyed` (bytes); empty: its default
+    gateway: bool = False  #: `tasks` and `latency`: compare direct access with a gateway instead of with the pool
+    rows: tuple[str, ...] = ()  #: row names of `calls`; empty: rows that take a few minutes in total
 
     def count(self, tasks: int) -> int:
-        """`tasks`, scaled."""
+        """Returns `tasks` scaled, at least 10."""
         return max(10, round(tasks * self.scale))
 
     def rounds(self, what: str, more: str = "") -> Iterator[int]:
-        """The numbers of the repetitions, from 1; tells each before it begins."""
+        """Yields the numbers of the repetitions, from 1, and reports each as progress before it begins."""
         for number in range(1, self.repetitions + 1):
             self.progress(f"{what}: repetition {number} of {self.repetitions}{more}")
             yield number
@@ -65,26 +65,26 @@ class MeasuringPlan:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A cluster of its own with two slots, and a connection to it."""
+    """A two-slot cluster of its own, and a connection to it."""
 
     cluster: DevCluster
     connection: Connection
 
     def environment(self) -> dict[str, str]:
-        """Variables with which a command finds the cluster, and its own byte code as one that is installed (compiling costs it 0.1 s)."""
+        """Returns variables by which a command finds the cluster, and byte code as when installed (compiling would cost 0.1 s)."""
         return {**self.cluster.environment(), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 @contextlib.contextmanager
 def scratch(where: Path | None = None) -> Iterator[Path]:
-    """A directory that goes afterwards, in `where` or with the system's temporary files."""
+    """Yields a directory that is deleted afterwards, in `where` or with the system's temporary files."""
     with tempfile.TemporaryDirectory(prefix="rmgr-bench-", dir=where, ignore_cleanup_errors=True) as directory:
         yield Path(directory)
 
 
 @contextlib.contextmanager
 def two_slots(plan: MeasuringPlan, *, directory: Path | None = None, store: str = "", zookeepers: int = 1) -> Iterator[Bench]:
-    """One Starter with two cores, two WatchDogs, ZooKeeper, SQLite (or `store`), in a directory that goes afterwards."""
+    """Starts ZooKeeper, two WatchDogs, one Starter with two cores and SQLite (or `store`), in a directory deleted afterwards."""
     with scratch(directory) as where:
         cluster = DevCluster(where / "cluster", nodes=1, cores=SLOTS, store=store, zookeepers=zookeepers)
         plan.progress("starting a cluster")
@@ -98,7 +98,7 @@ def two_slots(plan: MeasuringPlan, *, directory: Path | None = None, store: str 
 
 @contextlib.contextmanager
 def connected(cluster: DevCluster, *, through: str = "") -> Iterator[Connection]:
-    """A connection to it as who runs it; through: a gateway."""
+    """Connects to the cluster as the user who runs it. through: address of a gateway to use."""
     state = cluster.state
     here = ClusterConfig(zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s)
     me = Config(cluster=ClusterConfig(gateway=through) if through else here, security=SecurityConfig(dir=state.security))
@@ -115,7 +115,7 @@ Measured = tuple[str, str, Callable[[], float]]
 def paired(
     plan: MeasuringPlan, *, what: str, unit: str, baseline: tuple[str, Callable[[], float]], ours: Measured, also: Measured | None = None
 ) -> list[Row]:
-    """Measures baseline and rmgr in turn and makes their rows.
+    """Measures baseline and rmgr in turn and returns their rows.
 
     Args:
         baseline: (name, measurement). ours, also: (name, setup, measurement). A measurement returns a rate.
@@ -134,7 +134,7 @@ def paired(
 
 
 def row(system: str, setup: str, what: str, unit: str, values: Sequence[float], *, ratio: float | None = None, **detail: float) -> Row:
-    """A row from the values of all repetitions."""
+    """Returns a row from the values of all repetitions."""
     return Row(
         system=system,
         setup=setup,
@@ -148,14 +148,14 @@ def row(system: str, setup: str, what: str, unit: str, values: Sequence[float], 
 
 
 def took_s(work: Callable[[], object]) -> float:
-    """Seconds of a call."""
+    """Returns the seconds that a call takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def zookeeper_counts(cluster: DevCluster) -> tuple[float, float]:
-    """(requests that came to its first server, transactions of all) since its start."""
+    """Returns (requests received by the first ZooKeeper server, transactions of the ensemble) since the start."""
     host, _, port = cluster.state.zookeeper.partition("/")[0].split(",")[0].partition(":")
     lines = four_letter(host, int(port), "srvr").splitlines()
     requests = next(float(line.split()[1]) for line in lines if line.startswith("Received:"))

@@ -1,18 +1,18 @@
 """Simulator against reality: a workload on a live cluster and in the simulator, under the same policies.
 
-The simulator is given the same jobs, the same policy and nodes, and no costs at all: starts, stops and moves take no time in it.
+The simulator gets the same jobs, policy and nodes, and no costs at all: starts, stops and moves take no time in it.
 
-`reality`: 60 jobs of 1 to 8 processes (one core each) that sleep 0.5 to 4 seconds arrive over some 25 s at eight Starters of one core. Told
-are both makespans, and by how much the jobs started earlier or later than it says.
+`reality`: 60 jobs of 1 to 8 processes (one core each) that sleep 0.5 to 4 seconds arrive over some 25 s at eight Starters of one core.
+It reports both makespans, and how much earlier or later than simulated the jobs started.
 
 `classes`: paper 000 on live nodes, under the conventional system and both proposals. The classes, the sizes and the machine of HPC2500
-divided by 16: six classes on eight nodes of eight cores. 200 jobs of the model `hpc2500`, one of them over half of the machine, at load
-1.1, whose hours become seconds (the fifth root of their time). Under `conventional` each names the class that its user chose; under
-the proposals none does.
+are divided by 16: six classes on eight nodes of eight cores. 200 jobs of the model `hpc2500`, one of them over half of the machine, come
+at load 1.1; their hours become seconds (the fifth root of their time). Under `conventional` each job names the class that its user chose;
+under the proposals none does.
 
-`WorkloadStage` plays a workload of the simulator on real nodes, here and in other benches: jobs are submitted when it says and run as long
-as it says. A job is a command that sleeps. One that is asked to stop (migration) keeps what is left of its time in its checkpoint
-directory, and goes on with that. So both tell the same story: when each job started, ended, and how often it was stopped.
+`WorkloadStage` plays a workload of the simulator on real nodes, here and in other benches: jobs are submitted at the workload's times and
+run as long as it says. A job is a command that sleeps. When it is asked to stop (migration), it saves the rest of its time in its
+checkpoint directory, and goes on with that. So both report the same: when each job started and ended, and how often it was stopped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from rmgr.submitter.questions import ApplySettings, ReadSettings
 
 PARTITION = "default"
 _QUEUE = "batch"
-#: Sleeps "$1" milliseconds, less what earlier attempts have slept; asked to save, it saves what is left.
+#: Sleeps "$1" milliseconds less what earlier attempts have slept; when asked to save, saves the rest.
 _SLEEP = """cd "$RMGR_CHECKPOINT_DIR"; read -r left 2>/dev/null < left || left=$1
 now() { read -r up _ < /proc/uptime; echo "${up%.*}${up#*.}0"; }
 trap asked=yes USR1
@@ -65,13 +65,13 @@ while [ $left -gt 0 ]; do
     echo $left > new; mv new left; cp .rmgr/number .rmgr/saved; [ ! -e .rmgr/stop ] || exit 85
 done
 """
-#: Says in directory "$1" that it runs; sleeps "$2" seconds once all jobs are said there to be submitted.
+#: Reports in directory "$1" that it runs; sleeps "$2" seconds once that directory says that all jobs are submitted.
 _SLEEP_LATER = ': > "$1/runs"; until [ -e "$1/all" ]; do sleep 0.05; done; exec sleep "$2"'
 #: Sleeps argv[1] times 10 ms.
 _NAPS = "import sys, time\nfor _ in range(int(sys.argv[1])): time.sleep(0.01)"
 NODES, JOBS, SEED = 8, 60, 7
 SETUP = f"1 ZooKeeper (fsync), SQLite, {NODES} Starters of 1 core"
-#: Classes of a machine of eight cores; a job that names none goes to the strictest that admits it.
+#: Classes of a machine of eight cores; a job that names none goes to the strictest class that admits it.
 _CLASSES: tuple[Mapping[str, object], ...] = (
     {"name": "s2", "max_cpus": 2, "max_processes": 2, "max_threads": 2},
     {"name": "d4", "max_cpus": 4, "max_processes": 4, "max_threads": 4, "reservation_threshold": 2, "max_reservations": 1},
@@ -84,11 +84,11 @@ POLICIES: dict[str, Mapping[str, object]] = {
     "connection_reservation": {"stage": [{"policy": "connection_reservation"}], "queue": list(_CLASSES)},
     "migration": {"stage": [{"policy": "migration"}]},
 }
-#: Of `classes`.
+#: Settings of `classes`.
 CLASS_NODES, CLASS_CORES, CLASS_JOBS, CLASS_SEED = 8, 8, 200, 2
 CLASS_SETUP = f"1 ZooKeeper (fsync), SQLite, {CLASS_NODES} Starters of {CLASS_CORES} cores"
 _SCALE = 16
-#: A job of five seconds at Kyoto runs so long here; its requested time is longer by `_SLACK_US`: what a start costs is not in it.
+#: Run time here of a job of five seconds at Kyoto. Requested times add `_SLACK_US`, because starting a job takes time.
 _SHORTEST_US = 1_500_000
 _SLACK_US = 60 * SECOND
 #: The requested time of ss8 must be below two hours of Kyoto.
@@ -110,12 +110,12 @@ HPC2500_CLASSES: tuple[Mapping[str, object], ...] = (
     },
 )
 CONVENTIONAL = "conventional"
-#: System -> its policy.
+#: System -> name of its policy.
 SYSTEMS = {CONVENTIONAL: "queue_first_fit", "proposal 1": "queue_select", "proposal 2": "connection_reservation"}
 
 
 def workload(jobs: int = JOBS, seed: int = SEED) -> Workload:
-    """Jobs of 1..8 processes and 0.5..4 s that ask for about 0.9 of the machine; requested times are up to three times too long."""
+    """Returns jobs of 1..8 processes and 0.5..4 s that ask for about 0.9 of the machine; requested times are up to three times too long."""
     rng = random.Random(seed)
     made, at_us = [], 0
     for number in range(1, jobs + 1):
@@ -137,7 +137,7 @@ def workload(jobs: int = JOBS, seed: int = SEED) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Seconds. late: of each job's first start, live minus simulated; moved: migrations live and simulated."""
+    """Seconds. late: live minus simulated first start of each job; moved: migrations, live and simulated."""
 
     makespan_s: float
     simulated_s: float
@@ -146,12 +146,12 @@ class Compared:
 
     @property
     def off(self) -> float:
-        """By what share the makespans differ."""
+        """Relative difference of the makespans."""
         return abs(self.makespan_s - self.simulated_s) / self.simulated_s
 
 
 def simulated(jobs: Workload, document: Mapping[str, object], *, nodes: int = NODES, cores: int = 1) -> list[Played]:
-    """What the simulator says. Raises: RmgrError when a policy fails in it."""
+    """Returns the simulator's result. Raises: RmgrError if a policy fails in it."""
     setting = Setting(nodes=nodes, cores=cores, pipeline=pipeline_from(document).stages, policy="reality")
     result = simulate(jobs, setting)
     if result.faults:
@@ -163,7 +163,7 @@ def simulated(jobs: Workload, document: Mapping[str, object], *, nodes: int = NO
 
 
 def compare(live: Sequence[Played], virtual: Sequence[Played]) -> Compared:
-    """Job by job. Raises: RmgrError for jobs that did not run to their end."""
+    """Compares job by job. Raises: RmgrError for jobs that did not run to their end."""
     for one in (*live, *virtual):
         if one.state is not State.COMPLETED:
             raise RmgrError(f"job {one.number} (submission {one.submission}) ended {one.state}: {one.why}")
@@ -176,7 +176,7 @@ def compare(live: Sequence[Played], virtual: Sequence[Played]) -> Compared:
 
 
 def reality(plan: MeasuringPlan) -> list[Row]:
-    """All policies on one cluster, one after the other."""
+    """Measures all policies on one cluster, one after the other."""
     jobs = workload(plan.count(JOBS))
     rows: list[Row] = []
     for name, virtual, lives in _played(plan, POLICIES, dict.fromkeys(POLICIES, jobs), nodes=NODES, cores=1, moving=("migration",)):
@@ -193,9 +193,9 @@ def _played(
     cores: int,
     moving: Collection[str] = (),
 ) -> Iterator[tuple[str, list[Played], list[list[Played]]]]:
-    """One cluster for all policies, one after the other: (name, what the simulator says, what happened in each repetition).
+    """Uses one cluster for all policies, one after the other; yields (name, simulated jobs, live jobs of each repetition).
 
-    moving: whose jobs can move.
+    moving: names of policies under which jobs can move.
     """
     with (
         scratch() as directory,
@@ -246,11 +246,11 @@ def _makespan(setup: str, what: str, found: Sequence[Compared], **more: float) -
     )
 
 
-# -- paper 000 in small --------------------------------------------------------------------------------------------------------
+# -- paper 000 at a small scale ------------------------------------------------------------------------------------------------
 
 
 def classes(plan: MeasuringPlan) -> list[Row]:
-    """All three on one cluster, one after the other."""
+    """Measures all three systems on one cluster, one after the other."""
     count = plan.count(CLASS_JOBS)
     rows: list[Row] = []
     tables = {system: system_document(system) for system in SYSTEMS}
@@ -270,16 +270,16 @@ def classes(plan: MeasuringPlan) -> list[Row]:
 
 
 def _waits(jobs: Workload, played: Sequence[Played]) -> float:
-    """Mean wait (s) of the jobs of at least a whole node."""
+    """Returns the mean wait (s) of the jobs that need at least a whole node."""
     waits = [one.start_us - job.submit_us for job, one in zip(jobs.jobs, played, strict=True) if job.processors >= CLASS_CORES]
     return statistics.fmean(waits) / 1e6 if waits else 0.0
 
 
 def system_document(system: str, pace: float = 1.0) -> Mapping[str, object]:
-    """The pipeline of a system; pace: as for `system_workload`.
+    """Returns the pipeline of a system; pace: as for `system_workload`.
 
-    The conventional one has no limits: its users chose by those of the machine 16 times as large, and some shapes cannot be scaled down
-    into them (4 processes of 16 threads in s128 are 4 of one here, and s128 has room for one process).
+    The conventional system has no limits: its users chose by the limits of a machine 16 times as large, and some shapes do not fit them
+    when scaled down (4 processes of 16 threads in s128 become 4 of one thread here, and s128 has room for one process).
     """
     if system == CONVENTIONAL:
         return {"stage": [{"policy": SYSTEMS[system]}], "queue": [{"name": queue["name"]} for queue in HPC2500_CLASSES]}
@@ -289,7 +289,7 @@ def system_document(system: str, pace: float = 1.0) -> Mapping[str, object]:
 
 
 def system_workload(system: str, *, jobs: int = CLASS_JOBS, seed: int = CLASS_SEED, pace: float = 1.0) -> Workload:
-    """The jobs as that system gets them; pace: 0.5 makes all times half as long."""
+    """Returns the jobs as that system gets them; pace: 0.5 makes all times half as long."""
     drawn = hpc2500(jobs, seed=seed, kind="user" if system == CONVENTIONAL else "")
     small = [_small(job, pace) for job in drawn.jobs]
     work_us = sum(job.processors * job.run_us for job in small)
@@ -316,9 +316,9 @@ def _run_us(seconds: float, pace: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """A job as it was. start_us: of its first attempt; end_us: of its last one; both since the first submission. attempts: 1 + its moves.
+    """A job as it ran. start_us: of its first attempt; end_us: of its last one; both since the first submission. attempts: 1 + its moves.
 
-    submission: its number, 0 = told by a simulation. state: COMPLETED, or what went wrong, with why. nodes: of its last attempt, the head
+    submission: its number, 0 = simulated. state: COMPLETED, or what went wrong; why: the reason. nodes: of its last attempt, the head
     first.
     """
 
@@ -344,7 +344,7 @@ class WorkloadStage:
         self._queue = queue
 
     def use(self, pipeline: PipelineSpec) -> None:
-        """Lets it place from now on. Raises: Unavailable."""
+        """Makes this pipeline place jobs from now on. Raises: Unavailable."""
         asks = self._engine.asks
         found = asks.ask(ReadSettings(), timeout_s=10.0)
         asks.ask(ApplySettings(settings=replace(found.settings, pipelines=(pipeline,)), version=found.version), timeout_s=10.0)
@@ -358,11 +358,11 @@ class WorkloadStage:
         naps: bool = False,
         meeting: Path | None = None,
     ) -> list[Played]:
-        """Submits each job at its time (into the queue or queue class that it names) and waits for all; in the order of their numbers.
+        """Submits each job at its time, to the queue or class that it names, and waits for all; returns them in order of their numbers.
 
-        checkpoints: jobs can move (a shell more a job). naps: they sleep 10 ms at a time (a Python a job).
-        meeting: an empty directory that nodes see. No other job is submitted before the first one runs, and its time begins when all are.
-        Raises: Unavailable for one that has not ended so long after the last submission, or not begun in that time.
+        checkpoints: jobs can move (one more shell per job). naps: jobs sleep 10 ms at a time (one Python per job).
+        meeting: an empty directory visible to the nodes. The other jobs are submitted once the first one runs; its sleep begins after that.
+        Raises: Unavailable for a job not ended `patience_s` after the last submission, or if the first does not begin in that time.
         """
         self._engine.settings()
         ends = [_End(job.number) for job in workload.jobs]
@@ -385,7 +385,7 @@ class WorkloadStage:
         return [end.played(began_ns // 1000) for end in ends]
 
     def _submit(self, job: WorkloadJob, *, checkpoints: bool, naps: bool, meeting: Path | None) -> int:
-        """One job in one commit, as `rmgr submit` does; its number."""
+        """Submits one job in one commit, as `rmgr submit` does; returns its number."""
         seconds = job.run_us / 1e6
         command: tuple[str, ...] = ("/bin/sleep", f"{seconds:.3f}")
         if meeting is not None:
@@ -416,7 +416,7 @@ def _wait_for(file: Path, patience_s: float) -> None:
 
 
 def send(engine: Engine, draft: Submission) -> int:
-    """A submission of one task in one commit, as `rmgr submit` does it; its number."""
+    """Submits one task in one commit, as `rmgr submit` does; returns the submission's number."""
     buffer = Buffer(single=True)
     buffer.add(TaskSpec(), [b""])
     (packed,) = buffer.take()
@@ -426,12 +426,12 @@ def send(engine: Engine, draft: Submission) -> int:
 
 
 def pipeline_with(name: str, document: Mapping[str, object]) -> PipelineSpec:
-    """The tables of a policy file."""
+    """Returns the pipeline made of a policy file's tables."""
     return PipelineSpec(partition=PARTITION, document=json.dumps(document, sort_keys=True), name=name)
 
 
 class _End:
-    """Waits for one job."""
+    """Waits for the end of one job."""
 
     def __init__(self, number: int) -> None:
         self.number, self.submission, self.over = number, 0, threading.Event()
@@ -439,7 +439,7 @@ class _End:
         self._error: RmgrError | None = None
 
     def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
-        """See `ports.Listener`. On the Submitter's thread."""
+        """See `ports.Listener`. Called on the Submitter's thread."""
         self._found = (fragment, outcomes[0])
         self.over.set()
 
@@ -453,7 +453,7 @@ class _End:
             self.over.set()
 
     def played(self, began_us: int) -> Played:
-        """What became of it."""
+        """Returns the job as it ran. Raises: the error of its submission, or Unavailable."""
         if self._found is None:
             raise self._error or Unavailable(f"job {self.number} is not told")
         fragment, outcome = self._found

@@ -1,7 +1,7 @@
-"""From one Starter to two hundred: what a task costs the leader, ZooKeeper and the Starters themselves; and what a loss of many costs.
+"""From one Starter to two hundred: the cost of a task to the leader, ZooKeeper and the Starters; and the cost of a loss of many Starters.
 
-Losses: two thousand Starters that only live, five hundred killed at once. Told are when all are fenced, what that costs the leader, and
-whether the rest notices.
+Losses: two thousand Starters that only live, five hundred of them killed at once. The rows show when all are fenced, what that costs the
+leader, and whether the others notice.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
 
 _STARTERS, _TASKS = 200, 100_000
-#: Tasks of the one Starter are fewer: its two slots would take minutes for as many.
+#: Divisor of the number of tasks for one Starter: its two slots would take minutes for all.
 _ALONE = 20
-#: Tasks that a Starter commits in batches: those of 10 ms and more are committed as they end, whatever the number of Starters.
+#: Slots of a Starter, and a task's length: short enough for commits in batches (tasks of 10 ms and more are committed as they end).
 _SLOTS, _TASK_S = 2, 0.005
-#: Starters of one process.
+#: Starters in one process.
 _TOGETHER = 50
-#: Sessions as long as in production: nobody is to be declared dead because the processor is too small.
+#: Sessions as long as in production, so that no Starter is declared dead because the processor is too slow.
 _SESSION_S = 30.0
 _PATIENCE_S = 900.0
 _SETTLE_S = 1.0
 SETUP = "1 ZooKeeper (fsync), SQLite, virtual Starters of 2 slots with a session each, tasks of 5 ms, no credentials"
-#: What a task costs: (unit, factor, the counters that are added up).
+#: Costs of a task: name -> (unit, factor, counters to add up).
 _COSTS: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "processor, in all": ("us/task", 1e6, ("leader", "zookeeper", "starters", "client")),
     "processor of the leader": ("us/task", 1e6, ("leader",)),
@@ -49,10 +49,10 @@ _COSTS: dict[str, tuple[str, float, tuple[str, ...]]] = {
     "requests to ZooKeeper": ("per task", 1, ("requests",)),
     "transactions of ZooKeeper": ("per task", 1, ("transactions",)),
     "claims that were made": ("per task", 1, ("claims",)),
-    "claims that were refused": ("per task", 1, ("refused",)),  # somebody else was first
+    "claims that were refused": ("per task", 1, ("refused",)),  # another Starter was first
     "readings of the queue": ("per task", 1, ("lists",)),  # by Starters
 }
-#: Of the losses.
+#: Sizes of the losses.
 _SESSIONS, _KILLED = 2000, 500
 LOSS_SESSION_S = 10.0
 _LOSS_PATIENCE_S, _READ_S, _LOOK_S = 120.0, 30.0, 5.0
@@ -61,7 +61,7 @@ LOSS_SETUP = f"1 ZooKeeper (fsync), SQLite, sessions of {LOSS_SESSION_S:.0f} s o
 
 
 def scale(plan: MeasuringPlan) -> list[Row]:
-    """The cost of a task with one Starter and with 200, its growth as the ratio; every task is run and ends exactly once."""
+    """Measures the cost of a task with one Starter and with 200, its growth as the ratio; checks that each task ends exactly once."""
     many = max(2, round(_STARTERS * min(1.0, plan.scale)))
     runs = {1: _measured(plan, 1, plan.count(_TASKS // _ALONE)), many: _measured(plan, many, plan.count(_TASKS))}
     rows = []
@@ -80,8 +80,8 @@ def scale(plan: MeasuringPlan) -> list[Row]:
 
 
 def _measured(plan: MeasuringPlan, starters: int, tasks: int) -> list[dict[str, float]]:
-    """One cluster with so many Starters; the same tasks again and again: what each run used. Raises: RmgrError when a task did not run
-    exactly once.
+    """Runs the same tasks again and again on one cluster with so many Starters; returns what each run used. Raises: RmgrError if a task
+    did not run exactly once.
     """
     with scratch() as directory:
         plan.progress(f"starting {starters} virtual Starters")
@@ -98,7 +98,7 @@ def _measured(plan: MeasuringPlan, starters: int, tasks: int) -> list[dict[str, 
                 before = _used(cluster, processes)
                 with TaskQueue(no_op, connection=connection) as queue:
                     _run(queue, tasks)
-                time.sleep(_SETTLE_S)  # the leader closes the submission: its cost too
+                time.sleep(_SETTLE_S)  # the leader closes the submission, which also counts
                 found.append({what: count - before[what] for what, count in _used(cluster, processes).items()} | {"tasks": tasks})
                 ran += tasks
             for process in processes:
@@ -110,14 +110,14 @@ def _measured(plan: MeasuringPlan, starters: int, tasks: int) -> list[dict[str, 
 
 
 def _run(queue: TaskQueue, tasks: int) -> None:
-    """Each result is the task's own argument, so none is missing and none stands for two."""
+    """Runs tasks. Each result is the task's own argument, so none is missing and none is counted twice."""
     results = {future.result() for future in queue.as_completed(queue.map(None, range(tasks)), timeout=_PATIENCE_S)}
     if len(results) != tasks:
         raise RmgrError(f"{tasks} tasks have {len(results)} results")
 
 
 def _used(cluster: DevCluster, processes: Sequence[Child]) -> dict[str, float]:
-    """All counters up to now: seconds of the processor by part, requests that ZooKeeper got, transactions it made, seconds."""
+    """Returns all counters up to now: processor seconds by part, requests to ZooKeeper, its transactions, seconds."""
     asked: Counter[str] = Counter()
     for process in processes:
         asked.update(process.asked("asked"))
@@ -141,7 +141,7 @@ def _used(cluster: DevCluster, processes: Sequence[Child]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def virtual_starters(cluster: DevCluster, directory: Path, count: int) -> Iterator[list[Child]]:
-    """So many Starters in as few processes as will do, all registered."""
+    """Starts so many Starters in as few processes as possible; yields once all are registered."""
     with contextlib.ExitStack() as stack:
         processes = [
             stack.enter_context(_spawn(cluster, directory, first, min(_TOGETHER, count - first))) for first in range(0, count, _TOGETHER)
@@ -164,7 +164,7 @@ def _spawn(cluster: DevCluster, directory: Path, first: int, count: int) -> Chil
 
 
 def losses(plan: MeasuringPlan) -> list[Row]:
-    """The rows. Raises: RmgrError when a session of the rest ended, or a loss was not noticed at all."""
+    """Measures the losses. Raises: RmgrError if a session of the others ended, or a loss was not noticed at all."""
     sessions = max(40, round(_SESSIONS * min(1.0, plan.scale)))
     killed = sessions * _KILLED // _SESSIONS
     with scratch() as directory:
@@ -195,7 +195,7 @@ def _kill(cluster: DevCluster, connection: Connection, doomed: Child, rest: Chil
             if time.monotonic() - killed_s > _LOSS_PATIENCE_S:
                 raise RmgrError(f"only {len(fences.seen_s)} of {killed} losses were noticed within {_LOSS_PATIENCE_S:.0f} s")
             meanwhile.append(_one_task(queue, len(meanwhile)))
-        usual_s = (before_s - start_s) * len(meanwhile) / _QUIET  # what the leader does for tasks, it did before
+        usual_s = (before_s - start_s) * len(meanwhile) / _QUIET  # what the leader does for tasks, as measured before
         leader_s = max(0.0, cpu_s([leader]) - before_s - usual_s)
     alive = rest.asked("alive")
     entries = len(cluster.coordinator.children(paths.STARTERS).result(_READ_S) or ())
@@ -214,7 +214,7 @@ def _kill(cluster: DevCluster, connection: Connection, doomed: Child, rest: Chil
 
 
 class Fences:
-    """Times at which nodes were fenced (monotonic): their records are watched, and nobody registers again."""
+    """Times at which nodes were fenced (monotonic), from watches on their records; none of them registers again."""
 
     def __init__(self, cluster: DevCluster, nodes: list[str]) -> None:
         self.seen_s: dict[str, float] = {}
@@ -225,7 +225,7 @@ class Fences:
 
     @property
     def are_complete(self) -> bool:
-        """All are. A watch is a hint: now and then all that are missing are read."""
+        """Whether all nodes are fenced. A watch is only a hint, so the missing ones are read now and then."""
         if len(self.seen_s) < len(self._nodes) and time.monotonic() > self._looked_s + _LOOK_S:
             self._look()
         return len(self.seen_s) == len(self._nodes)
@@ -245,14 +245,14 @@ class Fences:
 
 
 def _one_task(queue: TaskQueue, number: int) -> float:
-    """Seconds from submit to result."""
+    """Returns the seconds from submit to result."""
     start_s = time.monotonic()
     queue.submit_call(number).result(_LOSS_PATIENCE_S)
     return time.monotonic() - start_s
 
 
 def silent(cluster: DevCluster, directory: Path, prefix: str, count: int, *, cores: int = 1, session_s: float = LOSS_SESSION_S) -> Child:
-    """So many Starters that do nothing but live; it says `ready`."""
+    """Returns a process of so many Starters that do nothing but live; it says `ready` when all are registered."""
     server, _, root = cluster.state.zookeeper.partition("/")
     host, _, port = server.partition(":")
     spec = SilentStartersSpec(

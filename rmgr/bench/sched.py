@@ -1,6 +1,6 @@
-"""The scheduler by itself, without a cluster: jobs simulated per second beside a bare event loop, and the time of one pass.
+"""The scheduler by itself, without a cluster: simulated jobs per second compared with a bare event loop, and the time of one pass.
 
-Nothing in here waits, so times are those of the processor: what else runs on the machine counts for less.
+Nothing here waits, so times are processor times, on which other load of the machine has less effect.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ T = TypeVar("T")
 
 _SIMULATED = ("fcfs", "first_fit", "easy", "conservative")
 _SIMULATOR = "simulator, validation off"
-#: As many jobs, processors and work as the trace KTH-SP2 has.
+#: As many jobs, processors and work as in the trace KTH-SP2.
 _JOBS, _PROCESSORS, _LOAD = 28_467, 100, Fraction(7, 10)
 _LARGE, _LARGE_POLICIES = (1_000_000, 100_000), ("first_fit", "easy")
 
-#: Of a node.
+#: Cores of a node.
 _CORES = 16
-#: Policies, those of them that the catalogue has, and cores of a node: where that is one, free nodes are a count, which is other code.
+#: (policy, cores of a node); policies missing in the catalogue are skipped. With one core, free nodes are a count, which is other code.
 _PASSED = (("first_fit", _CORES), ("easy", _CORES), ("fair_share", _CORES), ("conservative", _CORES), ("conservative", 1))
-#: The size that is asked for, and the curves through it: (pending jobs, nodes).
+#: The reference size, and the curves through it: (pending jobs, nodes).
 _SIZE = (10_000, 1_000)
 _CURVES = {
     "queue length": ((1_000, 1_000), _SIZE, (100_000, 1_000)),
     "nodes": ((10_000, 100), _SIZE, (10_000, 10_000), (10_000, 100_000)),
 }
-#: Passes of a repetition after the first, each after the end of one job and the arrival of another; of slow ones (ms) one is enough.
+#: Passes of a repetition after the first, each after the end of one job and the arrival of another; slow passes (ms) are timed once.
 _STEPS, _SLOW_MS = 5, 500.0
-#: A curve ends before a size whose pass would take longer (ms) if it grows with the square of the queue, and with the nodes.
+#: A curve ends before a size whose pass would take longer (ms), assuming growth with the square of the queue and with the nodes.
 _PATIENCE_MS = 20_000.0
 _USERS = 50
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
@@ -65,9 +65,9 @@ _STEP_CAUSES = frozenset({Cause.JOB_ENDED, Cause.JOB_SUBMITTED})
 
 
 def sim(plan: MeasuringPlan) -> list[Row]:
-    """Jobs/s of whole simulations of a trace, or of jobs like KTH-SP2's, each beside a bare loop in the same repetition.
+    """Measures jobs/s of whole simulations of a trace, or of jobs like KTH-SP2's, each with a bare loop in the same repetition.
 
-    The bare loop knows processors, but no nodes, reasons or reservations; it has no conservative backfilling.
+    The bare loop knows processors, but no nodes, reasons or reservations, and no conservative backfilling.
     With `plan.large`: a million jobs on 100,000 nodes instead, once, with the memory of the process.
     Raises: UsageError for a trace that cannot be used.
     """
@@ -93,7 +93,7 @@ def sim(plan: MeasuringPlan) -> list[Row]:
 
 
 def workload_of(plan: MeasuringPlan) -> Workload:
-    """The plan's trace, as much of it as its scale says, or as many jobs of lublin99 with the load of KTH-SP2. Raises: UsageError."""
+    """Returns the plan's trace, cut by its scale, or as many jobs of lublin99 with the load of KTH-SP2. Raises: UsageError."""
     if plan.trace:
         found = read_trace(plan.trace)
         return found.first(plan.count(len(found.jobs)))
@@ -101,7 +101,7 @@ def workload_of(plan: MeasuringPlan) -> Workload:
 
 
 def simulated(workload: Workload, policy: str) -> None:
-    """One simulation on nodes of one core. Raises: RmgrError when the policy fails in it."""
+    """Runs one simulation on nodes of one core. Raises: RmgrError if the policy fails in it."""
     result = simulate(workload, Setting(nodes=workload.processors, pipeline=configured(policy).stages, policy=policy))
     for fault, times in result.faults:
         raise RmgrError(f"policy {policy} failed {times} times, so its rate says nothing: {fault}")
@@ -124,14 +124,14 @@ def _large_rate(policy: str, jobs: int, nodes: int) -> float:
 
 
 def _alone(measure: Callable[[str, int, int], T], policy: str, jobs: int, nodes: int) -> tuple[T, float]:
-    """What a measurement finds in a process of its own, and the most memory (MiB) that this process has had: all that it makes."""
+    """Runs a measurement in a process of its own; returns its result and the peak memory (MiB) of that process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(_with_peak, measure, policy, jobs, nodes).result()
 
 
 def _with_peak(measure: Callable[[str, int, int], T], policy: str, jobs: int, nodes: int) -> tuple[T, float]:
     found = measure(policy, jobs, nodes)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on macOS bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB; on macOS bytes
     return found, peak / (MIB if sys.platform == "darwin" else 1024)
 
 
@@ -153,7 +153,7 @@ def _repetitions(plan: MeasuringPlan, what: str) -> range:
 class PassScene:
     """State of the cluster when the passes begin.
 
-    busy: share of its cores. running_s, pending_s: limits of jobs (s), shortest and longest. wide: share of jobs that ask for an
+    busy: share of its cores in use. running_s, pending_s: shortest and longest limits of jobs (s). wide: share of jobs that ask for an
     eighth of the machine.
     """
 
@@ -165,7 +165,7 @@ class PassScene:
 
 
 BUSY = PassScene(name="97 % busy", busy=0.97)
-#: Beside it, at one size: as many starts as there can be in one pass; and jobs that fit, each to be refused for the head's sake.
+#: Two more scenes at one size: as many starts in one pass as possible; and jobs that fit, each refused for the sake of the head.
 EMPTY = PassScene(name="empty", busy=0.0)
 BLOCKED = PassScene(
     name="97 % busy, few may pass the head", busy=0.97, running_s=(2 * _MINUTE_S, _HOUR_S), pending_s=(12 * _HOUR_S, _DAY_S), wide=0.0
@@ -174,17 +174,17 @@ BLOCKED = PassScene(
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Milliseconds, one value a repetition: of the first pass on a state, as after a take-over, and of one after single events."""
+    """Milliseconds, one value per repetition: of the first pass on a state, as after a take-over, and of a pass after single events."""
 
     first: list[float]
     steps: list[float]
 
 
 def passes(plan: MeasuringPlan) -> list[Row]:
-    """Milliseconds of one pass, at 10,000 pending jobs and 1,000 nodes and along two curves through that size.
+    """Measures milliseconds of one pass, at 10,000 pending jobs and 1,000 nodes and along two curves through that size.
 
     `rate`: a pass after the end of one job and the arrival of another, median of five; `first ms`: the first pass on a state, as
-    after a take-over. `ratio`: to the smallest size of the curve; `growth`: that by how much larger the size is, 1 = linear.
+    after a take-over. `ratio`: to the smallest size of the curve; `growth`: the ratio divided by the ratio of the sizes, 1 = linear.
     With `plan.large`: at a million pending jobs and 100,000 nodes instead, once, with the memory of the process.
     """
     if plan.large:
@@ -248,7 +248,7 @@ def _setup(cores: int, scene: PassScene) -> str:
 
 
 def timed(policy: str, pending: int, nodes: int, *, cores: int = _CORES, repetitions: int, scene: PassScene = BUSY) -> Timed:
-    """Passes of a policy. Cost: the state is made anew for each repetition."""
+    """Times passes of a policy. Cost: the state is built anew for each repetition."""
     first, steps = [], []
     for seed in range(repetitions):
         passing = Passing(policy, pending, nodes, cores=cores, seed=seed, scene=scene)
@@ -259,9 +259,9 @@ def timed(policy: str, pending: int, nodes: int, *, cores: int = _CORES, repetit
 
 
 class Passing:
-    """A state of a scene with so many pending jobs; pass after pass on it, plans carried out.
+    """A state of a scene with so many pending jobs, on which pass after pass is run and its plan carried out.
 
-    Jobs: 1 to 128 processes, a few of them (and the first that waits) an eighth of the machine; sizes and limits evenly by their logarithm.
+    Jobs have 1 to 128 processes, a few of them (and the first waiting one) an eighth of the machine; sizes and limits are log-uniform.
     """
 
     def __init__(self, policy: str, pending: int, nodes: int, *, cores: int = _CORES, seed: int, scene: PassScene) -> None:
@@ -285,11 +285,11 @@ class Passing:
 
     @property
     def pending(self) -> int:
-        """Jobs that wait."""
+        """Number of waiting jobs."""
         return len(self._state.snapshot().waiting)
 
     def next_ms(self, *, after_events: bool = False) -> float:
-        """Milliseconds of the next pass, a second after the last one."""
+        """Returns the milliseconds of the next pass, one second after the last one."""
         self._now += _SECOND
         if after_events and self.running:
             self._state.job_ended(self.running.pop().job.id, now=self._now)

@@ -1,8 +1,8 @@
-"""Data through the data store: inputs of 1 MiB to tasks and the memory that takes, many small results, and tasks whose data are keys.
+"""Data through the data store: inputs of 1 MiB to tasks and the memory they take, many small results, and tasks whose data are keys.
 
-Tasks whose inputs and outputs are keys of the store (`bench keyed`) stand beside a bare program that does their reads and writes on the
-same store. It has as many requests under way as help (tried before), each in a thread: a value is read, a value is written. The pool of
-the standard library does the same work without a store. All three in turn, in one run.
+Tasks whose inputs and outputs are keys of the store (`bench keyed`) are compared with a bare program that does their reads and writes on
+the same store. It keeps as many requests under way as help (tried before), each in a thread: a value is read, a value is written. The pool
+of the standard library does the same work without a store. All three run in turn, in one run.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from rmgr.model.base.units import format_size
 
 _INPUTS, _INPUT_BYTES = 1_000, MIB
 _RESULTS, _RESULT_BYTES = 100_000, 100
-#: How often memory is looked at while inputs flow (s).
+#: Interval of memory samples while inputs flow (s).
 _LOOK_S = 0.1
-#: Tasks may wait for a slow store.
+#: Deadline of tasks, which may wait for a slow store (s).
 _PATIENCE_S = 900.0
 _CASSANDRA_SETUP = "1 ZooKeeper (fsync), 1 Cassandra, 2 slots"
 
 
 def store(plan: MeasuringPlan) -> list[Row]:
-    """Inputs through SQLite, and through one Cassandra where `plan.cassandra`; then small results read back, ten times as many too."""
+    """Measures inputs through SQLite, and Cassandra if `plan.cassandra`; then reads small results back, also ten times as many."""
     with two_slots(plan) as bench, ProcessPoolExecutor(SLOTS) as pool:
         _by_keys(bench, plan.count(20), "warm")
         list(pool.map(len, [b""] * 100))
@@ -105,7 +105,7 @@ def _inputs(plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor, setup:
 
 
 def _values(count: int) -> Iterator[bytes]:
-    """Different ones, made without much time: the data do not compress, and no store could keep one for all."""
+    """Yields different values, made quickly: they do not compress, and no store could keep one copy for all."""
     body = os.urandom(_INPUT_BYTES - 8)
     return (number.to_bytes(8, "big") + body for number in range(count))
 
@@ -119,7 +119,7 @@ def _put(bench: Bench, count: int, name: str) -> float:
 
 
 def _to_files(count: int) -> float:
-    """What the disk itself takes: one file each, durable."""
+    """Measures the disk itself: one durable file per value."""
     with scratch() as where:
 
         def work() -> None:
@@ -133,7 +133,7 @@ def _to_files(count: int) -> float:
 
 
 def _one_thread(count: int) -> float:
-    """The work itself with nothing around it: pickled, hashed, made durable four together, read, hashed, unpickled."""
+    """Measures the necessary work alone: pickle, hash, write four at a time durably, read, hash, unpickle."""
     with scratch() as where:
 
         def work() -> None:
@@ -160,7 +160,7 @@ def _one_thread(count: int) -> float:
 
 
 def _by_keys(bench: Bench, count: int, name: str) -> None:
-    """Tasks that take their input by its key; each looks whether it came whole."""
+    """Runs tasks that take their input by key; each checks its length."""
     if name == "warm":
         _put(bench, count, name)
     size = _INPUT_BYTES
@@ -188,7 +188,7 @@ def _mb(count: int, work: Callable[[], object]) -> float:
 
 @contextmanager
 def memory_of_starter(bench: Bench) -> Iterator[list[float]]:
-    """Memory (MiB PSS) that the Starter, its spawners and workers have in all, all the while, one sample after the other."""
+    """Yields samples of the total memory (MiB PSS) of the Starter, its spawners and workers, added while the context lasts."""
     pid = bench.cluster.process("n1").pid
     with sampled(lambda: sum(pss_bytes(one) for one in (pid, *children_of(pid))) / MIB, _LOOK_S) as samples:
         yield samples
@@ -198,7 +198,7 @@ def memory_of_starter(bench: Bench) -> Iterator[list[float]]:
 
 
 def _results(plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor) -> list[Row]:
-    """Everything from the first submit to the last result; `growth` is the cost of a result against a tenth of their number."""
+    """Measures from the first submit to the last result; `growth`: cost of a result relative to a tenth as many."""
     many, few = plan.count(_RESULTS), plan.count(_RESULTS // 10)
     theirs: dict[int, list[float]] = {few: [], many: []}
     ours: dict[int, list[float]] = {few: [], many: []}
@@ -224,12 +224,12 @@ def _results(plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor) -> li
 
 
 def over(rates: Sequence[float], others: Sequence[float]) -> float:
-    """The median of their ratios, pair by pair. Of few by many it is the growth of the cost of one; 1: it does not grow."""
+    """Returns the median of the pairwise ratios. For few by many it is the growth of the cost of one; 1 = no growth."""
     return statistics.median(a / b for a, b in zip(rates, others, strict=True))
 
 
 def _read_back(bench: Bench, count: int) -> tuple[float, float]:
-    """(results/s from the first submit on, results/s of a second loop after `attach`, when all have ended)."""
+    """Returns (results/s from the first submit on, results/s of a second loop after `attach`, when all have ended)."""
     started = time.perf_counter()
     with TaskQueue(bytes, connection=bench.connection) as queue:
         size = sum(len(future.result()) for future in queue.as_completed(queue.map(None, [_RESULT_BYTES] * count), timeout=_PATIENCE_S))
@@ -253,10 +253,10 @@ def _pool_read_back(pool: ProcessPoolExecutor, count: int) -> float:
 
 # -- tasks by keys -----------------------------------------------------------------------------------------------------------
 
-#: Sizes of values unless others are asked for (bytes).
+#: Default sizes of values (bytes).
 SIZES = (100, 10 * 1024, MIB)
 _REPLICATED_SETUP = "3 ZooKeepers (fsync), 1 Cassandra, 2 slots"
-#: Tasks of a measurement: of small values, and of so many bytes together at most.
+#: Tasks per measurement: with small values, and limited by their bytes in total.
 _TASKS, _TASKS_ON_CASSANDRA, _BYTES = 4_000, 1_500, 200 * MIB
 _SINGLES, _SINGLE_BYTES = 200, 10 * 1024
 _PASSING, _PASSING_BYTES, _PASSING_KEYS = 100_000, 100_000, 1_000
@@ -284,7 +284,7 @@ _SHAPES = (
 
 
 def keyed(plan: MeasuringPlan) -> list[Row]:
-    """Tasks by keys on SQLite, and on three ZooKeepers and one Cassandra where `plan.cassandra`: rates, one alone, cost, memory."""
+    """Measures tasks by keys on SQLite and, if `plan.cassandra`, on 3 ZooKeepers and a Cassandra: rates, one alone, cost, memory."""
     rows: list[Row] = []
     for setup, store, zookeepers, most in [(SETUP, "", 1, _TASKS), (_REPLICATED_SETUP, OWN_CASSANDRA, 3, _TASKS_ON_CASSANDRA)]:
         if store and not plan.cassandra:
@@ -317,13 +317,13 @@ class _Field:
             self._ours(KeyedShape(name="", reads=True, writes=True), names, 100)
 
     def close(self) -> None:
-        """Lets go of the store."""
+        """Closes the store."""
         self._bare.close()
 
     # -- rates
 
     def rates(self, size: int) -> list[Row]:
-        """Tasks a second of each shape, and what they cost the processor by part."""
+        """Measures tasks a second of each shape, and their processor cost by part."""
         count = self._plan.count(max(10, min(self._most, _BYTES // size)))
         rows: list[Row] = []
         with _standing(self._bench, [f"keyed/{size}/{n}" for n in range(count)], size) as names:
@@ -356,7 +356,7 @@ class _Field:
         return rows
 
     def _best_at_once(self, shape: KeyedShape, names: Sequence[str], size: int) -> int:
-        """How many requests at once bring the bare program furthest."""
+        """Returns the number of simultaneous requests that makes the bare program fastest."""
         if not (shape.reads or shape.writes):
             return 0
         some = names[: max(10, len(names) // 4)]
@@ -378,7 +378,7 @@ class _Field:
                 pass
 
     def _bare_batches(self, shape: KeyedShape, names: Sequence[str], size: int) -> None:
-        """The same reads and writes together: what a program can do that needs no value before many others."""
+        """Does the same reads and writes in batches, as a program could that needs many values before it uses the first."""
         run, value = next(self._fresh), os.urandom(size)
         for at in range(0, len(names), _BATCH):
             some = names[at : at + _BATCH]
@@ -395,7 +395,7 @@ class _Field:
             pass
 
     def _ours(self, shape: KeyedShape, names: Sequence[str], size: int) -> float:
-        """From the first submit until all have ended; returns what the loop of submits took (s)."""
+        """Runs the tasks until all have ended; returns the seconds that the loop of submits took."""
         run = next(self._fresh)
         work = _function(shape, size)
         with TaskQueue(work, connection=self._bench.connection) as queue:
@@ -407,7 +407,7 @@ class _Field:
         return loop_s
 
     def _cpu(self) -> dict[str, float]:
-        """Seconds of the processor used so far, by part."""
+        """Returns the processor seconds used so far, by part."""
         used = {"client": cpu_s([os.getpid()])}
         for part in parts_of(self._bench.cluster):
             name = part.name.partition(" ")[0]
@@ -417,7 +417,7 @@ class _Field:
     # -- one alone
 
     def alone(self) -> list[Row]:
-        """One keyed task at a time, from submit to its end, beside a call, and beside its reads and writes alone."""
+        """Measures one keyed task at a time, from submit to its end, compared with a call and with its reads and writes alone."""
         count = self._plan.count(_SINGLES)
         calls: list[float] = []
         bare: list[float] = []
@@ -454,8 +454,8 @@ class _Field:
     # -- memory
 
     def passing(self) -> list[Row]:
-        """Memory of the Starter while many inputs pass it, after a tenth of them have passed: growth is the most of the second half of the
-        time over the most of the first.
+        """Measures the Starter's memory while many inputs pass it, after a tenth of them have passed. growth: peak of the second half of
+        the time over the peak of the first.
         """
         count = self._plan.count(_PASSING)
         what = f"{count} inputs of 100 kB pass, most memory of the Starter and its workers"
@@ -497,7 +497,7 @@ def _rate(count: int, work: Callable[[], object]) -> float:
 
 @contextmanager
 def _standing(bench: Bench, names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    """Values under these keys while it lasts, each another one."""
+    """Yields keys whose values, all different, exist while the context lasts."""
     store, body = bench.connection.store, os.urandom(size)
     try:
         store.put_many((name, (name.encode() + body)[:size]) for name in names)

@@ -1,9 +1,9 @@
 """Tasks of a TaskQueue: small ones against the standard library's pool, one at a time, shell commands against `xargs`; through a gateway.
 
-What a gateway costs is measured in turns: the same tasks directly and through it, with the Starter, ZooKeeper and store of both.
+The cost of a gateway is measured in turns: the same tasks directly and through it, with the same Starter, ZooKeeper and store.
 
-Backlogs (`bench backlog`): how fast many queued tasks are accepted, what one of them takes while it waits, and whether the cluster is
-slower with them. Uneven work (`bench mixed`) on two slots against the shortest time it can take, and how soon a Starter that joins late has
+Backlogs (`bench backlog`): how fast many queued tasks are accepted, what a waiting task takes, and whether a backlog slows the cluster
+down. Uneven work (`bench mixed`) on two slots compared with the shortest possible time, and how soon a Starter that joins late gets
 work.
 """
 
@@ -53,20 +53,20 @@ from rmgr.model.base.units import percentile
 _REPLICATED = "3 ZooKeepers (fsync), 1 Cassandra, 2 slots"
 _TASKS = 5_000
 _SINGLES = 300
-#: Many, for the rate; and few, of whose time the start of `rmgr submit` is a good part.
+#: Many commands, for the rate; and few, where the start of `rmgr submit` is a good part of the time.
 _COMMANDS = (5_000, 1_000)
-#: Beside one client, so many at once; the two ways to the cluster.
+#: Clients at once, compared with one; the two ways to the cluster.
 _CLIENTS = 8
 _DIRECT, _THROUGH = "directly", "through a gateway"
 
-#: The task: returns its argument, and its module is no load for a worker.
+#: The task: returns its argument, and its module costs a worker nothing to import.
 no_op = operator.index
 
 
 def tasks(plan: MeasuringPlan) -> list[Row]:
-    """No-op Python tasks, results read back: `map` and one future a call, durable, against `ProcessPoolExecutor(2)`.
+    """Measures no-op Python tasks with results: `map` and one future a call, durable, against `ProcessPoolExecutor(2)`.
 
-    With `plan.cassandra` on three ZooKeepers and one Cassandra of this machine as well.
+    With `plan.cassandra` also on three ZooKeepers and one Cassandra of this machine.
     """
     if plan.gateway:
         return _tasks_both_ways(plan)
@@ -120,7 +120,7 @@ def _rate(count: int, work: Callable[[], object]) -> float:
 
 
 def by_map(connection: Connection, count: int) -> None:
-    """So many by `TaskQueue.map`, with their results."""
+    """Runs so many tasks by `TaskQueue.map` and checks their results."""
     with TaskQueue(no_op, connection=connection) as queue:
         results = [future.result(timeout=300) for future in queue.map(no_op, range(count))]
     if results != list(range(count)):
@@ -128,14 +128,14 @@ def by_map(connection: Connection, count: int) -> None:
 
 
 def by_executor_map(connection: Connection, count: int) -> None:
-    """So many by `Executor.map`."""
+    """Runs so many tasks by `Executor.map` and checks their results."""
     with Executor(connection=connection) as executor:
         if list(executor.map(no_op, range(count), timeout=300)) != list(range(count)):
             raise AssertionError("wrong results")
 
 
 def by_submit_call(connection: Connection, count: int) -> None:
-    """So many by `TaskQueue.submit_call`, a future each."""
+    """Runs so many tasks by `TaskQueue.submit_call`, each with a future, and checks their results."""
     with TaskQueue(no_op, connection=connection) as queue:
         results = [future.result(timeout=300) for future in [queue.submit_call(value) for value in range(count)]]
     if results != list(range(count)):
@@ -143,7 +143,7 @@ def by_submit_call(connection: Connection, count: int) -> None:
 
 
 def by_submit(connection: Connection, count: int) -> None:
-    """So many by `Executor.submit`."""
+    """Runs so many tasks by `Executor.submit` and checks their results."""
     with Executor(connection=connection) as executor:
         results = [future.result(timeout=300) for future in [executor.submit(no_op, value) for value in range(count)]]
     if results != list(range(count)):
@@ -151,7 +151,7 @@ def by_submit(connection: Connection, count: int) -> None:
 
 
 def latency(plan: MeasuringPlan) -> list[Row]:
-    """One task at a time, from submit to result: the next one begins when the last one's result is there."""
+    """Measures one task at a time, from submit to result: each begins after the result of the one before."""
     if plan.gateway:
         return _latency_both_ways(plan)
     count = plan.count(_SINGLES)
@@ -172,7 +172,7 @@ def latency(plan: MeasuringPlan) -> list[Row]:
 
 
 def shell(plan: MeasuringPlan) -> list[Row]:
-    """Shell commands with captured output, whole `rmgr submit --array --wait`, against `xargs -P2` beside it."""
+    """Measures shell commands with captured output by whole `rmgr submit --array --wait` commands, against `xargs -P2`."""
     rows: list[Row] = []
     with two_slots(plan) as bench:
         _submit_array(bench, 20)
@@ -208,7 +208,7 @@ def _submit_array(bench: Bench, count: int) -> None:
 
 @contextmanager
 def _both(plan: MeasuringPlan) -> Iterator[tuple[Bench, Connection]]:
-    """A cluster with a gateway, and a connection through that."""
+    """Yields a cluster with a gateway, and a connection through the gateway."""
     with two_slots(plan) as bench:
         bench.cluster.start_gateway("g1")
         with connected(bench.cluster, through=bench.cluster.state.gateway) as connection:
@@ -216,7 +216,7 @@ def _both(plan: MeasuringPlan) -> Iterator[tuple[Bench, Connection]]:
 
 
 def _tasks_both_ways(plan: MeasuringPlan) -> list[Row]:
-    """No-op tasks by `map` and one future a call, directly and through a gateway; and of eight clients at once."""
+    """Measures no-op tasks by `map` and one future a call, directly and through a gateway; and eight clients at once."""
     count = plan.count(_TASKS)
     rows: list[Row] = []
     with _both(plan) as (bench, through):
@@ -237,7 +237,7 @@ def _tasks_both_ways(plan: MeasuringPlan) -> list[Row]:
 
 
 def _latency_both_ways(plan: MeasuringPlan) -> list[Row]:
-    """One task at a time, directly and through a gateway."""
+    """Measures one task at a time, directly and through a gateway."""
     count = plan.count(_SINGLES)
     with _both(plan) as (bench, through), ExitStack() as stack:
         queues = {
@@ -262,7 +262,7 @@ def _alone(queue: TaskQueue) -> None:
 
 
 def _crowd(plan: MeasuringPlan, bench: Bench, count: int) -> list[Row]:
-    """As many tasks by one direct client, and by eight at once, each a process: directly, and through the gateway."""
+    """Measures one direct client, and eight at once with as many tasks each, a process each: directly, and through the gateway."""
     alone: list[float] = []
     rates: dict[str, list[float]] = {_DIRECT: [], _THROUGH: []}
     state = bench.cluster.state
@@ -305,8 +305,8 @@ def _compared(what: str, unit: str, values: dict[str, list[float]]) -> list[Row]
 
 
 def _map_when_asked(argument: str) -> None:
-    """One of the eight clients: `python -m rmgr.bench.tasks JSON` ({"cluster": {...}, "security": DIR, "tasks": N}, `cluster` as
-    `ClusterConfig` has it) says {"ready": 1}, and for each line that it gets {"span": [begin, end]}. Ends with its standard input.
+    """Runs one of the eight clients: `python -m rmgr.bench.tasks JSON` ({"cluster": {...}, "security": DIR, "tasks": N}, `cluster` with the
+    fields of `ClusterConfig`) says {"ready": 1}, and {"span": [begin, end]} for each line that it gets. It ends with its standard input.
     """
     asked = json.loads(argument)
     config = Config(cluster=ClusterConfig(**asked["cluster"]), security=SecurityConfig(dir=asked["security"]))
@@ -323,16 +323,16 @@ def _map_when_asked(argument: str) -> None:
 
 _QUEUED = 1_000_000
 _FEW = 5
-#: Many small submissions: each has its record, gate, claim and end.
+#: Many small submissions, each with its record, gate, claim and end.
 _SMALL_TASKS, _SMALL = 100_000, 2_000
 _EMPTY = 100_000
-#: Whole backlogs may take minutes on a busy machine.
+#: A whole backlog may take minutes on a busy machine.
 _BACKLOG_PATIENCE_S = 1800.0
 
 
 @dataclass(slots=True)
 class _Spent:
-    """Seconds, and seconds of the processor by who spent them."""
+    """Seconds, and processor seconds of the client and of the cluster."""
 
     lasted_s: float = 0.0
     client_s: float = 0.0
@@ -341,7 +341,7 @@ class _Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Figure:
-    """What one repetition measured. ratio: to the rate with an empty queue of the same repetition."""
+    """One figure of one repetition. ratio: to the rate with an empty queue in the same repetition."""
 
     what: str
     unit: str
@@ -351,10 +351,11 @@ class _Figure:
 
 
 def backlog(plan: MeasuringPlan) -> list[Row]:
-    """1,000,000 no-op tasks queued while the node is drained, then run; 100,000 in 2,000 submissions; and an empty queue beside them.
+    """Measures 1,000,000 no-op tasks queued while the node is drained, then run; 100,000 in 2,000 submissions; and an empty queue.
 
-    The processor's time a task stands beside each rate: it tells more on a busy machine. Each repetition has a cluster of its own:
-    memory that earlier tasks have left behind would hide what these take (and so the client's is measured by the first alone).
+    Each rate comes with the processor time per task, which tells more on a busy machine. Each repetition has a cluster of its own:
+    memory left behind by earlier tasks would hide what these take (for the same reason only the first repetition measures the client's
+    memory).
     """
     found: dict[str, list[_Figure]] = {}
     for number in plan.rounds("backlog"):
@@ -372,9 +373,9 @@ def _figure_row(figures: list[_Figure]) -> Row:
 
 
 def _figures(plan: MeasuringPlan, bench: Bench, *, is_first: bool) -> list[_Figure]:
-    """Of one repetition. is_first: of this process."""
+    """Returns the figures of one repetition. is_first: the first of this process."""
     _run(_fill(bench, 1, 2_000))
-    # First: memory that earlier tasks have left behind would hide what these take.
+    # First, because memory left behind by earlier tasks would hide what these take.
     many, drained = _queued(plan, bench, _FEW, plan.count(_QUEUED), weighs=True, weighs_client=is_first)
     count = plan.count(_EMPTY)
     plan.progress(f"{count} tasks, empty queue")
@@ -388,7 +389,7 @@ def _figures(plan: MeasuringPlan, bench: Bench, *, is_first: bool) -> list[_Figu
 def _queued(
     plan: MeasuringPlan, bench: Bench, submissions: int, total: int, *, weighs: bool = False, weighs_client: bool = False
 ) -> tuple[list[_Figure], _Figure]:
-    """Fills the queue of a drained node, and runs it: (what it took to fill it, how it ran). weighs: the memory, too."""
+    """Fills the queue of a drained node, then runs it; returns (figures of filling it, rate of running it). weighs: measure memory, too."""
     what = f"{total} tasks in {submissions} submissions"
     plan.progress(what)
     _command(bench, "drain", "n1", "--reason", "bench")
@@ -409,13 +410,13 @@ def _queued(
 
 
 def _against(drained: _Figure, empty: _Figure) -> _Figure:
-    """With its ratio to the rate with an empty queue, and that of the processor's time (above 1: less of it with a backlog)."""
+    """Adds the ratio to the rate with an empty queue, and that of the processor time (above 1: less of it with a backlog)."""
     cpu = sum(empty.detail.values()) / max(1e-9, sum(drained.detail.values()))
     return replace(drained, ratio=drained.value / empty.value, detail={**drained.detail, "cpu_ratio": cpu})
 
 
 def _fill(bench: Bench, submissions: int, tasks: int) -> list[TaskQueue]:
-    """Submits `tasks` in so many submissions; returns when all are durable."""
+    """Submits `tasks` tasks in so many submissions; returns when all are durable."""
     queues = []
     for number in range(submissions):
         queue = TaskQueue(no_op, connection=bench.connection)
@@ -427,7 +428,7 @@ def _fill(bench: Bench, submissions: int, tasks: int) -> list[TaskQueue]:
 
 
 def _run(queues: list[TaskQueue]) -> None:
-    """Waits for the end of all."""
+    """Waits until all tasks have ended."""
     for queue in queues:
         queue.wait_all(timeout=_BACKLOG_PATIENCE_S)
 
@@ -437,12 +438,12 @@ def _command(bench: Bench, *words: str) -> None:
     subprocess.run(command, env={**os.environ, **bench.environment()}, capture_output=True, check=True, timeout=60)
 
 
-# -- what it takes ----------------------------------------------------------------------------------------------------------------
+# -- cost -------------------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _spending(bench: Bench) -> Iterator[_Spent]:
-    """What this process and those of the cluster use of the processor while it lasts."""
+    """Measures the processor time of this process and of the cluster's while the context lasts."""
     spent = _Spent()
     pids = sorted({pid for process in bench.cluster.state.processes for pid in (process.pid, *children_of(process.pid))})
     client, cluster = cpu_s([os.getpid()]), cpu_s(pids)
@@ -462,7 +463,7 @@ def _client_bytes() -> float:
 
 
 def _zookeeper_bytes(bench: Bench) -> float:
-    """What ZooKeeper holds on to, after a full collection: nodes of its tree, its log of committed requests, watches."""
+    """Returns ZooKeeper's heap after a full collection: nodes of its tree, its log of committed requests, watches."""
     servers = [process for process in bench.cluster.state.processes if process.role == "zookeeper"]
     return statistics.mean(live_heap_bytes(process.pid) for process in servers)
 
@@ -472,13 +473,13 @@ def _zookeeper_bytes(bench: Bench) -> float:
 _LONG, _LONG_S = 200, (0.2, 2.0)
 _SHORT, _SHORT_S = 10_000, 0.001
 _PATIENCE_S = 900.0
-#: What a late Starter finds: (scene, durations of tasks that come first, durations of those it may get).
-_TEACHING, _HOARD, _HOARD_S = 40, 60, 1.0  # more than is looked at: what is left is cancelled
+#: What a late Starter finds: short tasks that teach the length, then long ones that another Starter holds; or waiting tasks.
+_TEACHING, _HOARD, _HOARD_S = 40, 60, 1.0  # more than are observed; the rest is cancelled
 _WAITING, _WAITING_S = 600, 0.1
 
 
 def mixed(plan: MeasuringPlan) -> list[Row]:
-    """Long and short tasks of one function in one queue, in two orders, beside a pool at the same time; then late Starters."""
+    """Measures long and short tasks of one function in one queue, in two orders, while a pool runs the same; then late Starters."""
     rows: list[Row] = []
     with two_slots(plan) as bench, ProcessPoolExecutor(SLOTS) as pool:
         list(pool.map(timed_sleep, [0.01] * 4))
@@ -490,7 +491,7 @@ def mixed(plan: MeasuringPlan) -> list[Row]:
 
 
 def shortest_s(durations: Sequence[float], slots: int) -> float:
-    """No schedule of `durations` on `slots` slots is shorter."""
+    """Returns a lower bound of the length of any schedule of `durations` on `slots` slots."""
     return max(*durations, sum(durations) / slots)
 
 
@@ -503,7 +504,7 @@ class Ran:
 
     @property
     def over_ideal(self) -> float:
-        """1: no schedule is shorter; what it takes to submit and to collect counts."""
+        """Ratio to the shortest schedule, 1 at best; the time to submit and to collect counts."""
         return self.lasted_s / shortest_s(self.durations, SLOTS)
 
 
@@ -519,7 +520,7 @@ def _shuffled(durations: list[float]) -> list[float]:
 def _uneven(
     plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor, name: str, order: Callable[[list[float]], list[float]]
 ) -> list[Row]:
-    """Both sleep, so neither takes anything from the other; each is held against the ideal of its own tasks as they were."""
+    """Runs both at once: they sleep, so neither slows the other; each is compared with the ideal for its own tasks as they were."""
     durations = order(_durations(plan))
     long = sum(1 for one in durations if one > _SHORT_S)
     what = f"{long} tasks of 0.2-2 s and {len(durations) - long} of 1 ms, {name}"
@@ -535,7 +536,7 @@ def _uneven(
 
 
 def _last_end(futures: Sequence[object], started: float) -> float:
-    """Seconds from `started` (perf_counter) to the end of the last task, which may have been a while ago."""
+    """Returns the seconds from `started` (perf_counter) to the end of the last task, which may be some time ago."""
     last = max(future.result()[2] for future in futures)  # type: ignore[attr-defined]
     return float(last - time.time() + time.perf_counter() - started)
 
@@ -557,7 +558,7 @@ def _run_ours(bench: Bench, durations: Sequence[float]) -> Ran:
 
 
 def _late(plan: MeasuringPlan, bench: Bench) -> list[Row]:
-    """From its entry in ZooKeeper (the server's clock, the same machine's) to the start of its first task."""
+    """Measures from the Starter's entry in ZooKeeper (by the server's clock, the same machine's) to the start of its first task."""
     scenes = {
         "tasks of 0.1 s wait": ([_WAITING_S] * _WAITING, 0),
         "everything is claimed by another": ([_SHORT_S] * _TEACHING + [_HOARD_S] * _HOARD, _TEACHING),
@@ -575,10 +576,10 @@ def _late(plan: MeasuringPlan, bench: Bench) -> list[Row]:
 
 
 def _join_late(bench: Bench, name: str, durations: Sequence[float], first: int) -> tuple[float, float]:
-    """(exec to entry, entry to first task) in s of a new Starter; it is gone again when this returns.
+    """Starts a new Starter; returns (exec to entry, entry to first task) in s. The Starter is gone when this returns.
 
-    first: so many tasks have ended before it is started. The tasks that are left after its first are cancelled.
-    Raises: RmgrError when it got nothing to do.
+    first: number of tasks that have ended before it starts. Tasks left after its first one are cancelled.
+    Raises: RmgrError if it got no task.
     """
     cluster = bench.cluster
     with TaskQueue(timed_sleep, connection=bench.connection) as queue:
@@ -588,7 +589,7 @@ def _join_late(bench: Bench, name: str, durations: Sequence[float], first: int) 
         started = time.time()
         cluster.start_starter(name)
         try:
-            # The first of its results that is seen is of its first two tasks: it has two slots, and they end in turn.
+            # The first of its results to be seen comes from its first two tasks: it has two slots, whose tasks end in turn.
             done = (future.result() for future in queue.as_completed(futures[first:], timeout=_PATIENCE_S))
             mine = next((start for node, start, _ in done if node == name), None)
             entry = _entered(cluster.coordinator, name)
@@ -602,7 +603,7 @@ def _join_late(bench: Bench, name: str, durations: Sequence[float], first: int) 
 
 
 def _entered(coordinator: ZkCoordinator, node: str) -> float:
-    """When the new node was registered (s since 1970)."""
+    """Returns when the new node was registered (s since 1970)."""
     found = coordinator.stat(paths.node(node)).result(10)
     if found is None:
         raise RmgrError(f"{node} did not register in time")

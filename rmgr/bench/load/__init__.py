@@ -1,4 +1,4 @@
-"""Programs that make load for benches, what starts them and watches its cost, and functions that workers run.
+"""Programs that make load for benches, code that starts them and watches their cost, and functions that workers run.
 
-Programs run as processes of their own, and speak to a bench in lines of JSON. They measure nothing themselves.
+Programs run as separate processes and speak to a bench in lines of JSON. They measure nothing themselves.
 """

@@ -1,8 +1,8 @@
-"""Two hops of bare gRPC, as a call goes through a gateway to a server, and nothing around them: the baseline of `bench calls`.
+"""Two hops of bare gRPC, like a call through a gateway to a server, and nothing else: the baseline of `bench calls`.
 
     python -m rmgr.bench.load.bare_hops [TARGET]      the far end; with TARGET the hop in between
 
-Says `{"endpoint": HOST:PORT}`, and ends with its standard input. `Small` gives a message back. `Bulk` passes pieces on; the far end keeps
+Says `{"endpoint": HOST:PORT}`, and ends with its standard input. `Small` returns a message. `Bulk` passes pieces on; the far end keeps
 them until the last has come, as a server does with arguments, and sends them back. Messages are bytes.
 """
 
@@ -31,7 +31,7 @@ class Hops:
         self._bulk: Any = self._channel.stream_stream(f"/{_SERVICE}/Bulk")
 
     def bulk(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """What comes back, piece by piece."""
+        """Sends the pieces; yields what comes back, piece by piece."""
         found: Iterator[bytes] = self._bulk(iter(pieces))
         return found
 
@@ -45,7 +45,7 @@ def _back(pieces: Iterator[Any], _context: Any) -> Iterator[Any]:
 
 
 def main(target: str) -> None:
-    """See the first lines of the file."""
+    """Runs one hop; see the first lines of the file."""
     there = Hops(target) if target else None
     small = (lambda piece, _: piece) if there is None else (lambda piece, _: there.small(piece))
     bulk = _back if there is None else (lambda pieces, _: there.bulk(pieces))

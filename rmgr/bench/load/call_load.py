@@ -1,9 +1,9 @@
-"""What stands around the calls that `bench calls` measures: servers that only live, and a client that only transfers.
+"""Load around the calls that `bench calls` measures: servers that only live, and a client that only transfers.
 
     python -m rmgr.bench.load.call_load "servers GATEWAY COUNT"       says {"ready": n} when the gateway has welcomed all of them
     python -m rmgr.bench.load.call_load "transfers GATEWAY BYTES"     echoes so many bytes over and over; says {"ready": 1} after the first
 
-Both end with their standard input. The servers are streams of one process: they answer what a gateway asks, and are given no call.
+Both end with their standard input. The servers are streams of one process: they answer what a gateway asks, and get no calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READY_S = 120.0
 
 
 def servers(gateway: str, count: int) -> None:
-    """Servers q1, q2, ... that offer the shipped functions."""
+    """Runs servers q1, q2, ... that offer the shipped functions."""
     file = home.source("rmgr.runner.python.shipped").with_suffix(".toml")
     functions = tuple(encode_interface(one.interface) for one in read_functions(file.read_text("utf-8"), str(file)))
     welcomed: set[int] = set()
@@ -64,7 +64,7 @@ def servers(gateway: str, count: int) -> None:
 
 
 def transfers(gateway: str, size_bytes: int) -> None:
-    """One call after the other, until this process ends."""
+    """Makes one call after the other, until this process ends."""
     caller = Caller(Config(cluster=ClusterConfig(gateway=gateway)))
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     data = bytes(size_bytes)
@@ -75,7 +75,7 @@ def transfers(gateway: str, size_bytes: int) -> None:
 
 
 def main(what: str, gateway: str, number: str) -> None:
-    """See the first lines of the file."""
+    """Runs one of the programs; see the first lines of the file."""
     (servers if what == "servers" else transfers)(gateway, int(number))
 
 

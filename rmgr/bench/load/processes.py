@@ -1,7 +1,7 @@
-"""Processes that a bench starts and looks at: a program of ours that answers in lines of JSON (`Child`), and what processes cost.
+"""Processes that a bench starts and watches: a program of ours that answers in lines of JSON (`Child`), and the cost of processes.
 
-Cost is time of the processor, wake-ups, memory; by process and with all that they started. The used heap of a Java process comes through
-HotSpot's own attach protocol, so that no JDK is needed (only `java`).
+Cost is processor time, wake-ups and memory, by process or with all its descendants. The used heap of a Java process comes through
+HotSpot's own attach protocol, which needs only `java`, no JDK.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import psutil
 from rmgr.errors import Unavailable
 
 MIB = 1 << 20
-#: The clock of a process by its pid, as clock_getcpuclockid(3) makes it: what the scheduler counted.
+#: Kind of a process's clock, by pid, as clock_getcpuclockid(3) makes it: time counted by the scheduler.
 _SCHED = 2
 _DEADLINE_S = 30.0
 _LOOK_S = 0.02
-#: "def new generation   total 39296K, used 1234K", "tenured generation ...", and what follows of other collectors; never "Metaspace".
+#: "def new generation   total 39296K, used 1234K", "tenured generation ...", and lines of other collectors; never "Metaspace".
 _USED = re.compile(r"^ *(?!Metaspace|class space)\S[^\n]*?total \S+, used (\d+)K", re.MULTILINE)
 
 
 class Child:
-    """`python -m MODULE ARGUMENT`; it ends when its standard input does. Context manager: it is gone afterwards."""
+    """`python -m MODULE ARGUMENT`; it ends with its standard input. Context manager: the process is gone afterwards."""
 
     def __init__(self, module: str, argument: str, *, log: Path) -> None:
         self._name = module.rpartition(".")[2]
@@ -45,11 +45,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Pid of the process."""
         return self._process.pid
 
     def told(self, what: str) -> Any:
-        """The value of `what` in the line that it says next; the child keeps the deadline. Raises: Unavailable when it ended instead."""
+        """Returns `what` from the child's next line; the child keeps the deadline. Raises: Unavailable if it ended instead."""
         assert self._process.stdout is not None
         try:
             return json.loads(self._process.stdout.readline())[what]
@@ -57,7 +57,7 @@ class Child:
             raise Unavailable(f"{self._name} ended instead of saying {what!r}") from None
 
     def ask(self) -> None:
-        """Says a line, which it answers. Raises: Unavailable."""
+        """Sends a line, which the child will answer. Raises: Unavailable."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(b"?\n")
@@ -66,17 +66,17 @@ class Child:
             raise Unavailable(f"{self._name} has ended") from None
 
     def asked(self, what: str) -> Any:
-        """Its answer to a line of ours. Raises: Unavailable."""
+        """Sends a line and returns `what` from the answer. Raises: Unavailable."""
         self.ask()
         return self.told(what)
 
     def finish(self) -> None:
-        """No more questions: it says its last words (`told`) and ends."""
+        """Ends the questions: the child says its last line (`told`) and ends."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def kill(self) -> None:
-        """Kills it, as a machine dies. Idempotent."""
+        """Kills the child, like the death of a machine. Idempotent."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait(10.0)
@@ -92,18 +92,18 @@ class Child:
 
 
 def say(what: Mapping[str, Any]) -> None:
-    """A line of a child to who started it (`Child.told`)."""
+    """Writes a line of a child to its parent (`Child.told`)."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
-# -- what they cost ----------------------------------------------------------------------------------------------------------
+# -- cost of processes -------------------------------------------------------------------------------------------------------
 
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Since it was started: seconds of the processor, and how often its threads gave the processor up by themselves."""
+    """Since a process's start: processor seconds, and how often its threads gave the processor up voluntarily."""
 
     cpu_s: float
     wakeups: int
@@ -117,7 +117,7 @@ class Cost:
 
 @contextlib.contextmanager
 def sampled(look: Callable[[], float], every_s: float) -> Iterator[list[float]]:
-    """What `look` finds all the while, one sample after the other."""
+    """Yields samples of `look()`, added every `every_s` seconds while the context lasts."""
     samples, over = list[float](), threading.Event()
 
     def watch() -> None:
@@ -136,7 +136,7 @@ def sampled(look: Callable[[], float], every_s: float) -> Iterator[list[float]]:
 
 
 def children_of(pid: int) -> list[int]:
-    """All processes that `pid` started and those started, without itself."""
+    """Returns the pids of all descendants of `pid`."""
     try:
         return sorted(child.pid for child in psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:
@@ -144,20 +144,20 @@ def children_of(pid: int) -> list[int]:
 
 
 def cost_of(pid: int) -> Cost:
-    """Of one process, threads that ended included. Raises: ProcessLookupError. Resolution: ns of the processor's time."""
+    """Returns the cost of one process, including ended threads. Raises: ProcessLookupError. Resolution: ns of processor time."""
     try:
         cpu_s = time.clock_gettime((~pid << 3) | _SCHED)
     except OSError:
         raise ProcessLookupError(pid) from None
     wakeups = 0
     for thread in Path(f"/proc/{pid}/task").glob("*/status"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             wakeups += next(int(line.split()[1]) for line in thread.read_text().splitlines() if line.startswith("voluntary_ctxt"))
     return Cost(cpu_s, wakeups)
 
 
 def pss_bytes(pid: int) -> int:
-    """Memory of one process, each page shared by n processes as 1/n of it. 0: it is gone. Cost: ms, with the kernel's lock on its pages."""
+    """Returns the memory of one process, each page shared by n as 1/n; 0 if it is gone. Cost: ms, with the kernel's lock on its pages."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -166,7 +166,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """Seconds of the processor that these processes have used; of those that are gone nothing is known any more."""
+    """Returns the processor seconds of these processes, without those that are gone."""
     total = 0.0
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -175,9 +175,9 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 def live_heap_bytes(pid: int) -> int:
-    """Bytes of objects that are reachable in process `pid`: a full collection, then what is in use.
+    """Returns the bytes of reachable objects in process `pid`: runs a full collection, then reads what is in use.
 
-    Raises: Unavailable when it is no HotSpot JVM of this user, or does not answer. Cost: the pause of a full collection.
+    Raises: Unavailable if it is no HotSpot JVM of this user, or does not answer. Cost: the pause of a full collection.
     """
     _ask(pid, "GC.run")
     used = _USED.findall(_ask(pid, "GC.heap_info"))
@@ -187,7 +187,7 @@ def live_heap_bytes(pid: int) -> int:
 
 
 def _ask(pid: int, command: str) -> str:
-    """The answer of a diagnostic command (what `jcmd` does)."""
+    """Returns the answer to a diagnostic command, as `jcmd` does."""
     deadline_s = time.monotonic() + _DEADLINE_S
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(_DEADLINE_S)
@@ -206,7 +206,7 @@ def _ask(pid: int, command: str) -> str:
 
 
 def _listening(pid: int, deadline_s: float) -> Path:
-    """Where it listens; a file of a known name and SIGQUIT make it begin."""
+    """Returns the socket where the JVM listens; a file of a known name and SIGQUIT make it begin to listen."""
     path = Path(f"/proc/{pid}/root", "tmp", f".java_pid{pid}")
     if path.exists():
         return path

@@ -1,7 +1,7 @@
-"""A link with a rate: a TCP forwarder that lets so many bytes a second through, both ways and over all connections together.
+"""A link with a rate: a TCP forwarder that passes so many bytes a second, both ways and over all connections together.
 
-Connections that have something to send take turns, a chunk each: they share the rate. Buffers are small, so who sends faster is held up
-at once, as on a slow line.
+Connections that have something to send take turns of one chunk each, so they share the rate. Buffers are small, so a faster sender is held
+up at once, as on a slow line.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import time
 from typing import Self
 
 _CHUNK_BYTES, _BUFFER_BYTES = 8 * 1024, 64 * 1024
-#: What a thread that woke up late may catch up on (s); more of it would be a burst.
+#: How much lateness a thread may catch up on (s); more would be a burst.
 _LATE_S = 0.002
 _CONNECT_S = 5.0
 
 
 class ShapedLink:
-    """Context manager: a thread for each connection and direction, all gone afterwards.
+    """A running link. Context manager: it has a thread for each connection and direction, all gone afterwards.
 
     Args:
-        target: HOST:PORT that it leads to. bytes_per_s: may be changed at any time; inf: as fast as this machine copies.
+        target: HOST:PORT where it leads. bytes_per_s: may be changed at any time; inf: as fast as this machine copies.
     Attributes:
         endpoint: HOST:PORT on loopback, to connect to in place of `target`. passed_bytes: both ways, until now.
     """
@@ -44,7 +44,7 @@ class ShapedLink:
         threading.Thread(target=self._accept, name="shaped-link", daemon=True).start()
 
     def close(self) -> None:
-        """Ends it with its connections. Idempotent."""
+        """Ends the link and its connections. Idempotent."""
         with self._lock:
             self._is_closed = True
             mine = [self._listener, *self._open]
@@ -88,7 +88,7 @@ class ShapedLink:
         self._drop(one, other)
 
     def _wait(self, count: int) -> None:
-        """Until so many bytes have had their time on the line."""
+        """Waits until `count` bytes have had their time on the line."""
         with self._lock:
             self.passed_bytes += count
             now_s = time.monotonic()

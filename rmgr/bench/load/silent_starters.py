@@ -1,8 +1,8 @@
 """Thousands of Starters that do nothing but live: a registered node and a real session each, all in one thread on bare sockets.
 
-To the leader they are nodes like others; nothing is claimed by them. Run by `rmgr bench scale` as
+To the leader they are ordinary nodes, but they claim nothing. `rmgr bench scale` runs the program as
 `python -m rmgr.bench.load.silent_starters SPEC`: it says `{"ready": n}` when all are registered, and for each line of its standard
-input `{"alive": n}`, how many sessions stand. Killing the process is killing all its Starters at once.
+input `{"alive": n}`, the number of live sessions. Killing the process kills all its Starters at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rmgr.runtime.release import release
 
 #: Connections being made at once: a server's listen backlog has room for 50.
 _CONNECTING = 40
-#: Pings in one session timeout.
+#: Number of pings in one session timeout.
 _PINGS = 3
 _TICK_S = 0.05
 _PATIENCE_S = 300.0
@@ -40,7 +40,7 @@ _PING = struct.pack("!iii", 8, -2, 11)
 
 
 class SilentStartersSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes `<prefix><first>` .. of so many cores in the tree `root` of the server at host and port."""
+    """Nodes `<prefix><first>` .. of so many cores each, in the tree `root` of the server at host and port."""
 
     host: str
     port: int
@@ -72,7 +72,7 @@ class Silent:
         self._send(hello)
 
     def readable(self) -> bool:
-        """Takes what has come; False: the server has closed the connection. Raises: OSError, Unavailable."""
+        """Reads and handles what has come; False if the server has closed the connection. Raises: OSError, Unavailable."""
         part = self.link.recv(65536)
         self._received += part
         while len(self._received) >= 4 and len(self._received) >= 4 + (length := _LENGTH.unpack_from(self._received)[0]):
@@ -82,7 +82,7 @@ class Silent:
         return bool(part)
 
     def ping(self, now_s: float) -> None:
-        """Says that it lives. Raises: OSError."""
+        """Sends a ping. Raises: OSError."""
         self.ping_s = now_s + self.spec.session_timeout_s / _PINGS
         self.link.send(_PING)
 
@@ -114,7 +114,7 @@ def _register(node: str, guid: str, cores: int) -> Multi:
 
 
 class Crowd:
-    """All of them, in the thread that calls `run`."""
+    """All silent Starters, served by the thread that calls `run`."""
 
     def __init__(self, spec: SilentStartersSpec) -> None:
         self.spec = spec
@@ -126,7 +126,7 @@ class Crowd:
         self._alive: deque[Silent] = deque()  #: in the order of their next pings
 
     def run(self) -> None:
-        """Until nobody asks any more. Raises: Unavailable."""
+        """Runs until standard input ends. Raises: Unavailable."""
         end_s, told = time.monotonic() + _PATIENCE_S, False
         while not self.is_over:
             self._connect()
@@ -176,11 +176,11 @@ class Crowd:
             try:
                 silent.ping(now_s)
             except OSError:
-                silent.ping_s = now_s + self.spec.session_timeout_s / _PINGS  # the selector hears of its end
+                silent.ping_s = now_s + self.spec.session_timeout_s / _PINGS  # the selector will notice its end
 
 
 def main() -> None:
-    """See the file's first lines."""
+    """Runs the program; see the first lines of the file."""
     crowd = Crowd(msgspec.json.decode(sys.argv[1], type=SilentStartersSpec))
 
     def listen() -> None:

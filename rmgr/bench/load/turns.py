@@ -1,13 +1,13 @@
 """Programs of `bench gang`, which import nothing of rmgr: ranks that spin and stamp, a ping-pong, work, and the bare loop.
 
-    stamp DIR GAP_S SECONDS     spins until it has had a processor for so long; leaves when each of its stretches began
+    stamp DIR GAP_S SECONDS     spins until it has had a processor for that long; records when each of its stretches began
     pingpong FILE               rank 0 counts up, rank 1 follows; both spin until the other has answered
     work FILE                   computes, and counts its steps
     loop DIR QUANTUM_NS ORIGIN_NS SLOTS NODE [GROUP GROUP]
-                                two stamping processes of its own take turns: what a turner does, with nothing around it
+                                two stamping child processes take turns: what a turner does, with nothing around it
 
-Those that count end when their file says so. Times are ns of CLOCK_BOOTTIME. A GROUP is a control group of version 2, by
-its directory; without groups the loop stops by signals.
+Programs that count end when their file says so. Times are ns of CLOCK_BOOTTIME. A GROUP is a control group of version 2, by
+its directory; without groups the loop stops its children by signals.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import sys
 import time
 
 WORD = struct.Struct("<Q")
-#: Words of a file that counts, 64 bytes apart: how far each side is (work: the second one), and whether it is over.
+#: Offsets of words in a file that counts, 64 bytes apart: the count of each side (work: the second one), and whether it is over.
 PING, PONG, OVER, COUNT_BYTES = 0, 64, 128, 192
-#: Of a linear congruence, some 0.1 ms: what work counts.
+#: Steps of a linear congruence, about 0.1 ms: the unit that work counts.
 _STEP = 1_000
 _MOST_STRETCHES = 4_096
 
 
 def now_ns() -> int:
-    """Of the clock by which turners go."""
+    """Returns the time of the clock that turners use."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def stamp(path: str, gap_s: float, seconds: float) -> None:
-    """A stretch ends where it was away for longer than the gap."""
+    """Spins and stamps; a stretch ends where the process was away for longer than the gap."""
     gap_ns, wanted_ns = int(gap_s * 1e9), int(seconds * 1e9)
     with open(path, "w+b") as file:
         file.truncate(WORD.size * _MOST_STRETCHES)
@@ -52,7 +52,7 @@ def stamp(path: str, gap_s: float, seconds: float) -> None:
 
 
 def pingpong(path: str, rank: int) -> None:
-    """Messages are counted by the file's own words."""
+    """Sends messages by counting in the file's words."""
     table = _counted(path)
     mine, other, over = (PONG if rank else PING) // 8, (PING if rank else PONG) // 8, OVER // 8
     count = 0
@@ -70,7 +70,7 @@ def pingpong(path: str, rank: int) -> None:
 
 
 def work(path: str) -> None:
-    """Steps of a linear congruence."""
+    """Computes steps of a linear congruence and counts them."""
     table = _counted(path)
     value = count = 0
     while not table[OVER // 8]:
@@ -86,7 +86,7 @@ def _counted(path: str) -> memoryview[int]:
 
 
 def loop(directory: str, quantum_ns: int, origin_ns: int, slots: int, node: str, groups: list[str]) -> None:
-    """Stops one and continues the other at each boundary, from a process that comes before all work, as a turner."""
+    """Stops one child and continues the other at each boundary, with a priority above all work, as a turner does."""
     children: list[int] = []
     for at in range(2):
         pid = os.fork()
@@ -103,7 +103,7 @@ def loop(directory: str, quantum_ns: int, origin_ns: int, slots: int, node: str,
         slot = turned = 0
         while turned < slots:
             _sleep_until(origin_ns + slot * quantum_ns)
-            if now_ns() < origin_ns + (slot + 1) * quantum_ns:  # else the machine stood still for the whole of it: not counted
+            if now_ns() < origin_ns + (slot + 1) * quantum_ns:  # otherwise the machine stood still all the time: not counted
                 _switch(groups, children, 1 - slot % 2, on=False)
                 _switch(groups, children, slot % 2, on=True)
                 turned += 1
@@ -133,7 +133,7 @@ def _write(path: str, text: str) -> None:
 
 
 def main(what: str, *args: str) -> None:
-    """See the first lines of the file."""
+    """Runs one of the programs; see the first lines of the file."""
     rank, node = os.environ.get("RMGR_RANK", "0"), os.environ.get("RMGR_NODE", "")
     job = os.environ.get("RMGR_JOB_ID", "0")
     match what, args:

@@ -1,7 +1,7 @@
-"""Many Starters in one process: the whole engine, a session and a node each; only the hands are not there, so that a task costs nothing.
+"""Many Starters in one process: the whole engine, with a session and a node each, but without real workers, so that a task costs nothing.
 
-A task "runs" for a given time on one of its node's slots and returns its argument's bytes. Everything else is what `rmgr starter`
-does: claims, commits, watches, store, lease. Run by `rmgr bench scale` as `python -m rmgr.bench.load.virtual_starters SPEC`; it says
+A task "runs" for a given time on one of its node's slots and returns its argument's bytes. Everything else is as in `rmgr starter`:
+claims, commits, watches, store, lease. `rmgr bench scale` runs it as `python -m rmgr.bench.load.virtual_starters SPEC`; it says
 `{"ready": n}` when all nodes are registered, `{"asked": {what: how often}}` for each line of its standard input, and
 `{"ran": n}` after its end.
 """
@@ -39,10 +39,10 @@ from rmgr.runtime.secured import open_zookeeper
 from rmgr.runtime.supervision import StallGuard
 
 _CONNECT_S = 60.0
-#: Longest turn of a loop; none is ended for it, since the processor may be far too small for so many.
+#: Longest turn of a loop; no loop is killed before, since the processor may be far too slow for so many.
 _STALL_S = 600.0
 _MEMORY_BYTES = 1 << 34
-#: Threads of many Starters share one interpreter: they are not to take it from each other all the time, as those of one should.
+#: Switch interval of threads: the many Starters of one interpreter should not take it from each other as often as one Starter's do.
 _SWITCH_S = 0.02
 
 
@@ -59,11 +59,11 @@ class VirtualStartersSpec(msgspec.Struct, frozen=True, kw_only=True):
     task_s: float
 
 
-# -- hands that are not there ----------------------------------------------------------------------------------------------------
+# -- workers that are not there --------------------------------------------------------------------------------------------------
 
 
 class Clockwork:
-    """One thread that calls back when it is time, for all nodes of the process."""
+    """One thread that makes timed calls for all nodes of the process."""
 
     def __init__(self) -> None:
         self.ran = 0
@@ -89,7 +89,7 @@ class Clockwork:
 
 
 class VirtualRunner:
-    """Stands where `NodeRunner` stands; `on_events` gets the same facts."""
+    """Replaces `NodeRunner`; `on_events` gets the same facts."""
 
     def __init__(
         self, clockwork: Clockwork, task_s: float, *, node: str, directory: str, on_events: Callable[[list[WorkEvent]], None], **_: Any
@@ -101,7 +101,7 @@ class VirtualRunner:
         self.clockwork = clockwork
         self.task_s = task_s
         self.emit = on_events
-        self.freezer = ""  #: nothing of it can stand still
+        self.freezer = ""  #: it cannot suspend anything
         self._seq = itertools.count(1)
 
     def next_seq(self) -> int:
@@ -113,13 +113,13 @@ class VirtualRunner:
         return VirtualSlot(self, number)
 
     def renew_lease(self, end_ns: int) -> None:
-        """Nothing runs that could outlive it."""
+        """Does nothing: no process could outlive the lease."""
 
     def mended(self) -> None:
-        """Nothing was written down."""
+        """Does nothing: no file was written."""
 
     def close(self, **_: Any) -> None:
-        """Nothing is left."""
+        """Does nothing: nothing is left."""
 
 
 class VirtualSlot:
@@ -130,7 +130,7 @@ class VirtualSlot:
     def __init__(self, runner: VirtualRunner, number: int) -> None:
         self.runner = runner
         self.number = number
-        self.directory = runner.directory / f"s{number}"  #: nothing is in it
+        self.directory = runner.directory / f"s{number}"  #: stays empty
         self.uses = 0
         self._tell(SlotUp(self, 0, ()))  # type: ignore[arg-type]
 
@@ -139,7 +139,7 @@ class VirtualSlot:
         return VirtualWorker(self)
 
     def wake(self) -> None:
-        """It cannot be stopped."""
+        """Does nothing: the slot cannot be suspended."""
 
     def close(self, **_: Any) -> None:
         """See `Slot`."""
@@ -147,16 +147,16 @@ class VirtualSlot:
         self._tell(SlotLost(slot=self, why="closed", running=(), unstarted=(), expected=True))  # type: ignore[arg-type]
 
     def _tell(self, event: WorkEvent) -> None:
-        """Later, as facts come: whoever asked is not done yet."""
+        """Emits the event later, as real facts come: the caller is not done yet."""
         runner = self.runner
         runner.clockwork.at(machine.monotonic(), lambda: runner.emit([event]))
 
 
 class VirtualWorker:
-    """Tasks one after another, each as long as the other; the ends of a batch are told together."""
+    """Runs tasks one after another, all of the same length; the ends of a batch are reported together."""
 
     is_leaving = False
-    backlog = 0  #: nothing waits to be sent
+    backlog = 0  #: no data waits to be sent
 
     def __init__(self, slot: VirtualSlot) -> None:
         self.slot = slot
@@ -187,13 +187,13 @@ class VirtualWorker:
         runner.clockwork.at(last_s, self._ended)
 
     def stop(self, seq: int = 0, **_: Any) -> None:
-        """Nothing is cancelled in this cluster; what runs is over in a moment."""
+        """Does nothing: no task of this cluster is cancelled, and a running one ends in a moment."""
 
     def grant(self, seq: int) -> None:
-        """No task waits for another."""
+        """Does nothing: no task waits for another."""
 
     def live_output(self, seq: int, stream: str, offset: int, limit: int) -> None:
-        """It puts nothing out."""
+        """Does nothing: there is no output."""
 
     def running(self) -> tuple[int, int]:
         """See `Worker`."""
@@ -213,11 +213,11 @@ class VirtualWorker:
             runner.emit([TasksEnded(self.slot, self, ends)])  # type: ignore[arg-type]
 
 
-# -- what they ask of ZooKeeper ----------------------------------------------------------------------------------------------------
+# -- requests to ZooKeeper ----------------------------------------------------------------------------------------------------------
 
 
 class Counted:
-    """A coordinator that counts what is asked of it: reads by kind, multis by name and outcome."""
+    """A coordinator that counts requests: reads by kind, multis by name and outcome."""
 
     def __init__(self, inner: ZkCoordinator, counts: Counter[str]) -> None:
         self._inner = inner
@@ -257,7 +257,7 @@ def _absent(done: Future[Any]) -> str:
 
 
 def _kind(path: str) -> str:
-    """The part of the tree: `queues/pending`, `idle`."""
+    """Returns the part of the tree: `queues/pending`, `idle`."""
     parts = path.strip("/").split("/")
     return f"queues/{parts[2]}" if parts[0] == "queues" and len(parts) > 2 else parts[0]
 
@@ -275,7 +275,7 @@ class _Running:
 
 
 def start(spec: VirtualStartersSpec, clockwork: Clockwork, counts: Counter[str]) -> list[_Running]:
-    """All Starters of the process; they register by themselves. Raises: NotConnected."""
+    """Starts all Starters of the process; they register by themselves. Raises: NotConnected."""
     cluster = ClusterConfig(zk=spec.zk, store=spec.store, session_timeout_s=spec.session_timeout_s)
     log = logs.setup(LogConfig(level="warning"), "starter")
     store = open_store(spec.store)
@@ -301,7 +301,7 @@ def start(spec: VirtualStartersSpec, clockwork: Clockwork, counts: Counter[str])
 
 
 def wait_registered(started: list[_Running], spec: VirtualStartersSpec) -> None:
-    """Until every node has a record. Raises: Unavailable."""
+    """Waits until every node has a record. Raises: Unavailable."""
     end = machine.monotonic() + _CONNECT_S
     for number, running in zip(range(spec.first, spec.first + spec.count), started, strict=True):
         while running.coordinator.stat(paths.node(f"v{number}")).result(_CONNECT_S) is None:
@@ -311,7 +311,7 @@ def wait_registered(started: list[_Running], spec: VirtualStartersSpec) -> None:
 
 
 def main() -> None:
-    """See the file's first lines."""
+    """Runs the process; see the first lines of the file."""
     spec = msgspec.json.decode(sys.argv[1], type=VirtualStartersSpec)
     sys.setswitchinterval(_SWITCH_S)
     clockwork = Clockwork()
