@@ -43,6 +43,8 @@ _DAEMONS = frozenset({"starter", "watchdog", "submitter", "server"})
 #: heed `_LATE`; RMGR_FAILPOINT it reads again.
 _EARLY = ("PYTHON", "LD_", "MALLOC_", "GRPC_", "LC_", "LANG", "TZ", "OPENSSL", "SSL_", "_RMGR_COMPLETE")
 _LATE = "PYTHONFAULTHANDLER"
+#: What differs and makes none: a nursery imports from there anyway; a command that a test ran in its own process has left the other there.
+_SAME = {("PYTHONPATH", str(ROOT)), ("GRPC_VERBOSITY", "NONE")}
 #: What commands use on most days. None of it loads a connection of the library's, which ends another way.
 _FOR_COMMANDS = (
     "rmgr.cli.main",
@@ -115,7 +117,7 @@ _ANSWERS_S = 60.0
 
 
 def _early(environ: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name.startswith(_EARLY) and name != _LATE}
+    return {name: value for name, value in environ.items() if name.startswith(_EARLY) and name != _LATE and (name, value) not in _SAME}
 
 
 # -- the side of who starts processes -------------------------------------------------------------------------------------
