@@ -27,7 +27,7 @@ from rmgr.model.base.units import format_duration
 from rmgr.runner.host.contain import state_of
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReader
-from tests.harness import gang_ledger, wall_clock
+from tests.harness import gang_ledger, stamping, wall_clock
 from tests.harness.fair_time import PATIENCE_S
 from tests.harness.gang_ledger import Stretch
 from tests.harness.proxy import Proxy
@@ -66,7 +66,7 @@ class Turning:
 
     def submit(self, processes: int, seconds: float, *options: str) -> int:
         """A job whose ranks stamp until each has had so long, and until `let_end`."""
-        spin = ("rmgr", "run", sys.executable, gang_ledger.__file__, str(self.directory), str(seconds), str(self._end))
+        spin = ("rmgr", "run", sys.executable, "-S", stamping.__file__, str(self.directory), str(seconds), str(self._end))
         return self.command(processes, *spin, options=("-t", "10m", *options))
 
     def command(self, processes: int, *argv: str, options: tuple[str, ...] = ()) -> int:

@@ -113,10 +113,12 @@ class Besieged:
         self.canary = self._stack.enter_context(
             Canary(self.gateway.endpoint, security.bundle(Role.USER, self.ann.name), self.place / "canary.log")
         )
+        self.canary.sing()
         self.until("the canary sings", lambda: self.canary.enough(0.0, QUIET), deadline_s=4 * DEADLINE_S)
         began_s = sorted(one.asked_s for one in self.canary.answers())[len(KINDS)]  # the first of each kind starts workers
         self.quiet = self.canary.medians(began_s)
         self.quiet_longest_s = max(one.took_s for one in self.canary.answers(began_s))
+        self.canary.rest()
 
     # -- what mallory does
 
@@ -222,9 +224,11 @@ class Besieged:
             Path(f"/proc/{pid}/clear_refs").write_text("5")  # the highest size counts from now on
         before = {name: psutil.Process(pid).memory_info().rss for name, pid in self.daemons.items()}
         began_s = time.monotonic()
+        self.canary.sing()
         yield
         ended_s = time.monotonic()
         self.until("the canary's answers afterwards", lambda: self.canary.enough(ended_s, AFTERWARDS))
+        self.canary.rest()
         self.sound(began_s, longest_s)
         grown = {name: highest(pid) - before[name] for name, pid in self.daemons.items()}
         assert max(grown.values()) < grow, {name: f"{size >> 20} MiB" for name, size in grown.items()}

@@ -1,6 +1,8 @@
 """A user who works all the time beside an attack: how long her answers take, by kind; a process of its own, so that tests delay nothing.
 
-    python -m tests.harness.canary GATEWAY BUNDLE
+    python -m tests.harness.canary GATEWAY BUNDLE SINGS
+
+She works while the file SINGS is there: nobody looks at what is answered between two attacks.
 
 Each answer is a line of JSON: kind, when it was asked for (monotonic, s), how long it took (fair s: while others have the machine, no
 time goes by), and what was wrong, if anything.
@@ -46,12 +48,20 @@ class Canary:
     """The process, and its answers so far."""
 
     def __init__(self, gateway: str, bundle: Path, log: Path) -> None:
-        self._log = log
+        self._log, self._sings = log, log.with_suffix(".sings")
         self._read, self._answers = 0, list[Answer]()
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RMGR_")}
-        words = [sys.executable, "-m", "tests.harness.canary", gateway, str(bundle)]
+        words = [sys.executable, "-m", "tests.harness.canary", gateway, str(bundle), str(self._sings)]
         with log.open("wb") as sink:
             self._process = subprocess.Popen(words, cwd=ROOT, env=kept, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
+
+    def sing(self) -> None:
+        """She asks from now on."""
+        self._sings.touch()
+
+    def rest(self) -> None:
+        """She asks nothing until she is to sing again."""
+        self._sings.unlink()
 
     def answers(self, since_s: float = 0.0) -> list[Answer]:
         """Those that were asked for since then."""
@@ -112,8 +122,10 @@ def _asks(connection: Connection, gateway: str, bundle: str) -> Mapping[str, Cal
     return {"call": call, "keyed": with_keys, "command": job}
 
 
-def _sing(kind: str, ask: Callable[[int], str], out: IO[str], lock: threading.Lock, timer: FairTimer) -> None:
+def _sing(kind: str, ask: Callable[[int], str], sings: Path, out: IO[str], lock: threading.Lock, timer: FairTimer) -> None:
     for number in range(1 << 30):
+        while not sings.exists():
+            time.sleep(0.05)
         asked_s, granted_s = time.monotonic(), timer.elapsed_s
         try:
             wrong = ask(number)
@@ -126,12 +138,13 @@ def _sing(kind: str, ask: Callable[[int], str], out: IO[str], lock: threading.Lo
         time.sleep(PAUSE_S)
 
 
-def _main(gateway: str, bundle: str) -> None:
+def _main(gateway: str, bundle: str, sings: str) -> None:
     forked.install()
     connection = connect(config=Config(cluster=ClusterConfig(gateway=gateway), security=SecurityConfig(dir=bundle)))
     asks, lock = _asks(connection, gateway, bundle), threading.Lock()
     with FairTimer() as timer:
-        threads = [threading.Thread(target=_sing, args=(kind, ask, sys.stdout, lock, timer)) for kind, ask in asks.items()]
+        words = (Path(sings), sys.stdout, lock, timer)
+        threads = [threading.Thread(target=_sing, args=(kind, ask, *words)) for kind, ask in asks.items()]
         for thread in threads:
             thread.start()
         for thread in threads:

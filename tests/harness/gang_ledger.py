@@ -1,26 +1,19 @@
-"""An outside ledger of gangs: processes spin and stamp a mapped file with CLOCK_BOOTTIME, so their own stamps say when each ran.
+"""An outside ledger of gangs: processes stamp a mapped file (tests/harness/stamping.py), so their own stamps say when each ran.
 
-As a program: `gang_ledger.py DIR SECONDS [FILE]` spins until it has had a processor for so long, and FILE is there. With FILE, which
-tests of whole clusters name, it sleeps between two stamps: spinning, the ranks of four nodes take a small machine's processors from each
-other and from all that is tested. It leaves `DIR/<job>.<rank>.<node>` with the stretches in which it ran: one ends where it was away for
-longer than `GAP_NS`. The checker compares stretches, and trusts nobody.
+The checker compares stretches, and trusts nobody.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import struct
 import sys
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: A process that was away for longer had been stopped, or had no processor.
-GAP_NS = 5_000_000
-_BETWEEN_S = 0.001  #: two stamps of one that sleeps: what ran for less beside another is not seen
+from tests.harness.stamping import GAP_NS, PAIR
+
 #: Continues processes as soon as somebody stops them, before all other work of the machine.
 CONTINUE = """
 import os, signal, sys, time
@@ -33,8 +26,6 @@ while True:
             sys.exit()
     time.sleep(0.00005)
 """
-_PAIR = struct.Struct("=QQ")
-_MOST = 65_536
 
 
 class Stretch(NamedTuple):
@@ -45,35 +36,6 @@ class Stretch(NamedTuple):
     job: str
     rank: str
     node: str
-
-
-def spin(directory: str, seconds: float, until: str = "") -> None:
-    """Stamps until it has run for so long, and the file is there."""
-    import mmap
-
-    name = f"{os.environ['RMGR_JOB_ID']}.{os.environ.get('RMGR_RANK', '0')}.{os.environ['RMGR_NODE']}"
-    path = os.path.join(directory, name)
-    with open(path, "w+b") as file:
-        file.truncate(_PAIR.size * _MOST)
-        # As numbers of eight bytes: `pack_into` clears what it writes first, which a reader would see.
-        table = memoryview(mmap.mmap(file.fileno(), _PAIR.size * _MOST)).cast("Q")
-    had, at = 0, -1
-    last = looked = -GAP_NS
-    may_end = not until
-    while had < seconds * 1e9 or not may_end:
-        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        if (now - last > GAP_NS and at < _MOST - 1) or at < 0:
-            at += 1
-            table[2 * at + 1] = now  # first: with a start it is there
-            table[2 * at] = now
-        else:
-            had += now - last
-            table[2 * at + 1] = now
-        last = now
-        if not may_end and now - looked > GAP_NS:
-            may_end, looked = os.path.exists(until), now
-        if until:
-            time.sleep(_BETWEEN_S)
 
 
 def stretches(directory: Path, jobs: Collection[str] = (), *, since: int = 0) -> list[Stretch]:
@@ -90,7 +52,7 @@ def _stamped(path: Path) -> Iterator[tuple[int, int]]:
     """The pairs of a file, most of which has not been written."""
     with path.open("rb") as file:
         parts = iter(lambda: file.read(4096), b"")
-        yield from itertools.takewhile(itemgetter(0), itertools.chain.from_iterable(map(_PAIR.iter_unpack, parts)))
+        yield from itertools.takewhile(itemgetter(0), itertools.chain.from_iterable(map(PAIR.iter_unpack, parts)))
 
 
 def overlaps(some: Iterable[Stretch], cores: dict[str, int] | None = None) -> list[tuple[Stretch, ...]]:
@@ -143,7 +105,3 @@ def in_its_slots(some: Iterable[Stretch], job: str, tree: Mapping[str, Any], *, 
 def served_s(some: Iterable[Stretch], job: str) -> float:
     """Seconds for which all processes of the job together ran."""
     return sum(one.end - one.start for one in some if one.job == job) / 1e9
-
-
-if __name__ == "__main__":
-    spin(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])

@@ -25,7 +25,7 @@ from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem
 from rmgr.runner.host import contain
 from rmgr.runner.host.contain import below, state_of
 from rmgr.runtime import machine
-from tests.harness import gang_ledger
+from tests.harness import gang_ledger, stamping
 from tests.harness.gang_ledger import Stretch
 from tests.harness.waiting import eventually
 
@@ -52,13 +52,14 @@ class Bench:
         self.slots: dict[str, Slot] = {}
         self.uses_groups = freezer is Freezer.V2
 
-    def add(self, part: str, *argv: str) -> None:
-        """A part that stamps for ever, or runs this."""
+    def add(self, part: str, *argv: str, spins: bool = False) -> None:
+        """A part that stamps for ever, or runs this. spins: without a pause between its stamps."""
         slot = self.slots[part] = self.runner.open_slot(len(self.slots))
         self.runner.turner.add(part, slot)
         shape = BatchShape(submission=len(self.slots), environ={"RMGR_NODE": "n1"})
         item = CommandItem(seq=self.runner.next_seq(), index=0)
-        told = argv or (sys.executable, gang_ledger.__file__, str(self.ledger), "1000")
+        pauses = () if spins else (str(self.ledger.with_name("never")),)
+        told = argv or (sys.executable, "-S", stamping.__file__, str(self.ledger), "1000", *pauses)
         slot.run(CommandBatch(shape=shape, argv=told, isolate=True, halts=not self.uses_groups, items=(item,)))
 
     def turns(self, *parts: str, count: int = 400) -> None:
@@ -258,7 +259,7 @@ def test_who_computes_on_is_killed_and_the_next_goes_on(tmp_path: Path) -> None:
     bench = Bench(tmp_path, Freezer.SIGNALS)
     helper = None
     try:
-        bench.add("a")
+        bench.add("a", spins=True)
         bench.add("b")
         bench.runner.turner.rows(((now_ns(), ("a",)),))
         eventually(bench.has_run("a", times=1))
@@ -448,7 +449,7 @@ def test_the_ledger_sees_what_must_not_be(tmp_path: Path) -> None:
     assert not gang_ledger.overlaps([one, Stretch(100, 200, "2", "0", "n1")])
     assert not gang_ledger.overlaps([one, Stretch(0, 100, "2", "0", "n2")])
     assert not gang_ledger.overlaps([one, Stretch(0, 100, "1", "1", "n1")]), "ranks of one job"
-    gap, long = gang_ledger.GAP_NS, Stretch(0, 10 * gang_ledger.GAP_NS, "2", "0", "n1")
+    gap, long = stamping.GAP_NS, Stretch(0, 10 * stamping.GAP_NS, "2", "0", "n1")
     assert gang_ledger.overlaps([long, Stretch(gap, 2 * gap, "1", "0", "n1")])
     assert not gang_ledger.overlaps([long, Stretch(gap, 2 * gap - 1, "1", "0", "n1")]), "the other may have been away"
     tree = {
