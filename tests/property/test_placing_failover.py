@@ -186,8 +186,8 @@ def test_a_successor_decides_what_the_dead_leader_would_have_decided(policy: str
     assert story.leaders == 1
     commits = sum(story.mortal.names.values())
     assert story.mortal.names["PLACE"] >= 8
-    # Those two remember most (to die after one commit is to die before the next); with the others each costs a second for little.
-    every = {"connection_reservation": 1, "migration": 2}.get(policy, 5)
+    # Those two remember most: they die at every commit (to die after one is to die before the next). With the others each costs a second.
+    every = 2 if policy in ("connection_reservation", "migration") else 5
     for at in range(0, commits, every):
         for after in (False, True):
             other, killed = told(policy, dies_at=at, after=after)

@@ -162,7 +162,7 @@ class Live:
 
     def happen(self, at_us: int, instant: Instant) -> tuple[dict[int, tuple[tuple[int, int], ...]], list[int]]:
         """What is told, and what comes of it: (starts, jobs that were asked to move)."""
-        self.bench.advance(BEGAN_S + 10 + at_us / 1e6 - self.bench.now_s)
+        self.bench.idle(BEGAN_S + 10 + at_us / 1e6 - self.bench.now_s)
         for number in instant.ended:
             node, key = self.running.pop(number)
             self.starters[node].complete(node, key)
@@ -200,7 +200,7 @@ class Live:
     def _begun(self) -> dict[int, tuple[tuple[int, int], ...]]:
         begun = {}
         for node in self.names:
-            for key in self.bench.look.keys(paths.running_node(node)):
+            for key in map(paths.parse_block, self.bench.tree.children(paths.running_node(node))):
                 if key.submission not in self.running:
                     found = self.bench.outside.get(paths.running_block(node, key)).result(60)
                     assert found is not None

@@ -290,7 +290,7 @@ def test_costs():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_tells_what_each_kind_of_tests_has_cost_with_its_children(tmp_path: Path, workers: int) -> None:
-    for tree, seconds, clusters in (("unit", 1.0, ()), ("chaos", 2.0, ("a", "a", "b"))):
+    for tree, seconds, clusters in (("unit", 0.0, ()), ("chaos", 1.5, ("a", "a", "b"))):
         (tmp_path / "tests" / tree).mkdir(parents=True)
         (tmp_path / "tests" / tree / f"test_{tree}.py").write_text(_COSTLY.format(seconds=seconds, clusters=clusters))
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
@@ -311,9 +311,8 @@ def test_a_run_tells_what_each_kind_of_tests_has_cost_with_its_children(tmp_path
     }
     assert rows.keys() == {"unit", "chaos", "all"}, ended.stdout
     assert [rows[kind][0] for kind in ("unit", "chaos", "all")] == [1, 1, 2]
-    assert rows["unit"][2] >= 1
-    assert rows["chaos"][2] >= 2
-    assert rows["all"][2] >= 3
+    assert rows["chaos"][2] > rows["unit"][2]
+    assert rows["all"][2] >= rows["chaos"][2] >= 2
     assert [rows[kind][3] for kind in ("unit", "chaos", "all")] == [0, 2, 2]
 
 
