@@ -1,8 +1,7 @@
 """Invites machines into a secured cluster, revokes keys, lists identities, and rotates secrets, for the cluster's admin.
 
-Rotating a role's ZooKeeper secret makes credentials that left the cluster worthless. Its three steps may each be repeated: both secrets are
-valid; daemons fetch the new one from a WatchDog, if their key is still believed; the old secret becomes invalid. Work goes on
-meanwhile.
+Rotating a role's ZooKeeper secret makes credentials that left the cluster worthless. Its three steps may each be repeated: both secrets
+are valid; daemons fetch the new one from a WatchDog, if their key is still believed; the old one becomes invalid. Work goes on meanwhile.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def _serve(
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
     forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
     calls = _calls(config, routes, metrics, log, credentials, bounds)
-    # Its own session stays open when the gateway is stopped, so owners who go on through another gateway are never missed.
+    # The Submitter's own session stays open when the gateway is stopped: owners who go on through another gateway are never missed.
     session = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
     submitter_thread = SubmitterThread()
     authenticity = Authenticity(trust, meta.cluster_id) if trust is not None else None

@@ -1,8 +1,8 @@
 """Answers a WatchDog's gRPC questions from the leader's memory, brought up to the moment of the question.
 
-Before it answers, a question waits for every change that the asker may know about (`sync` returns after the pending watches; reads that
-the pace delayed are sent at once), so `rmgr submit --wait` and then `rmgr show` never disagree. Claimed blocks are read from ZooKeeper
-on demand, at most twice a second: following them all the time would cost more.
+A question first waits for every change that the asker may know about (`sync` returns after the pending watches; reads that the pace
+delayed are sent at once), so `rmgr submit --wait` and then `rmgr show` never disagree. Claimed blocks are read from ZooKeeper on demand,
+at most twice a second: following them all the time would cost more.
 
 A thread dials the Starters at their advertised addresses now and then, so `rmgr status` need not. A Starter that others cannot reach
 still runs work, because it pulls from ZooKeeper. But its live output, its terminals and its ranks of jobs on several nodes do not work,

@@ -316,8 +316,7 @@ class WatchedCache(Generic[C]):
 
     Args:
         ask: `tree.get` or `tree.children` (see `data_of`, `names_below`).
-        changed: called with `about` after the first read and after each read with another value; called again after the next read if it
-            raised.
+        changed: called with `about` after the first read, after each read with another value, and after the next read if it raised.
     Attributes: pace_s: least time between two reads. is_watched: False sets no more watches.
     asked_s: when the read of `value` was sent.
     is_chatty: calls `changed` after every read, because a child that came and went between two reads leaves no difference.

@@ -1,8 +1,7 @@
 """What users have: counted from the leader's memory, published to Starters and clients, and reported on request.
 
 For users with a cap, `/usage` holds cores in use and open jobs, refreshed each second. Nothing is read while no user has a cap, and
-nothing is written while nothing changes. Starters go by the last published numbers (`daemons/starter/core/shares.py`), also without a
-leader.
+nothing is written while nothing changes. Starters go by the latest numbers (`daemons/starter/core/shares.py`), also without a leader.
 """
 
 from __future__ import annotations

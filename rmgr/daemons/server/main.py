@@ -1,8 +1,7 @@
 """The server of calls: named functions of a TOML file, run for clients that come through gateways.
 
 It dials its gateways and opens no port; it needs neither ZooKeeper nor a store. A *life* is a random number, announced to every gateway;
-within one life no call is executed twice (`owner.py`). A process normally has one life, and begins another after all gateways had lost it
-for a minute.
+within one life no call is executed twice (`owner.py`). A process begins another life only after all gateways had lost it for a minute.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The slots of a server, and its load. Each slot is a spawner with one Python worker, as on a node, and runs one call at a time.
 
-A worker is started ahead, with the modules of all functions, and kept as long as the next call has the same memory limit. If a call leaves
-processes or threads behind, they end the worker before the next call. If a worker ends before its call has begun, another worker gets the
-call.
+A worker is started ahead, with the modules of all functions, and kept as long as the next call has the same memory limit. A worker whose
+call leaves processes or threads behind is ended before the next call. If a worker ends before its call has begun, another gets the call.
 """
 
 from __future__ import annotations
@@ -348,9 +347,8 @@ def _shown(*outputs: Output) -> str:
 class LoadMeter:
     """Measures the load of a server.
 
-    Args: slots: of the server. cores: of the machine. now_s: monotonic. busy_s: returns processor seconds of the whole machine since its
-    boot,
-        None if unknown. own_s: the same of this server's slots.
+    Args: slots: of the server. cores: of the machine. now_s: monotonic. busy_s: returns processor seconds of the whole machine since
+        boot, None if unknown. own_s: the same for this server's slots.
     """
 
     def __init__(

@@ -452,8 +452,7 @@ class Life:
 
     Attributes: about: its last report. measured_us: time of its newest load; refresh_us: of the gateway that measured it. words: by
     gateway. sent_us: calls sent since `measured_us`; sent_before: number of those sent before that load arrived. odd: functions that it is
-    not sent. unfit: why its report cannot be computed with. offered: functions that it is sent. stream, over, leaving: as
-    the gateways report.
+    not sent. unfit: why its report cannot be computed with. offered: functions that it is sent. stream, over, leaving: from the reports.
     """
 
     name: str

@@ -3,9 +3,8 @@
 A job that cannot be judged (an invalid request, or an error while it is handled) is set aside while its name stands there: others wait.
 
 A list of 10,000 names costs the leader 20 ms and ZooKeeper 10 ms, and every PLACE fires its watch. So a long list is not read again while
-its znode's stat shows that nothing has come (its counter of creations) and that only this leader's commits took names (its number of
-children). Answers come in the order of the questions: when a list or a stat arrives, exactly the names taken by commits answered before it
-are missing.
+its znode's stat shows that nothing has come (counter of creations) and that only this leader's commits took names (number of children).
+Answers come in the order of the questions: when a list or a stat arrives, exactly the names taken by commits answered before are missing.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class GangKeeper:
     # -- the clock -------------------------------------------------------------------------------------------------------------
 
     def tell(self, state: ClusterState) -> None:
-        """Before a pass, tells the state how far gang time is ahead of the pass's time, in partitions with a gangor about to get one."""
+        """Before a pass, tells the state how far gang time is ahead of the pass's time, in partitions that have a gang or may get one."""
         updates = self._placer.updates
         now_us = updates.now_us()
         sharing = self._sharing()

@@ -2,8 +2,7 @@
 
 Reads in this order: lists of waiting and running names requested after the rebuild began, records of their submissions, blocks of running
 jobs (for their nodes) and of jobs that wait again (for their number of moves), and the policies' memory. Writes nothing. Names that come
-meanwhile are passed to the finished state as news; everything that takes time runs in slices, between which the leader's loop does other
-things.
+meanwhile are passed to the finished state as news. Long work runs in slices, between which the leader's loop does other things.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Called in the leader's loop. Reasons are those of the last pass, with ids and times in users' terms. Where and when a request would run if
 it were submitted now is tried on a copy of the scheduler's state, played forward to its start in the thread that asks: runs end at their
-limits, decisions are carried out at once, nothing else arrives. The result is the policies' own answer under these assumptions, not a
-promise.
+limits, decisions are carried out at once, nothing else arrives. The result is the policies' answer under these assumptions, no promise.
 """
 
 from __future__ import annotations
