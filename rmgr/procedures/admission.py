@@ -557,7 +557,7 @@ def check_jobs(coordinator: Coordinator, limits: UserLimits, user: str, *, new: 
 def check_cap(has_jobs: Callable[[], int], limits: UserLimits, user: str, *, new: int = 1) -> None:
     """Checks that `user` may submit `new` more jobs. Cost: nothing without a cap, else one read; at the cap it waits for another count.
 
-    The leader counts once a second: a user who submits many jobs within it may exceed the cap by these if no gateway is involved.
+    The leader counts once a second: a user who submits many jobs within a second, past the gateways, may exceed the cap by these.
     Raises: LimitReached with the user, the cap, and what to do; Unavailable.
     """
     cap = limits.of(JOBS, user)

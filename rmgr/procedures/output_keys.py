@@ -40,7 +40,7 @@ from rmgr.runtime import machine
 
 #: Pointers of one write: below the size at which a refused write could leave some behind.
 _ROWS = 2000
-#: Tries to read and write keys while other tasks take some of them.
+#: Number of attempts to read and write keys while other tasks take some of them.
 _TRIES = 8
 #: Characters of a key shown in an error.
 _SHOWN = 100

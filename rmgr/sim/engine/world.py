@@ -221,7 +221,7 @@ class World:
                 state.carried_out(decision, now)
 
     def lose(self, number: int) -> None:
-        """Takes a job from its lost nodes, with its progress: it waits again, or fails (also if that happens too often)."""
+        """Removes a job from its lost nodes, with loss of its progress: it waits again, or fails (also if that happens too often)."""
         self.turns.leave(number)
         job = self.stays.end(number, self.kernel.now_us, Parting.LOST).run.job
         self._losses[number] += 1

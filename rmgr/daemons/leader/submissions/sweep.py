@@ -254,7 +254,7 @@ class Sweeper:
     # -- running work
 
     def _tell_of_changes(self, followed: Followed) -> None:
-        """Tells the placer of changed terms, and the nodes that run it of new time limits (also of changes under an earlier leader)."""
+        """Tells the placer of changed terms, and the submission's nodes of new time limits (also of changes under an earlier leader)."""
         submission = followed.submission
         if submission is None or followed.told >= len(submission.changes):
             return
