@@ -211,7 +211,7 @@ class Stays:
         return Stay(run, left, max(duration_us, 1))
 
     def end(self, number: int, now_us: int, parting: Parting = Parting.ENDED) -> Stay:
-        """Removes the job from its nodes; its progress is lost. Raises: KeyError if it is not there."""
+        """Removes the job from its nodes: it is over, or starts again from nothing. Raises: KeyError if it is not there."""
         stay = self.running.pop(number, None)
         if stay is None:
             stay = self.stopped.pop(number)

@@ -80,8 +80,8 @@ class Result:
 class JobOutcome:
     """The fate of one job. `spells` in order of time; several if it was suspended, migrated or lost its node; none if refused.
 
-    turns: slots in which it ran, in a gang; 0 if it did not share its cores. served_us: how long it ran in them, unless its spells
-    say so (otherwise a spell is a whole stay on nodes that other jobs used in other slots).
+    turns: slots in which it ran, in a gang; 0 if it did not share its cores. served_us: how long it ran in them, None if its spells show
+    that (otherwise a spell is a whole stay on nodes that other jobs used in other slots).
     job: as it was submitted (a job that waited for the end of another may have another submit time than in its trace).
     """
 
