@@ -93,8 +93,8 @@ class StarterConfig:
     work_dir: str = ""  #: default: a directory of the user's cache
     listen: str = "127.0.0.1:0"
     advertise: str = ""  #: HOST[:PORT] for others; default: where it listens, or the host name if that is everywhere
-    #: port for direct lines of clients, on the host of `listen`: news of single tasks come parts of a millisecond earlier; 0 = any, -1 =
-    #: none
+    #: port for direct lines of clients, on the host of `listen`: news of single tasks comes a fraction of a millisecond earlier; 0 = any,
+    #: -1 = none
     line_port: int = 0
     #: HOST:PORT, or an address alone: port 9720, or the first free one of the next ten
     metrics: str = "127.0.0.1"
