@@ -1,7 +1,7 @@
 """Runs work with the data store and with files on a few threads; results arrive as messages of the mailbox, many of them together.
 
 Users take turns with their jobs, and a user with no running job does not wait for long jobs of others: a helper thread comes.
-A job may never end (it reads from a file server that hangs), so one user may hold some of the threads, never all.
+A job may hang (on a file server that does not answer), so one user may hold some of the threads, never all.
 
 While the store is away, every job is tried once (so that it can move what it holds to disk) and then waits. Now and then one of them is
 tried again, and when that succeeds all go on. Nothing is dropped; `pending_bytes` tells how much waits. Any other failure
