@@ -26,6 +26,7 @@ from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied
 from rmgr.log import BOOK
 from rmgr.model.base.resources import MIB, Needs, needs_of
 from rmgr.model.base.states import Reason
+from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.array import Array, parse_array
 from rmgr.model.tasks.block import Fragment
@@ -51,6 +52,10 @@ _PAUSE_S, _MOST_PAUSE_S = 5.0, 600.0
 _ABSENT = "there is none, or none any more"
 #: Most verified signatures kept: the parts of one block share a signature, and so do blocks that left together.
 _KEEP_VERIFIED = 1024
+#: A clock that differs from ZooKeeper's by more is not believed; certificates allow for as much (s).
+_CLOCKS_DIFFER_S = 300.0
+#: How long a node whose clock is wrong takes no work after it would have refused some (s).
+_DOUBT_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -453,12 +458,30 @@ class Gate:
         self._cluster_id = cluster_id
         self._verified: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  #: (key, its signature) -> the signed statement
         self._revocations = 0
+        self._zookeeper_less_boot_s: float | None = None
+        self._doubted_s = -math.inf  #: monotonic
         trust.listen(self._heard)
 
     @property
     def generation(self) -> int:
         """Changes when verified work may have lost its permission to run. Any thread may read it."""
         return self._revocations + self._nonces.generation
+
+    def registered(self, zookeeper_ms: int) -> None:
+        """Takes the time by ZooKeeper's clock, 0 = not known. The boot clock, which nobody sets, carries it on."""
+        self._zookeeper_less_boot_s = zookeeper_ms / 1000 - machine.boottime_ns() / 1e9 if zookeeper_ms else None
+
+    def clock_fault(self, now_s: float) -> str:
+        """What is wrong with this machine's clock, if work was met lately that it would have refused; else "". now_s: monotonic."""
+        return self._wrong_clock() if now_s - self._doubted_s < _DOUBT_S else ""
+
+    def _wrong_clock(self) -> str:
+        if self._zookeeper_less_boot_s is None:
+            return ""
+        ahead_s = machine.wall_s() - self._zookeeper_less_boot_s - machine.boottime_ns() / 1e9
+        if abs(ahead_s) <= _CLOCKS_DIFFER_S:
+            return ""
+        return f"its clock is {format_duration(round(abs(ahead_s)))} {'ahead of' if ahead_s > 0 else 'behind'} ZooKeeper's: set it right"
 
     def is_barred(self, seal: Seal | None, info: Info) -> bool:
         """Returns whether the key was its user's at submission and was revoked since: the block is neither claimed nor refused until that
@@ -487,6 +510,9 @@ class Gate:
         try:
             admission = self._verify(block, info)
         except NotSealed as error:
+            if self._wrong_clock():  # signatures may seem to be over, or not to have begun: other nodes judge the block
+                self._doubted_s = machine.monotonic()
+                return Admission.AWAITED
             return FetchFailure(Reason.UNTRUSTED, f"refused: {error}", blames_node=False, is_refusal=True)  # who ends it audits it
         block.is_verified = admission is Admission.GRANTED
         return admission

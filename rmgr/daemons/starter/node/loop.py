@@ -87,7 +87,7 @@ class Starter:
         self._metrics = shared.metrics
         self._log = shared.log
         self._registry = registry
-        self._drains = Drains(agents.values(), disk, shared.io, spool_cap=shared.spool_cap, log=shared.log)
+        self._drains = Drains(agents.values(), disk, shared.io, spool_cap=shared.spool_cap, log=shared.log, gate=shared.gate)
         self._end = StarterEnd(agents.values(), grace_s=stop_grace_s, log=shared.log)
         self._partition = partition
         self._cluster_id = cluster_id
@@ -293,6 +293,8 @@ class Starter:
         try:
             check_release(check_same(read_meta(self._coordinator), self._cluster_id))  # the cluster may have been upgraded meanwhile
             self._registry.register(list(self.agents.values()))
+            if self._shared.gate is not None:
+                self._shared.gate.registered(self._registry.registered_ms)
         except (PermissionDenied, StateConflict, VersionMismatch, WrongCluster) as error:
             self._log.error("starter_gives_up", error=error.message)
             self.failure = error

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.home import DiskWatch
     from rmgr.daemons.starter.core.io import StoreIO
+    from rmgr.daemons.starter.core.submissions import Gate
     from rmgr.daemons.starter.node.node import NodeAgent, Shared
     from rmgr.runtime.machine import Log
 
@@ -164,17 +165,22 @@ class Drains:
     Args: spool_cap: bytes of finished outputs that may wait for the store.
     """
 
-    def __init__(self, nodes: Collection[NodeAgent], disk: DiskWatch, spool: StoreIO, *, spool_cap: int, log: Log) -> None:
+    def __init__(
+        self, nodes: Collection[NodeAgent], disk: DiskWatch, spool: StoreIO, *, spool_cap: int, log: Log, gate: Gate | None = None
+    ) -> None:
         self._nodes = nodes
         self._disk = disk
         self._spool = spool
         self._spool_cap = spool_cap
         self._log = log
+        self._gate = gate
 
     def settle(self, now_s: float) -> None:
-        """Checks the disk and the store."""
+        """Checks the disk, the store and the clock."""
         self._set("disk", self._disk.look(now_s), over="there is room on the disk again")
         self._set("store", self._store_trouble(now_s), over="the data store answers again")
+        if self._gate is not None:
+            self._set(TroubleKind.OTHER, self._gate.clock_fault(now_s), over="work is judged by its clock again")
 
     def ordered(self, node: NodeAgent, found: Stamped | None) -> None:
         """Drains or resumes the node as an operator has ordered."""

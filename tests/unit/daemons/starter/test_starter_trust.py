@@ -24,6 +24,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Submission, Terms, Work
+from rmgr.runtime import machine
 
 SIGNED_S = 1_800_000_000
 RECORD = Submission(
@@ -273,3 +274,26 @@ def test_a_record_that_another_connection_has_read_is_read_again_before_a_nonce_
     block = ClaimedBlock.claimed("n1", "default", key, data)
     block.info = SimpleNamespace(origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD))  # type: ignore[assignment]
     assert cluster.gate.admission(block) is Admission.AWAITED
+
+
+@pytest.mark.parametrize(("ahead_s", "told"), [(7_200.0, "2h ahead of"), (-7_200.0, "2h behind")])
+def test_a_machine_whose_clock_is_wrong_refuses_nothing_and_takes_nothing_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch, ahead_s: float, told: str
+) -> None:
+    ann = Key("a" * 32)
+    cluster = Cluster(ann)
+    ((key, data),) = blocks(1, by=ann)
+    cluster.gate.registered(round(machine.wall_s() * 1000))
+    cluster.known[ann.key_id] = "the certificate of user ann was not valid then"  # by this machine's clock
+    assert "not valid then" in cluster.refusal(key, data), "its clock is right: it says so"
+    assert cluster.gate.clock_fault(machine.monotonic()) == ""
+    wall_s = machine.wall_s
+    monkeypatch.setattr(machine, "wall_s", lambda: wall_s() + ahead_s)
+    assert cluster.gate.clock_fault(machine.monotonic()) == "", "nothing was met that it would refuse"
+    block = ClaimedBlock.claimed("n1", "default", key, decode_block(encode_block(data)))
+    block.info = SimpleNamespace(origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD))
+    assert cluster.gate.admission(block) is Admission.AWAITED
+    assert cluster.gate.clock_fault(machine.monotonic()) == f"its clock is {told} ZooKeeper's: set it right"
+    assert cluster.gate.clock_fault(machine.monotonic() + 61) == "", "it tries again"
+    monkeypatch.undo()
+    assert cluster.gate.clock_fault(machine.monotonic()) == ""

@@ -7,6 +7,7 @@ import shutil
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +65,18 @@ def test_a_full_disk_drains_all_nodes_until_there_is_room() -> None:
     drains.settle(0.0)
     assert [node.drains for node in nodes] == [{"disk": "full"}] * 2
     world.why = ""
+    drains.settle(1.0)
+    assert [node.drains for node in nodes] == [{}, {}]
+
+
+def test_a_clock_that_would_refuse_work_drains_all_nodes_until_it_is_right() -> None:
+    world, nodes, _ = made()
+    told = {"fault": "its clock is 2h behind ZooKeeper's: set it right"}
+    gate: Any = SimpleNamespace(clock_fault=lambda _now_s: told["fault"])
+    drains = Drains(nodes, world, world, spool_cap=100, log=structlog.get_logger(), gate=gate)  # type: ignore[arg-type]
+    drains.settle(0.0)
+    assert [list(node.drains.values()) for node in nodes] == [[told["fault"]]] * 2
+    told["fault"] = ""
     drains.settle(1.0)
     assert [node.drains for node in nodes] == [{}, {}]
 
