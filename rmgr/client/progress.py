@@ -145,7 +145,7 @@ class ProgressDisplay:
             self._write(line(self._title, self._counts, self._rate))
 
     def update(self, counts: Counts) -> None:
-        """Takes the present counts."""
+        """Takes the current counts."""
         self._counts = counts
         self._rate.add(counts.final)
         self.tick()
@@ -284,7 +284,7 @@ class NotebookBar:
     _html = ""
 
     def draw(self, counts: Counts, more: Iterable[str]) -> None:
-        """Shows the present counts. Cost: one message to the notebook."""
+        """Shows the current counts. Cost: one message to the notebook."""
         from IPython.display import display  # type: ignore[import-not-found, unused-ignore]  # always installed in a kernel
 
         self._html = f"<div>{escaped(self._title)} {bar(counts, *more)}</div>"

@@ -264,7 +264,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangView:
-    """A gang as recorded. generation: version of the record. slot: the present slot, None = no clock could be read."""
+    """A gang as recorded. generation: version of the record. slot: the current slot, None = no clock could be read."""
 
     partition: str
     generation: int

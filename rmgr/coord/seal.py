@@ -332,7 +332,7 @@ def block_statement(
 
 
 def check_shape(key: BlockKey, record: Submission, allocation: Allocation | None = None) -> None:
-    """Raises NotSealed unless the block's cores and memory are those of the signed record, present or before an amendment."""
+    """Raises NotSealed unless the block's cores and memory are those of the signed record, current or before an amendment."""
     asked = [_shape(record, -(-size // MIB), allocation) for size in record.memories]
     if (key.cores, key.memory_mib) not in asked:
         told = f"{asked[0][0]} and {asked[0][1]}"

@@ -65,7 +65,7 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 0  #: in how many turns
     attempts: tuple[AttemptView, ...] = ()
     story: tuple[str, ...] = ()  #: fate of its checkpoints
-    saving: str = ""  #: progress of its present request to save state, "" = none
+    saving: str = ""  #: progress of its current request to save state, "" = none
     moving: MovingView | None = None  #: of placed jobs, while their block exists
 
     @property
@@ -127,7 +127,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     route: str = ""  #: its queue class, named by its user or chosen by a policy (of its first job that has one; known to the leader)
     #: Other unusual options, as in `show --json`.
     asked: dict[str, Any] = msgspec.field(default_factory=dict)
-    #: Use of its user and account against their shares (core-seconds), if the present policy orders by that; else None.
+    #: Use of its user and account against their shares (core-seconds), if the current policy orders by that; else None.
     share: float | None = None
     account_share: float | None = None
     by_us: int = 0  #: when an operator held or cancelled it, 0 = never

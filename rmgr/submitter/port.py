@@ -168,7 +168,7 @@ class Kept(Protocol):
         """Tells how far the keys left by the last growth are claimed. A hint."""
 
     def read_tail(self) -> Future[Tail]:
-        """Reads the present tail. Raises (in the future): NotFound, Unavailable."""
+        """Reads the current tail. Raises (in the future): NotFound, Unavailable."""
 
     def nudge(self) -> None:
         """Looks now, because of a hint from elsewhere."""

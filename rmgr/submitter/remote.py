@@ -73,7 +73,7 @@ class RemoteAnswers:
         self._last_id = 0
         self._asked: dict[int, _Asked] = {}
         self._beside: Beside | None = None
-        self._outbox: Outbox | None = None  #: of the present stream
+        self._outbox: Outbox | None = None  #: of the current stream
         self._is_begun = self._is_closed = False
         self.link = TalkLink(self._gateways, user=user, up=self._up, heard=self._heard, down=self._down)
 

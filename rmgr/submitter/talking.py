@@ -61,7 +61,7 @@ class RemoteWork:
         self._link = asks.link
         self._settings = Lately(lambda timeout_s: asks.ask(ReadSettings(), timeout_s=timeout_s).settings)
         self._nodes = Lately(lambda timeout_s: [*asks.ask(ReadNodes(), timeout_s=timeout_s)])
-        self._outbox: Outbox | None = None  #: of the present stream
+        self._outbox: Outbox | None = None  #: of the current stream
         self._last_id = 0
         self._placing: dict[int, _Placing] = {}
         self._kept: dict[int, RemoteKept] = {}

@@ -303,7 +303,7 @@ class SilentListener:
 
 
 def read_facts(reach: Reach) -> AdmissionFacts:
-    """Returns the cluster's present settings and nodes. Raises Unavailable."""
+    """Returns the cluster's current settings and nodes. Raises Unavailable."""
     from rmgr.submitter.questions import ReadNodes, ReadSettings
 
     return AdmissionFacts(reach.ask(ReadSettings()).settings, [*reach.ask(ReadNodes())])

@@ -68,8 +68,8 @@ class Sender:
 
     def __init__(self, handle: SubmissionHandle, tail: Tail) -> None:
         self.tail = tail
-        self.full = 0  #: blocks that the queue may hold, while the present round waits for room; else 0
-        self.trouble: Exception | None = None  #: why the present round makes no progress
+        self.full = 0  #: blocks that the queue may hold, while the current round waits for room; else 0
+        self.trouble: Exception | None = None  #: why the current round makes no progress
         self.buffer = Buffer(tail.next, single=handle.submission.rigid is not None)
         self.dropped: set[int] = set()
         self.want_complete = tail.complete

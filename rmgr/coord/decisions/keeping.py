@@ -227,7 +227,7 @@ class BringBack(msgspec.Struct, frozen=True):
 
 
 class RenameBlock(msgspec.Struct, frozen=True):
-    """Give a waiting block the name and queue of its submission's present terms. queue: where it is, "" = in the right one."""
+    """Give a waiting block the name and queue of its submission's current terms. queue: where it is, "" = in the right one."""
 
     key: BlockKey
     now: BlockKey

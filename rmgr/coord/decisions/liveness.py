@@ -82,7 +82,7 @@ class LossWindow:
         self._losses = deque((at, known) for at, known in self._losses if known != guid)
 
     def verdict(self, alive: int, now_s: float) -> MassLoss | None:
-        """Returns the present mass loss, None in ordinary times. `alive`: Starters with an entry."""
+        """Returns the current mass loss, None in ordinary times. `alive`: Starters with an entry."""
         while self._losses and self._losses[0][0] <= now_s - self._window_s:
             self._losses.popleft()
         count = len(self._losses)

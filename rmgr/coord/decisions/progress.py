@@ -164,7 +164,7 @@ class Progress:
                 self._account_unusual(outcome, fragment.node)
 
     def copy(self) -> Progress:
-        """Returns a copy of the present state, for another thread. Cost: O(tasks) bytes."""
+        """Returns a copy of the current state, for another thread. Cost: O(tasks) bytes."""
         twin = Progress()
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))
@@ -281,7 +281,7 @@ def _edges(code: int) -> dict[State, int]:
     return {new: end for new, end in CODE_OF_END.items() if any((old, new) in TRANSITIONS for old in former)}
 
 
-#: Those by code. From open (0): every end reachable from some state that is not final. From an end: none, by the present table.
+#: Those by code. From open (0): every end reachable from some state that is not final. From an end: none, by the current table.
 _EDGES = tuple(_edges(code) for code in range(len(CODE_OF_END) + 1))
 _FROM_OPEN = _EDGES[0]
 #: Most outcomes of one fragment, far more than a commit can have.
@@ -376,7 +376,7 @@ class EndFold:
                 self.counts[state] += 1
 
     def copy(self) -> EndFold:
-        """Returns a copy of the present state, for another thread. Cost: O(tasks) bytes."""
+        """Returns a copy of the current state, for another thread. Cost: O(tasks) bytes."""
         twin = EndFold()
         twin.codes, twin.counts = self.codes.copy(), dict(self.counts)
         twin.duplicates, twin.strange = self.duplicates, self.strange
@@ -444,7 +444,7 @@ class Codes:
         return page
 
     def copy(self) -> Codes:
-        """Returns a copy of the present state. Cost: O(bytes)."""
+        """Returns a copy of the current state. Cost: O(bytes)."""
         twin = Codes()
         twin.pages = {number: page[:] for number, page in self.pages.items()}
         twin._open, twin._most_open = self._open, self._most_open

@@ -164,7 +164,7 @@ def update(submission: Submission, *, version: int, gate: bool | None, waiting: 
 
 
 def rename(submission: Submission, queue: str, old: BlockKey, new: BlockKey, data: bytes, version: int, *, held: bool) -> Multi:
-    """RENAME: a waiting block gets the present priority, cores and memory of its submission, and keeps its place.
+    """RENAME: a waiting block gets the current priority, cores and memory of its submission, and keeps its place.
 
     queue: where the block is; if its submission is now in another queue, the block goes to the end of that one.
     """
@@ -277,7 +277,7 @@ def claim(
         take: 1..key.count.
         was_idle: `/idle/<node>` exists and must go.
         gate: number of amendments in the record used for the claim: no further one may have come.
-        named: the key with its submission's present priority and memory, if the block's name has others.
+        named: the key with its submission's current priority and memory, if the block's name has others.
     Returns: the multi, and the key under which the claimed part runs.
     """
     if not 0 < take <= key.count:

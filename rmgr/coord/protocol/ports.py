@@ -81,7 +81,7 @@ class Coordinator(Protocol):
         """Creates missing persistent paths (parents first, empty data); for set-up, not for state."""
 
     def listen(self, listener: Callable[[SessionState], None]) -> None:
-        """Adds a session listener, and calls it at once with the present state. Listeners may only enqueue."""
+        """Adds a session listener, and calls it at once with the current state. Listeners may only enqueue."""
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Ends the session at once (its ephemerals go). Idempotent."""

@@ -707,7 +707,7 @@ def stop_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot | None = 
 
 
 def saving_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot) -> list[WhyView]:
-    """Explains present requests to save state, and why no policy moves running jobs."""
+    """Explains current requests to save state, and why no policy moves running jobs."""
     whys = []
     for block in [block for block in blocks if block.allocation is not None and not block.is_starting][:_MOST_TOLD]:
         shown = job_label(block.key.submission, block.key.first)
@@ -805,7 +805,7 @@ def with_turns(view: JobView, claimed: Sequence[BlockOnNode], snapshot: ClusterS
 
 
 def with_shares(view: V, snapshot: ClusterSnapshot, submission: Submission) -> V:
-    """Adds priority and account; and what account and user have used against their shares, if the present policy orders by that."""
+    """Adds priority and account; and what account and user have used against their shares, if the current policy orders by that."""
     view = msgspec.structs.replace(view, priority=submission.priority, account=submission.account)
     queue = snapshot.settings.queue(submission.queue) if snapshot.placing.shares and not view.state.is_final else None
     found = None if queue is None else snapshot.placing.shares.get((queue.partition, submission.account, submission.user))

@@ -345,7 +345,7 @@ def nobody_up_anywhere(views: Sequence[NodeView]) -> str:
 
 
 def allowed_whys(views: Sequence[NodeView], rigid: Rigid | None) -> list[WhyView]:
-    """Describes the present nodes of `--nodelist`: what other nodes have does not matter to a job that waits for these."""
+    """Describes the current nodes of `--nodelist`: what other nodes have does not matter to a job that waits for these."""
     if rigid is None or not rigid.nodelist:
         return []
     known = {view.id: view for view in views}

@@ -49,7 +49,7 @@ class BlockKey:
     """The name of a block's znode, in sort order: priority first, then arrival, then index.
 
     priority: -1,000,000..1,000,000, higher first. seq: the queue's own counter, kept through requeue, return and
-    split. attempt: number of the next (or present) attempt of its tasks. memory_mib: 0 = not counted.
+    split. attempt: number of the next (or current) attempt of its tasks. memory_mib: 0 = not counted.
     user: tag of the user (`paths.user_tag`), a hint for readers without the record; "" = not in the name.
     """
 

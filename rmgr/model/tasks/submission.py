@@ -267,7 +267,7 @@ class Submission:
 
     @property
     def is_raised(self) -> bool:
-        """Whether an operator set its present priority above its user's. Cost: 0.1 us without changes."""
+        """Whether an operator set its current priority above its user's. Cost: 0.1 us without changes."""
         if not self.changes:
             return False
         last = next((one for one in reversed(self.changes) if one.terms.priority is not None), None)
@@ -283,7 +283,7 @@ class Submission:
 
     @property
     def memories(self) -> tuple[int, ...]:
-        """Bytes of memory that it has ever asked for, the present first: names of its blocks have one of these."""
+        """Bytes of memory that it has ever asked for, the current first: names of its blocks have one of these."""
         return (self.request.memory_bytes, *self._ever("memory_bytes"))
 
     def _ever(self, name: str) -> list[Any]:
@@ -372,7 +372,7 @@ def as_started(record: Submission, number: int) -> Submission:
 
 
 def key_now(key: BlockKey, record: Submission) -> BlockKey:
-    """Returns the key of a waiting block with its submission's present priority, cores and memory; its name has the original ones."""
+    """Returns the key of a waiting block with its submission's current priority, cores and memory; its name has the original ones."""
     if not record.changes:
         return key
     cores, memory_mib = record.request.cores, -(-record.request.memory_bytes // MIB)

@@ -125,7 +125,7 @@ class Carousel:
         return self.rotation.home[job_id]
 
     def record(self, name: str, policy: str, partition: str) -> Gang:
-        """Returns the present state as a record. Cost: O(nodes of the tree)."""
+        """Returns the current state as a record. Cost: O(nodes of the tree)."""
         front, rotation = self.rotation.front(), self.rotation
         queues = []
         for node, queue in enumerate(rotation.queues):

@@ -31,7 +31,7 @@ class BuddyFcfs:
     name: ClassVar[str] = "buddy_fcfs"
     width: int = field(default=2, metadata=about("blocks into which one is split", least=2, most=64))
 
-    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - only the present state decides
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - only the current state decides
         head = next(draft.by_arrival(), None)
         if head is None:
             return

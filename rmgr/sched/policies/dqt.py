@@ -65,7 +65,7 @@ class Dqt:
         """Raises: ValueError for weights that are malformed or out of order."""
         weights_of(self.weights)
 
-    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - only the present state decides
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - only the current state decides
         old = next((gang for gang in draft.gangs() if gang.name == self.name), None)
         gone = [job_id for job_id in old.homes if not draft.has_place(job_id)] if old is not None else []
         coming = next(draft.by_arrival(), None)
@@ -262,7 +262,7 @@ class _Room:
         return min(size, tree.processors)
 
     def never(self, job: Job) -> bool:
-        """Whether the job would not fit even alone on all present nodes, all open. (The tree may be smaller until its jobs have ended.)"""
+        """Whether the job would not fit even alone on all current nodes, all open. (The tree may be smaller until its jobs have ended.)"""
         nodes = self._draft.nodes
         if any(node.closed for node in nodes.values()):
             return False

@@ -10,7 +10,7 @@ number of finished phases of each length. `_settle` passes them on by that close
 only its path from the root and the siblings along it, and passing time costs nothing.
 
 A running node is in one of two states: *explicit* (`_cut` is false), settled earlier at some place of its round with `_ahead` slots run
-since; or *fresh*, `_here` slots after its own beginning in the present phase. `_here` < 0: its parent does not run it.
+since; or *fresh*, `_here` slots after its own beginning in the current phase. `_here` < 0: its parent does not run it.
 
 States of a node (figure 2 of the paper: its arrows are lost, its four descriptions are in the text): a node is *above the front* when its
 queue has been served in this round, *below* it when the front is still to come. A node with tasks is Rounded above the front and Ready
@@ -790,7 +790,7 @@ EDGES: Mapping[tuple[TreeNodeState, TreeNodeState], str] = MappingProxyType(
 
 
 def states_of(rotation: Rotation) -> list[TreeNodeState]:
-    """Returns the state of every node at the beginning of the present slot. Cost: O(nodes)."""
+    """Returns the state of every node at the beginning of the current slot. Cost: O(nodes)."""
     tree = rotation.tree
     own = {node: left for node, left, _ in rotation.front()}
     idle = 0 not in own  # no round has begun: the front is still to come everywhere
