@@ -8,7 +8,7 @@ Starter runs signed work only if
 
     the znode names the record's number               one submission per nonce: the znode is named after it
     both were made by one transaction                 a record that was put back later is newer than the znode
-    the znode is unchanged                            only an end changes it, whoever may write there: versions only grow
+    the znode is unchanged                            only an end changes it, even if others may write there: versions only grow
     it was made within `WINDOW_S` of the signing      by the clock of ZooKeeper's leader, which nobody can forge
 
 So the znode need not stay as long as signatures are valid (30 days): after the window its name can be made again, but too

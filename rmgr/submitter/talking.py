@@ -154,7 +154,7 @@ class RemoteWork:
         self._is_closed = True
         self.say(messages.Bye())
 
-    # -- for what is kept
+    # -- for kept sessions
 
     def say(self, message: messages.FromClient) -> None:
         """Sends a message if there is a stream; a later stream repeats all that is under way."""

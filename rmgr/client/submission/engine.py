@@ -247,7 +247,7 @@ def engine_here(
     """Returns an engine that works on ZooKeeper itself, and closes `coordinator` at its end.
 
     Args:
-        asks: None answers every question of anybody (tests). cap_blocks: overrides the queues' `max_pending_blocks` (tests).
+        asks: None answers all questions (tests). cap_blocks: overrides the queues' `max_pending_blocks` (tests).
         lines: makes the direct lines to Starters; None: no direct lines. Others: as of `Engine`.
     """
     made: list[Submitter] = []

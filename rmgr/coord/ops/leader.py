@@ -142,7 +142,7 @@ def resubmit(
 ) -> tuple[Multi, Outcome | None]:
     """RESUBMIT: a failed range waits again with the next attempt, or ends FAILED, as the rule says.
 
-    Names are deterministic: whoever acts second finds the record gone and stops. `gate`: the submission's gate exists.
+    Names are deterministic: the second one to act finds the record gone and stops. `gate`: the submission's gate exists.
     Returns: the multi, and an example of the final outcome if the rule said no (its outputs are to be deleted).
     """
     block = decode_block(failed.block)
