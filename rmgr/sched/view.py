@@ -281,7 +281,7 @@ class View:
 
     @property
     def gang_now_us(self) -> int | None:
-        """Now by the clock that counts slots, late enough for nodes to learn of a change; None if that clock cannot be read."""
+        """Now by the clock that counts slots, plus the lead that nodes need to learn of a change; None if it cannot be read."""
         shift_us = self._part.gang_shift_us
         return None if shift_us is None else self.now_us + shift_us
 

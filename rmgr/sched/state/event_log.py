@@ -10,7 +10,7 @@
 - Line 1: whose log it is. `state`: the records at the beginning (fields of `Snapshot`). `carried_out`: `at once` (a simulation: each
   decision becomes a fact the moment it is made) or `as told` (a leader: the outcome of a decision is a fact of its own, `job_started`
   etc.).
-- `about`: whom the log is of; its `lost`: requests of gateways before it that no log of calls has.
+- `about`: what the log is of; its `lost` (logs of calls): number of requests of gateways before it that were not logged.
 - `at`: microseconds, never descending. `fact`: a method of `ClusterState` with its arguments by name.
 - `because` may give the reason: `failed`, `repaired`, `drained`, `undrained`, `maintenance`, `cancelled`. A `job_ended` without it
 completed;

@@ -63,7 +63,7 @@ class Promises:
         return tuple(sorted(self._there.get(job, ())))
 
     def started(self, job: int) -> None:
-        """Forgets the job's promises: its ASSIGN, already sent, deletes them."""
+        """Forgets the job's promises: its PLACE, already sent, deletes them."""
         self._there.pop(job, None)
 
     def changed(self, state: ClusterState, jobs: Iterable[int]) -> list[Op]:
