@@ -2,7 +2,7 @@
 
 Eight Starters of one core each run on a machine that has fewer cores, so spinning jobs on all of them also wait for processors. The
 switch therefore has a baseline that waits in the same way: a bare loop per node, with as many spinning processes, that stops and continues
-them at the same interval. Ranks stamp the begin of each stretch of running; the offset is the distance of the first stamp of a turn from
+them at the same interval. Ranks stamp the start of each stretch of running; the offset is the distance of the first stamp of a turn from
 the boundary in the record. Its repetitions are consecutive parts of one series of turns.
 
 Then jobs on real nodes are compared with a simulation of the same jobs (`model`): utilisation and shares. Jobs of 1 to 8 processes come
@@ -81,7 +81,7 @@ class Switches(NamedTuple):
 
 
 def gang(plan: MeasuringPlan) -> list[Row]:
-    """Measures on one cluster, and the record of a large tree in process."""
+    """Measures gangs on one cluster, and the record of a large tree in process."""
     with (
         scratch() as where,
         DevCluster(where / "cluster", nodes=_NODES, cores=1) as cluster,
@@ -376,7 +376,7 @@ class _Bench:
 
 
 def stretches(path: Path) -> list[int]:
-    """Returns the begins of a rank's stretches."""
+    """Returns the times at which a rank's stretches began."""
     data = path.read_bytes()
     return [at for (at,) in turns.WORD.iter_unpack(data[: len(data) // turns.WORD.size * turns.WORD.size]) if at]
 

@@ -80,7 +80,7 @@ _PULL = '[ -e "$1/stop" ] || sleep 0.3'
 
 
 def jobs(plan: MeasuringPlan) -> list[Row]:
-    """Measures on one cluster for each size of nodes."""
+    """Measures placed jobs, on one cluster for each size of nodes."""
     rows = []
     for cores in _CORES:
         with (

@@ -7,11 +7,13 @@ over-commit a node, start a job twice, or break a promise of this or an earlier 
 |---|---|
 | `sorted_by(order)`, `by_arrival()`, `queue(name)`, `queues()` | waiting jobs that nothing about themselves keeps from starting |
 | `startable(jobs)`, `fits(job)`, `waiting_count` | which of them could start now |
-| `job(id)`, `run(id)`, `running()`, `running_in(queue)`, `suspended()`, `is_pinned(id)` | any job; running and suspended jobs; may it move
-| | `free_cores`, `idle_nodes`, `nodes`, `room(job, node, cores)` | free capacity | | `promised(id)`, `holds()`, `held_for(id)` | promises |
-| `note_of(kind, id)`, `notes(kind)` | the policy's memory | | `used_by(user)`, `usage()`, `uncharged(run, now_us)`, `gangs()` | other
-records | | `calls()`, `servers()`, `measurements(server)`, `learnt(...)`, `answered()` | calls that wait for a server; known facts about
-servers | | `now_us`, `seed`, `partition` | of the pass |
+| `job(id)`, `run(id)`, `running()`, `running_in(queue)`, `suspended()`, `is_pinned(id)` | jobs; whether one may move |
+| `free_cores`, `idle_nodes`, `nodes`, `room(job, node, cores)` | free capacity |
+| `promised(id)`, `holds()`, `held_for(id)` | promises |
+| `note_of(kind, id)`, `notes(kind)` | the policy's memory |
+| `used_by(user)`, `usage()`, `uncharged(run, now_us)`, `gangs()` | other records |
+| `calls()`, `servers()`, `measurements(server)`, `learnt(...)`, `answered()` | calls that wait for a server; what is known of servers |
+| `now_us`, `seed`, `partition` | of the pass |
 
 | to decide, each with its why | |
 |---|---|

@@ -52,7 +52,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The other user of the stream. On the stream's thread, hears of its begin, of messages that answer no question, and of its end."""
+    """The other user of the stream. On the stream's thread, hears of its start, of messages that answer no question, and of its end."""
 
     up: Callable[[Outbox], None]
     heard: Callable[[list[messages.FromGateway]], None]

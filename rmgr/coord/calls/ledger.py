@@ -44,7 +44,7 @@ class CallId(NamedTuple):
 
 
 class Life(NamedTuple):
-    """One process of a server, until gateways give it up. number: drawn at its begin."""
+    """One process of a server, until gateways give it up. number: drawn at its start."""
 
     server: str
     number: int

@@ -28,7 +28,7 @@ ENDLESS = 1 << 60
 class Carousel:
     """Tree, rotation and the weight of each job, live.
 
-    Everyone who builds it from the same record gets the same slots. Cost: O(nodes of the tree).
+    Every process that builds it from the same record gets the same slots. Cost: O(nodes of the tree).
     """
 
     __slots__ = ("_loads", "leaves", "memory_share", "next_round", "origin_us", "rotation", "slot_us", "tree", "weights", "width")

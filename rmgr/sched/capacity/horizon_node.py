@@ -1,6 +1,6 @@
 """Computes what promises leave free in a partition of any nodes: per node, at one shadow time or at every step of a timeline.
 
-A timeline keeps a profile of each node and, for each shape of process asked about, an index of gaps: over all nodes, sorted by begin,
+A timeline keeps a profile of each node and, for each shape of process asked about, an index of gaps: over all nodes, sorted by start,
 classed by length. For a job it walks the gaps at least as long as the job's limit, in order of time, until as many processes fit at once
 as the job has. Few of these gaps begin before the answer, because free intervals between promises are short. A question costs
 O(gaps of that length before the answer).
@@ -22,11 +22,11 @@ from rmgr.sched.job import PLAIN, Job, Node, Placement, Resources, Shape
 GiveBack: TypeAlias = Callable[[NodePool, int], None]
 #: Number of shapes with an index of their own; more shapes share the index of one that needs a little less memory, and look at nodes.
 EXACT = 8
-#: (begin, position of the node, end, processes)
+#: (start, position of the node, end, processes)
 _Entry = tuple[int, int, int, int]
 #: In a class the longest gap is 4 times the shortest. The first class holds all gaps up to two minutes, the last all from half a year on.
 _SHORTEST, _CLASSES = 13, 11
-#: (begin, end, processes): how many more processes fit than in the gaps around it.
+#: (start, end, processes): how many more processes fit than in the gaps around it.
 Gap = tuple[int, int, int]
 #: Later than any time.
 _NEVER = 1 << 100
@@ -45,7 +45,7 @@ class NodeShadow:
 
     @classmethod
     def of(cls, job: Job, now_us: int, pool: NodePool, endings: Sequence[Ending], give_back: GiveBack) -> NodeShadow | None:
-        """Returns the earliest time at which `job` fits if every run uses its limit; None if it never does. An overdue run ends "soon"."""
+        """Promises the earliest time at which `job` fits if every run uses its limit; None if it never does. An overdue run ends "soon"."""
         later, at_us = pool.clone(), now_us
         for end_us, job_id, _ in endings:
             end = max(end_us, now_us + 1)
@@ -313,7 +313,7 @@ class GapIndex:
         return room
 
     def _from(self, job: Job, profiles: Sequence[NodeProfile], other: Mapping[int, NodeProfile]) -> Iterator[_Entry]:
-        """Yields gaps of the job's shape, sorted by begin; some may be too short for it."""
+        """Yields gaps of the job's shape, sorted by start; some may be too short for it."""
         classes = [entries for entries in self._classes[_class_of(job.planned_us) :] if entries]
         found = iter(classes[0]) if len(classes) == 1 else merge(*classes)
         if other:

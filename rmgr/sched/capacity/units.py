@@ -231,7 +231,7 @@ class UnitShadow:
 
     @classmethod
     def of(cls, job: Job, now_us: int, pool: UnitPool, endings: Sequence[Ending]) -> UnitShadow | None:
-        """Returns the earliest time at which `job` fits if every run uses its limit; None if it never does. An overdue run ends "soon".
+        """Promises the earliest time at which `job` fits if every run uses its limit; None if it never does. An overdue run ends "soon".
 
         Args: endings: (end, job id, nodes that come back), sorted. Cost: O(runs that end before that time).
         """
@@ -390,7 +390,7 @@ class UnitTimeline:
         """Returns the first time >= `known_us` from which so many nodes stay free for so long, or, once past `last_us`, a candidate."""
         times, frees = self._times, self._frees
         first = bisect_right(times, known_us) - 1
-        start = -1  # begin of the current run of sufficient steps
+        start = -1  # start of the current run of sufficient steps
         for i in range(first, len(times)):
             if frees[i] < wanted:
                 if start >= 0:

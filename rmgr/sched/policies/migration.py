@@ -9,8 +9,8 @@ Algorithm:
    those that can save their state (all jobs of the paper can; `all`: every job is asked, and goes on in place if it does not save); none
    that was moved `max_moves` times, by its own limit or the policy's.
 3. `suspend=minimal`: they are migrated only until the head fits. Suits live clusters, where each migration is work for a real program.
-4. `followers=strict`: only the jobs that passed this head while it was the head; `any`: jobs that passed any head count for every later
-one. 5. Scan the rest of the queue once, in order; start each job that fits, and note which head it passed. A job that starts as head is no
+4. `followers=strict`: only the jobs that passed this head while it was the head; `any`: jobs that passed any head count for later ones.
+5. Scan the rest of the queue once, in order; start each job that fits, and note which head it passed. A job that starts as head is no
    follower.
 The driver determines what a migration costs: the execution model of the simulator, real checkpoints of the leader.
 A committed note says of each follower which head it passed. Whether another job waited ahead of it follows from the time when that job

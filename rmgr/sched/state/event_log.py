@@ -8,13 +8,11 @@
 {"at": 9000000, "end": {"facts": 2, "passes": 1}}
 ```
 - Line 1: whose log it is. `state`: the records at the beginning (fields of `Snapshot`). `carried_out`: `at once` (a simulation: each
-  decision becomes a fact the moment it is made) or `as told` (a leader: the outcome of a decision is a fact of its own, `job_started`
-  etc.).
+  decision becomes a fact at once) or `as told` (a leader: the outcome of a decision is a fact of its own, as `job_started`).
 - `about`: what the log is of; its `lost` (logs of calls): number of requests of gateways before it that were not logged.
 - `at`: microseconds, never descending. `fact`: a method of `ClusterState` with its arguments by name.
 - `because` may give the reason: `failed`, `repaired`, `drained`, `undrained`, `maintenance`, `cancelled`. A `job_ended` without it
-completed;
-  with `failed` or `maintenance` it was lost with its node; a `job_withdrawn` without `cancelled` was refused.
+  completed; with `failed` or `maintenance` it was lost with its node; a `job_withdrawn` without `cancelled` was refused.
 - `gang_time`: how far the clock that counts slots of gangs is ahead of `at`, null if it cannot be read; 0 in a simulation.
 - `pass`: number, causes and decisions of one pass, in order; a decision is one of `plan.py` with its fields, `why` as its sentence.
 - The last line counts the others: a log without it was cut off, or is still being written.

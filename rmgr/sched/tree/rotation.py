@@ -31,8 +31,7 @@ from rmgr.sched.tree.shape import Tree
 Row = list[tuple[int, int]]
 #: Phases of one child: (slots of each, number of them).
 Phases: TypeAlias = list[tuple[int, int]]
-#: A node in the middle of its round: L, R, entries still to be served (0: its children run), slots to the end of the round, whether it
-#: runs.
+#: A node within its round: L, R, entries still to be served (0: its children run), slots to the end of the round, whether it runs.
 Link: TypeAlias = tuple[int, int, int, int, bool]
 
 
@@ -196,8 +195,8 @@ class Rotation:
         self._late: dict[int, tuple[int, int, int, int]] = {}  # task -> node, quanta, weight, round in which it came
         self._begun = 0  # rounds of the root so far
         self._below = [0] * tree.nodes  # longest round of a child
-        self._own = [0] * tree.nodes  # longest round of a child
-        self._left = [0] * tree.nodes  # explicit: entries still to be served in this round; 0: the children run
+        self._own = [0] * tree.nodes  # explicit: entries still to be served in this round; 0: the children run
+        self._left = [0] * tree.nodes  # explicit: slots to the end of this round
         self._done = [False] * tree.nodes  # explicit: has completed a round in this phase
         self._ahead = [0] * tree.nodes
         self._cut = [True] * tree.nodes
