@@ -13,7 +13,8 @@ from rmgr.sim.calls.scenario import scenario_named
 from rmgr.sim.calls.world import replicate
 
 
-def test_rows_stand_beside_their_baselines(capsys: pytest.CaptureFixture[str], zookeeper_parts: None) -> None:
+@pytest.mark.usefixtures("guests")
+def test_rows_stand_beside_their_baselines(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "calls", "--row", "pick,echo,bulk,memory", "--json", "--repeat", "1", "--scale", "0.02"]
     assert run(words) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]

@@ -48,6 +48,7 @@ def test_a_cluster_without_work_is_counted_process_by_process(
     assert [row["detail"]["processes"] for row in rows if row["what"].startswith("memory, spawners")] == [4]
 
 
+@pytest.mark.usefixtures("guests")
 def test_data_and_uneven_work_are_measured_beside_the_standard_library(tiny: MeasuringPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     # 10 inputs of 1 MiB, 100 and 10 results; 10 + 10 tasks of 20 ms at most; a late Starter that finds everything claimed.
     monkeypatch.setattr(bench_tasks, "_LONG_S", (0.01, 0.02))
@@ -116,6 +117,7 @@ def test_no_schedule_is_shorter_than_its_longest_task_or_its_share() -> None:
     assert Ran(3.0, (1.0, 1.0, 1.0)).over_ideal == 2.0
 
 
+@pytest.mark.usefixtures("guests")
 def test_whole_commands_are_measured_beside_a_python_that_does_nothing(tiny: MeasuringPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_commands, "_TIMES", 1)
     base, *ours = bench_commands.commands(tiny)

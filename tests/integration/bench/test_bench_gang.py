@@ -65,9 +65,8 @@ def test_use_and_shares_are_those_of_the_jobs_that_were_played() -> None:
     assert bench_gang.farthest(live, virtual) == pytest.approx(0.2)
 
 
-def test_jobs_that_share_cores_are_measured_beside_bare_loops(
-    zookeeper_parts: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("guests")
+def test_jobs_that_share_cores_are_measured_beside_bare_loops(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench_gang, "_NODES", 2)
     monkeypatch.setattr(bench_gang, "_SIZES", (2,))
     monkeypatch.setattr(bench_gang, "_SLOTS", {0.2: 8})

@@ -56,7 +56,7 @@ def test_without_a_quorum_that_is_what_every_command_says(zookeeper_parts: None,
         assert said in lonely.value.message
         assert f"{others[0].hosts} refuses connections" in lonely.value.message
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
-        command = [sys.executable, "-m", "rmgr.cli.main", "--zk", ensemble.hosts, "--store", f"sqlite:{tmp_path}/none.db", "--timeout", "2"]
+        command = [sys.executable, "-m", "rmgr.cli.main", "--zk", ensemble.hosts, "--store", f"sqlite:{tmp_path}/none.db", "--timeout", "5"]
         jobs = subprocess.run([*command, "jobs"], env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert (jobs.returncode, said in jobs.stderr) == (6, True), jobs.stderr
         doctor = subprocess.run([*command, "doctor", "--json"], env=environment, capture_output=True, text=True, timeout=60, check=False)
