@@ -94,12 +94,12 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is open and was made in this process."""
+        """Whether the connection is open and was made in this process."""
         return not self.is_closed and not self.is_forked
 
     @property
     def is_forked(self) -> bool:
-        """Whether it was made before a fork, by the parent of this process: nothing arrives here."""
+        """Whether the connection was made before a fork, by the parent of this process: nothing arrives here."""
         return self.pid != os.getpid()
 
     def trouble(self) -> str:

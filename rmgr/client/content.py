@@ -47,7 +47,7 @@ class Scattered:
 
     @property
     def parts(self) -> list[Part]:
-        """Its parts, in order."""
+        """The parts, in order."""
         return self._parts
 
 #: A pickle; a large one may be in parts.

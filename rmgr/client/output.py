@@ -221,7 +221,7 @@ class LiveEcho:
         """Is called when calls have ended, before `takes` of each."""
 
     def takes(self, outcome: Outcome, attempt: int) -> bool:
-        """Returns whether it will write the rest of this ended call's output."""
+        """Returns whether the echo will write the rest of this ended call's output."""
         self._ends.put((outcome, attempt))
         return True
 

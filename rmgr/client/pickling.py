@@ -266,7 +266,7 @@ class Functions:
 
 
 def _is_of_module(function: object) -> bool:
-    """Returns whether it is a function of a C module, which has no state of its own."""
+    """Returns whether the function is of a C module, which has no state of its own."""
     return type(function) is types.BuiltinFunctionType and isinstance(function.__self__, types.ModuleType)
 
 

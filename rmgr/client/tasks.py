@@ -205,13 +205,13 @@ class Tasks:
         return self.handle
 
     def close(self, timeout_s: float | None) -> None:
-        """Closes it to new tasks and waits until added ones are durable. Records nothing of a queue that was never used."""
+        """Closes the submission to new tasks and waits until added ones are durable. Records nothing of a queue never used."""
         self.let_go()
         if self.handle is not None and self.connection.is_usable:
             self.handle.flush(timeout_s)
 
     def let_go(self) -> None:
-        """Closes it to new tasks."""
+        """Closes the submission to new tasks."""
         self._is_closed = True
         if self.handle is not None:
             self.handle.complete()

@@ -308,7 +308,7 @@ class RemoteKept:
     # -- from the stream
 
     def begin(self) -> None:
-        """Has it kept on a new stream from the next fragment on, and repeats what is under way."""
+        """Has the submission kept on a new stream from the next fragment on, and repeats requests under way."""
         if self._is_over:
             return
         self._work.say(messages.Keep(self.id, self.number, self._next, self._is_owned, self._wants_ownership, self._is_fresh))
@@ -354,7 +354,7 @@ class RemoteKept:
                 self.die(fault.error())
 
     def die(self, error: RmgrError) -> None:
-        """Ends it with `error`: nothing more will come."""
+        """Ends the submission here with `error`: nothing more will come."""
         if not self._is_over:
             self.leave()
             self._listener.on_dead(error)

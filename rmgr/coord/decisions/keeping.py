@@ -1,6 +1,6 @@
 """Decides what to do for a submission: facts in, reconcile actions out. Pure and level-triggered.
 
-It is asked again after every change. An action that was carried out changes the facts, so it is not returned again. Nothing
+The keeper asks again after every change. An action that was carried out changes the facts, so it is not returned again. Nothing
 is remembered between two calls: a new leader that reads the same facts gets the same actions.
 
 Who acts: the owner (its Submitter) looks after its submission while it is alive; the leader stands in for a dead owner,
@@ -61,45 +61,45 @@ class DropFailed(msgspec.Struct, frozen=True):
 
 
 class SweepPending(msgspec.Struct, frozen=True):
-    """Look at its waiting blocks, and set them aside, end them, or bring them back."""
+    """Look at the submission's waiting blocks, and set them aside, end them, or bring them back."""
 
 
 class Weigh(msgspec.Struct, frozen=True):
-    """Check whether the submissions that it waits for have ended."""
+    """Check whether the submissions that this one waits for have ended."""
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """Cancel it: its owner left before it was released, and it has no task."""
+    """Cancel the submission: its owner left before it was released, and it has no task."""
 
 
 class EndTail(msgspec.Struct, frozen=True):
-    """Declare its tail complete: no more tasks come."""
+    """Declare the submission's tail complete: no more tasks come."""
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Close it: every task is final. Writes the summary to the history; the record becomes CLOSED."""
+    """Close the submission: every task is final. Writes the summary to the history; the record becomes CLOSED."""
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Move its oldest fragments to a page in the store."""
+    """Move the submission's oldest fragments to a page in the store."""
 
     first: int
     count: int
 
 
 class Collect(msgspec.Struct, frozen=True):
-    """Remove its znodes and rows: retention is over."""
+    """Remove the submission's znodes and rows: retention is over."""
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """Its user's key was revoked: no more of it starts. cancels: all of it ends. detail: for people."""
+    """Hold the submission, or with `cancels` cancel it, because its user's key was revoked. detail: for people."""
 
     cancels: bool
     detail: str
 
 
 class BreakOff(msgspec.Struct, frozen=True):
-    """Cancel the rest: more tasks have failed than its user allows."""
+    """Cancel the rest of the submission: more tasks have failed than its user allows."""
 
 
 ReconcileAction = Bar | BreakOff | Resubmit | DropFailed | SweepPending | Weigh | Abandon | EndTail | Close | Page | Collect
@@ -322,7 +322,7 @@ def is_to_be_broken_off(submission: Submission, failures: int) -> bool:
 
 
 def is_to_be_abandoned(submission: Submission, tail: Tail) -> bool:
-    """Returns whether it is the anchor of a list of jobs that was never released: without its owner it ends, and the list with it.
+    """Returns whether it anchors a list of jobs that was never released: without its owner the submission ends, and the list with it.
 
     (An Executor held before its first task is the same case: no task can be added to it.)
     """
@@ -391,7 +391,7 @@ def weigh(after: Sequence[Dependency], endings: Mapping[int, SubmissionEnd]) -> 
 
 
 def is_branch_not_taken(reason: str, detail: str) -> bool:
-    """Returns whether it was cancelled because work succeeded whose failure it waited for: nothing is wrong. (As the leader records it.)"""
+    """Returns whether a submission was cancelled because work succeeded whose failure it waited for. (As recorded by the leader.)"""
     return reason == Reason.DEPENDENCY_FAILED and detail.startswith(f"{Condition.FAIL}:") and detail.endswith(f" ended {State.COMPLETED}")
 
 

@@ -85,7 +85,7 @@ class Assigned:
 
     @cached_property
     def target(self) -> str:
-        """Its znode under /running."""
+        """The job's znode under /running."""
         return f"{paths.running_node(self.allocation.head)}/{self.name}"
 
 

@@ -289,7 +289,7 @@ def _keep(value: object, raw: object) -> None:
 
 
 def is_deep(value: object) -> bool:
-    """Returns whether it has more levels than a newer release may write. Cost: O(size)."""
+    """Returns whether the value has more levels than a newer release may write. Cost: O(size)."""
     level = [value]
     for _ in range(_MOST_LEVELS):
         level = [item for one in level for item in _items(one)]

@@ -159,7 +159,7 @@ def _with_reason(view: JobView, snapshot: ClusterSnapshot, submission: Submissio
 
 
 def command_text(submission: Submission) -> str:
-    """Returns what it runs, in one line."""
+    """Returns what the submission runs, in one line."""
     if submission.work is Work.PYTHON or submission.command is None:
         return submission.name
     command = submission.command
@@ -444,7 +444,7 @@ def _verb(block: BlockOnNode) -> str:
 
 
 def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, position: int | None) -> tuple[list[WhyView], int]:
-    """Returns what it waits for, and when it is expected to start, 0 = unknown."""
+    """Returns what the job waits for, and when it is expected to start, 0 = unknown."""
     if job.state.is_final:
         ended = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
         return [WhyView(what="ended", id=str(job.id), detail=f"{_all_ended(job)}: {ended}. {job.detail}".strip())], 0

@@ -39,7 +39,7 @@ class BlockOnNode:
 
     @property
     def state(self) -> State:
-        """Its present state."""
+        """The block's current state."""
         return claimed_state(is_starting=self.is_starting, is_suspended=self.is_suspended, is_stopping=bool(self.stopping))
 
     @property

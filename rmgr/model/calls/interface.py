@@ -448,14 +448,14 @@ class Expression:
     _tree: _Tree
 
     def value(self, sizes: Mapping[str, Number]) -> Number:
-        """Returns its value. Raises: UsageError: no finite number, an exponent above 8, a value above 1e36; KeyError: missing size."""
+        """Returns the value. Raises: UsageError: no finite number, an exponent above 8, a value above 1e36; KeyError: missing size."""
         try:
             return _value(self._tree, sizes)
         except (ArithmeticError, ValueError) as error:
             raise UsageError(f"{self.text} has no value with {_told(sizes, self.names)}: {error}") from None
 
     def cost(self, sizes: Mapping[str, Number]) -> int:
-        """Returns its value, rounded to an integer. Raises: as `value`; UsageError below 0 and above 1e18."""
+        """Returns the value, rounded to an integer. Raises: as `value`; UsageError below 0 and above 1e18."""
         value = self.value(sizes)
         if not 0 <= value <= LARGEST:
             what = "negative" if value < 0 else "above 1e18"
