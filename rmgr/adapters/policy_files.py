@@ -198,23 +198,23 @@ def _check(kind: object, whose: str) -> None:
     """Raises: ConfigError unless `kind` is the class of a policy."""
     if not isinstance(kind, type):
         raise ConfigError(f"{whose} is no class, but {type(kind).__name__}", hint=RULE)
-    told = f"{whose}: class {kind.__name__}"
+    message = f"{whose}: class {kind.__name__}"
     if not callable(getattr(kind, "plan", None)):
-        raise ConfigError(f"{told} has no method plan", hint=RULE)
+        raise ConfigError(f"{message} has no method plan", hint=RULE)
     if not dataclasses.is_dataclass(kind) or "__dataclass_params__" not in vars(kind):
-        raise ConfigError(f"{told} (line {_line(kind)}) is no dataclass", hint=RULE)
+        raise ConfigError(f"{message} (line {_line(kind)}) is no dataclass", hint=RULE)
     if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it
         raise ConfigError(
-            f"{told} (line {_line(kind)}) is not frozen: a policy keeps nothing from pass to pass",
+            f"{message} (line {_line(kind)}) is not frozen: a policy keeps nothing from pass to pass",
             hint="@dataclass(frozen=True, slots=True)",
         )
     if not isinstance(getattr(kind, "name", None), str) or not kind.name:  # type: ignore[attr-defined]  # just asked
-        raise ConfigError(f"{told} (line {_line(kind)}) has no name", hint='name: ClassVar[str] = "my_policy"')
-    _run(partial(parameters_of, kind), told, "")  # a default of a field may raise
+        raise ConfigError(f"{message} (line {_line(kind)}) has no name", hint='name: ClassVar[str] = "my_policy"')
+    _run(partial(parameters_of, kind), message, "")  # a default of a field may raise
     try:
         inspect.signature(kind.plan).bind(None, None, None)  # type: ignore[attr-defined]  # asked above
     except TypeError as error:
-        raise ConfigError(f"{told}: plan must take (self, draft, causes): {error}", hint=RULE) from error
+        raise ConfigError(f"{message}: plan must take (self, draft, causes): {error}", hint=RULE) from error
 
 
 def _line(kind: type) -> int:

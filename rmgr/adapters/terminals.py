@@ -69,8 +69,8 @@ class Tunnels:
         caller = caller_of(context)
         user = caller.user
         if not self._room.take(user, is_operator=caller.is_certified_operator):
-            told = f"{len(self._room)} terminals are open through this gateway already"
-            fail(context, self._bounds.no_place("tunnels", user, self._room, told))
+            message = f"{len(self._room)} terminals are open through this gateway already"
+            fail(context, self._bounds.no_place("tunnels", user, self._room, message))
         try:
             endpoint = self._forwarder.starter(context)
             link = _dial(endpoint, context)

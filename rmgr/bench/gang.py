@@ -200,9 +200,9 @@ class _Bench:
                 detail = {"spread_of_nodes": percentile(one.spreads, percent), "boundaries": len(one.spreads), "earliest": min(one.offsets)}
                 found.append((percentile(offsets, percent), [percentile(part, percent) for part in parts], detail))
             (bare, their_parts, their_detail), (mine, our_parts, our_detail) = found
-            told = f"{what}: first stamp beside the boundary, p{percent}"
-            rows.append(replace(row("a bare loop a node", "the same run", told, "ms", their_parts, ratio=1.0, **their_detail), rate=bare))
-            rows.append(replace(row("rmgr", self._setup, told, "ms", our_parts, ratio=mine / bare, **our_detail), rate=mine))
+            label = f"{what}: first stamp beside the boundary, p{percent}"
+            rows.append(replace(row("a bare loop a node", "the same run", label, "ms", their_parts, ratio=1.0, **their_detail), rate=bare))
+            rows.append(replace(row("rmgr", self._setup, label, "ms", our_parts, ratio=mine / bare, **our_detail), rate=mine))
         return rows
 
     # -- jobs that compute, and that talk --------------------------------------------------------------------------------------

@@ -110,8 +110,8 @@ def functions(session: Session, function_names: tuple[str, ...]) -> None:
     for view, interface in found:
         if interface is not None:
             words = function_line(interface, list(view.servers))
-            told = f"{words}  ({view.odd})" if view.odd else words
-            sys.stdout.write(f"{folded(printable(told), sys.stdout, indent=4)}\n")
+            message = f"{words}  ({view.odd})" if view.odd else words
+            sys.stdout.write(f"{folded(printable(message), sys.stdout, indent=4)}\n")
     if not found:
         session.note("no server offers anything; start one: rmgr server --functions FILE.toml, or rmgr dev --servers 2")
 

@@ -30,8 +30,8 @@ def _log_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _metrics_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    told = "Prometheus metrics and /healthz; an address alone: the daemon's own port (rmgr nodes -o +metrics)  [127.0.0.1]"
-    return click.option("--metrics", metavar="HOST[:PORT]", help=told)(function)
+    message = "Prometheus metrics and /healthz; an address alone: the daemon's own port (rmgr nodes -o +metrics)  [127.0.0.1]"
+    return click.option("--metrics", metavar="HOST[:PORT]", help=message)(function)
 
 
 def _listen_options(function: Callable[..., Any]) -> Callable[..., Any]:

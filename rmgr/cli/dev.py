@@ -49,8 +49,8 @@ class _Row:
             return f"stays down: rmgr dev start {self.process.id}"
         if self.fate.next_at is None:
             return self.fate.problem
-        told = f"started again in {format_duration(max(0.0, self.fate.next_at - time.time()))}"
-        return f"{told} ({self.fate.problem})" if self.fate.problem else told
+        message = f"started again in {format_duration(max(0.0, self.fate.next_at - time.time()))}"
+        return f"{message} ({self.fate.problem})" if self.fate.problem else message
 
     @property
     def died(self) -> str:

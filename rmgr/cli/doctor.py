@@ -283,9 +283,9 @@ def measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: 
     if limit is None:
         return
     if limit[1] != "0":
-        told = f"{counted(int(limit[1]), 'connection')} from one address"
+        message = f"{counted(int(limit[1]), 'connection')} from one address"
         fix = "set maxClientCnxns=0 in zoo.cfg: every client and daemon of a machine is a connection"
-        yield CheckResult(name=f"{name} maxClientCnxns", ok=int(limit[1]) >= 200, detail=told, fix=fix)
+        yield CheckResult(name=f"{name} maxClientCnxns", ok=int(limit[1]) >= 200, detail=message, fix=fix)
     else:
         yield CheckResult(name=f"{name} maxClientCnxns", ok=True, detail="0 (no limit)")
 
@@ -419,8 +419,8 @@ def cluster(session: Session) -> Checks:
     yield from _calls(session)
     jobs = session.ask(DeriveJobs(ended=True), 20.0)
     waiting = sum(job.tasks - sum(job.counts.get(state, 0) for state in State if state.is_final) for job in jobs)
-    told = f"{counted(len(jobs), 'submission')} in memory, {counted(waiting, 'task')} not ended"
-    yield CheckResult(name="work", ok=True, detail=told)
+    message = f"{counted(len(jobs), 'submission')} in memory, {counted(waiting, 'task')} not ended"
+    yield CheckResult(name="work", ok=True, detail=message)
 
 
 def _calls(session: Session) -> Checks:

@@ -72,8 +72,8 @@ class Signer:
         who = self._credentials.identity
         if not who.is_person:
             whose = f"the credentials in {self._credentials.directory} are those of {who.role} {who.name}"
-            told = f"{whose}, and only users submit work and store values"
-            raise PermissionDenied(told, hint="rmgr admin add-user NAME makes a user's; then set RMGR_SECURITY_DIR")
+            message = f"{whose}, and only users submit work and store values"
+            raise PermissionDenied(message, hint="rmgr admin add-user NAME makes a user's; then set RMGR_SECURITY_DIR")
         with self._lock:
             known = self._credentials
             newest = known.newest() if machine.monotonic() >= self._again_s else known

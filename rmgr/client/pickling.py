@@ -93,10 +93,10 @@ def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: s
     except Exception as error:  # noqa: BLE001 - as above
         for name, value in named:
             if (why := _why_not(value)) is not None:
-                told = f"{name} of {function}, a {type(value).__qualname__}, cannot be pickled: {_told(why)}"
-                raise PickleFailed(told, hint=_hint(why, _PLAIN_DATA)) from None
-        told = f"the arguments of {function} cannot be pickled: {type(error).__name__}: {error}"
-        raise PickleFailed(told, hint=_PLAIN_DATA) from None
+                message = f"{name} of {function}, a {type(value).__qualname__}, cannot be pickled: {_told(why)}"
+                raise PickleFailed(message, hint=_hint(why, _PLAIN_DATA)) from None
+        message = f"the arguments of {function} cannot be pickled: {type(error).__name__}: {error}"
+        raise PickleFailed(message, hint=_PLAIN_DATA) from None
 
 
 def dump_function(function: Callable[..., Any]) -> tuple[bytes, program.Snapshot]:
@@ -123,8 +123,8 @@ def dump_value(value: Any, what: str) -> Payload:
         try:
             data = program.dumps(value)
         except Exception as error:  # noqa: BLE001 - as above
-            told = f"{what}, a {type(value).__qualname__}, cannot be pickled: {_told(error)}"
-            raise PickleFailed(told, hint=_hint(error, "")) from None
+            message = f"{what}, a {type(value).__qualname__}, cannot be pickled: {_told(error)}"
+            raise PickleFailed(message, hint=_hint(error, "")) from None
     if len(data) > MAX_VALUE_BYTES:
         raise ValueTooLarge(f"{what} has {len(data)} bytes; the limit is {MAX_VALUE_BYTES}", hint="store it in parts, under several keys")
     return data
@@ -315,8 +315,8 @@ def pack(module: ModuleType | str) -> bytes:
         try:
             module = importlib.import_module(module)
         except ImportError as error:
-            told = f"the module {module!r} cannot be shipped: it cannot be imported here: {error}"
-            raise UsageError(told, hint="install it here, or leave it out of modules=[...]") from error
+            message = f"the module {module!r} cannot be shipped: it cannot be imported here: {error}"
+            raise UsageError(message, hint="install it here, or leave it out of modules=[...]") from error
     if not isinstance(module, ModuleType):
         raise UsageError(f"{module!r} is not a module", hint="modules=[mypackage], or its name")
     name = module.__name__
@@ -362,6 +362,6 @@ def _files(module: ModuleType) -> Iterator[tuple[Path, str]]:
     if not hasattr(module, "__path__"):
         source = getattr(module, "__file__", None)
         if not source or not source.endswith((".py", *importlib.machinery.EXTENSION_SUFFIXES)):
-            told = f"the module {module.__name__} cannot be shipped: it has no source file"
-            raise UsageError(told, hint="install it where the work runs")
+            message = f"the module {module.__name__} cannot be shipped: it has no source file"
+            raise UsageError(message, hint="install it where the work runs")
         yield Path(source), Path(source).name

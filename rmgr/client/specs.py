@@ -85,8 +85,8 @@ def draft_of(
     try:
         policy = OnDisconnect(options.on_disconnect)
     except ValueError:
-        told = f"on_disconnect = {options.on_disconnect!r} is neither 'keep' nor 'exclusive'"
-        raise UsageError(told, hint="on_disconnect='keep', or leave it out") from None
+        message = f"on_disconnect = {options.on_disconnect!r} is neither 'keep' nor 'exclusive'"
+        raise UsageError(message, hint="on_disconnect='keep', or leave it out") from None
     for name, least in (("cores", 1), ("processes", 1), ("nodes", 0)):
         value = getattr(options, name)
         if type(value) is not int or value < least:
@@ -94,13 +94,13 @@ def draft_of(
     for what in ("name", "token"):
         text = getattr(options, what)
         if not isinstance(text, str) or "\0" in text or text != text.encode("utf-8", "replace").decode():
-            told = f"{what} = {text!r:.80} is not text, or has NUL or half a character"
-            raise UsageError(told, hint=f"{what}='some-text', or leave it out")
+            message = f"{what} = {text!r:.80} is not text, or has NUL or half a character"
+            raise UsageError(message, hint=f"{what}='some-text', or leave it out")
     if isinstance(options.features, str):
         raise UsageError(f"features = {options.features!r} is not a list of names", hint=f"features={options.features.split(',')!r}")
     if options.launch not in LAUNCHES:
-        told = f"launch = {options.launch!r} is none of {', '.join(map(repr, LAUNCHES))}"
-        raise UsageError(told, hint=f"launch={next(iter(LAUNCHES))!r}")
+        message = f"launch = {options.launch!r} is none of {', '.join(map(repr, LAUNCHES))}"
+        raise UsageError(message, hint=f"launch={next(iter(LAUNCHES))!r}")
     if options.processes > 1 or options.nodes:
         processes = options.processes if options.processes > 1 else options.nodes
         fields.setdefault("rigid", Rigid(processes=processes, nodes=options.nodes, launch=LAUNCHES[options.launch]))

@@ -305,8 +305,8 @@ class TaskQueue:
         if isinstance(inputs, str) or isinstance(outputs, str):
             raise UsageError("inputs and outputs are lists of keys", hint='inputs=["in/7"], outputs=["out/7"]')
         if resubmit is not None and not isinstance(resubmit, bool):
-            told = f"submit takes keys of the data store; resubmit = {_shown(resubmit)} is not True or False"
-            raise UsageError(told, hint="plain arguments: queue.submit_call(1, 2, 3)")
+            message = f"submit takes keys of the data store; resubmit = {_shown(resubmit)} is not True or False"
+            raise UsageError(message, hint="plain arguments: queue.submit_call(1, 2, 3)")
         try:
             check_names(inputs, outputs)
         except (TypeError, UsageError):
@@ -316,8 +316,8 @@ class TaskQueue:
         replace = self._overwrite if overwrite is None else overwrite
         payload = encode_keyed(KeyedPayload(tuple(inputs), tuple(outputs), replace, trusted(trust)))
         if len(payload) > MAX_KEYED_BYTES:
-            told = f"the keys of a task have {len(payload):,} bytes; the limit is {MAX_KEYED_BYTES:,}"
-            raise ValueTooLarge(told, hint="shorter keys, several values under one key, or more tasks")
+            message = f"the keys of a task have {len(payload):,} bytes; the limit is {MAX_KEYED_BYTES:,}"
+            raise ValueTooLarge(message, hint="shorter keys, several values under one key, or more tasks")
         spec = self._spec(record.resubmit if resubmit is None else resubmit, record.retries if retries is None else retries, keyed=True)
         self._tasks.wait_room(block=block, timeout_s=timeout)
         wait_s = 30.0 if timeout is None else max(1.0, timeout)
@@ -361,8 +361,8 @@ class TaskQueue:
             chunksize: accepted for compatibility with `Executor.map`; tasks travel in blocks anyway.
         """
         if not (function is None or isinstance(function, str) or callable(function)):
-            told = f"map takes a function first, and this is a {type(function).__name__}"
-            raise UsageError(told, hint="queue.map(None, range(3)) calls the queue's own function, queue.map(f, range(3)) another one")
+            message = f"map takes a function first, and this is a {type(function).__name__}"
+            raise UsageError(message, hint="queue.map(None, range(3)) calls the queue's own function, queue.map(f, range(3)) another one")
         if not iterables:
             raise UsageError("map needs at least one iterable", hint="queue.map(function, range(1000))")
         if chunksize < 1:
@@ -540,8 +540,8 @@ class TaskQueue:
         known = FailedCalls.read(self.connection, self._tasks.opened().number, deadline)
         wanted = {index: known.get(index) for index in sorted(known if indices is None else set(indices))}
         if indices is None and 0 < (left_out := sum(call is None for call in wanted.values())) < len(wanted):
-            told = f"{left_out} of {len(wanted)} tasks that failed are left out: their arguments are not kept"
-            warnings.warn(told, RuntimeWarning, stacklevel=2)
+            message = f"{left_out} of {len(wanted)} tasks that failed are left out: their arguments are not kept"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
             wanted = {index: call for index, call in wanted.items() if call is not None}
         calls = calls_again(self._tasks.store, self.id, wanted)
         record, submitter = self._record, self.connection.submitter
@@ -600,8 +600,8 @@ def _check_keys(inputs: object, outputs: object) -> None:
     """Raises UsageError if arguments of a call were given in place of keys."""
     for value in (inputs, outputs):
         if not isinstance(value, Iterable) or any(not isinstance(key, str) for key in (value if isinstance(value, Sized) else ())):
-            told = f"submit takes keys of the data store, and {_shown(value)} is none"
-            raise UsageError(told, hint="plain arguments: queue.submit_call(3), or queue.map(None, range(3))")
+            message = f"submit takes keys of the data store, and {_shown(value)} is none"
+            raise UsageError(message, hint="plain arguments: queue.submit_call(3), or queue.map(None, range(3))")
 
 
 def _shown(value: object) -> str:
@@ -690,8 +690,8 @@ def check_names(inputs: Sequence[str], outputs: Sequence[str]) -> None:
     if len(written) != len(outputs):
         raise UsageError(f"an output key stands twice in {list(outputs)}", hint="each output has a key of its own")
     if len(inputs) + len(outputs) > MAX_KEYS:
-        told = f"a task has {len(inputs):,} input keys and {len(outputs):,} output keys; {MAX_KEYS:,} together are the limit"
-        raise UsageError(told, hint="several values under one key, or more tasks")
+        message = f"a task has {len(inputs):,} input keys and {len(outputs):,} output keys; {MAX_KEYS:,} together are the limit"
+        raise UsageError(message, hint="several values under one key, or more tasks")
 
 
 # -- rerunning calls -----------------------------------------------------------------------------------------------------------

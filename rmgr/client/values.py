@@ -677,8 +677,8 @@ class AskedFates:
         """See `FatesPort`."""
         (found,) = self.fates([pointer], timeout)
         if found == "denied":
-            told = f"it is not yours to know what became of task {pointer.sub}_{pointer.index}"
-            raise PermissionDenied(told, hint="its owner or an operator may do that: ask an operator")
+            message = f"it is not yours to know what became of task {pointer.sub}_{pointer.index}"
+            raise PermissionDenied(message, hint="its owner or an operator may do that: ask an operator")
         return found
 
     def fates(self, pointers: Iterable[Pointer], timeout: float) -> list[State | str]:

@@ -62,8 +62,8 @@ def untimely(record: Submission, made_s: float, whose: str) -> str:
     if abs(made_s - record.signed_s) <= WINDOW_S:
         return ""
     signed, made = (utc(round(at_s * 1e6)) for at_s in (record.signed_s, made_s))
-    told = f"it was signed at {signed} by the clock of {record.host or record.user} and submitted at {made} by {whose}"
-    return f"{told}: these may be {format_duration(WINDOW_S)} apart"
+    message = f"it was signed at {signed} by the clock of {record.host or record.user} and submitted at {made} by {whose}"
+    return f"{message}: these may be {format_duration(WINDOW_S)} apart"
 
 
 def is_over(name: str, now_s: float) -> bool:

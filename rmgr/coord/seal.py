@@ -335,8 +335,8 @@ def check_shape(key: BlockKey, record: Submission, allocation: Allocation | None
     """Raises NotSealed unless the block's cores and memory are those of the signed record, current or before an amendment."""
     asked = [_shape(record, -(-size // MIB), allocation) for size in record.memories]
     if (key.cores, key.memory_mib) not in asked:
-        told = f"{asked[0][0]} and {asked[0][1]}"
-        raise NotSealed(f"it asks for {counted(key.cores, 'core')} and {key.memory_mib} MiB, its submission for {told}")
+        message = f"{asked[0][0]} and {asked[0][1]}"
+        raise NotSealed(f"it asks for {counted(key.cores, 'core')} and {key.memory_mib} MiB, its submission for {message}")
 
 
 def _shape(record: Submission, memory_mib: int, allocation: Allocation | None) -> tuple[int, int]:

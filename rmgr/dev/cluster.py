@@ -341,8 +341,8 @@ class DevCluster:
                 return
             if time.monotonic() > end:
                 missing = "no leader" if leader and not leads else f"{len(up)} of {nodes} nodes up"
-                told = f"the cluster is not healthy after {format_duration(deadline_s)}: {missing}"
-                raise Unavailable(told, hint=f"logs: {self.directory / 'log'}")
+                message = f"the cluster is not healthy after {format_duration(deadline_s)}: {missing}"
+                raise Unavailable(message, hint=f"logs: {self.directory / 'log'}")
             time.sleep(_POLL_S)
 
     def wait_servers(self, count: int, *, deadline_s: float) -> None:
@@ -363,8 +363,8 @@ class DevCluster:
                 if there >= count:
                     return
                 if time.monotonic() > end:
-                    told = f"the cluster is not healthy after {format_duration(deadline_s)}: {there} of {count} servers are open"
-                    raise Unavailable(told, hint=f"logs: {self.directory / 'log'}")
+                    message = f"the cluster is not healthy after {format_duration(deadline_s)}: {there} of {count} servers are open"
+                    raise Unavailable(message, hint=f"logs: {self.directory / 'log'}")
                 time.sleep(_POLL_S)
         finally:
             caller.close()
@@ -437,8 +437,8 @@ class DevCluster:
         """Starts a daemon. Raises: StateConflict while a process of that name runs: without its name it would never be ended."""
         running = [found for process in self.state.processes if process.id == name and (found := process.find()) is not None]
         if await_ends(running, timeout_s=_LEAVING_S):
-            told = f"{role} {name} of the cluster in {self.directory} runs already (pid {running[0].pid})"
-            raise StateConflict(told, hint="choose another name, or end that one first")
+            message = f"{role} {name} of the cluster in {self.directory} runs already (pid {running[0].pid})"
+            raise StateConflict(message, hint="choose another name, or end that one first")
         log = self.log_file(name)
         argv = (sys.executable, "-m", "rmgr.cli.main", role, *options)
         variables = self.daemon_environment(role, name) | self._environment | dict(more)

@@ -95,8 +95,8 @@ def check_changed(record: Submission, terms: Terms, settings: ClusterSettings, n
         _check_open(queue, record.user)
         if (record.rigid is not None) is not (queue.dispatch is Dispatch.PLACE):
             how = "the leader places the jobs" if queue.dispatch is Dispatch.PLACE else "Starters take the work"
-            told = f"{how} of queue {queue.name}, and this was sent to another kind"
-            raise UsageError(told, hint=f"rmgr rerun {record.id} -q {queue.name}; rmgr cancel {record.id}")
+            message = f"{how} of queue {queue.name}, and this was sent to another kind"
+            raise UsageError(message, hint=f"rmgr rerun {record.id} -q {queue.name}; rmgr cancel {record.id}")
         if _with_defaults(record.request, queue) != record.request:
             raise UsageError(f"queue {queue.name} gives its work a time limit or memory: say them too", hint="-t TIME --mem SIZE")
     if terms.priority is not None or terms.queue is not None:
@@ -144,8 +144,8 @@ def _check_priority(priority: int, queue: QueueSpec) -> None:
     most = min(queue.max_priority, PRIORITY_RANGE)
     if not -PRIORITY_RANGE <= priority <= most:
         nearest = min(max(priority, -PRIORITY_RANGE), most)
-        told = f"priority {priority} is not between {-PRIORITY_RANGE} and {most} (queue {queue.name})"
-        raise UsageError(told, hint=f"--priority {nearest}, or another queue: rmgr queues")
+        message = f"priority {priority} is not between {-PRIORITY_RANGE} and {most} (queue {queue.name})"
+        raise UsageError(message, hint=f"--priority {nearest}, or another queue: rmgr queues")
 
 
 def choose_queue(draft: Submission, settings: ClusterSettings, partition: str = "") -> QueueSpec:
@@ -487,13 +487,13 @@ def told_cores(node: NodeRecord) -> str:
 
 def told_resources(request: Request, nodes: Sequence[NodeRecord], largest: NodeRecord) -> str:
     """Returns for each requested resource how many the largest node has, and which node has most if it is another one."""
-    told = ""
+    message = ""
     for name, _ in needs_of(request.resources):
         has, most = largest.capacity.resources.get(name, 0), max(nodes, key=lambda node: node.capacity.resources.get(name, 0))
-        told += f", {has} {name}"
+        message += f", {has} {name}"
         if most.capacity.resources.get(name, 0) > has:
-            told += f" (most has {most.node}: {most.capacity.resources[name]})"
-    return told
+            message += f" (most has {most.node}: {most.capacity.resources[name]})"
+    return message
 
 
 def _check_spread(needs: Needs, rooms: list[int]) -> None:
@@ -524,8 +524,8 @@ def _check_names(option: str, names: Iterable[str], here: Iterable[str], known: 
             )
         if name not in known:
             close = difflib.get_close_matches(name, sorted(here), 1, 0.5)
-            told = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(here)) or 'none'}"
-            raise NotFound(f"{option}: there is no node {name!r}", hint=f"{told}  (rmgr nodes lists them)")
+            message = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(here)) or 'none'}"
+            raise NotFound(f"{option}: there is no node {name!r}", hint=f"{message}  (rmgr nodes lists them)")
 
 
 def _where(needs: Needs) -> str:
@@ -566,5 +566,5 @@ def check_cap(has_jobs: Callable[[], int], limits: UserLimits, user: str, *, new
     machine.sleep(_COUNTED_S)  # no user is refused because of jobs that have ended meanwhile
     if (has := has_jobs()) + new > cap:
         more = "" if new == 1 else f", and {new} more are to be submitted"
-        told = f"{user} has {has} of the {cap} open jobs that {user} may have at once ({JOBS}){more}"
-        raise LimitReached(told, hint=f"{BOUND[JOBS].advice}; rmgr limits")
+        message = f"{user} has {has} of the {cap} open jobs that {user} may have at once ({JOBS}){more}"
+        raise LimitReached(message, hint=f"{BOUND[JOBS].advice}; rmgr limits")

@@ -110,8 +110,8 @@ def read_meta(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Meta | No
 def check_same(found: Meta | None, cluster_id: str) -> Meta:
     """Returns the cluster found by a process that knew it before. Raises WrongCluster if ZooKeeper holds another cluster now, or none."""
     if found is None or found.cluster_id != cluster_id:
-        told = "was wiped" if found is None else f"belongs to cluster {found.cluster_id} now"
-        raise WrongCluster(f"ZooKeeper {told}; cluster {cluster_id} was there", hint="restore its data; rmgr doctor reports more")
+        message = "was wiped" if found is None else f"belongs to cluster {found.cluster_id} now"
+        raise WrongCluster(f"ZooKeeper {message}; cluster {cluster_id} was there", hint="restore its data; rmgr doctor reports more")
     return found
 
 

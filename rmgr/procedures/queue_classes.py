@@ -129,12 +129,12 @@ def check_class(request: Request, rigid: Rigid, queue: QueueSpec, settings: Clus
 def _refusal(
     shape: tuple[int, int], cpus: int, named: str, open_to: tuple[QueueClass, ...], others: tuple[QueueClass, ...], queue: QueueSpec
 ) -> Infeasible:
-    told = f"{counted(shape[0], 'process')} x {counted(shape[1], 'thread')} ({counted(cpus, 'CPU')})"
+    message = f"{counted(shape[0], 'process')} x {counted(shape[1], 'thread')} ({counted(cpus, 'CPU')})"
     if not named:
         limits = "; ".join(f"{known.name}: {known.limits}" for known in open_to)
-        return Infeasible(f"no queue class of partition {queue.partition} admits {told} for their time limit", hint=limits)
+        return Infeasible(f"no queue class of partition {queue.partition} admits {message} for their time limit", hint=limits)
     able = f"-q {others[0].name} admits it" if others else "no class of this partition admits it: rmgr queues"
-    return Infeasible(f"queue class {named} does not admit {told} for their time limit: it allows {open_to[0].limits}", hint=able)
+    return Infeasible(f"queue class {named} does not admit {message} for their time limit: it allows {open_to[0].limits}", hint=able)
 
 
 @lru_cache(maxsize=8)

@@ -157,8 +157,8 @@ def revoke(
     if role is not None:
         found = [one for one in found if one.identity.role is role]
     if not found:
-        told = f"no {role or 'identity'} {whom} is known to this cluster"
-        raise NotFound(told, hint="its name or key id as `rmgr admin identities` lists it")
+        message = f"no {role or 'identity'} {whom} is known to this cluster"
+        raise NotFound(message, hint="its name or key id as `rmgr admin identities` lists it")
     roles = sorted({one.identity.role for one in found})
     if len(roles) > 1:
         raise StateConflict(f"{whom} is the name of a {' and of a '.join(roles)}", hint=f"say which: --role {roles[0]}")
@@ -172,10 +172,10 @@ def revoke(
             other.identity.name == who.name and other.identity.is_person and not other.is_revoked and other.identity.key_id not in keys
             for other in known
         )
-        told = (work or RevokedWork.KEEP).value if who.is_person else ""
+        message = (work or RevokedWork.KEEP).value if who.is_person else ""
         since_us = machine.wall_us()
         record = Revocation(
-            key_id=who.key_id, name=who.name, role=who.role, by=by, since_us=since_us, reason=reason, work=told, others=others
+            key_id=who.key_id, name=who.name, role=who.role, by=by, since_us=since_us, reason=reason, work=message, others=others
         )
         outcome = _committed(coordinator, membership.revoke(record))
         if isinstance(outcome, Conflict) and outcome.kind is not ConflictKind.NODE_EXISTS:
@@ -233,8 +233,8 @@ def _committed(coordinator: Coordinator, multi: Multi) -> Outcome:
     outcome = _wait(coordinator.commit(multi, timeout_s=_TIMEOUT_S))
     if isinstance(outcome, Committed | Conflict):
         return outcome
-    told = f"it is not known whether {multi.name} was committed: {outcome.cause}"
-    raise CoordinationUnavailable(told, hint="the same command again is safe")
+    message = f"it is not known whether {multi.name} was committed: {outcome.cause}"
+    raise CoordinationUnavailable(message, hint="the same command again is safe")
 
 
 def _commit(coordinator: Coordinator, multi: Multi) -> None:

@@ -132,8 +132,8 @@ class WatchedStore(Store):
         if not trouble:
             return {"ok": True, **self._shown}
         iso = _iso(since) if since else None
-        told = f"away since {iso}: {trouble}" if since else trouble
-        return {"ok": False, **self._shown, "since": iso, "problem": told}
+        message = f"away since {iso}: {trouble}" if since else trouble
+        return {"ok": False, **self._shown, "since": iso, "problem": message}
 
     def note(self) -> str:
         """Returns one clause for people, "" while it serves."""

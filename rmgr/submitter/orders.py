@@ -252,8 +252,8 @@ def _forget(on: Answers, question: q.ForgetNode, timeout_s: float) -> None:
         if on.children(paths.running_node(name), timeout_s):
             raise StateConflict(f"{name} has work that the leader has not taken away yet", hint=f"try again; rmgr nodes {name}")
         if record.key_id and on.get(paths.revoked(record.key_id), timeout_s) is None:
-            told = f"the credentials of {name} are still believed"
-            raise StateConflict(told, hint=f"rmgr admin revoke {name} --role starter; then this again")
+            message = f"the credentials of {name} are still believed"
+            raise StateConflict(message, hint=f"rmgr admin revoke {name} --role starter; then this again")
         return membership.forget(record, found.version)
 
     try:

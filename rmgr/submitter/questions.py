@@ -573,16 +573,16 @@ def encode_question(question: Question[Any]) -> bytes:
     """Returns a question as bytes. Raises RequestTooLarge."""
     data = _encoder.encode(question)
     if len(data) > MAX_QUESTION_BYTES:
-        told = f"{type(question).__name__}: {len(data)} bytes are asked at once, at most {MAX_QUESTION_BYTES} may be"
-        raise RequestTooLarge(told, hint="name fewer at once")
+        message = f"{type(question).__name__}: {len(data)} bytes are asked at once, at most {MAX_QUESTION_BYTES} may be"
+        raise RequestTooLarge(message, hint="name fewer at once")
     return data
 
 
 def decode_question(data: bytes) -> Question[Any]:
     """Reads a question from untrusted bytes. Raises UsageError, RequestTooLarge; nothing else."""
     if len(data) > MAX_QUESTION_BYTES:
-        told = f"a question has {len(data)} bytes, at most {MAX_QUESTION_BYTES} may be asked at once"
-        raise RequestTooLarge(told, hint="name fewer at once")
+        message = f"a question has {len(data)} bytes, at most {MAX_QUESTION_BYTES} may be asked at once"
+        raise RequestTooLarge(message, hint="name fewer at once")
     try:
         if is_deep(unpack(_plain.decode, data, _QUESTION_VALUES)):
             raise UsageError("a question is nested too deep", hint="rmgr version, here and where the gateway runs")
@@ -609,8 +609,8 @@ def decode_answer(question: Question[A], data: bytes) -> A:
     try:
         return cast(A, unpack(msgpack_decoder(answer_type(type(question))).decode, data, _ANSWER_VALUES))
     except msgspec.DecodeError as error:
-        told = f"the answer to {type(question).__name__} cannot be read: {cut(error)}"
-        raise Unavailable(told, hint="rmgr version, here and where the gateway runs") from None
+        message = f"the answer to {type(question).__name__} cannot be read: {cut(error)}"
+        raise Unavailable(message, hint="rmgr version, here and where the gateway runs") from None
 
 
 @cache

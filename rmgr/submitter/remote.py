@@ -109,8 +109,8 @@ class RemoteAnswers:
                 if isinstance(error, CoordinationUnavailable):  # the gateway does not reach ZooKeeper
                     self.link.leave(error.message)
                 elif not isinstance(error, Throttled) and asked.was_said and not question.repeats:
-                    told = f"it is not known whether {type(question).__name__} was carried out: {error.message}"
-                    raise CoordinationUnavailable(told, hint="look, before you try again") from error
+                    message = f"it is not known whether {type(question).__name__} was carried out: {error.message}"
+                    raise CoordinationUnavailable(message, hint="look, before you try again") from error
                 left_s = end_s - machine.monotonic()
                 if left_s <= 0:
                     raise

@@ -66,8 +66,8 @@ class CallsClient:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                told = f"the gateway at {self.endpoint} passes no calls on ([submitter] calls = false there)"
-                raise NoServer(told, hint="name another one: --gateway HOST:PORT or RMGR_GATEWAY") from None
+                message = f"the gateway at {self.endpoint} passes no calls on ([submitter] calls = false there)"
+                raise NoServer(message, hint="name another one: --gateway HOST:PORT or RMGR_GATEWAY") from None
             raise rebuild(error, self.endpoint) from None
 
 

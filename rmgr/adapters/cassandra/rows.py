@@ -86,8 +86,8 @@ def lifetime(ttl_s: float | None) -> Lifetime:
     if ttl_s is None:
         return Lifetime(expires_ms=None, ttl_s=0)
     if ttl_s > _MAX_TTL_S:
-        told = f"the time to live must be below 20 years, not {format_duration(ttl_s)}"
-        raise UsageError(told, hint="leave it out: the value stays for ever")
+        message = f"the time to live must be below 20 years, not {format_duration(ttl_s)}"
+        raise UsageError(message, hint="leave it out: the value stays for ever")
     return Lifetime(expires_ms=expires, ttl_s=math.ceil(ttl_s) + 1)
 
 

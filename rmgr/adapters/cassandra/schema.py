@@ -238,8 +238,8 @@ def too_new(keyspace: str, version: int) -> ConfigError:
 
 def no_datacenter(name: str, known: Sequence[str]) -> ConfigError:
     """Returns the error for a data centre that the cluster does not have."""
-    told = f"Cassandra has no data centre {name!r}: it has {', '.join(known) or 'none'}"
-    return ConfigError(told, hint="local_dc=NAME in the store's URL")
+    message = f"Cassandra has no data centre {name!r}: it has {', '.join(known) or 'none'}"
+    return ConfigError(message, hint="local_dc=NAME in the store's URL")
 
 
 def no_keyspace(keyspace: str) -> ConfigError:

@@ -167,7 +167,7 @@ def _take(ring: Ring, target: CassandraTarget, step: MigrationStep) -> None:
 def _entered(target: CassandraTarget, timeout_s: float, tell: Callable[[str], None]) -> DriverConnection:
     """Returns a connection; waits for a cluster that is just starting."""
     end_s = time.monotonic() + timeout_s
-    told = ""
+    message = ""
     while True:
         try:
             return enter(target, agreement_s=0)
@@ -175,9 +175,9 @@ def _entered(target: CassandraTarget, timeout_s: float, tell: Callable[[str], No
             if time.monotonic() + _PAUSE_S >= end_s:
                 hint = "are its nodes running? rmgr doctor looks closer"
                 raise StoreUnavailable(f"Cassandra at {target.where} does not answer: {lost}", hint=hint) from None
-            if not told:
-                told = f"waiting for Cassandra at {target.where}"
-                tell(told)
+            if not message:
+                message = f"waiting for Cassandra at {target.where}"
+                tell(message)
         time.sleep(_PAUSE_S)
 
 

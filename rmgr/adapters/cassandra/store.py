@@ -517,5 +517,5 @@ def _once(done: Done) -> Done:
 def _explained(error: BaseException) -> RmgrError:
     if isinstance(error, RmgrError):
         return error
-    told = str(error) if isinstance(error, Lost) else f"{type(error).__name__}: {error}"
-    return StoreUnavailable(f"cannot write to Cassandra: {told}", hint="it is tried again")
+    message = str(error) if isinstance(error, Lost) else f"{type(error).__name__}: {error}"
+    return StoreUnavailable(f"cannot write to Cassandra: {message}", hint="it is tried again")

@@ -184,8 +184,8 @@ class Forwarder:
             for channels in (self._leaders, self._nodes):
                 channels.forget(endpoint)
         late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        told = "did not answer in time" if late else f"cannot be reached ({error.code().name.lower().replace('_', ' ')})"
-        fail(context, Unavailable(f"{endpoint} {told}", hint="rmgr doctor"))
+        message = "did not answer in time" if late else f"cannot be reached ({error.code().name.lower().replace('_', ' ')})"
+        fail(context, Unavailable(f"{endpoint} {message}", hint="rmgr doctor"))
 
 
 def _left_s(context: grpc.ServicerContext) -> float | None:

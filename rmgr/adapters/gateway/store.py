@@ -342,8 +342,8 @@ class GatewayStore(Store):
             offer(ahead, None, call, deadline)
             call.result(timeout=self._left(deadline))
         except grpc.FutureTimeoutError:
-            told = f"the store did not write {key!r} within {format_duration(deadline.timeout_s)}"
-            raise StoreUnavailable(told, hint="rmgr doctor") from None
+            message = f"the store did not write {key!r} within {format_duration(deadline.timeout_s)}"
+            raise StoreUnavailable(message, hint="rmgr doctor") from None
         except grpc.RpcError as error:
             raise self._told(error, endpoint, f"write {key!r}") from None
         finally:

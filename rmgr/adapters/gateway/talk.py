@@ -327,8 +327,8 @@ class Talks:
         with self._lock:
             may = self._opened.may(caller.user)
         if not may:
-            told = f"{caller.user or 'this user'} opens streams to this gateway without end: {OPENED_PER_S:.0f} a second are taken"
-            raise Throttled(told, hint="ask, and submit, on one connection: rmgr.connect(), or --array")
+            message = f"{caller.user or 'this user'} opens streams to this gateway without end: {OPENED_PER_S:.0f} a second are taken"
+            raise Throttled(message, hint="ask, and submit, on one connection: rmgr.connect(), or --array")
 
     def _look(self) -> None:
         looked_s = time.monotonic()

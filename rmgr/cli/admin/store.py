@@ -100,8 +100,8 @@ def _accept_loss(session: Session, url: str) -> None:
         store.bind_cluster(meta.cluster_id, timeout_s=wait_s)
     finally:
         store.close()
-    told = "is the empty store of cluster" if was_empty else "was not emptied; it is the store of cluster"
-    session.note(f"{url} {told} {meta.cluster_id}; start the daemons (again)")
+    message = "is the empty store of cluster" if was_empty else "was not emptied; it is the store of cluster"
+    session.note(f"{url} {message} {meta.cluster_id}; start the daemons (again)")
 
 
 def _as_who_may_lock(session: Session, authority: str | None) -> None:

@@ -73,12 +73,12 @@ def totals(jobs: Sequence[JobView]) -> str:
     ended = sum(job.state.is_final for job in jobs)
     waiting = sum(job.state in {State.INITIAL, State.HELD} for job in jobs)
     kinds = (("run", len(jobs) - ended - waiting), ("wait", waiting), ("ended", ended))
-    told = f"{counted(len(jobs), 'job')}: " + ", ".join(f"{count} {word}" for word, count in kinds if count)
+    message = f"{counted(len(jobs), 'job')}: " + ", ".join(f"{count} {word}" for word, count in kinds if count)
     tasks, running, failed = (sum(map(of, jobs)) for of in (lambda job: job.tasks, _running, _failed))
     if tasks == len(jobs):
-        return told + (f"; {failed} failed" if failed else "")
-    told += f"; {sum(map(_ended, jobs)):,} of {counted(tasks, 'task')} done"
-    return told + (f", {running:,} run" if running else "") + (f", {failed:,} failed" if failed else "")
+        return message + (f"; {failed} failed" if failed else "")
+    message += f"; {sum(map(_ended, jobs)):,} of {counted(tasks, 'task')} done"
+    return message + (f", {running:,} run" if running else "") + (f", {failed:,} failed" if failed else "")
 
 
 def share(account: str, of_account: float | None, of_user: float | None) -> str:

@@ -197,8 +197,8 @@ def _named(found: list[QueueView], names: tuple[str, ...]) -> list[QueueView]:
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
-            told = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-            raise NotFound(f"there is no queue or queue class {name!r}", hint=told)
+            message = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise NotFound(f"there is no queue or queue class {name!r}", hint=message)
     return [queue for queue in found if not names or queue.id in names]
 
 

@@ -58,8 +58,8 @@ def logs(
 ) -> None:
     """Prints what tasks have written: stdout to stdout, stderr to stderr; several tasks with their ids before each line."""
     if follow and (attempt is not None or tail is not None or failed):
-        told = "-f follows all that is written from the first line on: neither -n nor --attempt nor --failed fits"
-        raise UsageError(told, hint=f"rmgr logs --failed {selector}" if failed else "rmgr logs -n N ID")
+        message = "-f follows all that is written from the first line on: neither -n nor --attempt nor --failed fits"
+        raise UsageError(message, hint=f"rmgr logs --failed {selector}" if failed else "rmgr logs -n N ID")
     target = find_one(session, selector)
     streams = (only,) if only else STREAMS
     if follow:

@@ -208,11 +208,11 @@ def _draw(made: Report, machine: _Machine, layout: Layout) -> None:
         out.write("\n")
         table(waits, _WAIT_COLUMNS, Layout(header=layout.header))
     span = f"from {clock(machine.begin_us or 0)} to {clock(machine.end_us)}"
-    told = f"{_hours(total.core_us)} core hours used by {counted(total.jobs, 'submission')} {span}"
+    message = f"{_hours(total.core_us)} core hours used by {counted(total.jobs, 'submission')} {span}"
     share = _utilisation(made, machine, total)
     if share is not None:
-        told += f", {share:.1%} of what {counted(cores, 'core')} have"
-    out.write(f"\n{told}\n")
+        message += f", {share:.1%} of what {counted(cores, 'core')} have"
+    out.write(f"\n{message}\n")
     out.flush()
 
 

@@ -290,8 +290,8 @@ def _fields(*pairs: tuple[str, str]) -> None:
 
 
 def _state(state: State, reason: str, detail: str) -> str:
-    told = f" ({reason}{f': {here(detail)}' if detail else ''})" if reason else ""
-    return paint(str(state), STATE_STYLES.get(str(state), ""), sys.stdout) + told
+    message = f" ({reason}{f': {here(detail)}' if detail else ''})" if reason else ""
+    return paint(str(state), STATE_STYLES.get(str(state), ""), sys.stdout) + message
 
 
 def _request(job: JobView) -> str:

@@ -447,8 +447,8 @@ class Session:
 def _no_gateway(hosts: str, wait_s: float, error: Unavailable) -> Unavailable:
     """Returns the error if no gateway answers, or none that reaches ZooKeeper."""
     if isinstance(error, CoordinationUnavailable):
-        told = f"the gateway at {hosts} answers, but ZooKeeper does not answer it within {format_duration(wait_s)}: {error.message}"
-        return CoordinationUnavailable(told, hint="is ZooKeeper up? ask who runs the gateway; its log says more")
+        message = f"the gateway at {hosts} answers, but ZooKeeper does not answer it within {format_duration(wait_s)}: {error.message}"
+        return CoordinationUnavailable(message, hint="is ZooKeeper up? ask who runs the gateway; its log says more")
     hint = "is it running? start one with: rmgr submitter --listen HOST:PORT   (or name another: --gateway, RMGR_GATEWAY)"
     if "does not talk to us" in error.message:
         hint = "a secured one hangs up on who has no credentials: set RMGR_SECURITY_DIR to your bundle (rmgr admin add-user)"

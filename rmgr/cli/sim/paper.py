@@ -86,8 +86,8 @@ def paper(
         sys.stdout.writelines(f"{line}\n" for line in _summary(found))
     else:
         sys.stdout.writelines(f"{line}\n" for line in _told(found[0].report))
-        told = f"{found[0].runs} runs, seeds {_ranges(found[0].seeds)}, {format_duration(found[0].seconds)}"
-        sys.stdout.write(f"\n{_verdicts(found[0].report)}; {told}\n")
+        message = f"{found[0].runs} runs, seeds {_ranges(found[0].seeds)}, {format_duration(found[0].seconds)}"
+        sys.stdout.write(f"\n{_verdicts(found[0].report)}; {message}\n")
     if out is not None and not session.json:
         what = ", ".join(PAPERS) if study is None else f"report.json, {len(found[0].report.tables)} tables as csv"
         sys.stdout.write(f"written: {out}: {what}\n")

@@ -319,8 +319,8 @@ def _unset_slurm(job: ListedJob) -> str:
     """Returns the warning of `script.unset_slurm`, with its place."""
     script, options = job.request.script, job.request.options
     assert script is None or isinstance(script, Script)
-    told = "" if options.slurm_env else unset_slurm(script, job.request.words, [name for name, _ in options.env])
-    return f"{job.where}: {told}" if told else ""
+    message = "" if options.slurm_env else unset_slurm(script, job.request.words, [name for name, _ in options.env])
+    return f"{job.where}: {message}" if message else ""
 
 
 def _unknown(raw: _Raw, key: str, keys: Mapping[str, _Key]) -> NoReturn:
@@ -412,12 +412,12 @@ def _after(raw: _Raw, value: Any, places: Mapping[str, Sequence[int]]) -> tuple[
                 ids[Dependency(condition=condition or Condition.OK, submission=int(target))] = None
             else:
                 near = difflib.get_close_matches(target, places, 1)
-                told = (
+                message = (
                     f"did you mean {near[0]!r}?"
                     if near
                     else 'after = ["prep"], or ["ok:41", "any:prep"]: names of this list, ids of others'
                 )
-                raw.refuse(f"key after: no job of this list has the name {target!r}", told)
+                raw.refuse(f"key after: no job of this list has the name {target!r}", message)
     return tuple(ids), tuple(needs)
 
 

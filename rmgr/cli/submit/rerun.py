@@ -212,11 +212,11 @@ def _stored(session: Session, number: int, trust: str) -> Submission:
         record = session.ask(ReadRecord(number=number)).record
     except NotFound:
         session.query().job(number)  # raises if there never was one
-        told = f"{number} cannot be run again: what was submitted is kept for `retention`, and that is over"
-        raise NotFound(told, hint="submit it anew: rmgr submit; how long it is kept: rmgr config show --cluster") from None
+        message = f"{number} cannot be run again: what was submitted is kept for `retention`, and that is over"
+        raise NotFound(message, hint="submit it anew: rmgr submit; how long it is kept: rmgr config show --cluster") from None
     if record.user not in {session.me, trust}:
-        told = f"{number} is {record.user}'s: it would run what {record.user} wrote as you, {session.me}"
-        raise PermissionDenied(told, hint=f"rmgr rerun {number} --trust {record.user}")
+        message = f"{number} is {record.user}'s: it would run what {record.user} wrote as you, {session.me}"
+        raise PermissionDenied(message, hint=f"rmgr rerun {number} --trust {record.user}")
     credentials = session.credentials()
     if credentials is not None:
         from rmgr.adapters.identity.trust import Trust

@@ -213,25 +213,25 @@ def option_for(option: str, words: Sequence[str] = (), *, command: str = "submit
         words: everything typed, with the option's value. command: the command it was typed to. known: options of this
             command: a hint that names only others is dropped. None: keep every hint.
     """
-    told = f"here it is {_OPTIONS[option]}" if option in _OPTIONS else ""
+    message = f"here it is {_OPTIONS[option]}" if option in _OPTIONS else ""
     if command not in {"submit", "run"}:
         if (command, option) in _WORD_ALONE:
             return _WORD_ALONE[command, option]
         named = _NAMED_OPTION.findall(_OPTIONS.get(option, ""))
-        return told if known is None or not named or set(named) & set(known) else ""
+        return message if known is None or not named or set(named) & set(known) else ""
     value = _value_of(option, words)
     if option == "--wrap":  # a command line is no value to check
-        return told
+        return message
     is_of_pbs = value is not None and option in _VALUES_OF_PBS and _VALUES_OF_PBS[option].match(value) is not None
-    if not (is_of_pbs or sbatch.is_known(option)) or (value is None and told):
-        return told
+    if not (is_of_pbs or sbatch.is_known(option)) or (value is None and message):
+        return message
     try:
         ours = qsub.said(option, value) if is_of_pbs else sbatch.said(option, value)
     except sbatch.Unlike as why:
-        return f"{option}{'' if value is None else f' {value}'}: {why}" if value is not None or not told else told
+        return f"{option}{'' if value is None else f' {value}'}: {why}" if value is not None or not message else message
     if not ours:
         return f"leave it out: it is so anyway without {option}"
-    return f"{told}: {shlex.join(ours)}" if told and not is_of_pbs else f"here it is {shlex.join(ours)}"
+    return f"{message}: {shlex.join(ours)}" if message and not is_of_pbs else f"here it is {shlex.join(ours)}"
 
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:

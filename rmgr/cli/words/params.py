@@ -81,8 +81,8 @@ def nearest(kind: str, given: str, known: Iterable[str], *, listed_by: str = "")
 
     names = sorted(known)
     close = difflib.get_close_matches(given, names, 1) or [name for name in names if name.lower() == given.lower()]
-    told = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names[:_MOST_KNOWN])}{', ...' * (len(names) > _MOST_KNOWN)}"
-    return UsageError(f"there is no {kind} {given!r}", hint=f"{told}  ({listed_by} lists them)" if listed_by else told)
+    message = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names[:_MOST_KNOWN])}{', ...' * (len(names) > _MOST_KNOWN)}"
+    return UsageError(f"there is no {kind} {given!r}", hint=f"{message}  ({listed_by} lists them)" if listed_by else message)
 
 
 def one_of(kind: str, known: Iterable[str]) -> Parsed:
@@ -190,8 +190,8 @@ def parse_memory(text: str) -> int:
     """Parses a size in which something could run: a bare number is bytes here, and mebibytes in other systems. Raises UsageError."""
     size = parse_size(text)
     if 0 < size < _LEAST_MEMORY_BYTES:
-        told = f"with a unit: {text.strip()}M" if text.strip().isdigit() else "as 512M or 4G"
-        raise UsageError(f"nothing runs in {size} bytes", hint=told)
+        message = f"with a unit: {text.strip()}M" if text.strip().isdigit() else "as 512M or 4G"
+        raise UsageError(f"nothing runs in {size} bytes", hint=message)
     return size
 
 

@@ -231,14 +231,14 @@ def _time(value: str, _asked: _Asked) -> _Pairs:
     if value in {"0", "-1"} or value.upper() in {"UNLIMITED", "INFINITE"}:
         raise Unlike("no limit there: leave --time out, and the queue's own holds (rmgr queues)")
     days = re.fullmatch(r"\d+-\d+((?::\d+){0,2})", value, re.ASCII)
-    told = f"{value}m" if value.isdigit() else value + ":00" * (2 - days[1].count(":")) if days else value
+    message = f"{value}m" if value.isdigit() else value + ":00" * (2 - days[1].count(":")) if days else value
     try:
-        if not re.fullmatch(r"[\d:-]+m?", told, re.ASCII):
+        if not re.fullmatch(r"[\d:-]+m?", message, re.ASCII):
             raise UsageError("")
-        parse_duration_us(told)
+        parse_duration_us(message)
     except UsageError:
         raise Unlike("no time there either: --time=90m, 1:30:00 or 1-12:00:00") from None
-    return [("--time", told)]
+    return [("--time", message)]
 
 
 _SIZE = re.compile(r"(\d{1,15})([KMGT]?)B?", re.IGNORECASE | re.ASCII)

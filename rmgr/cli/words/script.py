@@ -60,8 +60,8 @@ def looks_like_script(word: str) -> bool:
         return b"\0" not in head and (not on_path or head.startswith(b"#!"))
     if not on_path and (path.suffix in _SUFFIXES or word.startswith(("./", "../", "~/"))):
         near = difflib.get_close_matches(path.name, _names(path.parent), 1)
-        told = f"did you mean {path.parent / near[0] if '/' in word else near[0]}?" if near else "a command of the nodes goes after --"
-        raise UsageError(f"there is no script {word}", hint=told)
+        message = f"did you mean {path.parent / near[0] if '/' in word else near[0]}?" if near else "a command of the nodes goes after --"
+        raise UsageError(f"there is no script {word}", hint=message)
     return False
 
 

@@ -163,8 +163,8 @@ def resolve(selection: Selection, jobs: Iterable[JobView], *, me: str) -> list[T
 def _require(known: dict[int, JobView], number: int) -> None:
     if number not in known:
         newest = max(known, default=0)
-        told = f"the newest is {newest}; " if 0 < newest < number else ""
-        raise NotFound(f"there is no submission {number}", hint=f"{told}rmgr jobs -a lists those in memory, rmgr history the older ones")
+        message = f"the newest is {newest}; " if 0 < newest < number else ""
+        raise NotFound(f"there is no submission {number}", hint=f"{message}rmgr jobs -a lists those in memory, rmgr history the older ones")
 
 
 @dataclass(slots=True)

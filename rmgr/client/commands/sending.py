@@ -474,8 +474,8 @@ def ship_uploads(reach: Reach, names: Sequence[str]) -> tuple[Upload, ...]:
             else:
                 raise UsageError(f"--upload: there is no file or directory {name}", hint="paths are those of this machine")
         except OSError as error:
-            told = f"--upload: {error.filename or name} cannot be read: {error.strerror}"
-            raise UsageError(told, hint="whoever submits must be able to read all of it") from None
+            message = f"--upload: {error.filename or name} cannot be read: {error.strerror}"
+            raise UsageError(message, hint="whoever submits must be able to read all of it") from None
     if len({upload.name for upload in uploads}) != len(uploads):
         raise UsageError("--upload: two of them have the same name", hint="put them into one directory and upload that")
     return tuple(uploads)
@@ -549,8 +549,8 @@ def _shown(name: str) -> str:
     try:
         shown.encode()
     except UnicodeEncodeError:
-        told = f"--upload: the name of {os.fsencode(name)!r} is not UTF-8"
-        raise UsageError(told, hint="rename it, or put it into a directory") from None
+        message = f"--upload: the name of {os.fsencode(name)!r} is not UTF-8"
+        raise UsageError(message, hint="rename it, or put it into a directory") from None
     if not shown:
         raise UsageError(f"--upload: {name} has no name to go by in the work directory", hint="name a directory below it")
     return shown

@@ -91,9 +91,9 @@ def told_by(record: Submission) -> str:
     if record.reason not in {Reason.OPERATOR_HOLD, Reason.OPERATOR_CANCEL}:
         return ""
     verb, since = ("held", "since ") if record.reason == Reason.OPERATOR_HOLD else ("cancelled", "")
-    told = f"{verb} by {record.by or 'somebody'}, an operator"
-    told += f", {since}{utc(record.by_us)}" if record.by_us else ""
-    return told + (f" ({record.reason_detail})" if record.reason_detail else "")
+    message = f"{verb} by {record.by or 'somebody'}, an operator"
+    message += f", {since}{utc(record.by_us)}" if record.by_us else ""
+    return message + (f" ({record.reason_detail})" if record.reason_detail else "")
 
 
 def cancel_words(record: Submission) -> str:

@@ -477,15 +477,15 @@ def barred(submission: Submission, version: int, *, cancels: bool, detail: str) 
 
 def break_off(submission: Submission, version: int, failures: int) -> tuple[Submission, Multi]:
     """MAX_FAILS: from its commit on nothing of it starts; waiting tasks end CANCELLED, running ones are killed."""
-    told = f"{failures} task{'s' if failures != 1 else ''} failed, --max-fails is {submission.max_fails}"
-    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.MAX_FAILS, reason_detail=told)
+    message = f"{failures} task{'s' if failures != 1 else ''} failed, --max-fails is {submission.max_fails}"
+    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.MAX_FAILS, reason_detail=message)
     return ended, set_record(ended, version=version, gate=False if submission.phase is Phase.OPEN else None, name="MAX_FAILS")
 
 
 def abandoned(submission: Submission, version: int) -> tuple[Submission, Multi]:
     """ABANDON: its owner left before it was released; its dependents are cancelled, and it can no longer be released."""
-    told = "its program ended before all of it was submitted"
-    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.OWNER_GONE, reason_detail=told)
+    message = "its program ended before all of it was submitted"
+    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.OWNER_GONE, reason_detail=message)
     return ended, set_record(ended, version=version, gate=None, name="ABANDON")
 
 

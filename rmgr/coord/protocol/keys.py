@@ -341,8 +341,8 @@ def decode_pointer(data: bytes) -> Pointer:
 
 def output_missing(key: str, pointer: Pointer, row: str) -> DataLost:
     """Returns the error for an output that its task has committed but the store lacks."""
-    told = f"the output {key!r} of task {pointer.sub}_{pointer.index} is missing from the store (row {row})"
-    return DataLost(told, hint=f"rmgr rerun {pointer.sub} --lost")
+    message = f"the output {key!r} of task {pointer.sub}_{pointer.index} is missing from the store (row {row})"
+    return DataLost(message, hint=f"rmgr rerun {pointer.sub} --lost")
 
 
 # -- history and measurements, newest first -----------------------------------------------------------------------------------

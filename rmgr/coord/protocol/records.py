@@ -77,8 +77,8 @@ def decode_record(data: bytes, kind: type[T], path: str = "") -> T:
         if not is_newer:
             keep(record, data)
     except UNREADABLE as error:
-        told = f"the record at {path or kind.__name__} cannot be read: {cut(error)}"
-        raise WrongCluster(told, hint="rmgr version; rmgr doctor") from error
+        message = f"the record at {path or kind.__name__} cannot be read: {cut(error)}"
+        raise WrongCluster(message, hint="rmgr version; rmgr doctor") from error
     if is_newer:
         raise WrongCluster(f"the record at {path} was written by a newer release of rmgr", hint="rmgr version; upgrade this installation")
     return record

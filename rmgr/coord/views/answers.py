@@ -154,8 +154,8 @@ def _with_reason(view: JobView, snapshot: ClusterSnapshot, submission: Submissio
     most, has = snapshot.settings.limits.of(CORES, view.user), used.get(view.user, 0)
     if not most or submission.rigid is not None or has + view.cores <= most:
         return view
-    told = f"{view.user} has {has} of {counted(most, 'core')}, it needs {view.cores}"
-    return msgspec.structs.replace(view, reason=Reason.LIMIT, detail=told)
+    message = f"{view.user} has {has} of {counted(most, 'core')}, it needs {view.cores}"
+    return msgspec.structs.replace(view, reason=Reason.LIMIT, detail=message)
 
 
 def command_text(submission: Submission) -> str:
@@ -422,8 +422,8 @@ def _explained(snapshot: ClusterSnapshot, number: int, position: int | None) -> 
 
 
 def _nowhere(id_: str, count: int) -> WhyView:
-    told = "it is nowhere" if count == 1 else f"{count} tasks are nowhere"
-    detail = f"{told} in ZooKeeper: not ended, and no block of it waits or runs (was a znode deleted?)"
+    message = "it is nowhere" if count == 1 else f"{count} tasks are nowhere"
+    detail = f"{message} in ZooKeeper: not ended, and no block of it waits or runs (was a znode deleted?)"
     return WhyView(what="nowhere", id=id_, detail=f"{detail}; if the leader's next look finds the same, it ends FAILED, DATA_LOST")
 
 
@@ -454,13 +454,13 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
     if submission.phase is Phase.HELD and submission.reason == Reason.DEPENDENCY:
         for item in submission.after:
             other = snapshot.submissions.get(item.submission)
-            told = (
+            now = (
                 "it is not in memory any more" if other is None else f"it is {job_view(*other, _blocks(snapshot, item.submission)).state}"
             )
-            why.append(WhyView(what="dependency", id=str(item.submission), detail=f"waits for {item.condition}:{item.submission}; {told}"))
+            why.append(WhyView(what="dependency", id=str(item.submission), detail=f"waits for {item.condition}:{item.submission}; {now}"))
     elif submission.phase is Phase.HELD and submission.reason == Reason.REVOKED:
-        told = f"{submission.reason_detail}; nothing that they signed starts: submit it again with new ones, and rmgr cancel {job.id}"
-        why.append(WhyView(what="revoked", id=str(job.id), detail=told))
+        message = f"{submission.reason_detail}; nothing that they signed starts: submit it again with new ones, and rmgr cancel {job.id}"
+        why.append(WhyView(what="revoked", id=str(job.id), detail=message))
     elif submission.phase is Phase.HELD:
         why.append(WhyView(what="hold", id=str(job.id), detail=_held_words(submission)))
     elif submission.phase is Phase.CANCELLED:
@@ -468,9 +468,9 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
     if waiting := snapshot.waiting.get(job.id, 0):
         why.append(WhyView(what="backoff", id=str(job.id), detail=f"{counted(waiting, 'task')} to run again after a failed attempt"))
     if running := job.counts[State.RUNNING]:  # tasks that have not begun are described separately
-        told = ("run on", "runs on")[running == 1] if submission.rigid is not None else ("are claimed by", "is claimed by")[running == 1]
+        message = ("run on", "runs on")[running == 1] if submission.rigid is not None else ("are claimed by", "is claimed by")[running == 1]
         some = f"{running} of {counted(job.tasks, 'task')}"
-        why.append(WhyView(what="running", id=str(job.id), detail=f"{some} {told} {', '.join(job.nodes)}"))
+        why.append(WhyView(what="running", id=str(job.id), detail=f"{some} {message} {', '.join(job.nodes)}"))
     if error := snapshot.aside.get(paths.sub(job.id)):
         why.append(WhyView(what="set aside", id=str(job.id), detail=f"the leader does nothing for it until it changes: {error}"))
     why += stop_whys(_blocks(snapshot, job.id), snapshot)
@@ -529,12 +529,12 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
     used = cores_of_users(snapshot)
     most = snapshot.settings.limits.of(CORES, job.user)
     if most and request.cores > most:
-        told = f"each of its tasks takes {counted(request.cores, 'core')}, and {job.user} may have {most} at once, so it does not start"
+        message = f"each of its tasks takes {counted(request.cores, 'core')}, and {job.user} may have {most} at once, so it does not start"
         typed = f"rmgr update {job.id} -c {most}; or an operator: rmgr admin limit {job.user} --cores {request.cores}"
-        return [WhyView(what="limit", id=job.user, detail=f"{told}; {typed}")]
+        return [WhyView(what="limit", id=job.user, detail=f"{message}; {typed}")]
     if most and used.get(job.user, 0) + request.cores > most:
-        told = f"{job.user} has {used.get(job.user, 0)} of the {most} cores that {job.user} may have at once"
-        return [WhyView(what="limit", id=job.user, detail=f"{told}; rmgr limits {job.user}")]
+        message = f"{job.user} has {used.get(job.user, 0)} of the {most} cores that {job.user} may have at once"
+        return [WhyView(what="limit", id=job.user, detail=f"{message}; rmgr limits {job.user}")]
     raised = {other.id for other in waiting if queue.is_fair and snapshot.submissions[other.id][0].is_raised}
     turn = [] if job.id in raised else _turn_whys(queue, job, {other.user for other in waiting if other.reason != Reason.LIMIT}, used)
     lacking = _lacking(free, needs) if free and needs else ""
@@ -558,14 +558,14 @@ def _ahead(queue: QueueSpec, job: JobView, waiting: list[JobView], raised: set[i
     if not queue.is_fair:
         return counted(tasks(earlier), "task") if earlier else "nothing"
     first = tasks([other for other in (earlier if job.id in raised else waiting) if other.id in raised])
-    told = f"{counted(first, 'task')} that an operator raised" if first else ""
+    message = f"{counted(first, 'task')} that an operator raised" if first else ""
     if job.id in raised:
-        return told or "nothing"
+        return message or "nothing"
     own = tasks([other for other in earlier if other.user == job.user and other.id not in raised])
-    if told and not own:
-        return told
+    if message and not own:
+        return message
     mine = f"{counted(own, 'task') if own else 'nothing'} of {job.user}'s"
-    return f"{told} and {mine}" if told else mine
+    return f"{message} and {mine}" if message else mine
 
 
 def cores_of_users(snapshot: ClusterSnapshot) -> dict[str, int]:
@@ -585,12 +585,12 @@ def _turn_whys(queue: QueueSpec, job: JobView, users: set[str], used: dict[str, 
     order = sorted(users | {job.user}, key=lambda user: (used.get(user, 0), user != job.user, user))
     before = order[: order.index(job.user)]
     if not before:
-        told = f"{job.user} has fewest cores now ({used.get(job.user, 0)}), and is next"
+        message = f"{job.user} has fewest cores now ({used.get(job.user, 0)}), and is next"
     else:
         others = f"; so do {len(before) - 1} more" if len(before) > 1 else ""
         fewer = f"{before[0]} has fewer cores now ({used.get(before[0], 0)}) than {job.user} ({used.get(job.user, 0)})"
-        told = f"{fewer}, and goes first{others}"
-    return [WhyView(what="turn", id=queue.name, detail=f"{counted(len(order), 'user')} wait there, and take turns: {told}")]
+        message = f"{fewer}, and goes first{others}"
+    return [WhyView(what="turn", id=queue.name, detail=f"{counted(len(order), 'user')} wait there, and take turns: {message}")]
 
 
 def _cap(submission: Submission, job: JobView) -> list[WhyView]:

@@ -60,9 +60,9 @@ def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, troubl
         is_fenced = record.state is NodeState.FENCED
         state, reason = (NodeState.FENCED, record.reason) if is_fenced else (NodeState.LOST, "its Starter does not answer")
         if drain is not None:
-            told = f"{reason}; drained" + (f": {drain.reason}" if drain.reason else "")
+            message = f"{reason}; drained" + (f": {drain.reason}" if drain.reason else "")
             return NodeCondition(
-                state=state, reason=told, fix=f"start its Starter{_on(record)}, and rmgr resume {name}", level=Level.WARNING
+                state=state, reason=message, fix=f"start its Starter{_on(record)}, and rmgr resume {name}", level=Level.WARNING
             )
         if is_fenced and reason == liveness.REVOKED:
             fix = f"rmgr admin add-node {name} lets it in again; if it is not to come back: rmgr nodes --forget {name}"
@@ -71,8 +71,8 @@ def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, troubl
         return NodeCondition(state=state, reason=reason, fix=fix, level=Level.PROBLEM)
     leaving = NodeState.DRAINED if is_empty else NodeState.DRAINING
     if drain is not None:
-        told = "; ".join(why for why in (drain.reason, trouble.reason if trouble is not None else "") if why)
-        return NodeCondition(state=leaving, reason=told, fix=f"rmgr resume {name}", level=Level.WARNING)
+        message = "; ".join(why for why in (drain.reason, trouble.reason if trouble is not None else "") if why)
+        return NodeCondition(state=leaving, reason=message, fix=f"rmgr resume {name}", level=Level.WARNING)
     if trouble is None:
         return NodeCondition(state=NodeState.UP)
     if trouble.kind == TroubleKind.QUARANTINE:
@@ -110,15 +110,15 @@ def parts(
     if snapshot.epoch is None or not snapshot.leader_alive:
         found.append(PartView(kind="leader", id="", state="none", reason=NO_LEADER, fix="start one: rmgr watchdog"))
     elif snapshot.watchdogs == 1:
-        told = "one WatchDog alone: when it dies nobody takes over"
-        found.append(PartView(kind="watchdogs", id="", state="alone", reason=told, fix="rmgr watchdog", level=Level.WARNING))
+        message = "one WatchDog alone: when it dies nobody takes over"
+        found.append(PartView(kind="watchdogs", id="", state="alone", reason=message, fix="rmgr watchdog", level=Level.WARNING))
     takes = [view for view in views if view.state == NodeState.UP]
     if not takes:
         found.append(PartView(kind="nodes", id="", state="none", reason=nobody_up_anywhere(views), fix="rmgr nodes"))
     for view in views:
         if view.level != Level.OK:
-            told = f"node {view.id} is {state_words(view)}" + (f": {view.reason}" if view.reason else "")
-            words = {"state": view.state, "reason": view.reason, "fix": view.fix, "level": view.level, "told": told}
+            message = f"node {view.id} is {state_words(view)}" + (f": {view.reason}" if view.reason else "")
+            words = {"state": view.state, "reason": view.reason, "fix": view.fix, "level": view.level, "told": message}
             found.append(PartView(kind="node", id=view.id, **words))
     for name, item in sorted(snapshot.placing.partitions.items()):
         if item.problem:
@@ -291,8 +291,8 @@ def of_servers(view: StatusView) -> StatusView:
     """
     if any(count for state, count in view.nodes.items() if state != NodeState.DOWN):
         return view
-    told = "no Starter: submitted work waits"
-    calm = PartView(kind="nodes", id="", state="none", reason=told, fix="rmgr starter on a machine runs it", level=Level.WARNING)
+    message = "no Starter: submitted work waits"
+    calm = PartView(kind="nodes", id="", state="none", reason=message, fix="rmgr starter on a machine runs it", level=Level.WARNING)
     found = tuple(calm if (part.kind, part.state) == ("nodes", "none") else part for part in view.parts)
     problems = sentences(found, Level.PROBLEM)
     return msgspec.structs.replace(
@@ -453,7 +453,7 @@ def _part(holder: CertificateHolder, at_s: float, now_s: float) -> PartView:
     left_days = (at_s - now_s) / _DAY_S
     day = dt.datetime.fromtimestamp(at_s, dt.UTC).strftime("%Y-%m-%d")
     when = f"in {counted(int(left_days), 'day')}" if left_days >= 1 else "within a day"
-    told = f"ends {when} ({day})" if left_days > 0 else f"has ended ({day})"
+    message = f"ends {when} ({day})" if left_days > 0 else f"has ended ({day})"
     if holder.is_person:
         fix = f"ask the cluster's admin for a new bundle: rmgr admin add-user {holder.name}"
     else:
@@ -463,7 +463,7 @@ def _part(holder: CertificateHolder, at_s: float, now_s: float) -> PartView:
         kind="certificate",
         id=f"{holder.role} {holder.name}",
         state="ends" if left_days > 0 else "ended",
-        reason=f"the certificate of {holder.role} {holder.name} {told}",
+        reason=f"the certificate of {holder.role} {holder.name} {message}",
         fix=fix,
         level=Level.WARNING if left_days > 0 else Level.PROBLEM,
     )

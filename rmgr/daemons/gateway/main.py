@@ -224,9 +224,9 @@ def _serve(
     )
     submitter_thread.start()
     talks = Talks(desk.talker, most=MAX_TALKS, is_revoked=is_revoked, bounds=bounds, count=metrics.count)
-    told = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
+    message = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
     rows, tunnels = Rows(stores, bounds=bounds), Tunnels(forwarder, bounds=bounds)
-    for handler in (talks.handler, rows.handler, *forwarder.handlers, tunnels.handler, told):
+    for handler in (talks.handler, rows.handler, *forwarder.handlers, tunnels.handler, message):
         server.add_generic(handler)
     if calls is not None:
         server.add_generic(calls.relay.handler)
@@ -269,8 +269,8 @@ def _serve(
             failpoint("submitter.round")
             watch.look()
             notifier.ready()
-            told = f"serving {counted(len(talks), 'client')}" if watch.is_there else "degraded: no contact with ZooKeeper"
-            notifier.tell(f"{told}; degraded: {store.note()}" if store.note() else told)
+            message = f"serving {counted(len(talks), 'client')}" if watch.is_there else "degraded: no contact with ZooKeeper"
+            notifier.tell(f"{message}; degraded: {store.note()}" if store.note() else message)
     finally:
         notifier.stopping()
         if keeper is not None:

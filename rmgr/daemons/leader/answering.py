@@ -208,8 +208,8 @@ class LeaderAnswering:
         mass = leader.mass_loss if leader is not None else None
         if mass is None:
             return view
-        told = f"{mass.lost} of {mass.known} Starters were lost at once: their work is requeued slowly"
-        return with_part(view, PartView(kind="nodes", id="", state="mass loss", reason=told, fix="rmgr nodes"))
+        message = f"{mass.lost} of {mass.known} Starters were lost at once: their work is requeued slowly"
+        return with_part(view, PartView(kind="nodes", id="", state="mass loss", reason=message, fix="rmgr nodes"))
 
     def measured(self) -> tuple[list[NodeView], list[JobView]]:
         """Returns all nodes and the open submissions as this leader knows them; only claimed blocks are read for it.

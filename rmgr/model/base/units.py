@@ -122,11 +122,11 @@ def format_duration(seconds: float) -> str:
         return f"{text.removesuffix('.0')}ms" if seconds >= 5e-5 else "0s"
     if seconds < 10:
         return f"{f'{seconds:.1f}'.removesuffix('.0')}s"
-    left, told = int(seconds), ""
+    left, message = int(seconds), ""
     for unit, length in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
         count, left = divmod(left, length)
-        told += f"{count}{unit}" if count else ""
-    return told
+        message += f"{count}{unit}" if count else ""
+    return message
 
 
 def format_size(size_bytes: float) -> str:

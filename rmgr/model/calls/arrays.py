@@ -216,8 +216,8 @@ def fit_inputs(interface: Interface, values: Sequence[Any], *, max_bytes: int = 
     answer = sum(argument.size_bytes(sizes) for argument in interface.outputs)
     for what, size in (("arguments", inputs), ("answer", answer)):
         if size > max_bytes:
-            told = f"{interface.key}: its {what} would have {size:,} bytes, {max_bytes:,} are allowed"
-            raise ValueTooLarge(told, hint="call it in parts, or submit a task that reads its input by key: rmgr store put")
+            message = f"{interface.key}: its {what} would have {size:,} bytes, {max_bytes:,} are allowed"
+            raise ValueTooLarge(message, hint="call it in parts, or submit a task that reads its input by key: rmgr store put")
     return Fitting(values=fitting, sizes=sizes, operations=cost.operations, bytes=cost.bytes)
 
 

@@ -46,8 +46,8 @@ def violations(result: Result, workload: Workload, setting: Setting | None = Non
             theirs = theirs and _is_of(outcome, job)
             found += _of_one(outcome, result.processors, worked)
     if not theirs:
-        told = f"{len(workload.jobs)} jobs were submitted, but the outcomes are not theirs ({len(result.outcomes)} outcomes)"
-        found.insert(0, told)
+        message = f"{len(workload.jobs)} jobs were submitted, but the outcomes are not theirs ({len(result.outcomes)} outcomes)"
+        found.insert(0, message)
     return found + list(_overlaps(result, [] if setting is None else _closures(result, setting, machine)))
 
 

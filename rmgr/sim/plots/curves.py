@@ -221,8 +221,8 @@ def waits(runs: Sequence[Run], window: TimeWindow = TimeWindow()) -> Figure:  # 
     axes.set_xlabel("wait (logarithmic; at the left edge: no wait)")
     axes.set_ylabel("jobs that wait no longer")
     title, facts = shared_facts(runs)
-    told = "" if window.is_whole else f"submitted {window.told(runs[0])}"
-    named(axes, f"Wait times, {title}", *facts, told)
+    message = "" if window.is_whole else f"submitted {window.told(runs[0])}"
+    named(axes, f"Wait times, {title}", *facts, message)
     legend = [
         f"{label}: mean {label_of(times.mean())}, {np.count_nonzero(times == 0) / len(times):.0%} do not wait"
         for label, times in zip(labels_of(runs), found, strict=True)

@@ -256,8 +256,8 @@ def matrix(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008
     numbers = run.numbers.tolist()
     figure, axes = _drawn(slots.rows, follows, list(map(str, numbers)), numbers, run.processors, first=0)
     axes.set_xlabel("core")
-    told = f"slot of {slots.quantum:g} s"  # slots of several partitions begin at instants of their own
-    axes.set_ylabel(told if len(run.trees) == 1 else f"beginnings of slots, in order ({told})")
+    message = f"slot of {slots.quantum:g} s"  # slots of several partitions begin at instants of their own
+    axes.set_ylabel(message if len(run.trees) == 1 else f"beginnings of slots, in order ({message})")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
     named(axes, f"Slots of {run.title}", *run.facts, f"from {slots.start[0]:g} s" if len(slots.start) else "")
     return figure

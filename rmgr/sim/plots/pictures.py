@@ -97,8 +97,8 @@ def read(directories: Iterable[Path]) -> Results:
         elif REPORT in there:
             reports.append((_report(directory / REPORT), _figures(directory / FIGURES)))
         else:
-            told = "holds no results" if there else "is empty"
-            raise UsageError(f"{directory} {told}: there is no {JOBS}, {RESULTS}, {REPORT} or {CALLS}", hint=_WRITTEN)
+            message = "holds no results" if there else "is empty"
+            raise UsageError(f"{directory} {message}: there is no {JOBS}, {RESULTS}, {REPORT} or {CALLS}", hint=_WRITTEN)
     return Results(runs=runs, sweeps=sweeps, reports=reports, calls=lanes, live=live)
 
 
@@ -408,8 +408,8 @@ def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
         for line in grid:
             line[0].set_yticks(range(len(groups)), [clipped(name, 48) for name in groups])
             line[0].set_ylim(len(groups) - 0.5, -0.5)
-    told = "lines across: standard deviation" if any(name + _SPREAD in spreads for _, name in panels) else ""
-    named(grid[0][0], table["title"], f"paper {paper}" if paper else "", told)
+    message = "lines across: standard deviation" if any(name + _SPREAD in spreads for _, name in panels) else ""
+    named(grid[0][0], table["title"], f"paper {paper}" if paper else "", message)
     grid[0][0].title.set_in_layout(False)
     if by_number and len(groups) > 1:
         legend_below(figure, handles, list(groups))
@@ -440,8 +440,8 @@ def _parts(table: Mapping[str, Any]) -> tuple[bool, list[tuple[int, str]], dict[
         groups.setdefault(", ".join(said), []).append(row)
     most = MOST_LINES if by_number else _MOST_ROWS
     if not (0 < len(panels) <= _MOST_PANELS and 0 < len(groups) <= most):
-        told = f"{len(panels)} columns of numbers and {len(groups)} rows or lines"
-        raise UsageError(f"table {table['title']!r} cannot be drawn: {told}", hint=f"at most {_MOST_PANELS} and {most}")
+        message = f"{len(panels)} columns of numbers and {len(groups)} rows or lines"
+        raise UsageError(f"table {table['title']!r} cannot be drawn: {message}", hint=f"at most {_MOST_PANELS} and {most}")
     return by_number, panels, groups
 
 

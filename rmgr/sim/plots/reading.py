@@ -146,8 +146,8 @@ class TimeWindow:
         """(start, end) on this run's axis. Raises: UsageError when the run was over before it."""
         end = run.end if self.end is None else self.end
         if self.start >= run.end and run.end > 0:
-            told = f"{run.directory} ends {moment(run.end)} after its first submit"
-            raise UsageError(f"{told}, before the part that is to be drawn", hint=f"--from below {run.end:g}")
+            message = f"{run.directory} ends {moment(run.end)} after its first submit"
+            raise UsageError(f"{message}, before the part that is to be drawn", hint=f"--from below {run.end:g}")
         return self.start, max(end, self.start + 1e-6)
 
     def spells(self, run: Run) -> Integers:
@@ -328,8 +328,8 @@ def read_columns(path: Path) -> Columns:
     wrong = next((at for at, row in enumerate(rows) if len(row) != width), None)
     if wrong is not None:
         row = rows[wrong]
-        told = f"column {header[len(row)]} is missing" if len(row) < width else f"the header names {width}"
-        raise UsageError(f"{path}, line {wrong + 2}: {len(row)} columns; {told}", hint=_CUT)
+        message = f"column {header[len(row)]} is missing" if len(row) < width else f"the header names {width}"
+        raise UsageError(f"{path}, line {wrong + 2}: {len(row)} columns; {message}", hint=_CUT)
     return Columns(path, len(rows), dict(zip(header, zip(*rows, strict=True) if rows else [()] * width, strict=True)))
 
 
@@ -353,8 +353,8 @@ class Columns:
             good |= np.array([not cell for cell in cells], dtype=bool)
         if not good.all():
             at = int(np.argmin(good))
-            told = "is not a number" if not np.isfinite(found[at]) else f"is below {least:g}" if found[at] < least else "is too large"
-            raise UsageError(f"{self.path}, line {at + 2}, column {name}: {cells[at]!r} {told}", hint=_CUT)
+            message = "is not a number" if not np.isfinite(found[at]) else f"is below {least:g}" if found[at] < least else "is too large"
+            raise UsageError(f"{self.path}, line {at + 2}, column {name}: {cells[at]!r} {message}", hint=_CUT)
         return found
 
     def texts(self, name: str) -> Sequence[str]:
@@ -426,8 +426,8 @@ def _live(path: Path, at: int, tree: object) -> LiveSlots:
             rows=tuple(tuple(None if job is None else str(job) for job in row["cores"]) for row in tree["matrix"]),
         )
     except (AssertionError, KeyError, TypeError, ValueError) as error:
-        told = f"there is no {error}" if isinstance(error, KeyError) else "it is no queue tree"
-        raise UsageError(f"{where}: {told}", hint=_LIVE) from error
+        message = f"there is no {error}" if isinstance(error, KeyError) else "it is no queue tree"
+        raise UsageError(f"{where}: {message}", hint=_LIVE) from error
     if not found.rows:
         raise UsageError(f"{where}: partition {found.partition} has no slots in it: it was written without --matrix", hint=_LIVE)
     wrong = next((row for row, cores in enumerate(found.rows) if len(cores) != found.cores), None)

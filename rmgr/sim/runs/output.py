@@ -276,8 +276,8 @@ def seconds(time_us: float) -> int | float:
 def not_written(path: Path, error: OSError) -> RmgrError:
     """Returns the error for a failed write; a full disk is named."""
     full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-    told = "the disk is full" if full else error.strerror or str(error)
-    return RmgrError(f"{path} could not be written: {told}", hint="nothing was left there; free some space or name another --out")
+    message = "the disk is full" if full else error.strerror or str(error)
+    return RmgrError(f"{path} could not be written: {message}", hint="nothing was left there; free some space or name another --out")
 
 
 def _flush(path: Path) -> None:

@@ -159,8 +159,8 @@ def read_trace(
     counts = _Counts()
     usable = list(_usable(reader, counts))
     if not usable:
-        told = f"none of its {counts.records} records has a run time and a size" if counts.records else "it holds no record"
-        raise UsageError(f"{path}: {told}", hint="SWF has one job a line, 18 numbers; see rmgr sim run --help")
+        message = f"none of its {counts.records} records has a run time and a size" if counts.records else "it holds no record"
+        raise UsageError(f"{path}: {message}", hint="SWF has one job a line, 18 numbers; see rmgr sim run --help")
     machine = processors or reader.header_number("MaxProcs") or reader.header_number("MaxNodes")
     if not machine:
         raise UsageError(f"{path}: its header does not say how large the machine was (MaxProcs)", hint="--nodes N [--cores C]")

@@ -411,8 +411,8 @@ def turns_of(gang: Gang, members: Mapping[int, Running], now_us: int | None, nam
         others = len(set().union(*(beside[at] for at in there))) - 1
         slots = f"{weight} {'slot' if weight == 1 else 'slots'} of {slowdown * weight:.3g}"
         beside_it = f"{where} with {others} {'other' if others == 1 else 'others'}"
-        told = f"{beside_it}: {slots}, slowdown {slowdown:.1f} (at most {rounds[0] / weight:.3g})"
-        found[job] = MemberTurn(served is None or job in served, told, f"{weight}/{slowdown * weight:.3g}")
+        message = f"{beside_it}: {slots}, slowdown {slowdown:.1f} (at most {rounds[0] / weight:.3g})"
+        found[job] = MemberTurn(served is None or job in served, message, f"{weight}/{slowdown * weight:.3g}")
     return found
 
 

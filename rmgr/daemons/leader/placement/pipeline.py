@@ -148,14 +148,14 @@ def idle_priority(settings: ClusterSettings, name: str) -> str:
     if any(isinstance(stage.policy, ForeignPolicy) or heeds_priority(stage.policy) for stage in stages):
         return ""
     policy = settings.policy_of(queue)
-    told = f"policy {policy} of partition {queue.partition} does not look at priorities"
+    message = f"policy {policy} of partition {queue.partition} does not look at priorities"
     stages_told = pipeline_of(settings, queue.partition).tables()["stage"]
     if len(stages_told) > 1 or not takes_orders(policy):
-        return f"{told}; rmgr policy list NAME says which of them take order=priority"
+        return f"{message}; rmgr policy list NAME says which of them take order=priority"
     kept = {name: value for name, value in stages_told[0].get("parameters", {}).items() if name not in _OF_ORDERS}
     words = "".join(f" --param {name}={value}" for name, value in ({"order": "priority"} | kept).items())
     where = f" --partition {queue.partition}" if len(settings.placed()) > 1 else ""
-    return f"{told}; an operator makes it: rmgr policy set {policy}{words}{where}"
+    return f"{message}; an operator makes it: rmgr policy set {policy}{words}{where}"
 
 
 def classes_of(found: Configuration) -> tuple[QueueClass, ...]:

@@ -96,8 +96,8 @@ def jobs_view(
         )
     for name, reason in job_table.refused_blocks.items():
         for _, key in paths.blocks_in((name,)):
-            told = f"it is set aside and not tried again: {reason}; rmgr cancel {key.submission} takes it away"
-            jobs.setdefault((key.submission, key.first), PlacedView(state="waiting", what="set aside", reason=told))
+            message = f"it is set aside and not tried again: {reason}; rmgr cancel {key.submission} takes it away"
+            jobs.setdefault((key.submission, key.first), PlacedView(state="waiting", what="set aside", reason=message))
     for job, placed in job_table.placed.items():
         stop, part = asked.get(job), state.partitions.get(placed.partition) if state is not None else None
         turn = turns.get(job)

@@ -135,8 +135,8 @@ def decode_head(data: bytes) -> ManifestHead:
 def _encode(listed: object) -> bytes:
     data = msgspec.json.encode(listed)
     if len(data) > MOST_LIST_BYTES:
-        told = f"the list of its files has {size_text(len(data))}, at most {size_text(MOST_LIST_BYTES)} are stored"
-        raise ValueTooLarge(f"{told}: put small files into one, or give them shorter names")
+        message = f"the list of its files has {size_text(len(data))}, at most {size_text(MOST_LIST_BYTES)} are stored"
+        raise ValueTooLarge(f"{message}: put small files into one, or give them shorter names")
     if (values := _values(data)) > MOST_VALUES:
         raise ValueTooLarge(f"the list of its files has {values:,} values, at most {MOST_VALUES:,} are stored: put small files into one")
     return data

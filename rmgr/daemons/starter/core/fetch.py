@@ -420,8 +420,8 @@ def decode(key: str, data: bytes, directory: Path) -> Arguments:
 
 def too_large(key: str, row: Arguments) -> str:
     """Returns, for people, that an argument in a row is larger than `MOST_READ_BYTES`."""
-    told = f"the arguments {key} have {row.largest:,} bytes for a task that takes names of keys, or a line of text"
-    return f"{told}; the limit is {MOST_READ_BYTES:,}"
+    message = f"the arguments {key} have {row.largest:,} bytes for a task that takes names of keys, or a line of text"
+    return f"{message}; the limit is {MOST_READ_BYTES:,}"
 
 
 def _small(key: str, path: str) -> bytes:

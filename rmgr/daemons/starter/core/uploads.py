@@ -414,10 +414,10 @@ class StagingRoom:
         if user and self.cap_user_bytes < cap:
             cap, setting = self.cap_user_bytes, "staging_cap_user_bytes"
         if whole > cap:
-            told = f"{what} would take {format_size(whole)} of this node's disk, and "
-            told += "its limit for staged files" if cap == self.cap_bytes else "the limit for staged files of one user"
-            told += f" is {format_size(cap)} ([starter] {setting})"
-            raise ValueTooLarge(f"{told}: send less, use a shared file system, or have the limit raised")
+            message = f"{what} would take {format_size(whole)} of this node's disk, and "
+            message += "its limit for staged files" if cap == self.cap_bytes else "the limit for staged files of one user"
+            message += f" is {format_size(cap)} ([starter] {setting})"
+            raise ValueTooLarge(f"{message}: send less, use a shared file system, or have the limit raised")
         if self._try(need_bytes, user):
             return
         self.throw_out(self.used_bytes + need_bytes - self.cap_bytes)

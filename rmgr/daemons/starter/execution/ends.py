@@ -264,8 +264,9 @@ class Ends:
         tasks = dict(lane.tasks)
         if refusal is None and not event.slot.is_up and self._lanes.has_chosen_python(event.slot):
             where = f"on {next(iter(tasks.values()))[0].node} " if tasks else ""
-            told = f"the interpreter {self._lanes.python_of(event.slot)} {where}cannot run rmgr's worker ({event.detail}): is rmgr in it?"
-            refusal = Ending(reason=Reason.START_FAILED, error=told)
+            python = self._lanes.python_of(event.slot)
+            message = f"the interpreter {python} {where}cannot run rmgr's worker ({event.detail}): is rmgr in it?"
+            refusal = Ending(reason=Reason.START_FAILED, error=message)
         self._lanes.drop_worker(event.worker)
         if event.seq and event.seq in tasks:
             block, index = tasks.pop(event.seq)

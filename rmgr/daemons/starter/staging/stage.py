@@ -479,8 +479,8 @@ def keyed_of(block: ClaimedBlock, index: int) -> KeyedPayload:
             if len(keyed.outputs) <= most and len(keyed.inputs) + len(keyed.outputs) <= MAX_KEYS:
                 return keyed
             why = f"{len(keyed.inputs):,} inputs and {len(keyed.outputs):,} outputs are more than a task may have"
-    told = f"refused: the arguments of task {block.key.submission}_{index} are no keys: {why}"
-    raise PermissionDenied(told, hint="only rmgr's own library writes them; rmgr version")
+    message = f"refused: the arguments of task {block.key.submission}_{index} are no keys: {why}"
+    raise PermissionDenied(message, hint="only rmgr's own library writes them; rmgr version")
 
 
 def _message(keyed: KeyedPayload, found: list[Input] | Exception) -> Message | FoundInputs | Exception:
