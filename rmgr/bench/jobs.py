@@ -162,7 +162,7 @@ class _Bench:
         return _Used(cpu, *zookeeper_counts(self._cluster), time.monotonic())
 
     def gaps(self) -> list[Row]:
-        """Measures `Gaps`. It replaces the cluster's policy."""
+        """Measures `Gaps`, which replaces the cluster's policy."""
 
         def begin(draft: Submission, count: int) -> None:
             _add(self._engine.open(draft, AwaitedEnds(count), timeout_s=30.0), count)

@@ -192,7 +192,7 @@ class WorkPort(Protocol):
         """How long a silent Submitter counts as alive (s)."""
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Waits until it can work. Raises: NotConnected, CoordinationUnavailable; PermissionDenied, by a gateway."""
+        """Waits until the Submitter can work. Raises: NotConnected, CoordinationUnavailable; PermissionDenied, by a gateway."""
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
         """Returns queues and limits, at most 5 s old."""

@@ -62,7 +62,7 @@ class Asks(Protocol):
 
     @property
     def hosts(self) -> str:
-        """Whom it asks, as text for people."""
+        """The address that is asked, as text for people."""
 
     @property
     def session_timeout_s(self) -> float:

@@ -243,7 +243,7 @@ def state_counts(submission: Submission, progress: Progress, running: int) -> di
 
 
 def was_cancelled(submission: Submission) -> bool:
-    """Returns whether it was cancelled, even if it was closed since: a closed record keeps its reason."""
+    """Returns whether the submission was cancelled, even if it was closed since: a closed record keeps its reason."""
     if submission.phase is Phase.CLOSED:
         return submission.reason not in {Reason.NONE, Reason.USER_HOLD, Reason.OPERATOR_HOLD, Reason.DEPENDENCY}
     return submission.phase is Phase.CANCELLED

@@ -381,7 +381,7 @@ SINGLE_AFTER_LOSS = 64
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Run it again: `block` has the raised counters; not before `backoff_us` after it was seen."""
+    """Run the failed range again: `block` has the raised counters; not before `backoff_us` after it was seen."""
 
     block: BlockData
     backoff_us: int = 0
@@ -389,7 +389,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End it: FAILED with `reason`."""
+    """End the failed range: FAILED with `reason`."""
 
     reason: Reason
 
@@ -453,7 +453,7 @@ def pieces(first: int, count: int, reason: Reason) -> list[tuple[int, int]]:
 
 
 def close(submission: Submission, version: int, *, now_us: int, gate: bool) -> tuple[Submission, Multi]:
-    """CLOSE: after its summary is in the store. The submission has no owner any more, and nothing signed for it runs again.
+    """CLOSE: after the summary is in the store. The submission has no owner any more, and nothing signed for it runs again.
 
     gate: its gate exists, and is removed.
     """
@@ -463,7 +463,7 @@ def close(submission: Submission, version: int, *, now_us: int, gate: bool) -> t
 
 
 def let_go(submission: Submission, version: int) -> tuple[Submission, Multi]:
-    """MET: its dependencies are met; its blocks may be claimed as soon as they are back in the queue."""
+    """MET: the dependencies are met; the blocks may be claimed as soon as they are back in the queue."""
     met = replace(submission, phase=Phase.OPEN, reason="", reason_detail="")
     return met, set_record(met, version=version, gate=True, name="MET")
 
@@ -476,14 +476,14 @@ def barred(submission: Submission, version: int, *, cancels: bool, detail: str) 
 
 
 def break_off(submission: Submission, version: int, failures: int) -> tuple[Submission, Multi]:
-    """MAX_FAILS: from its commit on nothing of it starts; waiting tasks end CANCELLED, running ones are killed."""
+    """MAX_FAILS: from its commit on nothing of the submission starts; waiting tasks end CANCELLED, running ones are killed."""
     message = f"{failures} task{'s' if failures != 1 else ''} failed, --max-fails is {submission.max_fails}"
     ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.MAX_FAILS, reason_detail=message)
     return ended, set_record(ended, version=version, gate=False if submission.phase is Phase.OPEN else None, name="MAX_FAILS")
 
 
 def abandoned(submission: Submission, version: int) -> tuple[Submission, Multi]:
-    """ABANDON: its owner left before it was released; its dependents are cancelled, and it can no longer be released."""
+    """ABANDON: the owner left before the submission was released; its dependents are cancelled, and it can no longer be released."""
     message = "its program ended before all of it was submitted"
     ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.OWNER_GONE, reason_detail=message)
     return ended, set_record(ended, version=version, gate=None, name="ABANDON")

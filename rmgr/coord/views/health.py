@@ -361,7 +361,7 @@ def allowed_whys(views: Sequence[NodeView], rigid: Rigid | None) -> list[WhyView
 
 
 def room_whys(views: Sequence[NodeView], request: Request, rigid: Rigid | None, partition: str) -> list[WhyView]:
-    """Says that it cannot start even on empty nodes, and which nodes are missing. views: of its partition, some of them up."""
+    """Says that the job cannot start even on empty nodes, and which nodes are missing. views: of its partition, some of them up."""
     rigid, wanted = rigid or Rigid(), set(request.features)
     able = [
         (view, room)

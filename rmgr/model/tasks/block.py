@@ -486,7 +486,7 @@ class TaskRanges:
         return found
 
     def covers(self, first: int, end: int) -> bool:
-        """Returns whether it has all positions from `first` to below `end`. Cost: O(log ranges)."""
+        """Returns whether the ranges have all positions from `first` to below `end`. Cost: O(log ranges)."""
         at = bisect_right(self._firsts, first) - 1
         return at >= 0 and end <= self._stops[at]
 

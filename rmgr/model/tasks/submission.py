@@ -276,7 +276,7 @@ class Submission:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Its queue and its former ones, where waiting blocks of it may still be until the leader has moved them."""
+        """The current queue and the former ones, where waiting blocks may still be until the leader has moved them."""
         if not self.changes:
             return (self.queue,)
         return tuple(dict.fromkeys((self.queue, *self._ever("queue"))))
