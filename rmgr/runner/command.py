@@ -23,7 +23,7 @@ from rmgr.runner.host.dispositions import PYTHONS_OWN
 from rmgr.runner.host.environment import command_environment, shared_variables, umask_of
 from rmgr.runner.host.files import blind_ns, marks_of
 from rmgr.runner.host.kernel import CLOCK, DISK_WAS_FULL, NODE_TROUBLE, is_full, oom_kills, prefer_for_oom
-from rmgr.runner.host.outputs import open_output, settle, take
+from rmgr.runner.host.outputs import open_named, open_output, settle, take, trim_path
 
 #: How long a work directory is kept for a next command if none follows at once.
 _SPARE_NS = 300_000_000
@@ -72,6 +72,8 @@ class RunningCommand:
     err_path: str
     out_fd: int  #: -1: the launcher's own file
     err_fd: int
+    out_at: int  #: where its output begins in a file that is appended to
+    err_at: int
     group: ControlGroup | None
     ooms: int
     program: str
@@ -80,9 +82,11 @@ class RunningCommand:
     used_bytes: int = 0  #: memory of all its processes when it was killed for that
 
     def started(self) -> CommandStarted:
-        """Returns the report of the start for the Starter."""
-        cap = self.batch.shape.output_cap
-        return CommandStarted(self.item.seq, self.pid, self.started_us, self.directory, self.out_path, self.err_path, cap)
+        """For the Starter. A file that others write, too, is not told: it is no output of this one."""
+        is_mixed, cap = self.batch.is_mixed and self.batch.append, self.batch.shape.output_cap
+        out = self.out_path if not (is_mixed and self.item.out == self.out_path) else ""
+        err = self.err_path if not (is_mixed and self.item.err == self.err_path) else ""
+        return CommandStarted(self.item.seq, self.pid, self.started_us, self.directory, out, err, cap, self.out_at, self.err_at)
 
 
 class Launcher:
@@ -157,6 +161,7 @@ class Launcher:
                 out_path, out = self._output(item.out, 0, batch, opened)
                 same = item.err == item.out and out in opened
                 err_path, err = (out_path, out) if same else self._output(item.err, 1, batch, opened)
+                out_at, err_at = (os.fstat(fd).st_size if batch.append and fd in opened else 0 for fd in (out, err))
                 argv = self._argv(batch, item)
                 ooms = oom_kills() if batch.shape.memory_bytes else 0
                 started_ns, started_us = time.clock_gettime_ns(CLOCK), time.time_ns() // 1000
@@ -182,6 +187,8 @@ class Launcher:
             err_path=err_path,
             out_fd=out if out in opened else -1,
             err_fd=err if err in opened and not same else -1,
+            out_at=out_at,
+            err_at=err_at,
             group=group,
             ooms=ooms,
             program=argv[0],
@@ -209,8 +216,8 @@ class Launcher:
         elapsed_us = (time.clock_gettime_ns(CLOCK) - run.started_ns) // 1000
         code, signum = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), 0)
         if reason is Reason.NONE:
-            if signum == signal.SIGKILL and self._had_oom(run):
-                reason = Reason.OUT_OF_MEMORY
+            if self._had_oom(run, signum):
+                reason, code, signum = Reason.OUT_OF_MEMORY, None, signal.SIGKILL
             elif signum:
                 reason = Reason.SIGNAL
             elif code:
@@ -230,8 +237,8 @@ class Launcher:
             reason, detail = Reason.NODE_LOST, f"its files on node {self._node} were removed while it ran"
             self._batch = None
         cap = run.batch.shape.output_cap
-        out = self._take(0, run.out_fd, run.out_path, run.item.seq, cap)
-        err = NO_OUTPUT if run.err_path == run.out_path else self._take(1, run.err_fd, run.err_path, run.item.seq, cap)
+        out = self._take(0, run, cap)
+        err = NO_OUTPUT if run.err_path == run.out_path else self._take(1, run, cap)
         if is_bereft:
             self._reopen()
         keep = run.batch.keep or not run.owns_directory
@@ -285,7 +292,7 @@ class Launcher:
         if not path:
             return self._paths[number], self._fds[number]
         try:
-            fd = open_output(path, append=batch.append)
+            fd = open_named(path, append=batch.append)
         except OSError as error:
             if error.errno in {errno.ENOENT, errno.ENOTDIR} and not os.path.isdir(os.path.dirname(path)):
                 return self._paths[number], self._fds[number]
@@ -342,7 +349,7 @@ class Launcher:
             try:
                 return self._execute(argv, environ, out, err)
             except OSError as error:
-                if error.errno != errno.ENOEXEC:
+                if error.errno != errno.ENOEXEC or not _is_text(argv[0]):
                     raise
                 return self._execute(["/bin/sh", *argv], environ, out, err)  # a text without a #! line, as in shells
         except OSError as error:
@@ -393,7 +400,7 @@ class Launcher:
             try:
                 os.execve(argv[0], argv, environ)  # noqa: S606 - that is the point
             except OSError as error:
-                if error.errno != errno.ENOEXEC:
+                if error.errno != errno.ENOEXEC or not _is_text(argv[0]):
                     raise
                 os.execve("/bin/sh", ["/bin/sh", *argv], environ)  # noqa: S606 - as `_spawn`, which may not hear of this one
         except OSError as error:
@@ -404,30 +411,45 @@ class Launcher:
     def _why(self, name: str, error: OSError) -> tuple[str, int]:
         if error.errno == errno.ENOENT:
             if os.path.exists(name):
-                return f"{name} names an interpreter that node {self._node} lacks", 127
-            return f"no such program: {name} on node {self._node}", 127
+                return f"{name} names an interpreter that node {self._node} lacks{_named_interpreter(name)}", 127
+            whose = ", which the first line of its script names" if self._script and name == self._script[0] else ""
+            return f"no such program: {name} on node {self._node}{whose}", 127
         if error.errno in {errno.EACCES, errno.EPERM}:
             hint = f"it is not executable (chmod +x {name})" if os.path.isfile(name) else "it is not a file that can be run"
             return f"{name} cannot be run on node {self._node}: {hint}", 126
+        if error.errno == errno.ENOEXEC:
+            kind = os.uname().machine
+            return f"{name} cannot be run on node {self._node} ({kind}): it is damaged, or for another kind of machine (file {name})", 126
         if error.errno == errno.E2BIG:
             return f"the arguments and environment of {name} are too long for the system", 126
         return f"{name} cannot be started on node {self._node}: {error.strerror}", 126
 
     # -- end ---------------------------------------------------------------------------------------------------------
 
-    def _had_oom(self, run: RunningCommand) -> bool:
+    def _had_oom(self, run: RunningCommand, signum: int) -> bool:
+        """The kernel has ended it for lack of memory, or some process of it: a script that goes on then has not done what it was to do."""
         if run.group is not None and run.group.limits_memory:
             return run.group.had_oom()
-        return bool(run.batch.shape.memory_bytes) and oom_kills() > run.ooms
+        return signum == signal.SIGKILL and bool(run.batch.shape.memory_bytes) and oom_kills() > run.ooms
 
-    def _take(self, number: int, own_fd: int, path: str, seq: int, cap: int) -> Output:
+    def trim(self, run: RunningCommand) -> bool:
+        """Gives back the middle of its output where it is above its cap; True: some was. What its user has named stays whole."""
+        is_capped = False
+        for path in (run.out_path, run.err_path):
+            if path in self._paths:
+                is_capped = trim_path(path, run.batch.shape.output_cap) or is_capped
+        return is_capped
+
+    def _take(self, number: int, run: RunningCommand, cap: int) -> Output:
+        path, own_fd, at = ((run.out_path, run.out_fd, run.out_at), (run.err_path, run.err_fd, run.err_at))[number]
+        final = os.path.join(self._directory, f"{run.item.seq}.{('out', 'err')[number]}")
         try:
             if own_fd >= 0:
                 os.close(own_fd)
-                return settle(path, cap)
+                return settle(path, at, final, cap) if not (run.batch.append and run.batch.is_mixed) else NO_OUTPUT
             if not os.lseek(self._fds[number], 0, os.SEEK_END):
                 return NO_OUTPUT
-            output = take(self._fds[number], path, os.path.join(self._directory, f"{seq}.{('out', 'err')[number]}"), cap)
+            output = take(self._fds[number], path, final, cap)
             if output.path:
                 os.close(self._fds[number])
                 self._fds[number] = open_output(path)
@@ -536,6 +558,29 @@ def _interpreter(script: str) -> list[str]:
         return ["/bin/sh"]
     words = first[2:].strip().split(None, 1)
     return words or ["/bin/sh"]
+
+
+def _named_interpreter(path: str) -> str:
+    """What the first line of a script names, and what is wrong with it, as the end of a sentence; "" where nothing can be said."""
+    try:
+        with open(path, "rb") as file:
+            first = file.read(256).split(b"\n", 1)[0]
+    except OSError:
+        return ""
+    if not first.startswith(b"#!"):
+        return ""
+    if first.endswith(b"\r"):
+        return f": its lines end as those of DOS do (sed -i 's/\\r$//' {path})"
+    return f": {first[2:].decode('utf-8', 'replace').strip()}"
+
+
+def _is_text(path: str) -> bool:
+    """What shells take for a script without #! line: its beginning has no NUL, which a program for another machine has."""
+    try:
+        with open(path, "rb") as file:
+            return b"\0" not in file.read(256)
+    except OSError:
+        return True
 
 
 def _search(name: str, path: str) -> str | None:

@@ -63,7 +63,6 @@ from rmgr.runner.host.kernel import (
     prefer_for_oom,
     trim_memory,
 )
-from rmgr.runner.host.outputs import trim_path
 from rmgr.runner.python.workers import Workers
 
 _MS = 1_000_000
@@ -606,10 +605,9 @@ class Commands:
         return min(moments, default=None)
 
     def _trim(self, current: RunningCommand) -> None:
-        for path in (current.out_path, current.err_path):
-            if trim_path(path, current.batch.shape.output_cap) and self._capped != current.item.seq:
-                self._capped = current.item.seq
-                self._spawner.surprise("output_capped", f"command {current.item.seq}")
+        if self._launcher.trim(current) and self._capped != current.item.seq:
+            self._capped = current.item.seq
+            self._spawner.surprise("output_capped", f"command {current.item.seq}")
 
     def exited(self, pid: int, status: int, usage: resource.struct_rusage) -> bool:
         """Takes the status of a reaped process. Returns: whether it was the command."""

@@ -238,9 +238,10 @@ class Slot:
             started = self._commands.get(seq)
         if started is None:
             return None
-        read = live_output(started.out if stream == "stdout" else started.err, self.account, offset, limit, started.cap)
+        path, at = (started.out, started.out_at) if stream == "stdout" else (started.err, started.err_at)
+        read = live_output(path, self.account, at + offset, limit, started.cap)
         with self._lock:
-            return read if seq in self._commands else None
+            return (read[0], read[1] - at) if read is not None and seq in self._commands else None
 
     def close(self, *, grace_us: int = 0) -> None:
         """Ends its work and its spawner; `SlotLost(expected=True)` follows."""

@@ -129,7 +129,8 @@ class CommandBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     argv: program and arguments. script: text run by its #! line (else /bin/sh), with argv as arguments. Their
     environment: the spawner's, `shape.environ`, the ids' RMGR_*, the item's own. cwd: directory to run in, "" = the work
     directory.
-    stdin: bytes, or a file. keep: the work directory is left to the Starter. append: out/err files are appended to.
+    stdin: bytes, or a file. keep: the work directory is left to the Starter. append: out/err files are appended to. is_mixed: other
+    commands write into them too, so what is there is the output of none.
     """
 
     shape: BatchShape
@@ -140,6 +141,7 @@ class CommandBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     stdin_path: str = ""
     keep: bool = False
     append: bool = False
+    is_mixed: bool = False
     isolate: bool = False  #: gets its own cgroup (freezable, with a memory limit), at a cost of a few ms
     halts: bool = False  #: each stops itself before its exec, and the turner continues it: no check from outside could come early enough
     items: tuple[CommandItem, ...]
@@ -245,7 +247,10 @@ class WorkerGone(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
 
 
 class CommandStarted(msgspec.Struct, frozen=True, array_like=True):
-    """A command runs (sent only after a few ms). out, err: its files while it runs, kept below `cap` bytes."""
+    """A command runs (sent only after a few ms).
+
+    out, err: its files while it runs, kept below `cap` bytes unless its user named them; its own output begins at `out_at`, `err_at`.
+    """
 
     seq: int
     pid: int
@@ -254,6 +259,8 @@ class CommandStarted(msgspec.Struct, frozen=True, array_like=True):
     out: str
     err: str
     cap: int = 64 * 1024 * 1024
+    out_at: int = 0
+    err_at: int = 0
 
 
 class CommandEnd(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):

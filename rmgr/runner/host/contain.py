@@ -320,6 +320,7 @@ class ControlGroup:
         """Sets a limit in bytes, 0 = none."""
         if self._unified and self._has_memory:
             write_file(os.path.join(self._unified, "memory.swap.max"), "0")
+            write_file(os.path.join(self._unified, "memory.oom.group"), "1" if limit else "0")  # no script goes on without its child
             return write_file(os.path.join(self._unified, "memory.max"), str(limit) if limit else "max")
         return bool(self._memory) and write_file(os.path.join(self._memory, "memory.limit_in_bytes"), str(limit or -1))
 

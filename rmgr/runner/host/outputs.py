@@ -2,7 +2,7 @@
 
 A file above its cap keeps its first and its last half: the middle is given back to the file system while the work runs (a hole), so 1 GB of
 output costs 64 MiB of disk and slows nothing. Without support for holes the file is cut at the cap again and again, which keeps only its
-first part.
+first part. A file that the user named (`--out FILE`) stays whole: what is stored of it above the cap is a copy without its middle.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from rmgr.model.tasks.gap import gap_line
 from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, Output
@@ -19,12 +21,27 @@ from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, Output
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _COPY = 1024 * 1024
 _BLOCK = 4096
+_OPEN_FILES = ("/dev/fd/", "/dev/std", "/dev/tty", "/proc/")
 
 
 def open_output(path: str, *, append: bool = True) -> int:
     """Opens an output file for appending, created if absent. Raises: OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     return os.open(path, flags if append else flags | os.O_TRUNC, 0o666)
+
+
+def open_named(path: str, *, append: bool) -> int:
+    """`open_output` of a file that a user has named. Raises: OSError, also for what is neither a plain file nor /dev/null.
+
+    Nobody would read a pipe, a terminal would become the spawner's own, and /dev/stdout is the log of its Starter.
+    """
+    if os.path.normpath(path).startswith(_OPEN_FILES):
+        raise OSError(errno.EINVAL, "it names what a process has open; leave it out: rmgr logs shows what work prints", path)
+    with suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or os.path.realpath(path) == os.devnull):
+            raise OSError(errno.EINVAL, "it is no plain file", path)
+    return open_output(path, append=append)
 
 
 def trim(fd: int, cap: int) -> bool:
@@ -72,24 +89,31 @@ def take(fd: int, path: str, final: str, cap: int) -> Output:
     if size <= cap:
         os.rename(path, final)
         return Output(size=size, path=final)
-    dropped = _condense(fd, final, size, cap)
+    dropped = _condense(fd, final, 0, size, cap)
     os.ftruncate(fd, 0)
     os.unlink(path)
     return Output(size=size, path=final, dropped=dropped)
 
 
-def settle(path: str, cap: int) -> Output:
-    """Describes a file that stays where it is (`--out FILE`), after condensing away its dropped part."""
-    size = os.stat(path).st_size
-    if size <= cap:
+def settle(path: str, start: int, final: str, cap: int) -> Output:
+    """Describes what lies from `start` on in a file that stays as it is (`--out FILE`).
+
+    Where that is not all of it, or is more than `cap`, it is told by a copy, `final`; in that the middle is missing above `cap`.
+    """
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):  # /dev/null
+        return NO_OUTPUT
+    start = start if start <= found.st_size else 0  # it was cut meanwhile
+    size = found.st_size - start
+    if not start and size <= cap:
         return Output(size=size, path=path)
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        dropped = _condense(fd, path + ".part", size, cap)
+        if size <= MAX_INLINE_OUTPUT:
+            return Output(size=size, data=os.pread(fd, size, start))
+        return Output(size=size, path=final, dropped=_condense(fd, final, start, found.st_size, cap))
     finally:
         os.close(fd)
-    os.replace(path + ".part", path)
-    return Output(size=size, path=path, dropped=dropped)
 
 
 def read_live(fd: int, offset: int, limit: int, cap: int) -> tuple[bytes, int] | None:
@@ -136,19 +160,22 @@ def _seek(fd: int, offset: int, whence: int) -> int:
         return os.fstat(fd).st_size
 
 
-def _condense(fd: int, final: str, size: int, cap: int) -> int:
-    """Writes head, marker and tail of `fd` to `final`; returns the number of bytes left out."""
-    head = _aligned(cap // 2)
-    tail = max(head, _aligned(size - cap // 2) + _BLOCK)
-    dropped = tail - head
+def _condense(fd: int, final: str, start: int, end: int, cap: int) -> int:
+    """Writes what lies from `start` to `end` to `final`: its head, a marker and its tail where it is more than `cap`.
+
+    Returns: how many bytes were left out.
+    """
+    head = start + _aligned(cap // 2) if end - start > cap else end
+    tail = max(head, _aligned(end - cap // 2) + _BLOCK) if head < end else end
     out = os.open(final, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        _copy(fd, out, 0, head)
-        os.write(out, gap_line(dropped, cap))
-        _copy(fd, out, tail, size)
+        _copy(fd, out, start, head)
+        if tail > head:
+            os.write(out, gap_line(tail - head, cap))
+            _copy(fd, out, tail, end)
     finally:
         os.close(out)
-    return dropped
+    return tail - head
 
 
 def _copy(source: int, target: int, start: int, end: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,23 @@ def test_output_files_are_written_on_the_node(sh: Shell) -> None:
     number = sh.submit("--array", "4,9", "-o", "o.%j.%a", "--", "sh", "-c", "echo $RMGR_ARRAY_INDEX")
     sh.ok("wait", number)
     assert [(sh.directory / f"o.{number}.{index}").read_text() for index in (4, 9)] == ["4\n", "9\n"]
+
+
+def test_a_log_is_that_of_its_own_work_although_a_file_is_written_again(sh: Shell) -> None:
+    for word in ("first", "second"):
+        assert sh.ok("submit", "--wait", "-o", "again.out", "--", "echo", word).out.splitlines()[-1] == word
+    assert sh.ok("logs", "last").out == "second\n"
+    assert (sh.directory / "again.out").read_text() == "first\nsecond\n"
+
+
+def test_output_that_nobody_wants_fails_no_work_and_blames_no_node(sh: Shell) -> None:
+    ended = sh.ok("submit", "--wait", "-o", "/dev/null", "--", "sh", "-c", "echo gone; echo kept >&2")
+    assert ("gone" in ended.out + ended.err, "kept" in ended.err) == (False, True)
+    os.mkfifo(sh.directory / "pipe")
+    for name in ("pipe", "/dev/stdout"):
+        ended = sh("submit", "--wait", "-o", name, "--", "echo", "x")
+        assert (ended.code, "cannot be written" in ended.err) == (126, True), ended
+    assert {node["state"] for node in sh.ok("nodes", "--json").json["nodes"]} == {"up"}
 
 
 @pytest.mark.parametrize(

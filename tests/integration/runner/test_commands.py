@@ -16,7 +16,7 @@ from rmgr.adapters.host.workevents import (
     TasksReturned,
 )
 from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem
+from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandBatch, CommandItem
 from tests.harness.fair_time import FairTimer
 from tests.harness.waiting import eventually
 from tests.harness.work_node import WorkNode
@@ -82,11 +82,30 @@ def test_a_command_that_cannot_start_says_why(node: WorkNode, slot: Slot, argv: 
 
 def test_a_script_whose_interpreter_is_missing_says_so(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
     script = tmp_path / "s"
-    script.write_text("#!/no/such/interpreter\n")
-    script.chmod(0o755)
-    end = node.end_of(node.run(slot, str(script)))
+    script.touch(0o755)
+    for text, says in [
+        ("#!/no/such/interpreter -w\n", "names an interpreter that node n1 lacks: /no/such/interpreter -w"),
+        ("#!/bin/sh\r\necho\r\n", f"its lines end as those of DOS do (sed -i 's/\\r$//' {script})"),
+    ]:
+        script.write_text(text, newline="")
+        end = node.end_of(node.run(slot, str(script)))
+        assert (end.reason, end.exit_code) == (Reason.START_FAILED, 127)
+        assert says in end.detail
+    end = node.end_of(node.run(slot, script="#!/no/such/interpreter\n"))
     assert (end.reason, end.exit_code) == (Reason.START_FAILED, 127)
-    assert "interpreter" in end.detail
+    assert end.detail == "no such program: /no/such/interpreter on node n1, which the first line of its script names"
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_program_for_another_kind_of_machine_is_not_read_by_the_shell(node: WorkNode, slot: Slot, tmp_path: Path, isolate: bool) -> None:
+    program, text = tmp_path / "program", tmp_path / "text"
+    for path, data in [(program, b"\x7fELF\2\1\1" + bytes(9) + b"\2\0\xb7\0" + bytes(200)), (text, b"echo as shells do\n")]:
+        path.write_bytes(data)
+        path.chmod(0o755)
+    end = node.end_of(node.run(slot, str(program), isolate=isolate))
+    assert (end.reason, end.exit_code, end.err) == (Reason.START_FAILED, 126, NO_OUTPUT)
+    assert f"({os.uname().machine}): it is damaged, or for another kind of machine (file {program})" in end.detail
+    assert node.end_of(node.run(slot, str(text), isolate=isolate)).out.data == b"as shells do\n"
 
 
 def test_a_script_text_runs_by_its_first_line_or_by_sh(node: WorkNode, slot: Slot) -> None:
@@ -178,6 +197,51 @@ def test_output_files_of_the_user_are_written_and_shared_when_they_are_one(node:
     refused = node.end_of(node.shell(slot, "true", out=str(tmp_path)))
     assert refused.reason is Reason.START_FAILED
     assert str(tmp_path) in refused.detail
+
+
+def test_a_file_that_its_user_has_named_stays_whole_above_the_cap(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    """What is told of it is a copy without its middle, which is not the user's."""
+    file, gate = tmp_path / "log", tmp_path / "gate"
+    text = f"head -c 1000000 /dev/zero; while [ ! -e {gate} ]; do sleep 0.01; done; echo end"
+    seq = node.shell(slot, text, out=str(file), shape=BatchShape(submission=1, output_cap=64 * 1024))
+    eventually(lambda: file.exists() and file.stat().st_size == 1_000_000)
+    gate.touch()
+    end = node.end_of(seq)
+    assert file.read_bytes() == bytes(1_000_000) + b"end\n"
+    assert (end.out.size, end.out.dropped > 800_000, Path(end.out.path).parent) == (1_000_004, True, slot.directory)
+    assert Path(end.out.path).read_bytes().endswith(b"end\n")
+
+
+def test_of_a_file_that_is_appended_to_only_its_own_output_is_told(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    file, gate = tmp_path / "log", tmp_path / "gate"
+    file.write_text("of an earlier one\n")
+    text = f"echo one; while [ ! -e {gate} ]; do sleep 0.01; done; echo two"
+    seq = node.shell(slot, text, out=str(file), append=True)
+    eventually(lambda: slot.live_output(seq, "stdout", 0) == (b"one\n", 4))
+    assert slot.live_output(seq, "stdout", 4) == (b"", 4)
+    gate.touch()
+    assert node.end_of(seq).out.data == b"one\ntwo\n"
+    assert file.read_text() == "of an earlier one\none\ntwo\n"
+    mixed = node.end_of(node.shell(slot, "echo three; echo e >&2", out=str(file), append=True, is_mixed=True))
+    assert (mixed.out, mixed.err.data) == (NO_OUTPUT, b"e\n")
+    assert file.read_text().endswith("two\nthree\n")
+
+
+def test_output_for_dev_null_is_kept_nowhere(node: WorkNode, slot: Slot) -> None:
+    end = node.end_of(node.shell(slot, "echo a; echo b >&2", out="/dev/null"))
+    assert (end.reason, end.out, end.err.data) == (Reason.NONE, NO_OUTPUT, b"b\n")
+    both = node.end_of(node.shell(slot, "echo a; echo b >&2", out="/dev/null", err="/dev/null"))
+    assert (both.reason, both.out, both.err) == (Reason.NONE, NO_OUTPUT, NO_OUTPUT)
+
+
+@pytest.mark.parametrize("name", ["/dev/full", "/dev/stdout", "/dev/stderr", "/dev/fd/1", "/proc/self/fd/1", "pipe"])
+def test_what_is_no_plain_file_takes_no_output(node: WorkNode, slot: Slot, tmp_path: Path, name: str) -> None:
+    """It is the command's own failure: nothing about its node is wrong, and what the Starter has open stays its own."""
+    os.mkfifo(tmp_path / "pipe")
+    path = str(tmp_path / name)  # that of /dev and /proc is whole
+    end = node.end_of(node.shell(slot, "echo a", out=path))
+    assert (end.reason, end.exit_code) == (Reason.START_FAILED, 126)
+    assert f"the output file {path} cannot be written" in end.detail
 
 
 def test_streams_for_files_whose_directory_is_not_here_are_private(node: WorkNode, slot: Slot) -> None:

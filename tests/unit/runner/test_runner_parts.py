@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -13,8 +16,8 @@ from rmgr.adapters.host.cgroup import members, remove_group
 from rmgr.client.logs import unseen
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.gap import gap_line, place
-from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandItem
-from rmgr.runner.command import _interpreter
+from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandBatch, CommandItem, Output
+from rmgr.runner.command import Launcher, _interpreter
 from rmgr.runner.host import contain
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import ControlGroup, Forks
@@ -98,13 +101,25 @@ def test_a_file_above_its_cap_gives_its_middle_back(tmp_path: Path, monkeypatch:
     os.close(fd)
 
 
-def test_a_users_own_output_file_is_condensed_in_place(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+def test_a_users_own_output_file_stays_whole_and_is_told_without_its_middle(tmp_path: Path) -> None:
+    path, final = tmp_path / "log", tmp_path / "final"
     path.write_bytes(b"b" * (3 * MIB))
-    output = settle(str(path), MIB)
-    assert output.size == 3 * MIB
-    assert path.stat().st_size < MIB + 8192
-    assert not (tmp_path / "log.part").exists()
+    output = settle(str(path), 0, str(final), MIB)
+    assert (output.size, output.path) == (3 * MIB, str(final))
+    assert path.stat().st_size == 3 * MIB
+    assert f"{output.dropped} bytes of output dropped".encode() in final.read_bytes()
+    assert final.stat().st_size < MIB + 8192
+    assert settle(os.devnull, 0, str(final), MIB) is NO_OUTPUT
+
+
+def test_of_a_file_that_is_appended_to_what_was_there_before_is_not_told(tmp_path: Path) -> None:
+    path, final = tmp_path / "log", tmp_path / "final"
+    path.write_bytes(b"old" + b"n" * 5000)
+    assert settle(str(path), 4993, str(final), MIB) == Output(size=10, data=b"n" * 10)
+    assert settle(str(path), 5003, str(final), MIB) == Output(size=0)
+    assert settle(str(path), 3, str(final), MIB) == Output(size=5000, path=str(final))
+    assert final.read_bytes() == b"n" * 5000
+    assert settle(str(path), 6000, str(final), MIB) == Output(size=5003, path=str(path)), "it was cut since, and begins anew"
 
 
 def test_live_output_never_follows_a_link(tmp_path: Path) -> None:
@@ -126,11 +141,12 @@ def _group(path: Path, *files: str) -> str:
 def test_a_version_2_group_limits_memory_freezes_and_kills_by_its_files(tmp_path: Path) -> None:
     group = ControlGroup(_group(tmp_path / "slot"), "", "", "w1", has_memory=True)
     leaf = tmp_path / "slot" / "w1"
-    for name in ("memory.max", "memory.swap.max", "cgroup.kill", "cgroup.freeze", "memory.events", "cgroup.procs"):
+    for name in ("memory.max", "memory.swap.max", "memory.oom.group", "cgroup.kill", "cgroup.freeze", "memory.events", "cgroup.procs"):
         (leaf / name).write_text("")
     assert group.limits_memory
     assert group.set_memory(5 * MIB)
     assert ((leaf / "memory.max").read_text(), (leaf / "memory.swap.max").read_text()) == (str(5 * MIB), "0")
+    assert (leaf / "memory.oom.group").read_text() == "1", "a script does not go on without a child that was killed for lack of memory"
     assert group.freeze(True)
     assert (leaf / "cgroup.freeze").read_text() == "1"
     group.kill()
@@ -154,6 +170,18 @@ def test_a_version_1_group_limits_memory_and_freezes_by_its_files(tmp_path: Path
     assert group.had_oom()
     group.kill()
     assert (freezer / "freezer.state").read_text().endswith("THAWED")
+
+
+@pytest.mark.parametrize("code", [0, 1, 137])
+def test_a_script_whose_child_was_killed_for_lack_of_memory_has_run_out_of_memory(tmp_path: Path, code: int) -> None:
+    """Groups of version 1 kill a single process, and its script may go on to a good end."""
+    batch = CommandBatch(shape=BatchShape(submission=1, memory_bytes=MIB), argv=("sh", "-c", f"exit {code}"), items=(CommandItem(1, 0),))
+    launcher = Launcher(str(tmp_path), "n1")
+    run = launcher.start(batch, batch.items[0], None)
+    run.group = cast("ControlGroup", SimpleNamespace(limits_memory=True, had_oom=lambda: True, peak_bytes=lambda: MIB))
+    _, status, usage = os.wait4(run.pid, 0)
+    end = launcher.finish(run, status, usage, reason=Reason.NONE, leftovers=0)
+    assert (end.reason, end.exit_code, end.signal) == (Reason.OUT_OF_MEMORY, None, signal.SIGKILL)
 
 
 def test_forking_is_forbidden_and_allowed_again(tmp_path: Path) -> None:

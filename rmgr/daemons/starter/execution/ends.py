@@ -337,12 +337,7 @@ class Ends:
         command = block.info.record.command
         if command is None:
             return
-        out, err = self._stager.named_outputs(block, index)
-        shared = self._stager.appends(block)
-        ending.kept_paths = tuple(path for path in (out, err) if path)
-        if shared and block.key.count > 1:  # one file of many tasks: not the output of any single one
-            ending.out = ending.out if ending.out.path != out or not out else type(ending.out)(size=ending.out.size)
-            ending.err = ending.err if ending.err.path != err or not err else type(ending.err)(size=ending.err.size)
+        ending.kept_paths = tuple(path for path in self._stager.named_outputs(block, index) if path)
         ending.directory = end.directory
         if ending.reason is Reason.NONE:  # whether they exist is seen where they are stored: here a hanging file server would stop all
             ending.files = tuple(name for _, name in command.output_files)
