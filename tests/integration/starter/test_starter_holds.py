@@ -170,6 +170,6 @@ def test_a_helper_that_only_registers_again_keeps_its_part_and_one_that_begins_a
     multi = Multi(name="TEST", ops=(Set(paths.node("n2"), data, found.version),), proof=Holds(paths.node("n2"), data))
     assert isinstance(rig.zk.commit(multi).result(60), Committed)
     eventually(lambda: rig.failed(number), "its attempt failed")
-    assert [record.reason for record in rig.failed(number).values()] == [Reason.NODE_LOST]
+    assert [(record.reason, record.error) for record in rig.failed(number).values()] == [(Reason.NODE_LOST, "node n2 was lost")]
     assert rig.wait_registered("n2", incarnation=again.incarnation + 2).life not in {first.life, "another"}
     unhold(rig, job)

@@ -103,6 +103,7 @@ class Jobs:
         self._pool = DirectoryPool(node.shared.after, Path.unlink)
         self._alone: dict[int, Path] = {}  # processes -> the directory of all jobs with so many on this node alone
         self._doors: dict[BlockKey, Door] = {}
+        self._lost: dict[BlockKey, str] = {}  #: what is being stopped -> the node for whose loss
         self._shapes: dict[tuple[Any, ...], BatchShape] = {}  #: of jobs on this node alone, by all in which they differ
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
@@ -380,6 +381,8 @@ class Jobs:
             ending.served_us, ending.turns = self.gangs.served_us(part)
             if self.gangs.was_killed(part) and ending.reason in _KILLED:
                 ending.reason, ending.error = Reason.SIGNAL, OVERRAN
+        if ending.reason is Reason.NODE_LOST and not ending.error and (lost := self._lost.get(block.key)):
+            ending.error = f"node {lost} was lost"  # the attempt is told as that of the head, which lives
         place = self._places.get(block.key)
         if place is not None and ending.reason in _STARVING and not place.exists():
             ending.reason, ending.error = Reason.NODE_LOST, f"the job's directory was removed on node {self._node.name} ({ending.error})"
@@ -394,6 +397,7 @@ class Jobs:
         if block.ready:
             self._node.giving.revoke(block)
         elif not self.checkpoints.lose(block, node) and not self.verdicts.lose(block, node):
+            self._lost[block.key] = node
             self._node.stop_tasks(block, None, Reason.NODE_LOST, 0)
 
     def let_go(self, block: ClaimedBlock, for_us: int) -> None:
@@ -435,6 +439,7 @@ class Jobs:
     def forget(self, block: ClaimedBlock) -> None:
         """Drops a block that is over."""
         self._node.orders.left(block.key)
+        self._lost.pop(block.key, None)
         self.barriers.forget(block)
         self.verdicts.forget(block)
         self.checkpoints.forget(block)
