@@ -501,7 +501,7 @@ def error_of(settled: Settled, number: int, *, loses: bool = False) -> BaseExcep
         node=settled.node,
         log_tail=log_tail(outcome),
         work_exit_code=outcome.exit_code,
-        hint=_KEYWORDS.get(outcome.reason) or f"rmgr logs {number}_{outcome.index}",
+        hint=_KEYWORDS.get(outcome.reason) or f"rmgr {'explain' if outcome.reason in _MUTE else 'logs'} {number}_{outcome.index}",
     )
     failed.__cause__ = raised
     return failed
@@ -517,6 +517,8 @@ def raised_by(outcome: Outcome) -> BaseException | None:
         return None
     return error if isinstance(error, BaseException) else None
 
+#: Ends of what has not run, or of which no log is left.
+_MUTE = frozenset({Reason.START_FAILED, Reason.OUTPUT_EXISTS, Reason.UNTRUSTED, Reason.POISON, Reason.NODE_LOST, Reason.DATA_LOST})
 #: How a user raises a limit: TaskQueue and Executor take the same keywords.
 _KEYWORDS = {
     Reason.TIME_LIMIT: "a longer limit: TaskQueue(f, time=SECONDS or '15m'), and the same of Executor",

@@ -409,6 +409,8 @@ ERROR_KEY = "rmgr-error"
 _ERROR_CHARS = 2000
 #: gRPC's words for a server whose certificate is not the expected one.
 _NOT_THE_ONE = ("CERTIFICATE_VERIFY_FAILED", "Verification Check failed", "is not in peer certificate")
+#: Its words, of several releases, for a name without an address.
+_NO_SUCH_HOST = ("errors resolving ", "DNS resolution failed", "Name resolution failure")
 
 _STATUS = {
     "USAGE": grpc.StatusCode.INVALID_ARGUMENT,
@@ -476,4 +478,8 @@ def rebuild(error: grpc.RpcError, endpoint: str) -> errors.RmgrError:
     if details.startswith("failed to connect") and details.endswith("Socket closed"):
         hint = "it hangs up at once: if that cluster is secured, set RMGR_SECURITY_DIR to your bundle of it; rmgr doctor"
         return errors.Unavailable(f"{endpoint} does not talk to us", hint=hint)
-    return errors.Unavailable(f"{endpoint} cannot be reached ({code.name.lower().replace('_', ' ')})", hint="rmgr doctor")
+    if details.startswith(_NO_SUCH_HOST):
+        told = f"{endpoint} cannot be reached: no host of this name is known here"
+        return errors.Unavailable(told, hint="is the name right? rmgr doctor")
+    why = "nothing listens there" if details.endswith("Connection refused") else code.name.lower().replace("_", " ")
+    return errors.Unavailable(f"{endpoint} cannot be reached ({why})", hint="rmgr doctor")

@@ -217,8 +217,9 @@ def test_wrong_counts_and_missing_keys_fail_clearly(connection: Connection) -> N
         missing = queue.submit(inputs=[f"{prefix}/nothing"], outputs=[f"{prefix}/c"])
         error = wrong.exception(30)
         assert "3 values for 2 output keys" in str(error)
-        with pytest.raises(TaskFailed, match="nothing' does not exist"):
+        with pytest.raises(TaskFailed, match="nothing' does not exist") as caught:
             missing.result(60)
+        assert caught.value.hint == f"rmgr explain {caught.value.task_id}", "it has written nothing"
         queue.wait_all(timeout=60)
     eventually(lambda: connection.store.keys(prefix) == [f"{prefix}/in"])
     with pytest.raises(NotFound):

@@ -204,6 +204,14 @@ def test_a_daemon_that_is_not_there_is_unavailable(server):
             client.nodes()
 
 
+def test_a_host_that_is_not_known_is_told_as_that() -> None:
+    with (
+        LeaderClient("no-such-host.invalid:7071", timeout_s=20.0) as client,
+        pytest.raises(Unavailable, match="cannot be reached: no host of this name is known here"),
+    ):
+        client.nodes()
+
+
 LIFE = 2**64 - 1
 ASKED = PickRequest(
     gateway="g:1",
