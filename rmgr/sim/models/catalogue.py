@@ -1,4 +1,4 @@
-"""Workload models by the names of the command line: `lublin99`, `lublin99:batch`, `hpc2500`, `feitelson96`."""
+"""Workload models by their names on the command line: `lublin99`, `lublin99:batch`, `hpc2500`, `feitelson96`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rmgr.sim.models.feitelson96 import REPEAT_EXPONENT, Constants, feitelson96
 from rmgr.sim.models.lublin99 import MIXES, lublin99
 from rmgr.sim.workload.jobs import Workload
 
-#: Jobs and processors of a model when nothing is said; of a model that was made for one machine, that machine's.
+#: Default numbers of jobs and processors; a model made for one machine defaults to the processors of that machine.
 JOBS = 10_000
 PROCESSORS = 128
 OWN_PROCESSORS: Mapping[str, int] = {"hpc2500": kyoto.PROCESSORS, "feitelson96": FEITELSON96_PROCESSORS}
@@ -37,24 +37,24 @@ MODELS: Mapping[str, tuple[tuple[str, ...], Callable[[int, int, int, str], Workl
 
 
 def names() -> list[str]:
-    """Every name that `model_named` knows."""
+    """Returns every name that `model_named` knows."""
     return [f"{name}:{kind}" if kind else name for name, (kinds, _) in MODELS.items() for kind in kinds]
 
 
 def is_model(source: str) -> bool:
-    """The name begins as a model's does; a file of that name is written ./NAME."""
+    """Returns whether the name begins with the name of a model. A file with such a name is written ./NAME."""
     return source.partition(":")[0] in MODELS
 
 
 def refuse_misspelt(source: str) -> None:
-    """Raises UsageError for a name that is no file, but nearly a model's."""
+    """Raises UsageError for a name that is no file but resembles the name of a model."""
     near = get_close_matches(source.lower(), names(), 1, 0.7)
     if near and not os.path.lexists(source):
         raise UsageError(f"no model and no file is called {source!r}; did you mean {near[0]}?", hint=f"models: {', '.join(names())}")
 
 
 def model_named(source: str, *, jobs: int | None, processors: int | None, seed: int) -> Workload:
-    """The workload that a model draws. Raises: UsageError for an unknown kind, or what the model cannot make."""
+    """Draws the workload of the named model. Raises: UsageError for an unknown kind, or numbers that the model cannot draw."""
     name, _, kind = source.partition(":")
     kinds, draw = MODELS[name]
     if kind not in kinds:

@@ -1,17 +1,17 @@
-"""Workload model: a stand-in for Feitelson 1996, rigid jobs of a parallel computer centre as papers.md 2.3 calibrates them.
+"""Workload model: a stand-in for Feitelson 1996. Rigid jobs of a parallel computer centre, calibrated by papers.md 2.3.
 
 Algorithm:
 1. Size: n in 1..processors with weight n^-1.5, times 8 when n >= 8 is a power of two, else times 2 when n >= 8 is a square or a
    multiple of 10.
 2. Calculation time: exponential with mean 5,700 min with probability pL(n) = 0.10 + 0.80 log2(n) / 10, mean 430 min with probability
    pM(n) = min(0.30, 1 - pL(n)), else mean 30 min; the time of the chosen stage is drawn again until 10 min <= x <= 30 days.
-3. Communication time: uniform on [0, 0.2 x calculation time]. The run time is both together.
+3. Communication time: uniform on [0, 0.2 x calculation time]. The run time is the sum of both.
 4. Arrivals: Poisson, mean gap `interarrival_min`. One seed draws the same unit gaps for every mean.
-5. Repetitions, off by default: the same size and calculation time is submitted r times in a row, P(r) ~ r^-repeat_exponent, each
-   time with its own gap and communication time.
+5. Repetitions, off by default: jobs of the same size and calculation time are submitted r times in a row, P(r) ~ r^-repeat_exponent,
+   each with its own gap and communication time.
 Parameters: `Constants`. Source: papers.md 2.3; D. G. Feitelson, "Packing schemes for gang scheduling", JSSPP 1996 (shape of the model).
-Differs from it in: the archive's hand-tuned constants are not public; these are calibrated, and configuration. The requested time is the
-run time: the model has no estimates.
+Differs from it in: the archive's hand-tuned constants are not public; these constants are calibrated and can be configured. The requested
+time is the run time, since the model has no estimates.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rmgr.sim.workload.jobs import Workload, WorkloadJob, stream
 
 MINUTE = 60_000_000
 PROCESSORS = 1024
-#: What the archive's users report of repetitions.
+#: Exponent of repetitions that users of the archive report.
 REPEAT_EXPONENT = 2.5
 _MOST_REPEATS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """Parameters calibrated as papers.md 2.3. Times in minutes; probabilities of a stage for n processors: base + slope x log2(n) / 10."""
+    """Parameters, calibrated by papers.md 2.3. Times in minutes; probability of a stage for n processors: base + slope x log2(n) / 10."""
 
     size_exponent: float = 1.5
     emphasised_from: int = 8
@@ -54,7 +54,7 @@ class Constants:
     repeat_exponent: float | None = None  #: None = each job once
 
     def __post_init__(self) -> None:
-        """Raises: UsageError for times or weights that are not possible."""
+        """Raises: UsageError for impossible times or weights."""
         positive = {
             "interarrival_min": self.interarrival_min,
             "long_mean_min": self.long_mean_min,
@@ -74,7 +74,7 @@ class Constants:
             )
 
     def size_weight(self, n: int) -> float:
-        """How often a size is drawn, relative to size 1."""
+        """Returns how often size n is drawn, relative to size 1."""
         weight = math.pow(n, -self.size_exponent)
         if n < self.emphasised_from:
             return weight
@@ -83,7 +83,7 @@ class Constants:
         return weight * self.square_or_ten_weight if math.isqrt(n) ** 2 == n or n % 10 == 0 else weight
 
     def stages(self, n: int) -> tuple[tuple[float, float], ...]:
-        """(probability up to and with this stage, mean in minutes) of the three stages."""
+        """Returns (cumulative probability, mean in minutes) of each of the three stages."""
         long = min(self.long_base + self.long_slope * math.log2(n) / 10, 1.0)
         middle = min(self.middle_most, 1 - long)
         return ((long, self.long_mean_min), (long + middle, self.middle_mean_min), (math.inf, self.short_mean_min))
@@ -93,7 +93,7 @@ DEFAULT = Constants()
 
 
 def feitelson96(jobs: int, *, processors: int = PROCESSORS, seed: int = 0, constants: Constants = DEFAULT) -> Workload:
-    """`jobs` jobs for a machine of `processors`; calculation and communication times are told apart (`WorkloadJob.communication_us`).
+    """Draws `jobs` jobs for a machine of `processors`; communication time is also stored on its own (`WorkloadJob.communication_us`).
 
     Raises: UsageError for fewer than one job or processor. Cost: about 5 us a job and 1 us a processor.
     """
@@ -102,7 +102,7 @@ def feitelson96(jobs: int, *, processors: int = PROCESSORS, seed: int = 0, const
     gaps, shares = stream(seed, "feitelson96/arrivals"), stream(seed, "feitelson96/communication times")
     asked = _asked(constants, processors, seed)
     found: list[WorkloadJob] = []
-    submit_min = 0.0  # drawn gaps are added up once, in one order: no two policies see other times
+    submit_min = 0.0  # gaps are added up once, in one order, so that every policy sees the same times
     for number in range(1, jobs + 1):
         size, calculation_us = next(asked)
         communication_us = round(shares.random() * constants.communication_share * calculation_us)
@@ -124,7 +124,7 @@ def feitelson96(jobs: int, *, processors: int = PROCESSORS, seed: int = 0, const
 
 
 def _asked(constants: Constants, processors: int, seed: int) -> Iterator[tuple[int, int]]:
-    """(size, calculation time in us) of each job in turn, for ever."""
+    """Yields (size, calculation time in us) of one job after another, endlessly."""
     sizes, times = stream(seed, "feitelson96/sizes"), stream(seed, "feitelson96/calculation times")
     again = stream(seed, "feitelson96/repetitions")
     up_to = list(accumulate(constants.size_weight(n) for n in range(1, processors + 1)))
@@ -138,7 +138,7 @@ def _asked(constants: Constants, processors: int, seed: int) -> Iterator[tuple[i
 
 
 def _repeats(exponent: float | None) -> list[float]:
-    """Cumulated weights of 1, 2, ... submissions of one job."""
+    """Returns cumulative weights of 1, 2, ... submissions of one job."""
     return [1.0] if exponent is None else list(accumulate(math.pow(r, -exponent) for r in range(1, _MOST_REPEATS + 1)))
 
 

@@ -1,16 +1,16 @@
-"""Workload model: the batch jobs of Kyoto's HPC2500 as paper 000 lets us guess them; its log is not public.
+"""Workload model: batch jobs of Kyoto's HPC2500, guessed from paper 000, since the machine's log is not public.
 
 Algorithm:
 1. CPUs by weights: 1: .34, 2: .06, 4: .16, 8: .16, 16: .10, 32: .08, 64: .05, 128: .04, 256: .007, 512: .003.
-2. Shape: at most 8 CPUs: one process of as many threads with probability .5, else as many processes of one thread. More: one process on one
-   node with probability .25 while it has at most 128 threads; else the threads are drawn uniformly from the divisors of the CPUs that are
-   at most 32, and processes = CPUs / threads.
+2. Shape. Up to 8 CPUs: with probability .5 one process with a thread per CPU, else one process per CPU with a single thread. More CPUs:
+   with probability .25 one process on one node, if that makes at most 128 threads; else the number of threads is drawn uniformly from the
+   divisors of the CPUs up to 32, and processes = CPUs / threads.
 3. Elapsed time: log-normal, its median by CPUs from table 1 (CPU time / parallelism; 2 CPUs: 40 s, 256 CPUs: 24,000 s), sigma 2.2 of the
    natural logarithm, cut to [5 s, 72 h], whole seconds. The requested time is the elapsed time.
-4. Arrivals: Poisson at load 1 of the machine; `Workload.at_load` stretches them to the load wanted.
-5. The user's queue (kind `user`): uniformly among the queues that admit the job; one that ss8 admits goes there first with probability .5.
-   Without the kind the queue is left to the scheduler. Both kinds have the very same jobs.
-Parameters: jobs, processors (for the arrival rate), seed; each purpose has its stream.
+4. Arrivals: Poisson at load 1 of the machine; `Workload.at_load` stretches them to the desired load.
+5. The user's queue (kind `user`): drawn uniformly from the queues that admit the job; a job that ss8 admits goes to ss8 with probability
+   .5 before that draw. Without the kind, the scheduler chooses the queue. Both kinds have exactly the same jobs.
+Parameters: jobs, processors (for the arrival rate), seed; each purpose has its own random stream.
 Source: papers.md 1.6 (all of it a choice of the project; medians of paper 000, table 1). Differs from it in: nothing.
 """
 
@@ -29,7 +29,7 @@ from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob, stream
 NODES = 11
 CPUS_PER_NODE = 128
 PROCESSORS = NODES * CPUS_PER_NODE
-#: Who names the queue: "" = the scheduler, "user" = the user, as he did at Kyoto.
+#: Who chooses the queue: "" = the scheduler, "user" = the user, as at Kyoto.
 KINDS = ("", "user")
 
 #: CPUs -> weight.
@@ -46,9 +46,9 @@ _PREFER_SHORT = 0.5
 
 
 def hpc2500(jobs: int, *, processors: int = PROCESSORS, seed: int = 0, kind: str = "", small: int = 1) -> Workload:
-    """`jobs` jobs arriving at about load 1; small: jobs of at most 8 CPUs are so many times as frequent.
+    """Draws `jobs` jobs that arrive at about load 1. small: factor by which jobs of up to 8 CPUs are more frequent.
 
-    Raises: UsageError for fewer than one job or a machine too small for 512. Cost: 20 us a job.
+    Raises: UsageError for fewer than one job, or a machine of fewer than 512 processors. Cost: 20 us a job.
     """
     if jobs < 1 or processors < max(WEIGHTS):
         raise UsageError(
@@ -85,7 +85,7 @@ def hpc2500(jobs: int, *, processors: int = PROCESSORS, seed: int = 0, kind: str
 
 
 def _shape(cpus: int, rng: random.Random) -> tuple[int, int]:
-    """(processes, threads)."""
+    """Draws (processes, threads per process)."""
     if cpus <= 8:
         return (1, cpus) if rng.random() < 0.5 else (cpus, 1)
     if cpus <= CPUS_PER_NODE and rng.random() < _WHOLE_PROCESS:

@@ -1,17 +1,17 @@
 """Workload model: Lublin and Feitelson 1999, rigid jobs with a daily cycle, batch and interactive.
 
 Algorithm:
-1. Size: one number u decides: u <= serial: 1 processor; else x = two-stage uniform on log2 scale ([low, med] with probability `first`,
-   else [med, high]); u <= serial + pow2: x is rounded to a whole number; size = round(2^x), at most the machine.
+1. Size, from one random number u: 1 processor if u <= serial; else x = two-stage uniform on log2 scale ([low, med] with probability
+   `first`, else [med, high]), rounded to a whole number if u <= serial + pow2; size = round(2^x), at most the machine.
 2. Run time: floor(exp(g)) seconds, g from Gamma(a1, b1) with probability p = clamp(pa x size + pb, 0, 1), else Gamma(a2, b2); drawn
    again while g > 12 (two days).
 3. Arrivals: each gap is worth exp(Gamma(aarr x arar, barr)) points, drawn again while the exponent is above 13; a half hour of the day
-   passes weight x 1800 points. Weights: differences of the cdf of Gamma(anum, bnum) at i +- 0.5 for half hours i = 11..58 of a cyclic
-   day, normalised to mean 1. Batch and interactive jobs arrive independently; at one second the interactive one comes first.
-4. The requested time is the run time: the model has no estimates.
-Parameters: jobs; processors (128 takes the published constants; else high = log2(P), interactive 1.5 less, med = high - 2.5).
+   uses up weight x 1800 points. Weights: differences of the cdf of Gamma(anum, bnum) at i +- 0.5 for half hours i = 11..58 of a cyclic
+   day, normalised to mean 1. Batch and interactive jobs arrive independently; at equal times the interactive job comes first.
+4. The requested time is the run time, since the model has no estimates.
+Parameters: jobs; processors (128 takes the published constants; else high = log2(P), for interactive jobs 1.5 less, med = high - 2.5).
 Source: papers.md 5.1; U. Lublin, D. G. Feitelson, "The workload on parallel supercomputers", JPDC 63(11), 2003; the archive's program.
-Differs from it in: the random numbers themselves (one stream a purpose), and the first job is submitted at 0.
+Differs from it in: the random numbers themselves (one stream per purpose), and the first job is submitted at 0.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Kind:
     arar: float
 
     def fitted_to(self, processors: int) -> _Kind:
-        """Its sizes on another machine than the published one."""
+        """Returns the kind with its sizes fitted to a machine of `processors`."""
         if processors == _PUBLISHED:
             return self
         high = math.log2(processors) - (math.log2(_PUBLISHED) - self.high)
@@ -75,7 +75,7 @@ UNTYPED = _Kind(
     name="untyped", serial=0.244, pow2=0.576, low=0.8, med=4.5, high=7, first=0.86, a1=4.2, b1=0.94, a2=312, b2=0.03, pa=-0.0054,
     pb=0.78, aarr=10.2303, barr=0.4871, anum=8.1737, bnum=3.9631, arar=1.0225,
 )  # fmt: skip
-#: Which kinds a workload mixes; "" is what the archive's program does by default.
+#: Name of a mix -> kinds of jobs in it; "" is the default of the archive's program.
 MIXES: dict[str, tuple[_Kind, ...]] = {
     "": (INTERACTIVE, BATCH),
     "batch": (BATCH,),
@@ -85,14 +85,17 @@ MIXES: dict[str, tuple[_Kind, ...]] = {
 
 
 def lublin99(jobs: int, *, processors: int = _PUBLISHED, seed: int = 0, mix: str = "") -> Workload:
-    """`jobs` jobs for a machine of `processors`. Raises: UsageError for fewer than one job or two processors. Cost: about 10 us a job."""
+    """Draws `jobs` jobs for a machine of `processors`.
+
+    Raises: UsageError for fewer than one job or two processors. Cost: about 10 us a job.
+    """
     if jobs < 1 or processors < 2:
         raise UsageError(f"lublin99 cannot make {jobs} jobs for {processors} processors", hint="at least 1 job and 2 processors")
     sources = [_Source(kind.fitted_to(processors), seed) for kind in MIXES[mix]]
     found: list[WorkloadJob] = []
     origin = 0
     for number in range(1, jobs + 1):
-        source = min(sources, key=_next_s)  # the first of equals: interactive
+        source = min(sources, key=_next_s)  # at equal times the first source: interactive
         submit, kind = int(source.next_s), source.kind
         source.advance()
         size = min(_size(kind, source.sizes), processors)
@@ -113,7 +116,7 @@ def lublin99(jobs: int, *, processors: int = _PUBLISHED, seed: int = 0, mix: str
 
 
 class _Source:
-    """The arrivals of one kind: when the next job comes."""
+    """Arrivals of one kind of job. next_s: when its next job arrives."""
 
     def __init__(self, kind: _Kind, seed: int) -> None:
         self.kind = kind
@@ -152,7 +155,7 @@ def _run_s(kind: _Kind, size: int, rng: random.Random) -> int:
 
 
 def _arrival_times(kind: _Kind, rng: random.Random) -> Iterator[float]:
-    """Seconds from midnight of the first day, for ever. Buckets are counted, never added up: no error grows."""
+    """Yields arrival times endlessly (s since midnight of the first day). Buckets are counted, not added up, so that no error grows."""
     weights = weights_of(kind.anum, kind.bnum)
     bucket, points = 0, 0.0
     while True:
@@ -167,7 +170,7 @@ def _arrival_times(kind: _Kind, rng: random.Random) -> Iterator[float]:
 
 
 def weights_of(shape: float, scale: float) -> list[float]:
-    """How busy each half hour of the day is, from midnight, mean 1."""
+    """Returns how busy each half hour of the day is, from midnight on, with mean 1."""
     weights = [0.0] * _BUCKETS
     for i in range(_DAY_STARTS, _BUCKETS + _DAY_STARTS):
         weights[(i - 1) % _BUCKETS] = gamma_cdf(i + 0.5, shape, scale) - gamma_cdf(i - 0.5, shape, scale)
@@ -176,7 +179,7 @@ def weights_of(shape: float, scale: float) -> list[float]:
 
 
 def gamma_cdf(x: float, shape: float, scale: float) -> float:
-    """P(Gamma(shape, scale) <= x) by the power series of the incomplete gamma function; exact to 1e-12 for x/scale below 50."""
+    """Returns P(Gamma(shape, scale) <= x) from the power series of the incomplete gamma function; exact to 1e-12 for x/scale below 50."""
     x /= scale
     term = total = 1 / shape
     n = shape

@@ -1,6 +1,6 @@
-"""The papers' experiments, run again: each module has a STUDY, which reports checks and tables beside what the paper printed.
+"""The papers' experiments, repeated: each module has a STUDY, which reports checks and tables beside the paper's printed values.
 
-One file a paper. A paper uses `engine`, `runs`, `gangs` and `calls`, and no other paper.
+Each paper has one file. It uses `engine`, `runs`, `gangs` and `calls`, and no other paper.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from rmgr.errors import UsageError
 from rmgr.sim.papers.report import Study
 
-#: number -> (module, what it is about). A paper stands here when it can be run.
+#: number -> (module, subject) of each paper that can be run.
 PAPERS: Mapping[str, tuple[str, str]] = {
     "000": ("rmgr.sim.papers.paper000", "queue selection and connection reservation on an HPC2500"),
     "001": ("rmgr.sim.papers.paper001", "migration against starvation on a grid"),
@@ -23,7 +23,7 @@ PAPERS: Mapping[str, tuple[str, str]] = {
 
 
 def paper_named(number: str) -> Study[Any]:
-    """Raises: UsageError for an unknown paper; it names the nearest."""
+    """Returns the study of a paper. Raises: UsageError for an unknown paper; it names the nearest."""
     if number not in PAPERS:
         digits = number.strip().lower().removeprefix("paper").removesuffix(".txt").lstrip("_-")[:3].zfill(3)
         near = [digits] if digits in PAPERS else get_close_matches(number, PAPERS, n=1, cutoff=0.3)
@@ -35,7 +35,10 @@ def paper_named(number: str) -> Study[Any]:
 
 
 def checks_named(paper: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The ids as papers.md writes them, each once, in its order. Raises: UsageError for an unknown one; it names the nearest."""
+    """Returns the wanted ids as papers.md writes them, each once, in its order.
+
+    Raises: UsageError for an unknown id; it names the nearest.
+    """
     by_name = {name.lower(): name for name in known}
     found = set()
     for word in wanted:

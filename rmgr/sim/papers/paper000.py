@@ -1,11 +1,11 @@
-"""Paper 000, automatic queue selection and connection reservation, run again: its exact statements, figures 2 and 3, its future work.
+"""Repeats paper 000, automatic queue selection and connection reservation: its exact statements, figures 2 and 3, its future work.
 
 Kawanami, Yoshihisa, Kanazawa: batch queues of an HPC2500 (papers.md 1). The log is not public; the workload is the stand-in of papers.md
-1.6, drawn once a seed and the same for every system. Nothing is tuned until a claim holds. First the runs: the four systems that figures 2
-and 3 compare, one run of one of them, and how checks and tables ask for them. Then the checks C0.1 to C0.11 (papers.md 1.7): C0.1 to C0.5
-and C0.7 are exact, each runs the policy on a small case built for it; C0.6 looks at the reservations of all runs; C0.8 to C0.11 judge what
-the paper says of figures 2 and 3, for each queue, load and seed. Last what is shown: the figures, the region in which the claims hold, the
-future work.
+1.6, drawn once per seed and the same for every system. Nothing is tuned to make a claim hold. The file has three parts. Runs: the four
+systems that figures 2 and 3 compare, a single run of one system, and how checks and tables ask for runs. Checks C0.1 to C0.11 (papers.md
+1.7): C0.1 to C0.5 and C0.7 are exact, each runs the policy on a small case built for it; C0.6 looks at the reservations of all runs; C0.8
+to C0.11 judge the paper's claims about figures 2 and 3, for each queue, load and seed. Tables and figures: figures 2 and 3, the region in
+which the claims hold, the future work.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from rmgr.sim.workload.jobs import SECOND, Workload
 
 QUEUES = tuple(queue.name for queue in HPC2500)
 ALL = "all"
-#: Figures 2 and 3, and a second baseline (papers.md 1.8).
+#: Systems of figures 2 and 3, and a second baseline (papers.md 1.8).
 CONVENTIONAL, PARTITIONED, PROPOSAL_1, PROPOSAL_2 = "conventional", "conventional_partitioned", "proposal 1", "proposal 2"
 SYSTEMS = (CONVENTIONAL, PARTITIONED, PROPOSAL_1, PROPOSAL_2)
-#: Of conventional_partitioned: queues of one partition, and its nodes (128, 256, 128, 384 and 512 CPUs).
+#: Partitions of conventional_partitioned: (queues, number of nodes), with 128, 256, 128, 384 and 512 CPUs.
 PARTITIONS: tuple[tuple[tuple[str, ...], int], ...] = ((("ss8", "s8"), 1), (("s128",), 2), (("d32",), 1), (("d128",), 3), (("d512",), 4))
 LOADS = (Fraction("0.95"), Fraction("1.10"))
 JOBS = 20_000
-#: The share of jobs, by arrival, that measures leave out.
+#: Share of the jobs, in order of arrival, that measures leave out.
 WARM_UP = Fraction(1, 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper000Run:
-    """One run: a system, the offered load, the seed of its workload, how many jobs. queues: the classes, the paper's or others.
+    """Settings of one run: system, offered load, seed of the workload, number of jobs. queues: the paper's classes or others.
 
-    small: jobs of at most 8 CPUs are so many times as frequent. firstfit_nodes: of the conventional system, 0 = all.
+    small: factor by which jobs of up to 8 CPUs are more frequent. firstfit_nodes: option of the conventional system, 0 = all nodes.
     """
 
     system: str
@@ -70,7 +70,7 @@ class Paper000Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Waiting times of one queue, or of all jobs, warm-up left out (seconds)."""
+    """Waiting times (s) of one queue or of all jobs, without the warm-up."""
 
     jobs: int
     median_s: float
@@ -80,7 +80,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Measures of a run. waits: by queue, and of `all`. held: by queue the most reservations at one instant. made: reservations in all."""
+    """Measures of a run. waits: by queue, and for `all`. held, made: by queue, the most reservations at one instant, and their total."""
 
     waits: Mapping[str, Waits]
     utilisation: float
@@ -89,15 +89,15 @@ class Measured:
     faults: int
 
     def wait_s(self, queue: str, statistic: str) -> float:
-        """statistic: `median`, `mean` or `max`. 0 for a queue in which nobody was."""
+        """Returns a wait (s) of a queue; 0 for a queue without jobs. statistic: `median`, `mean` or `max`."""
         waits = self.waits.get(queue)
         return 0.0 if waits is None else float(getattr(waits, f"{statistic}_s"))
 
 
 class Paper000Runs(Runs[Paper000Run, Measured]):
-    """The runs of figures 2 and 3 by system and load, a value a seed; those of other sizes by `Paper000Run`.
+    """The runs of figures 2 and 3 by system and load, one value per seed; runs of other sizes by `Paper000Run`.
 
-    quick: the higher load alone, neither region nor future work.
+    quick: only the higher load, without region and future work.
     """
 
     def __init__(self, seeds: Sequence[int], *, quick: bool = False) -> None:
@@ -110,14 +110,14 @@ class Paper000Runs(Runs[Paper000Run, Measured]):
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """An instrument, not a policy: the last stage of a pipeline, it counts the reservations that stand after each pass."""
+    """A measuring instrument, not a policy: as the last stage of a pipeline, it counts the reservations in force after each pass."""
 
     name: ClassVar[str] = "watch"
-    most: Counter[str] = field(default_factory=Counter)  #: at one instant
+    most: Counter[str] = field(default_factory=Counter)  #: the most at one instant
     made: Counter[str] = field(default_factory=Counter)
     standing: set[int] = field(default_factory=set)
 
-    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same for every cause
         holds = [hold.job_id for hold in draft.holds()]
         if self.standing == set(holds):
             return
@@ -135,7 +135,7 @@ class _Watch:
 
 
 def policy_of(system: str, queues: Ladder = HPC2500, firstfit_nodes: int = 0) -> Policy:
-    """What schedules this system."""
+    """Returns the policy of a system."""
     match system:
         case "proposal 1":
             return QueueSelect(queues=queues)
@@ -146,7 +146,7 @@ def policy_of(system: str, queues: Ladder = HPC2500, firstfit_nodes: int = 0) ->
 
 
 def measure(cell: Paper000Run) -> Measured:
-    """Runs it. Cost: some seconds for 20,000 jobs."""
+    """Runs the cell and measures it. Cost: a few seconds for 20,000 jobs."""
     users = cell.system in {CONVENTIONAL, PARTITIONED}
     workload = hpc2500(cell.jobs, seed=cell.seed, kind="user" if users else "", small=cell.small).at_load(cell.load)
     watch = _Watch()
@@ -174,7 +174,7 @@ def measure(cell: Paper000Run) -> Measured:
 
 
 def _partitioned() -> tuple[Node, ...]:
-    """The nodes, each in the partition of its queues."""
+    """Returns the nodes, each in the partition of its queues."""
     names = [_name(queues) for queues, nodes in PARTITIONS for _ in range(nodes)]
     return tuple(Node(id=number, cores=CPUS_PER_NODE, partition=name) for number, name in enumerate(names))
 
@@ -184,7 +184,7 @@ def _name(queues: Iterable[str]) -> str:
 
 
 def waits_of(outcomes: Sequence[JobOutcome], queues: Ladder) -> dict[str, Waits]:
-    """By the queue in which each job was, and of all. A queue without jobs is left out."""
+    """Returns the waits by queue, and of all jobs. A queue without jobs is left out."""
     by_queue: dict[str, list[float]] = {name: [] for name in (*(queue.name for queue in queues), ALL)}
     for outcome in outcomes:
         wait = outcome.wait_us / SECOND
@@ -199,32 +199,32 @@ def waits_of(outcomes: Sequence[JobOutcome], queues: Ladder) -> dict[str, Waits]
 
 # -- checks ------------------------------------------------------------------------------------------------------------------
 
-#: papers.md C0.1: processes, threads, hours, queue ("" = refused); where it gives no time, both sides of two hours are tried.
+#: papers.md C0.1: (processes, threads, hours, queue), queue "" = refused. Without hours, both 1 and 2 hours are tried.
 SELECTION = (
     (1, 8, 1, "ss8"), (8, 1, 2, "s8"), (1, 64, None, "s128"), (2, 64, None, "s128"), (16, 1, None, "d32"), (16, 2, None, "d32"),
     (33, 1, None, "d128"), (16, 8, None, "d128"), (8, 16, None, "s128"), (129, 1, None, "d512"), (16, 32, None, "d512"),
     (1, 129, None, ""), (9, 64, None, ""), (513, 1, None, ""),
 )  # fmt: skip
-#: papers.md C0.2: processes, threads, queue, w, the overtaking at which it reserves (None: papers.md does not say).
+#: papers.md C0.2: (processes, threads, queue, w, number of overtakings at which the job reserves or None if papers.md does not say).
 CONSTANTS = (
     (9, 1, "d32", 10.667, 2), (1, 32, "d32", 1.0, 21), (2, 64, "s128", 1.4142, None), (512, 1, "d512", 5.65685, 4),
     (16, 32, "d512", 1.0, 21),
 )  # fmt: skip
 
 SMALL, LARGE = ("ss8", "s8"), ("s128", "d32", "d128", "d512")
-#: "Clearly above" is more than this share above, "about equal" is within it (a choice: the paper prints no bar's value).
+#: "Clearly above" means more than this share above, "about equal" means within it (a choice, since the paper prints no values of bars).
 CLEARLY = 0.10
-#: Of one load and seed: system -> measure of one queue (s).
+#: system -> measure of one queue (s), for one load and seed.
 Bars: TypeAlias = Mapping[str, float]
 Check: TypeAlias = Callable[[Paper000Runs], Iterator[PaperCheck]]
 
 _CLASSES = {queue.name: queue for queue in HPC2500}
-#: C0.7: 1-CPU jobs of 150 s, one a second for each node of 128 CPUs, for 1,000 s; the three jobs come when 300 s have passed.
+#: C0.7: 1-CPU jobs of 150 s arrive for 1,000 s, one per second for each node of 128 CPUs; the three jobs come after 300 s.
 _STREAM_RUN_S, _STREAM_S, _ASKED_S = 150, 1000, 300
 
 
 class Scene:
-    """A cluster of one partition, a policy, and jobs put on it by hand. Times in seconds."""
+    """A cluster of one partition, a policy, and jobs placed by hand. Times in seconds."""
 
     def __init__(self, policy: Policy, cores: int, nodes: int = 1) -> None:
         self.state = ClusterState(Node(id=i, cores=cores) for i in range(nodes))
@@ -232,13 +232,13 @@ class Scene:
         self.now = 0
 
     def runs(self, job_id: int, processes: int, queue: str, placement: Placement, *, threads: int = 1) -> None:
-        """The job runs since now."""
+        """Starts a job now, at the given placement."""
         self.state.job_submitted(self._job(job_id, processes, threads, queue))
         self.state.job_started(job_id, placement, self.now * SECOND)
         self.now += 1
 
     def arrives(self, job_id: int, processes: int, queue: str, *, threads: int = 1, hours: int = 1) -> Plan:
-        """The job is submitted; the pass that follows, carried out."""
+        """Submits a job. Returns the plan of the pass that follows, after carrying it out."""
         self.state.job_submitted(self._job(job_id, processes, threads, queue, hours))
         return self.look(Cause.JOB_SUBMITTED)
 
@@ -257,12 +257,12 @@ class Scene:
 
 
 def promised_to(job_id: int, plan: Plan) -> list[int]:
-    """The running jobs whose resources this plan promises the job, by id."""
+    """Returns the ids of the running jobs whose resources the plan promises to the job."""
     return [share.run_id for d in plan.decisions if isinstance(d, HoldCores) and d.job_id == job_id for share in d.hold.waits_for]
 
 
 def selection(_runs: Paper000Runs) -> Iterator[PaperCheck]:
-    """C0.1."""
+    """Checks C0.1."""
     ours: dict[str, int] = {}
     for processes, threads, hours, expected in SELECTION:
         for tried in (1, 2) if hours is None else (hours,):
@@ -279,7 +279,7 @@ def selection(_runs: Paper000Runs) -> Iterator[PaperCheck]:
 
 
 def constants(_runs: Paper000Runs) -> Iterator[PaperCheck]:
-    """C0.2."""
+    """Checks C0.2."""
     rows = {f"({p}, {t}) in {queue}": (p, t, queue, w, at) for p, t, queue, w, at in CONSTANTS}
     yield PaperCheck(
         id="C0.2a",
@@ -299,7 +299,7 @@ def constants(_runs: Paper000Runs) -> Iterator[PaperCheck]:
 
 
 def _overtakings(queue: QueueClass, processes: int, threads: int) -> int:
-    """How often a second waiting job is overtaken before it reserves; the first has reserved when it came to the empty queue."""
+    """Returns how often the second waiting job is overtaken before it reserves; the first reserved when it came to the empty queue."""
     cpus = processes * threads
     patient = replace(queue, max_reservations=2, head_trigger=False)
     scene = Scene(ConnectionReservation(queues=(patient,)), cores=3 * cpus - 1)
@@ -314,7 +314,7 @@ def _overtakings(queue: QueueClass, processes: int, threads: int) -> int:
 
 
 def matches(_runs: Paper000Runs) -> Iterator[PaperCheck]:
-    """C0.3."""
+    """Checks C0.3."""
     scene = Scene(ConnectionReservation(), cores=256)
     for job_id, processes in ((1, 128), (2, 32), (3, 32), (4, 64)):
         scene.runs(job_id, processes, "d128", ((0, 0, processes),))
@@ -333,7 +333,7 @@ def matches(_runs: Paper000Runs) -> Iterator[PaperCheck]:
 
 
 def largest_first(_runs: Paper000Runs) -> Iterator[PaperCheck]:
-    """C0.4."""
+    """Checks C0.4."""
     result = simulate(max_space(), Setting(nodes=1, cores=128, pipeline=(Stage(ConnectionReservation()),), policy="connection_reservation"))
     requester = result.outcomes[3]
     yield PaperCheck(
@@ -350,7 +350,7 @@ def largest_first(_runs: Paper000Runs) -> Iterator[PaperCheck]:
 
 
 def all_running(_runs: Paper000Runs) -> Iterator[PaperCheck]:
-    """C0.5."""
+    """Checks C0.5."""
     scene = Scene(ConnectionReservation(), cores=128, nodes=4)
     scene.runs(1, 256, "d512", ((0, 1, 128),))
     for job_id, node in ((2, 2), (3, 3)):
@@ -366,13 +366,15 @@ def all_running(_runs: Paper000Runs) -> Iterator[PaperCheck]:
 
 
 def max_space() -> Workload:
-    """C0.4: job 1 (64 CPUs) ends at 100 s, 2 (32) at 51 s, 3 (32, started later) at 502 s; 4 wants 96; then one CPU a second."""
+    """Returns the jobs of C0.4: 1 (64 CPUs) ends at 100 s, 2 (32) at 51 s, 3 (32, started later) at 502 s; 4 wants 96; then a 1-CPU job
+    arrives every second.
+    """
     jobs = [(0, 64, 100), (1, 32, 50), (2, 32, 500), (10, 96, 20), *((15 + number, 1, 10) for number in range(5, 100))]
     return _workload([(at * SECOND, cpus, 1, run, "d128" if cpus > 1 else "ss8") for at, cpus, run in jobs], 128)
 
 
 def starvation(_runs: Paper000Runs) -> Iterator[PaperCheck]:
-    """C0.7: three jobs of a queue that may reserve, a second apart, under a stream of 1-CPU jobs that alone wants more than there is."""
+    """Checks C0.7: three jobs of a queue that may reserve, a second apart, under a stream of 1-CPU jobs that alone overloads the nodes."""
     rest_s = _STREAM_S - _ASKED_S
     waits: dict[str, float] = {}
     after: dict[str, float] = {}
@@ -417,9 +419,9 @@ def starvation(_runs: Paper000Runs) -> Iterator[PaperCheck]:
     )
 
 
-@cache  # checks are written twice
+@cache  # since checks are written twice
 def _waits(queue: str, processes: int, threads: int, nodes: int, stream: str, **changed: Any) -> tuple[float, ...]:
-    """Of the three jobs (s). changed: fields of their class."""
+    """Returns the waits of the three jobs (s). changed: fields of their class."""
     jobs = [(second * SECOND + i, 1, 1, _STREAM_RUN_S, stream) for second in range(_STREAM_S) for i in range(nodes)]
     jobs += [((_ASKED_S + i) * SECOND, processes, threads, 100, queue) for i in range(3)]
     queues = tuple(replace(c, **changed) if c.name == queue else c for c in HPC2500)
@@ -429,7 +431,7 @@ def _waits(queue: str, processes: int, threads: int, nodes: int, stream: str, **
 
 
 def _workload(jobs: list[tuple[int, int, int, int, str]], processors: int) -> Workload:
-    """Of (submit in us, processes, threads, run time in s, queue)."""
+    """Returns the workload of jobs given as (submit in us, processes, threads, run time in s, queue)."""
     made = []
     for number, (at_us, processes, threads, run_s, queue) in enumerate(sorted(jobs, key=itemgetter(0)), 1):
         run_us, cpus = run_s * SECOND, processes * threads
@@ -449,7 +451,7 @@ def _workload(jobs: list[tuple[int, int, int, int, str]], processors: int) -> Wo
 
 
 def limits(runs: Paper000Runs) -> Iterator[PaperCheck]:
-    """C0.6."""
+    """Checks C0.6."""
     found = [run for load in runs.loads for run in runs.of(PROPOSAL_2, load)]
     yield PaperCheck(
         id="C0.6",
@@ -459,11 +461,11 @@ def limits(runs: Paper000Runs) -> Iterator[PaperCheck]:
     )
 
 
-# -- what the paper says of figures 2 and 3: claims about bars -----------------------------------------------------------------
+# -- the paper's claims about the bars of figures 2 and 3 ----------------------------------------------------------------------
 
 
 class Relation(StrEnum):
-    """Relation of a bar to another, or to the lower of two others (`LOWEST`)."""
+    """Relation of a bar to another bar, or to the lower of two others (`LOWEST`)."""
 
     LOWEST = "lowest"
     CLEARLY_ABOVE = "clearly above"
@@ -485,13 +487,13 @@ class Relation(StrEnum):
                 return abs(ours - other) <= CLEARLY * other
 
     def is_tie(self, ours: float, other: float) -> bool:
-        """Equal bars decide nothing; about equal ones do, unless nobody waits."""
+        """Returns whether the bars decide nothing: they are equal. For `EQUAL`, equal bars decide too, unless no job waits."""
         return ours == other and (self is not Relation.EQUAL or ours == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A sentence of the paper about bars. id: of papers.md. measure: `median` or `max`. against: None = the conventional system."""
+    """A claim of the paper about bars. id: of papers.md. measure: `median` or `max`. against: other system, None = the conventional one."""
 
     id: str
     what: str
@@ -502,7 +504,7 @@ class Claim:
     against: str | None = None
 
     def compared(self, bars: Bars, baseline: str) -> tuple[float, float]:
-        """(our bar, the one that it is held against)."""
+        """Returns (bar of the claim's system, bar that it is compared with)."""
         if self.relation is Relation.LOWEST:
             return bars[self.system], min(bars[other] for other in (baseline, PROPOSAL_1, PROPOSAL_2) if other != self.system)
         return bars[self.system], bars[baseline]
@@ -539,8 +541,9 @@ CLAIMS = (
 
 
 class Judged(NamedTuple):
-    """A claim at one queue and load. pairs: of each seed our bar and the one that it is held against. verdicts: 1 holds, 0 does not,
-    None: a tie.
+    """A claim for one queue and load. pairs: for each seed, the bar of the claim's system and the bar that it is compared with.
+
+    verdicts: for each seed, 1 if the claim holds, 0 if not, None for a tie.
     """
 
     load: Fraction
@@ -558,7 +561,7 @@ def judged(runs: Paper000Runs, claim: Claim, baseline: str) -> Iterator[Judged]:
 
 
 def compared() -> Iterator[tuple[str, Claim, str]]:
-    """Each claim with every system that it is held against, and the id of that check."""
+    """Yields (id of the check, claim, system that it is compared with)."""
     letters: Counter[str] = Counter()
     for claim in CLAIMS:
         for baseline in (claim.against,) if claim.against else (CONVENTIONAL, PARTITIONED):
@@ -567,7 +570,7 @@ def compared() -> Iterator[tuple[str, Claim, str]]:
 
 
 def claimed(name: str) -> Check:
-    """The claims of this id: the share of those seeds that decide in which each holds, a row for each queue and load."""
+    """Returns the check of all claims with this id: the share of deciding seeds in which each holds, a row for each queue and load."""
 
     def checks(runs: Paper000Runs) -> Iterator[PaperCheck]:
         for check_id, claim, baseline in compared():
@@ -611,28 +614,28 @@ CHECKS: Mapping[str, Check] = {
 }
 
 
-# -- what is shown -----------------------------------------------------------------------------------------------------------
+# -- tables and figures ------------------------------------------------------------------------------------------------------
 
 ROWS = (*QUEUES, ALL)
-#: Seeds of the future work and of the region, and their jobs: fewer than the figures', for there are many settings.
+#: Seeds of the future work and of the region, and their jobs: fewer than those of the figures, since there are many settings.
 _SWEEP_SEEDS, _REGION_SEEDS = 2, 3
 FEWER_JOBS = 3_000
-#: Of the region (papers.md 1.9). The conventional system with First-Fit past others on so many nodes (0: all 11); -1: queues on nodes of
-#: their own.
+#: The region (papers.md 1.9): its loads and its baselines. A baseline is the number of nodes on which First-Fit of the conventional system
+#: may pass other jobs (0: all 11), or -1 for queues on separate nodes.
 REGION_LOADS = (Fraction("0.9"), Fraction("1.2"), Fraction(2))
 BASELINES = (0, 1, 4, 8, -1)
-#: By name: jobs of at most 8 CPUs are so many times as frequent as in papers.md 1.6; the order in which queues are scanned (1.4: open).
+#: name -> (factor by which jobs of up to 8 CPUs are more frequent than in papers.md 1.6, order in which queues are scanned; 1.4: open).
 MIXES: Mapping[str, tuple[int, Ladder]] = {"small first": (1, HPC2500), "x8, large first": (8, HPC2500[::-1])}
-#: Of the future work.
+#: Settings of the future work.
 THRESHOLDS = (5, 10, 20, 30, 40)
 LIMITS = (0, 1, 2, 3, 4)
 SWEEP_LOAD = Fraction("1.10")
 #: Queues in the order of scanning.
 ORDERS: Mapping[str, Ladder] = {"small": HPC2500, "large": HPC2500[::-1]}
 SCANNED = (CONVENTIONAL, PROPOSAL_1, PROPOSAL_2)
-#: Queues of its figures.
+#: Queues in the figures of the future work.
 _LONGEST, _MEDIAN = ("ss8", "s128", "d32", "d128", "d512", "all"), ("s128", "d128", "d512")
-#: (threshold, limit, the small queues have the limit too).
+#: (threshold, limit, whether the small queues have the limit too).
 Reserving: TypeAlias = tuple[int, int, bool]
 
 NOTES = (
@@ -674,7 +677,7 @@ def figures(runs: Paper000Runs) -> Iterator[Figure | Boxes]:
 
 
 def boxes(runs: Mapping[str, Sequence[Measured]], where: str) -> Iterator[Boxes]:
-    """Figures 2 and 3: by queue, of each system the medians and the longest waits of its seeds."""
+    """Yields figures 2 and 3: the median and the longest wait of each seed, by queue and system."""
     for title, statistic, told in (("Figure 2", "median", "median"), ("Figure 3", "max", "longest")):
         yield Boxes(
             title=f"{title}: {told} wait, {where}",
@@ -685,7 +688,7 @@ def boxes(runs: Mapping[str, Sequence[Measured]], where: str) -> Iterator[Boxes]
 
 
 def _of_figures(runs: Paper000Runs) -> Iterator[Table]:
-    """Figures 2 and 3 and the mean wait as numbers, and what the systems make of the machine."""
+    """Yields figures 2 and 3 and the mean wait as numbers, then utilisation and reservations of each system."""
     columns = ("queue", *(name for system in SYSTEMS for name in (system, f"{system} sd")))
     for title, statistic in (("Figure 2: median wait", "median"), ("Figure 3: longest wait", "max"), ("Mean wait", "mean")):
         for load in runs.loads:
@@ -704,7 +707,7 @@ def _of_figures(runs: Paper000Runs) -> Iterator[Table]:
 
 
 def _claims(runs: Paper000Runs) -> Table:
-    """Every verdict: 1 holds, 0 does not, nothing for a tie."""
+    """Returns every verdict: 1 if the claim holds, 0 if not, empty for a tie."""
     rows: list[tuple[Cell, ...]] = []
     for name, claim, baseline in compared():
         for load, queue, pairs, verdicts in judged(runs, claim, baseline):
@@ -717,19 +720,19 @@ def _claims(runs: Paper000Runs) -> Table:
 
 # -- the region: where the claims hold, over loads, mixes and baselines in which small jobs do wait (papers.md 1.9) -------------
 
-# The log of Kyoto is not public, so nobody knows the load and the mix of figures 2 and 3; the paper's conventional system lets jobs pass
-# others on some nodes only, and does not say on how many. Each claim is asked for in every cell of these; ties decide nothing.
+# Kyoto's log is not public, so the load and the mix of figures 2 and 3 are unknown. The paper's conventional system lets jobs pass others
+# on some nodes only, but the paper does not say on how many. So each claim is judged in every combination of these; ties decide nothing.
 
 
 class Place(NamedTuple):
-    """A cell: the load, the mix, the baseline."""
+    """A combination of load, mix and baseline. nodes: the baseline, of `BASELINES`."""
 
     load: Fraction
     mix: str
     nodes: int
 
     def of(self, runs: Paper000Runs, system: str) -> list[Measured]:
-        """Of a system in it, a value a seed; `conventional` is its baseline."""
+        """Returns the measures of a system in this place, one per seed; `conventional` means the baseline."""
         small, queues = MIXES[self.mix]
         run = Paper000Run(system=system, load=self.load, seed=0, jobs=FEWER_JOBS, small=small, queues=queues)
         if system == CONVENTIONAL:
@@ -748,7 +751,7 @@ PLACES = tuple(Place(*each) for each in product(REGION_LOADS, MIXES, BASELINES))
 
 
 class Votes(NamedTuple):
-    """Of a claim in a place: in how many pairs (seed, queue) it holds, how many decide, and whether every queue has one that does."""
+    """A claim in a place: in how many pairs (seed, queue) it holds, how many decide, and whether every queue has a deciding pair."""
 
     holds: int
     decided: int
@@ -760,7 +763,7 @@ class Votes(NamedTuple):
 
 
 def votes(runs: Paper000Runs, claim: Claim, place: Place) -> Votes:
-    """Asks every seed and queue of the claim."""
+    """Judges the claim for each of its seeds and queues."""
     holds = decided = 0
     whole = True
     of_seeds = list(zip(*(place.of(runs, system) for system in SCANNED), strict=True))
@@ -778,7 +781,7 @@ def votes(runs: Paper000Runs, claim: Claim, place: Place) -> Votes:
 
 
 def interval(holds: int, decided: int) -> tuple[float, float]:
-    """Of a share, 95 % (Wilson's score). 0 to 1 when nothing decides."""
+    """Returns the 95 % interval of a share (Wilson's score); 0 to 1 if no pair decides."""
     if not decided:
         return 0.0, 1.0
     z, share = 1.96, holds / decided
@@ -788,14 +791,14 @@ def interval(holds: int, decided: int) -> tuple[float, float]:
 
 
 def _most_agreeing(runs: Paper000Runs) -> Iterator[Boxes]:
-    """Figures 2 and 3 in the place in which most claims hold, whatever it is."""
+    """Yields figures 2 and 3 for the place in which most claims hold."""
     place = max(PLACES, key=lambda place: sum(votes(runs, claim, place).agree for claim in CLAIMS))
     systems = {CONVENTIONAL: f"conventional, {place.baseline}", PROPOSAL_1: PROPOSAL_1, PROPOSAL_2: PROPOSAL_2}
     yield from boxes({told: place.of(runs, system) for system, told in systems.items()}, f"load {float(place.load):g}, {place.mix}")
 
 
 def _region(runs: Paper000Runs) -> Iterator[Table]:
-    """The region of each claim with its best place; then holds/decided in every place."""
+    """Yields the region of each claim with its best place, then holds/decided in every place, then the list of claims."""
     regions: list[tuple[Cell, ...]] = []
     every: list[tuple[Cell, ...]] = []
     for number, claim in enumerate(CLAIMS, 1):
@@ -824,16 +827,16 @@ def _region(runs: Paper000Runs) -> Iterator[Table]:
 
 
 # -- future work (section 5 of the paper; papers.md 2.6): thresholds, limits of reservations, reservation in queues of small jobs;
-# -- and what it leaves open (papers.md 1.4, 1.8): the order in which the queues are scanned
+# -- and, left open by the paper (papers.md 1.4, 1.8), the order in which the queues are scanned
 
 
 def swept() -> list[Reserving]:
-    """Every setting; at limit 0 nothing else matters."""
+    """Returns all settings; limit 0 occurs once, since nothing else matters then."""
     return [(THRESHOLDS[0], 0, False), *product(THRESHOLDS, LIMITS[1:], (False, True))]
 
 
 def classes(reserving: Reserving) -> Ladder:
-    """The paper's, with one threshold and one limit for all queues that reserve."""
+    """Returns the paper's classes with one threshold and one limit for all queues that reserve."""
     threshold, limit, small = reserving
     return tuple(
         replace(queue, reservation_threshold=threshold, max_reservations=limit) if small or queue.name not in SMALL else queue
@@ -847,7 +850,7 @@ def _with_fewer_jobs(runs: Paper000Runs, system: str, queues: Ladder) -> list[Me
 
 
 def _future(runs: Paper000Runs) -> Iterator[Table]:
-    """Medians and maxima by queue: of the sweep, then of the orders of scanning."""
+    """Yields median and longest waits by queue: for the sweep, then (with means) for the orders of scanning."""
 
     def means(found: Iterable[Measured], statistic: str) -> tuple[float, ...]:
         return tuple(round(mean([run.wait_s(queue, statistic) for run in found]), 1) for queue in ROWS)
@@ -871,7 +874,7 @@ def _future(runs: Paper000Runs) -> Iterator[Table]:
 
 
 def _by_threshold(runs: Paper000Runs) -> Iterator[Figure]:
-    """Longest and median wait against the threshold, a line for each limit of the large queues, a figure for each of some queues."""
+    """Yields a figure for each of some queues: longest or median wait against the threshold, a line for each limit of the large queues."""
     kinds = [("longest", "max", queue) for queue in _LONGEST] + [("median", "median", queue) for queue in _MEDIAN]
     for told, statistic, queue in kinds:
         lines = []
@@ -890,7 +893,7 @@ def _by_threshold(runs: Paper000Runs) -> Iterator[Figure]:
         )
 
 
-#: For five seeds 40 runs of 20,000 jobs, 94 of 3,000 for the future work and 126 for the region: four minutes of two processors.
+#: With five seeds: 40 runs of 20,000 jobs, 94 of 3,000 for the future work and 126 for the region; four minutes on two processors.
 STUDY = Study(
     paper="000", runs=Paper000Runs, seeds=5, quick_seeds=2, checks=CHECKS, tables=tables, figures=figures, notes=NOTES
 )

@@ -1,8 +1,8 @@
-"""Paper 001 again: migration against starvation on a grid (Iwakiri, Yamamori, Yoshihara, Aikawa; papers.md section 2).
+"""Repeats paper 001, migration against starvation on a grid (Iwakiri, Yamamori, Yoshihara, Aikawa; papers.md section 2).
 
-First the runs: one algorithm of table 1 on the grid, with the measures of section 4, and how checks and tables ask for them. Then the
-checks C1.1 to C1.10 (papers.md 2.5), each from the runs it asks for; last tables and figures. It may use what is below `papers`, and no
-other paper.
+The file has three parts. Runs: an algorithm of table 1 on the grid, with the measures of section 4 of the paper, and how checks and tables
+ask for runs. Checks C1.1 to C1.10 (papers.md 2.5), each with the runs that it asks for. Tables and figures. It uses modules below
+`papers`, and no other paper.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
 TICK_US = 10 * MINUTE_US
 JOBS = 10_000
-#: Fields of a run that only the migrating algorithms have.
+#: Fields of a run that apply to migrating algorithms only.
 READINGS = ("followers", "suspend", "returns")
-#: By name. Penalty 60 is called 20 mean run times of the paper, so its mean run time is 1,024 x 60 / 20 = 3,072 min.
+#: Name of the default calibration. The paper equates penalty 60 to 20 mean run times, so its mean run time is 1,024 x 60 / 20 = 3,072 min.
 ANCHORED = "3,072 min"
-#: Fewer say nothing (papers.md 2.5).
+#: Fewer seeds say nothing (papers.md 2.5).
 LEAST_SEEDS = 3
 #: Mean gaps between arrivals in minutes, from the paper's lowest to its highest.
 INTERVALS = (500, 600, 800, 1000, 1250, 1500, 2000)
 QUICK_INTERVALS = (500, 600, 2000)
-#: Minutes a node, figure 4.
+#: Penalties of figure 4, in minutes per node.
 PENALTIES = (1, 10, 20, 30, 40, 50, 60)
-#: The place of a job in the queue: smaller is nearer the head. Of (number, submit in us, processors).
+#: (number, submit in us, processors) of a job -> its place in the queue; smaller is nearer the head.
 Place: TypeAlias = Callable[[int, int, int], tuple[int, ...]]
 FOLLOWING = 50
 PLACES: dict[str, Place] = {
@@ -55,7 +55,7 @@ PLACES: dict[str, Place] = {
 
 
 class Algorithm(NamedTuple):
-    """A row of table 1: its policy in the catalogue, the order of its queue."""
+    """A row of table 1: its policy in the catalogue, the order of its queue, and whether it migrates jobs."""
 
     policy: str
     order: str
@@ -74,14 +74,14 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 class Calibration(NamedTuple):
-    """What stands for the constants that the paper does not print: of the model, and the speeds of the slowest and the fastest node."""
+    """Values for constants that the paper does not print: those of the model, and the speeds of the slowest and the fastest node."""
 
     constants: Constants = Constants()
     speeds: tuple[int, int] = (SLOWEST, FASTEST)
 
 
 CALIBRATIONS: dict[str, Calibration] = {
-    ANCHORED: Calibration(),  # one factor on CalcTime, 0.475, so that (2) and (3) included it is 3,072 min
+    ANCHORED: Calibration(),  # CalcTime x 0.475, so that the mean run time with (2) and (3) is 3,072 min
     "3,072 min, equal nodes": Calibration(Constants(long_mean_min=9_700.0, middle_mean_min=730.0, short_mean_min=48.5), (UNIT, UNIT)),
     "as before": Calibration(Constants(long_mean_min=12_000.0, middle_mean_min=900.0, short_mean_min=60.0)),  # CalcTime without (2)
 }
@@ -89,7 +89,7 @@ CALIBRATIONS: dict[str, Calibration] = {
 
 @dataclass(frozen=True, slots=True)
 class AsNew:
-    """Order in which a suspended job comes back as a new one: behind all (FCFS), behind those of its own size (LJF)."""
+    """Order in which a suspended job comes back as a new one: behind all jobs (FCFS) or behind those of its own size (LJF)."""
 
     name: ClassVar[str] = "as_new"
     largest: bool = False
@@ -103,9 +103,9 @@ class AsNew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper001Run:
-    """Settings of one run. interval, penalty, max_wait (0 = no ageing): minutes. repeat: jobs are submitted again (papers.md 2.3).
+    """Settings of one run. interval, max_wait (0 = no ageing): minutes; penalty: minutes per node. repeat: jobs repeat (papers.md 2.3).
 
-    returns: the place of a suspended job in the queue: its `own`, or the `tail`. calibration: a name of `CALIBRATIONS`.
+    returns: place to which a suspended job returns in the queue: its `own`, or the `tail`. calibration: a name of `CALIBRATIONS`.
     """
 
     algorithm: str
@@ -125,19 +125,19 @@ class Paper001Run:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Of the policy."""
+        """Returns the parameters of the policy."""
         found = {"followers": self.followers, "suspend": self.suspend} if ALGORITHMS[self.algorithm].migrates else {}
         return found | ({"max_wait": f"{self.max_wait}m"} if self.max_wait else {})
 
 
 class Paper001Measures(NamedTuple):
-    """Measures of one run, all jobs, no warm-up; times in minutes.
+    """Measures of one run over all jobs, without warm-up; times in minutes.
 
-    slowdown_ratio: (5), mean response / mean run; mean_of_ratios: mean over jobs of response / run, which (5) is not.
-    charged: of the mean run time, what (4) adds for each minute of penalty.
+    slowdown_ratio: (5), mean response / mean run. mean_of_ratios: mean over jobs of response / run, which differs from (5).
+    charged: how much (4) adds to the mean run time for each minute of penalty.
     utilisation: share of the nodes that run a job, from the first submit to the last end. starved: rule (6); starved_at_head: (6').
-    held: jobs that stood at the head while (1) held. migrations: how many; needless: of them, by the schedule (`Judged`).
-    migrated: of how many jobs; most_of_one: the largest number of times that one job was migrated.
+    held: number of jobs that stayed at the head while (1) held. migrations, needless: their number, and how many were needless (`Judged`).
+    migrated: number of jobs that were migrated; most_of_one: the largest number of migrations of one job.
     """
 
     slowdown_ratio: float
@@ -157,7 +157,7 @@ class Paper001Measures(NamedTuple):
 
 
 def measure(cell: Paper001Run) -> Paper001Measures:
-    """Runs it. Cost: 1 to 3 s for 10,000 jobs."""
+    """Runs the cell and measures it. Cost: 1 to 3 s for 10,000 jobs."""
     algorithm = ALGORITHMS[cell.algorithm]
     workload = workload_of(cell.calibration, cell.seed, cell.interval, cell.jobs, cell.repeat)
     grid = drawn(cell.seed, penalty_us=cell.penalty * MINUTE_US, speeds=CALIBRATIONS[cell.calibration].speeds)
@@ -180,7 +180,7 @@ def measure(cell: Paper001Run) -> Paper001Measures:
 
 @lru_cache(maxsize=2)
 def workload_of(calibration: str, seed: int, interval: int, jobs: int = JOBS, repeat: bool = False) -> Workload:
-    """The same jobs, and gaps in the same proportions, for every interval: common random numbers."""
+    """Returns the workload. Every interval has the same jobs and gaps in the same proportions (common random numbers)."""
     constants = replace(CALIBRATIONS[calibration].constants, interarrival_min=interval, repeat_exponent=2.5 if repeat else None)
     return feitelson96(jobs, seed=seed, constants=constants)
 
@@ -188,7 +188,7 @@ def workload_of(calibration: str, seed: int, interval: int, jobs: int = JOBS, re
 def measures_of(
     outcomes: Sequence[JobOutcome], order: str, grid: Grid, followers: str = "head", returns: str = "own"
 ) -> Paper001Measures:
-    """The measures of section 4. Sums are exact."""
+    """Returns the measures of section 4 of the paper. Sums are exact."""
     count = len(outcomes)
     runs = [outcome.ran_us for outcome in outcomes]
     responses = [outcome.turnaround_us for outcome in outcomes]
@@ -219,16 +219,16 @@ def measures_of(
 
 
 def _stretched(grid: Grid, outcome: JobOutcome) -> float:
-    """Spec_ave / Spec_min of its last stretch, (2)."""
+    """Returns Spec_ave / Spec_min (2) for the job's last stretch of running."""
     placement: Placement = tuple((first, last, 1) for first, last in outcome.spells[-1].cores)
     return grid.total_spec / len(grid.specs) / grid.slowest(placement)
 
 
 class Paper001Runs(Runs[Paper001Run, Paper001Measures]):
-    """Measures by algorithm and inter-arrival time, a value a seed.
+    """Measures by algorithm and inter-arrival time, one value per seed.
 
-    seeds: to fewer than three (papers.md 2.5) the next ones are added, for C1.4 to fewer than six. jobs: fewer give a look, not a result.
-    quick: three inter-arrival times and two penalties, our reading alone.
+    seeds: filled up with the next ones to three (papers.md 2.5), for C1.4 to six. jobs: fewer give an impression, not a result.
+    quick: only three inter-arrival times, two penalties and our own reading.
     """
 
     def __init__(self, seeds: Sequence[int], *, jobs: int = JOBS, quick: bool = False) -> None:
@@ -241,19 +241,19 @@ class Paper001Runs(Runs[Paper001Run, Paper001Measures]):
         self._jobs = jobs
 
     def having(self, **fields: Any) -> Paper001Runs:
-        """The same runs with these fields of `Paper001Run`; how to migrate is said to the migrating algorithms only."""
+        """Returns the same runs with these fields of `Paper001Run`; those in `READINGS` apply to migrating algorithms only."""
         other = copy(self)
         other.fields = self.fields | fields
         return other
 
     def with_least_seeds(self) -> Paper001Runs:
-        """The same runs of the first three seeds, for what is shown and not judged."""
+        """Returns the same runs with the first three seeds only, for tables and figures that are not judged."""
         other = copy(self)
         other.seeds = self.seeds[:LEAST_SEEDS]
         return other
 
     def of(self, measure: str, algorithm: str, interval: int, *, least_seeds: int = LEAST_SEEDS, **other: Any) -> list[float]:
-        """One value a seed. least_seeds: if fewer are run, the next ones are added. other: fields of `Paper001Run`."""
+        """Returns one value per seed. least_seeds: fewer seeds are filled up with the next ones. other: fields of `Paper001Run`."""
         seeds = list(self.seeds)
         while len(seeds) < least_seeds:
             seeds.append(max(seeds) + 1)
@@ -271,17 +271,17 @@ class Paper001Runs(Runs[Paper001Run, Paper001Measures]):
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """Of the means over the seeds."""
+    """Returns the ratio of the means over the seeds."""
     return mean(above) / mean(below)
 
 
 def ratio_spread(above: Sequence[float], below: Sequence[float]) -> float:
-    """Standard deviation of the seeds' own ratios."""
+    """Returns the standard deviation of the ratios of single seeds."""
     return spread([a / b for a, b in zip(above, below, strict=True)])
 
 
 def differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
-    """left - right, seed by seed: the seeds share their workload."""
+    """Returns left - right for each seed, since both sides have the same workload."""
     return [a - b for a, b in zip(left, right, strict=True)]
 
 
@@ -289,19 +289,19 @@ def differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
 
 
 def starved(waits: Sequence[int], following: int = FOLLOWING) -> list[int]:
-    """Rule (6): positions i with wait_i >= the sum of the waits of the next `following` jobs, in order of arrival.
+    """Applies rule (6): returns positions i with wait_i >= the sum of the waits of the next `following` jobs, in order of arrival.
 
-    The last jobs, with fewer behind them, are not judged. Cost: O(n).
+    The last `following` jobs are not judged, since fewer come after them. Cost: O(n).
     """
     sums = [0, *accumulate(waits)]
     return [i for i in range(len(waits) - following) if waits[i] >= sums[i + 1 + following] - sums[i + 1]]
 
 
 def passed_at_the_head(outcomes: Sequence[JobOutcome], place: Place) -> set[int]:
-    """Numbers of jobs that a later one passed while they waited at the head of the queue.
+    """Returns the numbers of jobs that a later job passed while they waited at the head of the queue.
 
-    Played again from the spells: at each time of starts, who had come (or come back) and not started; the head of those that
-    still wait after it was passed when a job of a later number and a later place started then. Cost: O(spells x log).
+    The queue is replayed from the spells: it holds the jobs that have come (or come back) and not started. After the starts of
+    each instant, its head was passed if a job with a higher number and a later place started then. Cost: O(spells x log).
     """
     came: list[tuple[int, tuple[int, ...], int, int]] = []  # (time, place, number, spell)
     starts: list[tuple[int, int, tuple[int, ...], int]] = []  # (time, number, place, spell)
@@ -317,7 +317,7 @@ def passed_at_the_head(outcomes: Sequence[JobOutcome], place: Place) -> set[int]
     starts.sort()
     passed: set[int] = set()
     queue: list[tuple[tuple[int, ...], int, int]] = []
-    begun: dict[int, int] = defaultdict(int)  # number -> spells that have begun
+    begun: dict[int, int] = defaultdict(int)  # number -> number of spells that have begun
     arrived = 0
     for time_us, group in groupby(starts, key=_time):
         while arrived < len(came) and came[arrived][0] <= time_us:
@@ -343,14 +343,14 @@ def _time(start: tuple[int, int, tuple[int, ...], int]) -> int:
 
 
 class Judged(NamedTuple):
-    """held: numbers of jobs that stood at the head after a pass although (1) held. needless: migrations that no head's start explains."""
+    """held: numbers of jobs that stayed at the head after a pass although (1) held. needless: number of migrations that no head needed."""
 
     held: set[int]
     needless: int
 
 
 class _Stretch(NamedTuple):
-    """A stretch of running. place: in the queue from which it started. came_us: to that queue. moved: it ends in a migration."""
+    """A stretch of running. place: in the queue before it started. came_us: when the job came to the queue. moved: ends in a migration."""
 
     start_us: int
     end_us: int
@@ -364,11 +364,11 @@ class _Stretch(NamedTuple):
 def judged_by_condition_1(
     outcomes: Sequence[JobOutcome], place: Place, nodes: int, tick_us: int, *, followers: str = "head", returns: str = "own"
 ) -> Judged:
-    """Judges a schedule of passes every `tick_us` by (1), N_head <= N_followers + N_idle; it knows the stretches alone, and no policy.
+    """Judges a schedule of passes every `tick_us` by (1), N_head <= N_followers + N_idle, from the stretches alone, whatever the policy.
 
-    After every pass: the queue is who has come and does not run; its head is held when its followers and the idle nodes have the nodes
-    that it needs. A migration is needless when no job started in that pass which the migrated one had passed. followers, returns: as in
-    papers.md 2.2. Without migration `held` counts the jobs that starve. Cost: O(stretches x running jobs), 0.3 s for 10,000 jobs.
+    After every pass, the queue consists of the jobs that have come and do not run. Its head is held if its followers and the idle nodes
+    have the nodes that it needs. A migration is needless if no job started in that pass that the migrated job had passed. followers,
+    returns: as in papers.md 2.2. Without migration `held` counts starving jobs. Cost: O(stretches x running jobs), 0.3 s for 10,000 jobs.
     """
     stretches: list[_Stretch] = []
     for outcome in outcomes:
@@ -382,7 +382,7 @@ def judged_by_condition_1(
     coming, starting = (sorted(stretches, key=key, reverse=True) for key in (attrgetter("came_us"), attrgetter("start_us")))
     moments = {at for s in stretches for at in (s.came_us, s.start_us, s.end_us)}
     waiting: list[tuple[tuple[int, ...], int, _Stretch]] = []
-    running: list[tuple[_Stretch, int | None]] = []  # and the head that it passed
+    running: list[tuple[_Stretch, int | None]] = []  # with the head that the job passed
     idle, held, needless = nodes, set[int](), 0
 
     def passed(run: _Stretch, its_head: int | None, head: _Stretch) -> bool:
@@ -409,7 +409,7 @@ def judged_by_condition_1(
         while waiting and waiting[0][2].start_us <= now_us:
             heappop(waiting)
         head = waiting[0][2] if waiting else None
-        # with followers=any the migrated may stand ahead of the head that they made room for: it did not pass them
+        # with followers=any, migrated jobs may stand ahead of the head for which they made room; that head did not pass them
         in_front = head if head and not (followers == "any" and head.came_us == now_us) else None
         running += [(run, in_front.number if in_front and in_front.place < run.place else None) for run in begun]
         if head and head.nodes <= idle + sum(run.nodes for run, its_head in running if passed(run, its_head, head)):
@@ -421,24 +421,24 @@ def judged_by_condition_1(
 
 BUSY, LESS_BUSY = 500, 600
 SR, RUN = "slowdown_ratio", "mean_run"
-#: Of C1.4, which three do not decide.
+#: Seeds of C1.4, which three seeds do not decide.
 SEEDS_OF_C1_4 = 6
 PAIRS = (("FCFS", "FCFS/FF"), ("LJF", "LJF/FF"))
 MIGRATING = (("FCFS/FF", "FCFS/FF+mig"), ("LJF/FF", "LJF/FF+mig"))
-#: What the paper's text prints.
+#: Numbers that the paper's text prints.
 PAPER_STARVED = {"FCFS/FF": 93, "LJF/FF": 78, "FCFS/FF+mig": 0, "LJF/FF+mig": 0}
 PAPER_MIGRATIONS = {"FCFS/FF+mig": 1300, "LJF/FF+mig": 361}
 PAPER_RATIO = PAPER_MIGRATIONS["FCFS/FF+mig"] / PAPER_MIGRATIONS["LJF/FF+mig"]
-#: (submit minute, nodes, minutes to run), in order of their numbers.
+#: Jobs of figure 1, by number: (submit minute, nodes, minutes to run).
 _JOBS = ((0, 512, 5000), (0, 100, 20), (5, 512, 300), (6, 128, 1000), (7, 128, 700), (8, 156, 400))
 _ROOMY = ((0, 512, 5000), (0, 300, 20), (5, 412, 300), (6, 64, 1000), (7, 64, 700), (8, 84, 400))
 HEAD, FOLLOWERS = 3, (4, 5, 6)
-#: When the head can start: the tick at which job 2 has ended.
+#: Tick at which the head can start, since job 2 has ended.
 TICK_MIN = 20
 
 
 class Reading(NamedTuple):
-    """A reading of papers.md 2.2 at one inter-arrival time; it measures three seeds."""
+    """A reading of papers.md 2.2 at one inter-arrival time, measured with three seeds."""
 
     interval: int
     followers: str = "head"
@@ -449,23 +449,23 @@ class Reading(NamedTuple):
         return f"{self.interval} {self.followers} {self.suspend} {self.returns}"
 
     def of(self, runs: Paper001Runs, measure: str) -> dict[str, float]:
-        """Means by algorithm, First-Fit without and with migration."""
+        """Returns means by algorithm, for First-Fit without and with migration."""
         its = runs.with_least_seeds().having(followers=self.followers, suspend=self.suspend, returns=self.returns)
         return {name: its.mean(measure, name, self.interval) for pair in MIGRATING for name in pair}
 
     def ratio(self, runs: Paper001Runs) -> float:
-        """Migrations of FCFS over those of LJF."""
+        """Returns migrations of FCFS / migrations of LJF."""
         found = self.of(runs, "migrations")
         return found["FCFS/FF+mig"] / max(found["LJF/FF+mig"], 1)
 
     def distance(self, runs: Paper001Runs) -> float:
-        """From the paper's two numbers of migrations: mean of the shares by which ours differ."""
+        """Returns the mean relative difference between our numbers of migrations and the paper's two numbers."""
         found = self.of(runs, "migrations")
         return mean(abs(found[name] / printed - 1) for name, printed in PAPER_MIGRATIONS.items())
 
 
 def readings(runs: Paper001Runs) -> list[Reading]:
-    """Those that the paper leaves open; in a quick report ours alone."""
+    """Returns the readings that the paper leaves open; in a quick report only our own."""
     if runs.quick:
         return [Reading(BUSY)]
     return [Reading(*each) for each in product((400, 500, 600), ("strict", "head", "any"), ("minimal", "all"), ("own", "tail"))]
@@ -554,14 +554,14 @@ def c1_6(runs: Paper001Runs) -> Iterator[PaperCheck]:
 
 
 def growth(runs: Paper001Runs, algorithm: str, penalty: int = PENALTIES[-1]) -> list[float]:
-    """By how much the mean run time grows from the lowest penalty to this one, a share, seed by seed."""
+    """Returns for each seed by which share the mean run time grows from the lowest penalty to `penalty`."""
     low = runs.of(RUN, algorithm, BUSY, penalty=PENALTIES[0])
     high = runs.of(RUN, algorithm, BUSY, penalty=penalty)
     return [b / a - 1 for a, b in zip(low, high, strict=True)]
 
 
 def _charged(runs: Paper001Runs, algorithm: str) -> list[float]:
-    """Growth of the mean run time as a share of what the counted migrations cost more, seed by seed."""
+    """Returns for each seed the growth of the mean run time / the growth of the cost of all counted migrations."""
     low, high = ({m: runs.of(m, algorithm, BUSY, penalty=p) for m in (RUN, "charged")} for p in (PENALTIES[0], PENALTIES[-1]))
     costs = [PENALTIES[-1] * b - PENALTIES[0] * a for a, b in zip(low["charged"], high["charged"], strict=True)]
     return [(b - a) / max(cost, 1) for a, b, cost in zip(low[RUN], high[RUN], costs, strict=True)]
@@ -702,7 +702,7 @@ def c1_10(runs: Paper001Runs) -> Iterator[PaperCheck]:
 
 
 def at_both(check: Callable[[Paper001Runs], Iterator[PaperCheck]]) -> Callable[[Paper001Runs], Iterator[PaperCheck]]:
-    """The check with all followers suspended, and, reported, with as few as the head needs (its id has an `m`)."""
+    """Returns the check with all followers suspended, and as a reported check (id with an `m`) with as few as the head needs."""
 
     def checks(runs: Paper001Runs) -> Iterator[PaperCheck]:
         yield from check(runs)
@@ -713,7 +713,7 @@ def at_both(check: Callable[[Paper001Runs], Iterator[PaperCheck]]) -> Callable[[
 
 
 def joined(*checks: Callable[[Paper001Runs], Iterator[PaperCheck]]) -> Callable[[Paper001Runs], Iterator[PaperCheck]]:
-    """All of them under one id."""
+    """Returns all the checks as one."""
     return lambda runs: (found for check in checks for found in check(runs))
 
 
@@ -733,7 +733,7 @@ CHECKS: Mapping[str, Callable[[Paper001Runs], Iterator[PaperCheck]]] = {
 
 # -- figure 1 by hand ----------------------------------------------------------------------------------------------------------
 
-# Paper 001, figure 1 by hand: a head of 512 nodes, three followers, and the 512 nodes that are idle or theirs.
+# Paper 001, figure 1 by hand: a head of 512 nodes, three followers, and 512 nodes that are idle or that the followers use.
 #
 # minute      0         5        10                 20
 # job 1       512 nodes until minute 5,000
@@ -741,11 +741,11 @@ CHECKS: Mapping[str, Callable[[Paper001Runs], Iterator[PaperCheck]]] = {
 # job 3                 asks for 512, 412 are idle  starts: 100 idle + 412 of its followers
 # jobs 4,5,6            ask      start past job 3   suspended; go on when job 3 has ended
 #
-# Where the head needs fewer nodes than idle and followers' ones together (`_ROOMY`), `suspend` decides whom it costs:
+# If the head needs fewer nodes than are idle or used by followers (`_ROOMY`), `suspend` decides which followers are suspended:
 #
 # minute      0         5        10                 20
 # job 2       300 nodes until minute 20
-# job 3                 asks for 412, 212 are idle  starts; 300 are idle: it needs 112 of 212 that its followers have
+# job 3                 asks for 412, 212 are idle  starts; 300 are idle: it needs 112 of the 212 that its followers use
 # jobs 4,5,6            64 + 64 + 84 start past it  minimal: 6 and 5 are suspended; all: 4 too, which starts again at once
 
 
@@ -771,7 +771,7 @@ def outcomes(
     parameters: Mapping[str, str] | None = None,
     rows: Sequence[tuple[int, int, int]] = _JOBS,
 ) -> tuple[JobOutcome, ...]:
-    """The fate of each job on 1,024 equal nodes of one site; penalty: minutes a node."""
+    """Returns the outcome of each job on 1,024 equal nodes of one site. penalty: minutes per node."""
     grid = Grid(specs=(UNIT,) * NODES, sites=(0,) * NODES, penalty_us=penalty * MINUTE_US)
     setting = Setting(
         nodes=grid.nodes(),
@@ -784,7 +784,9 @@ def outcomes(
 
 
 def found(penalty: int = 1) -> tuple[dict[str, float], dict[str, float]]:
-    """(what the text demands, what happens): minutes from the tick to the head's start; what each follower runs longer."""
+    """Returns (values by the paper's text, measured values): minutes from the tick to the head's start, and by which each follower's run
+    grows.
+    """
     jobs = outcomes(penalty=penalty)
     demanded: dict[str, float] = {"head starts after the tick [min]": 0}
     happens: dict[str, float] = {"head starts after the tick [min]": jobs[HEAD - 1].start_us / MINUTE_US - TICK_MIN}
@@ -797,7 +799,7 @@ def found(penalty: int = 1) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def differing(penalty: int = 1) -> tuple[dict[str, float], dict[str, float]]:
-    """(what each setting of `suspend` demands, what happens): minutes that each follower runs longer in the roomy case."""
+    """Returns the same for each setting of `suspend`, in the case `_ROOMY`."""
     demanded: dict[str, float] = {}
     happens: dict[str, float] = {}
     for suspend, spared in (("all", ()), ("minimal", (4,))):
@@ -811,16 +813,16 @@ def differing(penalty: int = 1) -> tuple[dict[str, float], dict[str, float]]:
     return demanded, happens
 
 
-# -- what is shown -----------------------------------------------------------------------------------------------------------
+# -- tables and figures ------------------------------------------------------------------------------------------------------
 
-#: Required checks that are known not to hold: the experiment that shows why (papers.md 7).
+#: Required check that is known not to hold -> the experiment that shows why (papers.md 7).
 EXPECTED: Mapping[str, str] = {
     "C1.8c": "table Readings: of 36 none comes near; followers that are counted and those that are moved do not explain it",
     "C1.9": "tables Figure 5 and Calibrations: at load .42 (6) counts who waits for jobs that were there before, which nobody may move",
     "C1.9b": "table Readings: 93 and 78 without migration are met, 0 with it by no reading: see C1.9; by (1) itself it is 0 (C1.9e)",
 }
 
-#: Where the paper contradicts itself or is silent, and what we read.
+#: Our readings where the paper contradicts itself or is silent.
 NOTES = (
     "(1) is printed N_top >= N_follow + N_idle, so the head could start only when it need not wait; its text says <=, which we use.",
     "4.2 says N_top is never below the nodes of the suspended followers; with <= it can be, for whole jobs go. Utilisation rises anyway.",
@@ -838,10 +840,10 @@ NOTES = (
 _CALLED = {SR: "SR", "utilisation": "utilisation", RUN: "mean run [min]", "starved": "starved (6)", "migrations": "migrations"}
 _PRINTED = {"starved": PAPER_STARVED, "migrations": PAPER_MIGRATIONS}
 _BEFORE = "as before"
-#: Minutes that a job waits before ageing puts it first.
+#: Minutes that a job waits before ageing puts it first -> the name in the table.
 WAITS = {0: "none", 10_080: "7 days", 43_200: "30 days"}
 FIGURES = ("Figure 2: slowdown ratio", "Figure 3: utilisation", "Figure 4: cost of migration", "Figure 5: starved jobs")
-#: Penalty 60 costs a job of 1,024 nodes 20 of them.
+#: The paper's mean run time (min); penalty 60 costs a job of 1,024 nodes 20 times as much.
 PAPER_RUN = 3072
 
 
@@ -886,7 +888,7 @@ def _figures(runs: Paper001Runs, calibration: str = "") -> Iterator[Figure]:
 
 
 def _titled(title: str, calibration: str) -> str:
-    """`Figure 2: slowdown ratio`, of another calibration `Figure 2, as before: slowdown ratio`."""
+    """Returns the title with the name of a calibration other than the default: `Figure 2, as before: slowdown ratio`."""
     number, what = title.split(": ")
     return f"{number}, {calibration}: {what}" if calibration else title
 
@@ -901,7 +903,7 @@ def _point(x: float, values: Sequence[float]) -> Point:
 
 
 def _calibrations(runs: Paper001Runs, interval: int) -> Table:
-    """The paper's printed numbers beside ours, by what was calibrated."""
+    """Returns the paper's printed numbers beside ours, a column for each calibration."""
     rows: list[tuple[Cell, ...]] = []
     for what, called in _CALLED.items():
         for name, algorithm in ALGORITHMS.items():
@@ -943,7 +945,7 @@ def _penalties(runs: Paper001Runs, title: str) -> Table:
 
 
 def _starved(runs: Paper001Runs, calibration: str = "") -> Table:
-    """At each interval: by rule (6), by (6'), and those that were held at the head while (1) held."""
+    """Returns the jobs that starve at each interval: by rule (6), by (6'), and those that stayed at the head while (1) held."""
     intervals = (BUSY, LESS_BUSY)
     rows = []
     for name in ALGORITHMS:
@@ -956,7 +958,7 @@ def _starved(runs: Paper001Runs, calibration: str = "") -> Table:
 
 
 def _readings(runs: Paper001Runs) -> Table:
-    """Every reading of 2.2 against the paper's two numbers of migrations; starved jobs are 93 and 78 without migration, and 0 with it."""
+    """Returns migrations and starved jobs for every reading of papers.md 2.2, beside the paper's numbers."""
     rows: list[tuple[Cell, ...]] = []
     for reading in readings(runs):
         moved, starved, held = (reading.of(runs, measure) for measure in ("migrations", "starved", "held"))
@@ -980,7 +982,7 @@ def _mean_of_ratios(runs: Paper001Runs) -> Table:
 
 
 def _ageing(runs: Paper001Runs) -> Table:
-    """papers.md 2.6: the paper's future work, starvation by sorting, and what ageing does to it."""
+    """Returns the effect of ageing on starvation by sorting, the paper's future work (papers.md 2.6)."""
     rows: list[tuple[Cell, ...]] = []
     for name in ("SJF", "LJF", "LJF/FF", "LJF/FF+mig"):
         for interval in (BUSY, LESS_BUSY):

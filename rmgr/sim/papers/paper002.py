@@ -1,7 +1,7 @@
-"""Paper 002 again: gang time-sharing with the distributed queue tree (Hori, Ishikawa, Konaka, Maeda, Tomokiyo; papers.md section 3).
+"""Repeats paper 002, gang time-sharing with the distributed queue tree (Hori, Ishikawa, Konaka, Maeda, Tomokiyo; papers.md section 3).
 
-First the runs, measured with `rmgr.sim.gangs`: one run as a value, how checks and tables ask for it, and what holds exactly. Then the
-statements C2.1 to C2.13 of papers.md 3.5, and what is only reported; last tables and figures.
+The file has three parts. Runs, measured with `rmgr.sim.gangs`: settings and measures of a run, how checks and tables ask for it, and the
+statements that hold exactly. Checks C2.1 to C2.13 of papers.md 3.5, and those that are only reported. Tables and figures.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from rmgr.sim.gangs import SLOTS, Sharing, SlotsOutcome, Spec, Stepped, Task, dr
 from rmgr.sim.papers.report import Cell, Figure, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, spread
 from rmgr.sim.workload.jobs import stream
 
-#: Sizes of tasks go up to half of the machine and no further than this (why: `NOTES` of the report).
+#: Sizes of tasks go up to half of the machine, but not beyond this (`NOTES` says why).
 LARGEST = 256
-#: dqt and batch are runs of a workload; the others are counts of violations (`EXACT`).
+#: dqt and batch run a workload; the others count violations (`EXACT`).
 Kind: TypeAlias = Literal["dqt", "batch", "schedule", "guarantees", "skipping", "weights"]
-#: Of the tree in figures 8 to 10; 2^7 is that of tables 2 to 4.
+#: Heights of the trees in figures 8 to 10; the tree of tables 2 to 4 has height 7.
 HEIGHTS = (7, 8, 9, 10, 11)
 QUICK_HEIGHTS = (7, 8)
 TABLES_HEIGHT = 7
-#: Trees higher than this are run with `_FEW` seeds; batches are quick, and run with all.
+#: DQT on trees higher than `_LOW` is run with `_FEW` seeds; batch is fast and is run with all seeds.
 _LOW, _FEW = 9, 2
 
-#: (violations, (weight, quanta over those of weight 1))
+#: (violations, (weight, quanta / quanta of weight 1))
 Found: TypeAlias = tuple[int, tuple[tuple[int, float], ...]]
-#: Figure 1: entries of the queues 0 to 6.
+#: Figure 1: numbers of entries in queues 0 to 6.
 FIGURE_1 = (2, 2, 1, 1, 2, 3, 2)
-#: Table 1: of each slot, Q_i(j) on the four processors, as 10 i + j.
+#: Table 1: for each slot, Q_i(j) on the four processors, written as 10 i + j.
 TABLE_1 = (
     (0, 0, 0, 0),
     (1, 1, 1, 1),
@@ -59,8 +59,8 @@ WEIGHTS = (1, 2, 4)
 class Paper002Run:
     """Settings of one run.
 
-    leaves: processors. odd: sizes that are no powers. messages: count them. weights: drawn for each task. largest: size of a task;
-    None: half of the machine, at most `LARGEST`.
+    leaves: number of processors. odd: sizes need not be powers of two. messages: count them. weights: those drawn for tasks. largest:
+    largest size of a task; None means half of the machine, at most `LARGEST`.
     """
 
     kind: Kind = "dqt"
@@ -80,9 +80,9 @@ class Paper002Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """Measures of one run; 0 where its kind has none. tqlb: mean, median, 90 and 99 per cent over time. by_weight: (weight, mean RETR).
+    """Measures of one run; those that its kind does not have are 0. tqlb: mean, median, 90th and 99th percentile over time.
 
-    violations: of a count; ratios: (weight, quanta over those of weight 1).
+    by_weight: (weight, mean RETR). violations: their number. ratios: (weight, quanta / quanta of weight 1).
     """
 
     utilisation: float = 0.0
@@ -101,7 +101,7 @@ class Measures:
 
 
 def measure(cell: Paper002Run) -> Measures:
-    """Runs it."""
+    """Runs the cell and measures it."""
     if cell.kind not in {"dqt", "batch"}:
         violations, ratios = EXACT[cell.kind](cell.seed, cell.slots)
         return Measures(violations=violations, ratios=ratios)
@@ -168,10 +168,10 @@ _UNKNOWN = Measures(
 
 
 class Paper002Runs(Runs[Paper002Run, Measures]):
-    """Measures by load, height of the tree and policy, a value a seed.
+    """Measures by load, height of the tree and policy, one value per seed.
 
-    heights: of figures 8 to 10. slots: of each run; fewer give a look, not a result. quick: two heights, and of the tables those of the
-    figures.
+    heights: those of figures 8 to 10. slots: length of each run; fewer give an impression, not a result. quick: two heights, and only the
+    tables of the figures.
     """
 
     def __init__(self, seeds: Sequence[int], *, heights: Sequence[int] = HEIGHTS, slots: int = SLOTS, quick: bool = False) -> None:
@@ -182,13 +182,13 @@ class Paper002Runs(Runs[Paper002Run, Measures]):
             self.remarks = (f"{slots:,} slots were run, not {SLOTS:,}: a look, not a result.",)
 
     def all(self, *, height: int = TABLES_HEIGHT, **fields: Any) -> list[Measures]:
-        """Of each seed. fields: of `Paper002Run`."""
+        """Returns the measures of each seed. fields: those of `Paper002Run`."""
         seeds = self.seeds if height <= _LOW or fields.get("kind") == "batch" else self.seeds[:_FEW]
         fields = {"leaves": 1 << height, **fields}
         return [self[Paper002Run(seed=seed, slots=self._slots, **fields)] for seed in seeds]
 
     def of(self, what: str | Callable[[Measures], float], **fields: Any) -> list[float]:
-        """One value a seed."""
+        """Returns one value per seed."""
         if callable(what):
             return [float(what(found)) for found in self.all(**fields)]
         return [float(getattr(found, what)) for found in self.all(**fields)]
@@ -203,11 +203,11 @@ class Paper002Runs(Runs[Paper002Run, Measures]):
         return median(self.of(what, **fields))
 
 
-# -- statements that hold exactly: table 1, guarantees of section 3, skipping, shares by weight; each counts what breaks it ----
+# -- statements that hold exactly: table 1, guarantees of section 3, skipping, shares by weight; each counts violations --------
 
 
 def table_1() -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """The slots of table 1, stepped and skipped."""
+    """Returns the slots of table 1, computed slot by slot and by skipping from event to event."""
     tree = Tree(2, 4)
     plain, fast = Stepped(tree), Rotation(tree)
     for node, length in enumerate(FIGURE_1):
@@ -238,7 +238,7 @@ def _guarantees(seed: int, _slots: int) -> Found:
         tree = Tree(chance.choice([2, 3]), chance.randint(2, 16))
         rotation = Rotation(tree)
         lengths = {node: chance.randint(0, 3) for node in range(tree.nodes) if tree.sizes[node]}
-        if not at % 3:  # the same on each level: balanced
+        if not at % 3:  # balanced: all queues of a level are equally long
             level = [chance.randint(0, 2) for _ in range(tree.height + 1)]
             lengths = {node: level[tree.depth[node]] for node in lengths}
         task = 0
@@ -265,7 +265,7 @@ def _guarantees(seed: int, _slots: int) -> Found:
 
 
 def _skipping(seed: int, slots: int) -> Found:
-    """C2.12: ends and utilisation of random workloads, event to event and slot by slot."""
+    """Checks C2.12: random workloads have the same ends and utilisation when run event by event and slot by slot."""
     chance, broken = stream(seed, "skipping"), 0
     slots = min(slots, _SKIPPED_SLOTS)
     for _ in range(_WORKLOADS):
@@ -279,7 +279,7 @@ def _skipping(seed: int, slots: int) -> Found:
 
 
 def random_tasks(chance: Random, tree: Tree, slots: int) -> list[Task]:
-    """Short tasks of any size and weight at random times: many events, queues that empty and fill."""
+    """Draws short tasks of any size and weight at random times, for many events and queues that empty and fill."""
     count = chance.randint(20, 200)
     times = sorted(chance.randint(0, slots) for _ in range(count))
     return [
@@ -288,7 +288,7 @@ def random_tasks(chance: Random, tree: Tree, slots: int) -> list[Task]:
 
 
 def _shares(seed: int, _slots: int) -> Found:
-    """C2.13: jobs of one queue that never end, weights 1, 2 and 4, while other tasks come and go."""
+    """Measures C2.13: shares of endless jobs with weights 1, 2 and 4 in one queue, while other tasks come and go."""
     chance = stream(seed, "shares")
     tree, whole = Tree(2, 32), 10**9
     rotation, shares = Rotation(tree), dict.fromkeys(WEIGHTS, 0)
@@ -320,15 +320,15 @@ EXACT: Mapping[str, Callable[[int, int], Found]] = {
 
 # -- checks ------------------------------------------------------------------------------------------------------------------
 
-#: Loads of tables 2 to 4, as measured by the paper, and of figures 8 to 10.
+#: Loads of tables 2 to 4, as the paper measured them, and loads of figures 8 to 10.
 QUIET, BUSY = 0.368, 0.793
 LOADS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
-#: Heights of which the bound of RETR is checked, and loads.
+#: Heights and loads for which the bound of RETR is checked.
 _BOUNDED, _BOUNDED_LOADS = (7, 9), (0.4, 0.6, 0.8, 0.9, 1.0)
 #: Heights at which half of the machine is more than `LARGEST`.
 _TALL = (10, 11)
 
-#: Tables 2 and 3: policy -> utilisation and max TQLB at .368 and at .793.
+#: Tables 2 and 3: policy -> utilisation and max TQLB at load .368, then at .793.
 PAPER: Mapping[AllocationRule, tuple[float, int, float, int]] = {
     AllocationRule.MAX: (0.366, 4, 0.768, 10),
     AllocationRule.MIN: (0.366, 5, 0.775, 8),
@@ -436,7 +436,7 @@ def _c6(runs: Paper002Runs) -> Iterator[PaperCheck]:
 
 
 def _c7(runs: Paper002Runs) -> Iterator[PaperCheck]:
-    """Figure 8."""
+    """Checks figure 8."""
     used = {load: {height: runs.mean("utilisation", height=height, load=load) for height in runs.heights} for load in LOADS}
     for letter, loads, near in (("", (0.2, 0.4, 0.6), 0.01), ("b", (0.8,), 0.03)):
         rows = {f"2^{height} at {load}": used[load][height] for load in loads for height in runs.heights}
@@ -474,7 +474,7 @@ def _c8(runs: Paper002Runs) -> Iterator[PaperCheck]:
 
 
 def _c9(runs: Paper002Runs) -> Iterator[PaperCheck]:
-    """Figure 10. Up to .6 the tolerance is that of C2.7 at .8, as .6 is where the curve bends."""
+    """Checks figure 10. Up to load .6 the tolerance is that of C2.7 at .8, since the curve bends at .6."""
     rows = {
         f"2^{height} at {load}": runs.mean("utilisation", kind="batch", height=height, load=load)
         for load in LOADS
@@ -558,7 +558,7 @@ def _reported(runs: Paper002Runs) -> Iterator[PaperCheck]:
 
 
 def _half(runs: Paper002Runs) -> Iterator[PaperCheck]:
-    """C2.7, C2.7c and C2.9b in another reading of the workload: sizes up to half of each machine. Reported."""
+    """Reports C2.7, C2.7c and C2.9b for another reading of the workload: sizes up to half of each machine."""
     heights = [height for height in _TALL if height in runs.heights]
     if not heights:
         return
@@ -605,7 +605,7 @@ CHECKS: Mapping[str, Callable[[Paper002Runs], Iterator[PaperCheck]]] = {
 
 
 def _none(name: str, what: str, runs: Paper002Runs, kind: str) -> PaperCheck:
-    """Nothing breaks it, over all seeds."""
+    """Returns the check that there is no violation with any seed."""
     return PaperCheck(id=name, what=what, paper=0, ours=int(sum(runs.of("violations", kind=kind))), rule=Within())
 
 
@@ -629,9 +629,9 @@ def _table(runs: Paper002Runs, name: str, what: str, load: float, used: Within, 
     )
 
 
-# -- what is shown -----------------------------------------------------------------------------------------------------------
+# -- tables and figures ------------------------------------------------------------------------------------------------------
 
-#: Where the paper contradicts itself or is silent, and what we read.
+#: Our readings where the paper contradicts itself or is silent.
 NOTES = (
     "The recursions of M, N and A say '0 for i >= w^h'; with P = w^h processors that bound does not fit: 0 below the leaves is used here.",
     "A second reading: the printed bound is right and the tree has h levels and P = w^(h-1). It fits worse (papers.md 3.4).",
@@ -651,15 +651,15 @@ NOTES = (
     "tested: with arrivals in nearly every slot everybody runs again within twice the largest max-TQLB.",
     "Messages are counted, not sent: in rmgr one leader publishes the tree with its front, and every node computes the same slots from it.",
 )
-#: Heights and largest sizes of tasks for which figures 8 to 10 are looked at in other readings of the workload; None: half of the machine.
+#: Largest sizes of tasks in other readings of the workload of figures 8 to 10; None means half of the machine.
 _SIZES_TRIED = (64, 128, LARGEST, None)
-#: Parts of a slot that switching takes.
+#: Shares of a slot that switching takes.
 SWITCHES = (0.0, 0.001, 0.01, 0.05)
-#: Trees of 64 processors.
+#: Widths of trees of 64 processors.
 _WIDTHS, _PROCESSORS = (2, 4, 8), 64
 
 
-# -- tables 1 to 4, figures 8 to 10 beside the paper's, and what the paper leaves open -----------------------------------------
+# -- tables 1 to 4 and figures 8 to 10 beside the paper's, and questions that the paper leaves open ----------------------------
 
 
 def tables(runs: Paper002Runs) -> tuple[Table, ...]:

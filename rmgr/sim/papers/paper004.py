@@ -1,7 +1,7 @@
-"""Runs paper 004 again: job scheduling in Ninf (Takefusa, Nakada, Aida, Ogawa, Matsuoka, Nagashima; papers.md section 4).
+"""Repeats paper 004, job scheduling in Ninf (Takefusa, Nakada, Aida, Ogawa, Matsuoka, Nagashima; papers.md section 4).
 
-What the paper prints stands here in the names of the scenarios; checks have their names in papers.md 4.5.
-May touch: `rmgr.sim.calls` and the report. Must not: know how calls are simulated.
+The paper's printed values are here in the names of the scenarios; papers.md 4.5 lists the checks.
+May use: `rmgr.sim.calls` and the report. Must not: know how calls are simulated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rmgr.sim.calls.scenario import scenario_named
 from rmgr.sim.papers.report import Cell, PaperCheck, Runs, Study, Table, Within, WithinBounds
 from rmgr.sim.runs.parallel import OnProgress
 
-#: Where the paper contradicts itself or is silent, and what we read.
+#: Our readings where the paper contradicts itself or is silent.
 NOTES = (
     "The text gives the 400-Mops server 0.20 MB/s; LOTH's 4.13 s (table 4) is impossible then. Decoded: the fast server's link is fast.",
     "The columns of utilisation in table 4 are swapped: A(400) holds the 40-Mops server, B(40) the 400-Mops one (their RR and LOTH rows).",
@@ -36,7 +36,7 @@ POLICIES = ("rr", "load", "load+l", "loth", "loth+l", "loth+t", "loth+lt")
 CASES = ("A", "B")
 _ANY = {"A": 1.0, "B": 1.0, "fast": 1.0, "slow": 1.0, "vector": 1.0, "workstation": 1.0}
 
-#: What stands for a summary before anything was run.
+#: Placeholder for a summary before anything has run.
 UNKNOWN = Summary(
     computing_s=1.0,
     transfer_s=1.0,
@@ -52,33 +52,33 @@ UNKNOWN = Summary(
     error=0.0,
     belief=0.0,
 )
-#: The scenario that reproduces table 4 and the one of table 3.
+#: The scenario that reproduces table 4, and the one that reproduces table 3.
 DECODED, REAL = "ninf_table4", "ninf_shared"
 _LINPACK_N = 600
-#: Seconds of one request on the slower machine (table 2), and what is added.
+#: Seconds of one request on the slower machine (table 2), and seconds that the mean interval adds to a multiple of them.
 _REQUEST_S, _INTERVAL_S = 19.265, 5.0
 _PREDICTORS = ("last", "ewma", "queueing")
 _SOURCES = ("declared", "calibrated", "learnt")
 
 
 class Paper004Runs(Runs[Group, Summary]):
-    """Sums over all seeds, by scenario, policy and case. quick: no tables."""
+    """Summaries over all seeds, by scenario, policy and case. quick: no tables."""
 
     def __init__(self, seeds: Sequence[int], *, quick: bool = False) -> None:
         super().__init__(seeds, UNKNOWN, lambda group: summed(played((group,), self.seeds)[group]), quick=quick)
         self._scenario = cache(scenario_named)
 
     def run(self, processes: int, on_progress: OnProgress) -> Mapping[Group, Summary]:
-        """In chunks of seeds."""
+        """Runs every group that was asked for, in chunks of seeds."""
         return {group: summed(its) for group, its in played(self.asked, self.seeds, processes=processes, on_progress=on_progress).items()}
 
     def of(self, scenario: str, policy: str, case: str, *, change: Mapping[str, Any] | None = None, **params: str) -> Summary:
-        """change: fields of the scenario that are replaced."""
+        """Returns the summary of a policy in a case. change: fields of the scenario to replace. params: of the policy."""
         known = self._scenario(scenario)
         return self[Group(replace(known, **change) if change else known, case, policy, tuple(sorted(params.items())))]
 
     def windowed(self, window: str) -> Summary:
-        """`call_many` with this window."""
+        """Returns the summary of `call_many` with this window."""
         clients = self._scenario("ninf_many").clients
         change = {"clients": tuple(replace(client, window=window) for client in clients)}  # type: ignore[arg-type]  # one of its words
         return self.of("ninf_many", "loth+lt", "at once", change=change)
@@ -99,7 +99,7 @@ def c4_1(_runs: Paper004Runs) -> Iterator[PaperCheck]:
 
 
 def idle(name: str) -> Forecast:
-    """What LOTH expects of a server of `ninf_text` where nothing runs."""
+    """Returns LOTH's forecast for an idle server of `ninf_text`."""
     scenario = scenario_named("ninf_text")
     plan = next(server for server in scenario.servers if server.name == name)
     link = next(link for link in scenario.links if link.server == name)
@@ -234,7 +234,7 @@ def _ratio(runs: Paper004Runs, check_id: str, what: str, above: str, below: str,
     return PaperCheck(id=check_id, what=f"{what}: ratio of the totals", paper=paper, ours=ours, rule=rule)
 
 
-#: Every id without the letters of its parts.
+#: Checks by id, without the letters of parts.
 CHECKS: Mapping[str, Callable[[Paper004Runs], Iterator[PaperCheck]]] = {
     "C4.1": c4_1,
     "C4.2": c4_2,
@@ -299,7 +299,7 @@ def network(runs: Paper004Runs) -> Table:
 
 
 def balance(runs: Paper004Runs) -> Table:
-    """The paper's thesis: the response of one client and the throughput of all, by policy."""
+    """Returns the response of one client and the throughput of all, by policy: the paper's thesis."""
     rows: list[tuple[Cell, ...]] = []
     for scenario in (DECODED, REAL):
         for case in CASES:
@@ -319,7 +319,7 @@ def predictions(runs: Paper004Runs) -> Table:
                 for load in ("now", "mean"):
                     for predictor in _PREDICTORS:
                         if predictor == "queueing" and load == "mean":
-                            continue  # it does not use the load
+                            continue  # this predictor does not use the load
                         found = runs.of(scenario, policy, case, **_unless_default(load=load, predictor=predictor))
                         rows.append((scenario, case, policy, predictor, load, found.error, found.total_s))
     columns = ("scenario", "case", "policy", "predictor", "load", "error", "total s")
@@ -347,12 +347,12 @@ def windows(runs: Paper004Runs) -> Table:
 
 
 def _unless_default(**params: str) -> dict[str, Any]:
-    """The runs of a policy without parameters are those of the tables above: not run twice."""
+    """Returns the parameters that differ from their defaults, so that runs of other tables with defaults are not run twice."""
     return {name: value for name, value in params.items() if value not in {"now", "last", "declared"}}
 
 
 class _Measured(NamedTuple):
-    """A row of table 3: seconds, utilisation of servers A (400 Mops) and B (40), MB/s of the transfers to them."""
+    """A row of table 3: seconds; utilisation of servers A (400 Mops) and B (40); MB/s of the transfers to them."""
 
     computing_s: float
     transfer_s: float
@@ -373,7 +373,7 @@ class Modelled(NamedTuple):
     busy_fast: float
 
 
-#: By (policy, case).
+#: (policy, case) -> row.
 TABLE_3: Mapping[tuple[str, str], _Measured] = {
     ("rr", "A"): _Measured(2.879, 14.821, 18.269, 0.009, 0.111, 0.189, 0.960),
     ("load", "A"): _Measured(0.421, 63.051, 65.879, 0.080, 0.217, 0.172, 0.864),
@@ -390,7 +390,7 @@ TABLE_3: Mapping[tuple[str, str], _Measured] = {
     ("loth+t", "B"): _Measured(7.370, 8.485, 16.407, 0.098, 0.146, 0.140, 0.965),
     ("loth+lt", "B"): _Measured(3.641, 9.613, 13.680, 0.095, 0.137, 0.135, 0.978),
 }
-#: By (policy, case).
+#: (policy, case) -> row.
 TABLE_4: Mapping[tuple[str, str], Modelled] = {
     ("rr", "A"): Modelled(2.314, 14.339, 16.654, 0.538, 0.130),
     ("load", "A"): Modelled(1.689, 9.375, 11.064, 0.387, 0.148),

@@ -1,6 +1,6 @@
 """How every paper is repeated (`Study`), and its report: checks (the paper's value, ours, spread, tolerance, verdict), tables, figures.
 
-A verdict is computed from the numbers, never typed: a check names its rule, and whether it is required. The JSON is cli.md section 9.
+A verdict is computed from the numbers, never typed: a check names its rule and whether it is required. cli.md section 9 has the JSON.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 from rmgr.sim.runs.parallel import OnProgress, measured
 
 Number: TypeAlias = int | float
-#: A number, or numbers by the name of their row; None: the paper (or nobody) gives one.
+#: A number, numbers by the name of their row, or None if there is no value.
 Value: TypeAlias = Number | Mapping[str, Number] | None
 Cell: TypeAlias = str | int | float | None
 Verdict: TypeAlias = Literal["pass", "fail", "expected", "reported"]
 
-_ONLY = ""  # the row of a value that is one number
+_ONLY = ""  # row name of a value that is a single number
 
 
 # -- rules: when a check holds --------------------------------------------------------------------------------------------------
@@ -29,13 +29,13 @@ _ONLY = ""  # the row of a value that is one number
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Every one of our values is as near to the paper's: |ours - paper| <= absolute + relative x |paper|. Both 0: exactly equal."""
+    """Each of our values is close to the paper's: |ours - paper| <= absolute + relative x |paper|. Both 0: exactly equal."""
 
     absolute: Number = 0
     relative: Number = 0
 
     def holds(self, paper: Mapping[str, Number], ours: Mapping[str, Number]) -> bool:
-        """Rows that either side does not have do not hold, nor does nothing at all."""
+        """Returns whether the rule holds; it does not if one side lacks a row, or without any rows."""
         return bool(ours) and paper.keys() == ours.keys() and all(
             abs(ours[row] - paper[row]) <= self.absolute + self.relative * abs(paper[row]) for row in paper
         )
@@ -46,7 +46,7 @@ class Within:
 
 @dataclass(frozen=True, slots=True)
 class WithinBounds:
-    """Every one of our values lies in these limits, those that are given; for orderings, ours are ratios or differences."""
+    """Each of our values lies within the given limits. For orderings, our values are ratios or differences."""
 
     above: Number | None = None
     at_least: Number | None = None
@@ -81,10 +81,10 @@ class PaperCheck:
 
     Attributes:
         id: as in papers.md, `C1.4`; parts of a check take a letter, `C1.4b`. what: the statement, one line.
-        paper, ours: the values, rows of the same names where there are several. spread: of ours, standard deviation over the seeds.
-        rule: when it holds. required: a failure fails the report; else the verdict is "reported".
-        ties, decided: of a claim that compares bars, how many seeds compare equals, and how many decide; None: of no such claim.
-        expected: of a required check that is known not to hold, the experiment that shows why; if it holds after all, it fails.
+        paper, ours: the values; if there are several, rows with the same names. spread: standard deviation of ours over the seeds.
+        rule: when the check holds. required: a failure fails the report; else the verdict is "reported".
+        ties, decided: for a claim that compares bars, how many seeds have equal bars, and how many decide; None for other checks.
+        expected: the experiment that shows why a required check does not hold; if the check holds after all, its verdict is "fail".
     """
 
     id: str
@@ -100,7 +100,7 @@ class PaperCheck:
 
     @property
     def holds(self) -> bool:
-        """What the rule says of the numbers, required or not."""
+        """Returns whether the rule holds for the numbers, required or not."""
         return self.rule.holds(rows_of(self.paper), rows_of(self.ours))
 
     @property
@@ -112,7 +112,7 @@ class PaperCheck:
         return "pass" if self.holds else "fail"
 
     def document(self) -> dict[str, Any]:
-        """Its JSON. `holds` says what the rule finds, for reported checks too."""
+        """Returns the check's JSON. `holds` is the result of the rule, also for reported checks."""
         counted = {} if self.ties is None else {"ties": _plain(self.ties), "decided": _plain(self.decided)}
         return {
             "id": self.id,
@@ -129,7 +129,7 @@ class PaperCheck:
 
 
 def rows_of(value: Value) -> Mapping[str, Number]:
-    """The value as rows; one number is the row of no name."""
+    """Returns the value as rows; a single number is the row named ""."""
     if value is None:
         return {}
     return value if isinstance(value, Mapping) else {_ONLY: value}
@@ -140,21 +140,21 @@ def rows_of(value: Value) -> Mapping[str, Number]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Numbers under names. title: unique in its report, the csv file is named after it. rows: as long as columns."""
+    """Named columns of numbers. title: unique in its report; names the CSV file. rows: each as long as columns."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
     def __post_init__(self) -> None:
-        """Raises ValueError when a row is not as long as the columns."""
+        """Raises: ValueError for a row that is not as long as the columns."""
         wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
         if wrong is not None:
             raise ValueError(f"table {self.title!r}: {len(self.columns)} columns, and a row of {len(wrong)}: {wrong}")
 
     @property
     def file_name(self) -> str:
-        """`Figure 2: SR` -> `figure-2-sr.csv`."""
+        """Returns the name of the CSV file: `Figure 2: SR` -> `figure-2-sr.csv`."""
         return f"{slug(self.title)}.csv"
 
     def csv(self) -> str:
@@ -169,7 +169,7 @@ class Table:
 
 
 class Point(NamedTuple):
-    """Point of a line: mean over the seeds at x, and the smallest and largest of them."""
+    """Point of a line: mean over the seeds at x, and their smallest and largest value."""
 
     x: float
     y: float
@@ -179,7 +179,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Lines to draw when matplotlib is there. title: unique, the file is named after it. lines: (name, points); logarithmic: the y axis."""
+    """Lines to draw if matplotlib is installed. title: unique; names the file. lines: (name, points); logarithmic: the y axis."""
 
     title: str
     x_label: str
@@ -188,7 +188,7 @@ class Figure:
     logarithmic: bool = False
 
     def document(self) -> dict[str, Any]:
-        """For figures.json: what `rmgr sim plot` draws it from."""
+        """Returns the figure as JSON for figures.json, from which `rmgr sim plot` draws it."""
         lines = [{"name": name, "points": [list(point) for point in points]} for name, points in self.lines]
         return {
             "title": self.title,
@@ -201,7 +201,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boxes:
-    """Boxes side by side in each group. title: unique. boxes: (name, its values in each of the groups); 0 has a place on the axis."""
+    """Boxes side by side in each group. title: unique. boxes: (name, values in each of the groups), which may be 0."""
 
     title: str
     y_label: str
@@ -209,13 +209,13 @@ class Boxes:
     boxes: tuple[tuple[str, tuple[tuple[float, ...], ...]], ...]
 
     def document(self) -> dict[str, Any]:
-        """For figures.json, as `Figure.document`."""
+        """Returns the boxes as JSON for figures.json, as `Figure.document`."""
         boxes = [{"name": name, "values": [list(values) for values in groups]} for name, groups in self.boxes]
         return {"title": self.title, "y_label": self.y_label, "groups": list(self.groups), "boxes": boxes}
 
 
 def slug(title: str) -> str:
-    """A title as a file name: lower case, words joined by `-`."""
+    """Returns a title as a file name: lower case, words joined by `-`."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
@@ -224,7 +224,7 @@ def slug(title: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperReport:
-    """Report that `rmgr sim paper` prints and writes. paper: "001". notes: errata and readings, a line each. figures: not in the JSON."""
+    """Report that `rmgr sim paper` prints and writes. paper: "001". notes: errata and readings, one per line. figures: not in the JSON."""
 
     paper: str
     checks: tuple[PaperCheck, ...]
@@ -234,7 +234,7 @@ class PaperReport:
 
     @property
     def passes(self) -> bool:
-        """No required check fails, and none that is listed as not holding holds."""
+        """Returns whether no required check fails. A check that is listed as not holding fails if it holds."""
         return not any(check.verdict == "fail" for check in self.checks)
 
     def document(self) -> dict[str, Any]:
@@ -255,10 +255,10 @@ Found = TypeVar("Found")
 
 
 class Runs(Generic[Run, Found]):
-    """What was measured, by what was run; a paper adds how its checks and tables ask.
+    """Runs and their measurements. A paper's subclass adds the questions of its checks and tables.
 
-    Before anything was run (`found` None) each run that somebody asks for is taken down in `asked`, and answered by `unknown`.
-    measure: as in `measured`. remarks: notes on this extent of it.
+    Before anything has run (`found` is None), each run that is asked for is recorded in `asked` and answered by `unknown`.
+    measure: as in `measured`. remarks: notes on this set of runs.
     """
 
     remarks: tuple[str, ...] = ()
@@ -270,7 +270,7 @@ class Runs(Generic[Run, Found]):
         self._unknown, self._measure = unknown, measure
 
     def run(self, processes: int, on_progress: OnProgress) -> Mapping[Run, Found]:
-        """Everything that was asked for, once. Raises: RmgrError for a run that failed."""
+        """Measures each run that was asked for once. Raises: RmgrError for a run that failed."""
         return measured(self.asked, self._measure, processes=processes, on_progress=on_progress)
 
     def __getitem__(self, run: Run) -> Found:
@@ -285,11 +285,11 @@ Of = TypeVar("Of", bound=Runs[Any, Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study(Generic[Of]):
-    """A paper that can be repeated: its statements, and what is shown beside them. All of it is written from its `Runs`.
+    """A paper that can be repeated: its checks, and the tables and figures beside them, all written from its `Runs`.
 
-    runs: of these seeds; quick: less of it, at most some 80 s of a processor. seeds, quick_seeds: how many are run when nothing is said.
-    checks: by id of papers.md, without the letters of parts. notes: errata and readings. expected: of required checks that are known
-    not to hold, the experiment that shows why.
+    runs: makes the `Runs` from seeds; with quick=True fewer runs, at most about 80 s of processor time. seeds, quick_seeds: default
+    numbers of seeds. checks: by id of papers.md, without the letters of parts. notes: errata and readings. expected: id of a required
+    check that is known not to hold -> the experiment that shows why.
     """
 
     paper: str
@@ -310,10 +310,10 @@ class Study(Generic[Of]):
         processes: int = 1,
         on_progress: OnProgress = lambda _done, _total: None,
     ) -> PaperReport:
-        """Writes the checks that are wanted twice: to learn which runs they need, and from what was measured.
+        """Writes the wanted checks twice: first to learn which runs they need, then from the measurements.
 
         Args:
-            wanted: None: all of them, with tables, figures and notes. processes: at a time.
+            wanted: ids of checks; None means all of them, with tables, figures and notes. processes: how many run at a time.
         Raises: RmgrError for a run that failed.
         """
         self._written(runs, wanted)
@@ -333,12 +333,12 @@ class Study(Generic[Of]):
 
 
 def mean(values: Iterable[Number]) -> float:
-    """Over the seeds. Raises StatisticsError for none."""
+    """Returns the mean over the seeds. Raises: StatisticsError without values."""
     return fmean(values)
 
 
 def spread(values: Sequence[Number]) -> float:
-    """Sample standard deviation over the seeds; 0 for one."""
+    """Returns the sample standard deviation over the seeds; 0 for a single seed."""
     return stdev(values) if len(values) > 1 else 0.0
 
 

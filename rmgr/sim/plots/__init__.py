@@ -1,7 +1,7 @@
-"""Pictures of runs, sweeps and reports, with matplotlib (the extra `plots`): this package is the only place that imports it.
+"""Pictures of runs, sweeps and reports. Only this package imports matplotlib (the extra `plots`).
 
-`pictures` chooses; `reading` reads results back, `canvas` draws; one file a kind of picture. Importing it without matplotlib raises
-UsageError, which says what to install. The rest of the simulator must not import it.
+`pictures` chooses what to draw, `reading` reads results back, `canvas` draws; each kind of picture has its file. Importing the package
+without matplotlib raises UsageError, which says what to install. The rest of the simulator must not import the package.
 """
 
 from rmgr.errors import UsageError

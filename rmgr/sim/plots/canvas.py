@@ -1,6 +1,6 @@
-"""The one door to matplotlib: figures without a display or global state, one style for all, the same bytes from the same picture.
+"""The only access to matplotlib: figures without a display or global state, one style for all, the same bytes for the same picture.
 
-Axes of time, too: seconds, minutes, hours or days, whichever keeps the numbers short; ticks where a clock has them.
+Also axes of time, in seconds, minutes, hours or days, whichever keeps the numbers short, with ticks where a clock has them.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ __all__ = [
     "new_figure",
     "styled",
 ]
-#: Okabe and Ito's colours, told apart by all kinds of colour vision; yellow is too pale for lines and comes last.
+#: Okabe and Ito's colours, which all kinds of colour vision tell apart; grey replaces their yellow, which is too pale for lines.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
-#: So many lines can be told apart, by colour and dashes.
+#: Number of lines that can be told apart by colour and dashes.
 MOST_LINES = len(PALETTE) * len(_DASHES)
 INK = "#222222"
 PALE = "#666666"
-#: Of areas, paler than the lines' colours, so that a number can be read on them; and of their edges.
+#: Colours of areas, paler than those of lines so that a number can be read on them, and colours of the areas' edges.
 FILLS = ("#7FB8DD", "#F0B27A", "#8FD3BC", "#E3B7CF", "#BFE3F6", "#F5DA94", "#C3BCE6", "#D2D2D2")
 EDGES = ("#00507F", "#8A3C00", "#00664B", "#8A4A6E", "#2F7FA8", "#8A6100", "#4B3F99", "#555555")
 
@@ -87,21 +87,21 @@ _STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 3.2,  # long enough to show the dashes
     "hatch.linewidth": 0.5,
-    "text.parse_math": False,  # a $ in a name is a $
+    "text.parse_math": False,  # a $ in a name stays a $
     "figure.dpi": 150,
     "savefig.dpi": 150,
     "path.simplify": True,
     "svg.fonttype": "path",  # letters as outlines: the picture looks the same everywhere
-    "svg.hashsalt": "rmgr",  # ids inside the file are not drawn anew every time
+    "svg.hashsalt": "rmgr",  # the same ids inside the file every time
 }
 _LONGEST_TITLE = 110
 _LEGEND_LINE = 0.19  # inches
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
-#: A span of up to so many seconds is shown in that unit.
+#: Longest spans (s) that are shown in seconds, minutes and hours; longer ones are shown in days.
 _UP_TO = (180.0, 3 * HOUR, 4 * DAY)
 _MOST_TICKS = 11
 
-#: Ticks of a logarithmic axis, in words.
+#: Ticks of a logarithmic axis of time: (seconds, label).
 _MARKS = (
     *((10.0**e, f"{10 ** (e + 6):g} µs") for e in (-6, -5, -4)),
     *((10.0**e, f"{10 ** (e + 3):g} ms") for e in (-3, -2, -1)),
@@ -120,7 +120,7 @@ _MARKS = (
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Matplotlib's own defaults and this style on top, whatever the user's matplotlibrc says; as it was before, afterwards."""
+    """Applies matplotlib's defaults with this style on top, whatever the user's matplotlibrc says; restores the settings afterwards."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)  # type: ignore[arg-type]  # its keys are literals in the stubs
@@ -128,31 +128,31 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(*, width: float = 9.0, height: float = 5.0) -> Figure:
-    """An empty figure, size in inches at 150 dots an inch; nothing in it overlaps, whatever is added."""
+    """Returns an empty figure; size in inches at 150 dots per inch. Its layout keeps all parts from overlapping."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def encoded(figure: Figure, form: str) -> bytes:
-    """The file's bytes. form: png or svg. No date and no program's version in it. Call it inside `styled`."""
+    """Returns the bytes of the file, without a date or a version of the program. form: png or svg. Call it inside `styled`."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=form, metadata={"Date": None, "Creator": None} if form == "svg" else {"Software": None})
     return buffer.getvalue()
 
 
 def named(axes: Axes, title: str, *details: str) -> None:
-    """The title above: what is shown, and smaller facts in a second line."""
+    """Sets the title above the axes: what is shown, and details in a second line."""
     lines = (title, "; ".join(filter(None, details)))
     axes.set_title("\n".join(clipped(line, _LONGEST_TITLE) for line in lines if line))
 
 
 def clipped(text: str, most: int) -> str:
-    """At most so many letters, the middle left out."""
+    """Shortens the text to at most `most` letters by leaving out its middle."""
     half = (most - 3) // 2
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
 def logarithmic(axes: Axes) -> None:
-    """The y axis is logarithmic, with plain numbers at its ticks: 1, 10, 100, over few decades 2 and 5 too."""
+    """Makes the y axis logarithmic, with plain numbers at its ticks: 1, 10, 100, and over few decades also 2 and 5."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 150 * low else (1.0,)))
@@ -160,12 +160,12 @@ def logarithmic(axes: Axes) -> None:
 
 
 def line_style(at: int) -> dict[str, Any]:
-    """Colour and dashes of the line number `at`, from 0. Neighbours differ in both, for prints without colour and lines on one another."""
+    """Returns colour and dashes of line `at` (from 0). Neighbours differ in both, for prints without colour and for lines that overlap."""
     return {"color": PALETTE[at % len(PALETTE)], "linestyle": _DASHES[(at + at // len(PALETTE)) % len(_DASHES)]}
 
 
 def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], *, title: str = "") -> None:
-    """A legend under the axes, where no data is; as many columns as its longest name leaves room for. The figure grows by its lines."""
+    """Draws a legend below the axes, in as many columns as its longest label leaves room for. The figure grows by the legend's lines."""
     if not handles:
         return
     labels = [clipped(label, _LONGEST_TITLE) for label in labels]
@@ -177,7 +177,7 @@ def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str
 
 
 class Unit(NamedTuple):
-    """A unit of time: its sign, its length in seconds, and steps between ticks that read well."""
+    """A unit of time: its symbol, its length in seconds, and steps between ticks that read well."""
 
     sign: str
     seconds: float
@@ -195,12 +195,12 @@ UNITS = (
 
 
 def unit_for(span_s: float) -> Unit:
-    """The unit for an axis that spans so many seconds."""
+    """Returns the unit for an axis that spans `span_s` seconds."""
     return UNITS[sum(span_s > limit for limit in _UP_TO)]
 
 
 def label_of(span_s: float) -> str:
-    """A length of time in few letters, three digits exact: `20 ms`, `15 min`, `6 h`, `2.25 d`."""
+    """Returns a length of time in few letters, with three digits: `20 ms`, `15 min`, `6 h`, `2.25 d`."""
     if 0 < span_s < 1:
         return f"{span_s * 1e3:.3g} ms" if span_s >= 1e-3 else f"{span_s * 1e6:.3g} µs"
     unit = UNITS[sum(span_s >= limit for limit in (MINUTE, HOUR, DAY))]
@@ -208,7 +208,7 @@ def label_of(span_s: float) -> str:
 
 
 def moment(time_s: float) -> str:
-    """A time since the first submit, exact to the second: `0`, `100 d 4 h 30 min`."""
+    """Returns a time since the first submit in words, exact to the second: `0`, `100 d 4 h 30 min`."""
     rest, parts = round(time_s), []
     for unit in reversed(UNITS):
         count, rest = divmod(rest, round(unit.seconds))
@@ -219,18 +219,18 @@ def moment(time_s: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """Places on the time axis: `at` turns seconds since the first submit into numbers on the axis."""
+    """Positions on the time axis: `at` turns seconds since the first submit into numbers on the axis."""
 
     unit: Unit
     origin_s: float
 
     def at(self, times: Any) -> Any:
-        """Numbers or arrays of them."""
+        """Converts a number or an array of numbers."""
         return (times - self.origin_s) / self.unit.seconds
 
 
 def set_time_axis(axes: Axes, start_s: float, end_s: float) -> TimeAxis:
-    """The x axis shows [start, end). A short part of a long run counts from the day or hour before it, and says so."""
+    """Makes the x axis show [start, end). A short part of a long run counts from the day or hour before it, as the axis label says."""
     unit, whole = unit_for(end_s - start_s), unit_for(end_s)
     coarse = next((unit_.seconds for unit_ in UNITS if unit_.seconds > unit.seconds), DAY)
     origin = 0.0 if unit == whole else start_s // coarse * coarse
@@ -245,7 +245,7 @@ def set_time_axis(axes: Axes, start_s: float, end_s: float) -> TimeAxis:
 
 
 def set_logarithmic_times(axes: Axes, low_s: float, high_s: float) -> None:
-    """The x axis is logarithmic, in seconds, with ticks in words."""
+    """Makes the x axis logarithmic, in seconds, with ticks in words."""
     axes.set_xscale("log")
     axes.set_xlim(low_s, high_s)
     marks = [(at, text) for at, text in _MARKS if low_s * 0.999 <= at <= high_s * 1.001]

@@ -1,4 +1,4 @@
-"""Curves and bars: policies beside each other (measures, load against wait and slowdown, distributions), utilisation over time."""
+"""Curves and bars: policies compared (measures, wait and slowdown against load, distributions), utilisation over time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LONGEST = 48
 #: Values that differ by more than this factor are drawn on a logarithmic axis.
 _RATIO = 30
 _MOST_TICKS = 11
-#: A curve through more points than this has no more to show.
+#: A curve shows nothing more with more points than this.
 _MOST_POINTS = 2000
 #: A step curve with more changes than this in view is drawn in bins.
 MOST_STEPS = 3000
@@ -59,7 +59,7 @@ _LENGTHS = (
 
 
 def compare_runs(runs: Sequence[Run]) -> Figure:
-    """The picture for some runs, a bar each. Raises: UsageError for more than 40, or measures that are missing."""
+    """Draws a bar for each run. Raises: UsageError for more than 40 runs, or missing measures."""
     bars = [
         _Bar(label, {name: [_measure(run.summary, name, f"{run.directory / SCHEDULE}")] for name in MEASURES})
         for label, run in zip(labels_of(runs), runs, strict=True)
@@ -69,7 +69,7 @@ def compare_runs(runs: Sequence[Run]) -> Figure:
 
 
 def compare_sweep(sweep: SweepResults) -> Figure:
-    """The picture for a sweep: a bar for each policy and load. Raises: UsageError for more than 40, or measures that are missing."""
+    """Draws a bar for each policy and load of a sweep. Raises: UsageError for more than 40 bars, or missing measures."""
     bars = []
     for (policy, load), rows in sweep.groups().items():
         label = policy if load is None or len(sweep.loads) == 1 else f"{policy}, load {load:g}"
@@ -81,7 +81,7 @@ def compare_sweep(sweep: SweepResults) -> Figure:
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
-    """One policy: its values of each measure, one a seed."""
+    """One bar: name of a measure -> its values, one per seed."""
 
     label: str
     values: Mapping[str, Sequence[float]]
@@ -140,9 +140,9 @@ def _shown(value: float, measure: str) -> str:
 
 
 def load(sweep: SweepResults) -> Figure:
-    """Load against wait and bounded slowdown, a line for each policy.
+    """Draws wait and bounded slowdown against load, a line for each policy.
 
-    Raises: UsageError for a sweep over fewer than two loads, or more policies than lines can be told apart.
+    Raises: UsageError for a sweep over fewer than two loads, or for more policies than lines that can be told apart.
     """
     loads = [each for each in sweep.loads if each is not None]
     if len(loads) < 2:
@@ -196,11 +196,11 @@ def _line_panel(axes: Axes, sweep: SweepResults, policies: list[str], loads: lis
 
 
 def waits(runs: Sequence[Run], window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
-    """For each run the share of jobs that wait no longer than x, x logarithmic.
+    """Draws for each run the share of jobs that wait no longer than x; the x axis is logarithmic.
 
-    At its left edge each curve begins at the share of jobs that do not wait at all. Jobs count that ran and were submitted in the window.
-
-    Raises: UsageError for more runs than lines can be told apart, or when no job ran.
+    At the left edge each curve begins with the share of jobs that do not wait at all. Only jobs that ran and were submitted in the window
+    count.
+    Raises: UsageError for more runs than lines that can be told apart, or for a run of which no job ran.
     """
     if len(runs) > MOST_LINES:
         raise UsageError(f"{len(runs)} runs are too many for one picture of waits", hint=f"at most {MOST_LINES}; name fewer directories")
@@ -232,7 +232,7 @@ def waits(runs: Sequence[Run], window: TimeWindow = TimeWindow()) -> Figure:  # 
 
 
 def distribution(times: Floats) -> tuple[Floats, Floats]:
-    """(wait, share of jobs that wait no longer) at no wait and at each wait that occurs, or at two thousand of them."""
+    """Returns (waits, shares of jobs that wait no longer) for no wait and each wait that occurs, at most 2,000 of them."""
     values, counts = np.unique(times, return_counts=True)
     shares = counts.cumsum() / len(times)
     if values[0] > 0:
@@ -251,14 +251,14 @@ def _waits(run: Run, window: TimeWindow) -> Floats:
     return found
 
 
-# -- over time: utilisation and queue length on one axis; as steps, or as means of bins when many ------------------------------
+# -- over time: utilisation and queue length on one axis, as steps, or as means of bins when there are many steps --------------
 
 
 def utilisation(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
-    """The picture: the share of the machine that runs jobs, and below it how many jobs wait.
+    """Draws the share of the machine that runs jobs, and below it the number of waiting jobs.
 
-    Up to 3,000 changes are drawn as they are; more of them as means of bins of a round length, with the range in each bin behind.
-    Raises: UsageError for a window after the end.
+    Up to 3,000 changes are drawn as steps; more become means over bins of a round length, with the range of each bin behind them.
+    Raises: UsageError for a window after the end of the run.
     """
     start, end = window.of(run)
     used, queue = busy(run), waiting(run)
@@ -290,7 +290,7 @@ def utilisation(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa:
 
 
 def _draw(axes: Axes, curve: Steps, span: tuple[float, float], axis: TimeAxis, length: float, colour: str) -> None:
-    """length: of bins in seconds, 0 = every change."""
+    """Draws one curve. length: of a bin in seconds; 0 draws every change."""
     if not length:
         part = cut(curve, *span)
         axes.step(axis.at(part.time), part.value, where="post", color=colour, linewidth=1.2)
@@ -310,7 +310,7 @@ class Steps(NamedTuple):
 
 
 class Bins(NamedTuple):
-    """The same in equal bins: edges (one more than bins), mean over time, least and largest value in each."""
+    """A step function in equal bins: edges (one more than bins); mean over time, least and largest value of each bin."""
 
     edges: Floats
     mean: Floats
@@ -319,20 +319,20 @@ class Bins(NamedTuple):
 
 
 def steps_of(times: Floats, changes: Floats) -> Steps:
-    """The sum of all changes until a time; those at one time count together."""
+    """Returns the sum of all changes up to each time; changes at the same time become one step."""
     order = np.argsort(times, kind="stable")
     at, first = np.unique(times[order], return_index=True)
     return Steps(at, np.add.reduceat(changes[order], first).cumsum() if len(at) else np.zeros(0))
 
 
 def busy(run: Run) -> Steps:
-    """Processors that run jobs."""
+    """Returns the number of processors that run jobs, over time."""
     spells, size = run.spells, run.size[run.spells.job]
     return steps_of(np.concatenate([spells.start, spells.end]), np.concatenate([size, -size]))
 
 
 def waiting(run: Run) -> Steps:
-    """Jobs that are submitted and do not run: before their first start, and between two stretches of running."""
+    """Returns the number of waiting jobs over time: before their first start, and between two spells of running."""
     spells, count = run.spells, len(run.submit)
     last = np.zeros(len(spells.job), dtype=bool)
     if len(last):
@@ -341,7 +341,7 @@ def waiting(run: Run) -> Steps:
     back = spells.end[~last]
     never = np.ones(count, dtype=bool)
     never[spells.job] = False
-    left = never & np.isfinite(run.finish)  # withdrawn before they ran; a job that was refused did not wait
+    left = never & np.isfinite(run.finish)  # withdrawn before they ran; a refused job never waited
     submitted = run.submit[~never | left]
     return steps_of(
         np.concatenate([submitted, back, spells.start, run.finish[left]]),
@@ -350,7 +350,7 @@ def waiting(run: Run) -> Steps:
 
 
 def cut(steps: Steps, start: float, end: float) -> Steps:
-    """The part in [start, end], with the value that holds at `start` as its first step and the last value again at `end`."""
+    """Returns the part in [start, end]; its first step has the value that holds at `start`, and the last value is repeated at `end`."""
     inside = (steps.time > start) & (steps.time < end)
     before = int(np.searchsorted(steps.time, start, side="right"))
     first = steps.value[before - 1] if before else 0.0
@@ -359,19 +359,19 @@ def cut(steps: Steps, start: float, end: float) -> Steps:
 
 
 def bin_length(span: float) -> float:
-    """The shortest length that reads well and makes at most 400 bins."""
+    """Returns the shortest length (s) that reads well and makes at most 400 bins."""
     return next((length for length in _LENGTHS if span / length <= _MOST_BINS), span / _MOST_BINS)
 
 
 def binned(steps: Steps, start: float, end: float, length: float) -> Bins:
-    """Means are exact: the area under the curve in each bin by the bin's length; the last bin may be shorter."""
+    """Returns the curve in bins; the last bin may be shorter. A mean is exact: the area under the curve in the bin / length of the bin."""
     edges = np.append(np.arange(start, end, length), end)
     if len(edges) > 2 and edges[-1] - edges[-2] < 1e-9 * length:
         edges = np.delete(edges, -2)
     part = cut(steps, start, end)
     area = np.concatenate([[0.0], (part.value[:-1] * np.diff(part.time)).cumsum()])
     mean = np.diff(np.interp(edges, part.time, area)) / np.diff(edges)
-    # The value at each edge becomes a step of its own, so that a bin without any change has one, too.
+    # The value at each edge becomes a step of its own, so that a bin without any change has one too.
     time = np.concatenate([part.time[:-1], edges[:-1]])
     value = np.concatenate([part.value[:-1], part.value[np.searchsorted(part.time, edges[:-1], side="right") - 1]])
     order = np.argsort(time, kind="stable")

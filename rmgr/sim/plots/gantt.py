@@ -1,6 +1,6 @@
-"""Who has what when: Gantt charts of processors, slots of gangs, lanes of calls.
+"""Which job has which processors when: Gantt charts, slots of gangs; and lanes of calls.
 
-A few thousand stretches are drawn one by one; more of them become an image of what is in use.
+A few thousand spells are drawn one by one; more become an image that shows the share in use.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from rmgr.sim.plots.canvas import (
 )
 from rmgr.sim.plots.reading import SPELLS, Floats, Integers, LiveSlots, QueueTree, Run, TimeWindow, counted
 
-#: More rectangles than this are an image: they would be thinner than a dot.
+#: More rectangles than this are drawn as an image, since each would be thinner than a dot.
 MOST_RECTANGLES = 4000
-#: The image: at most so many bins of time and rows of processors, two dots wide on paper.
+#: Largest number of bins of time and of rows of processors in the image; a bin is two dots wide on paper.
 _BINS, _ROWS = 600, 300
-#: Numbers are written into the rectangles of up to so many jobs, arrows between the spells of up to so many.
+#: Largest number of jobs whose numbers are written into their rectangles, and of lines drawn between successive spells.
 _MOST_NUMBERS, _MOST_ARROWS = 1000, 300
 _AXES_INCHES = (7.9, 4.0)
-#: (place of the spell, first core, last core), one a rectangle.
+#: (index of the spell, first core, last core), one entry per rectangle.
 _Ranges: TypeAlias = tuple[Integers, Integers, Integers]
 #: More rows than this cannot be told apart.
 MOST_SLOTS = 200
-#: More names of nodes than this do not stand beside each other.
+#: More names of nodes than this do not fit beside each other.
 _MOST_NAMES = 16
-#: Fronts in one picture; more of them hide each other.
+#: Largest number of fronts in one picture; more would hide each other.
 MOST_FRONTS = 7
-#: Of a level's height, what the lines of successive slots are apart.
+#: Distance between the lines of successive slots, as a share of a level's height.
 _STEP = 0.085
-#: Bars of one lane that overlap are drawn in so many tracks at most.
+#: Largest number of tracks in which overlapping bars of one lane are drawn.
 _TRACKS = 8
 _MOST_CLIENTS = len(PALETTE)
 
 
 def gantt(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
-    """The picture. Colours tell neighbours apart (job number modulo eight); hatched: a job that ran in several stretches.
+    """Draws the Gantt chart. Colours tell neighbours apart (job number modulo eight); jobs with several spells are hatched.
 
-    Raises: UsageError for damaged ranges of processors, or a window after the end.
+    Raises: UsageError for damaged ranges of processors, or a window after the end of the run.
     Cost: O(ranges), and at most 300 x 600 numbers.
     """
     start, end = window.of(run)
@@ -116,13 +116,13 @@ def _rectangles(figure: Figure, axes: Axes, run: Run, axis: TimeAxis, ranges: _R
 
 
 def _in_several(run: Run) -> Integers:
-    """Places of jobs with more than one spell."""
+    """Returns the indices of jobs with more than one spell."""
     places, counts = np.unique(run.spells.job, return_counts=True)
     return places[counts > 1]
 
 
 def _numbers(axes: Axes, run: Run, places: Integers, corners: Floats, behind: NDArray[np.str_]) -> None:
-    """Each job's number in those of its rectangles in which there is room for it; behind: colour under it, where hatches would cross it."""
+    """Writes each job's number into its rectangles that have room for it. behind: colour under the number, where hatches would cross it."""
     if len(np.unique(places)) > _MOST_NUMBERS:
         return
     (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
@@ -140,7 +140,7 @@ def _numbers(axes: Axes, run: Run, places: Integers, corners: Floats, behind: ND
 
 
 def _arrows(axes: Axes, run: Run, axis: TimeAxis) -> None:
-    """From the end of each spell to the beginning of the job's next one."""
+    """Draws a line from the end of each spell to the beginning of the job's next one."""
     spells = run.spells
     before = np.flatnonzero(spells.job[1:] == spells.job[:-1])
     if not 0 < len(before) <= _MOST_ARROWS:
@@ -156,7 +156,7 @@ def _middle(run: Run, spell: int) -> float:
 
 
 def _image(figure: Figure, axes: Axes, run: Run, axis: TimeAxis, span: tuple[float, float], ranges: _Ranges) -> str:
-    """Share of time and processors in use, dot by dot. Returns what a dot is, in words."""
+    """Draws the share of time and processors in use, dot by dot. Returns the size of a dot in words."""
     owners, first, last = ranges
     start, end = span
     rows = min(run.processors, _ROWS)
@@ -179,10 +179,10 @@ def _image(figure: Figure, axes: Axes, run: Run, axis: TimeAxis, span: tuple[flo
 
 
 def occupancy(left: Floats, right: Floats, low: Floats, high: Floats, *, bins: int, rows: int) -> Floats:
-    """Share of each cell (row, bin) that the rectangles cover, 1 where they cover it whole.
+    """Returns the share of each cell (row, bin) that the rectangles cover.
 
     Args:
-        left, right: edges in bins; low, high: in rows; parts outside of the grid are cut off. The rectangles do not overlap.
+        left, right: edges in bins; low, high: edges in rows. Parts outside the grid are cut off. The rectangles must not overlap.
     Cost: O(rectangles) + O(bins x rows).
     """
     grid = np.zeros((rows + 2, bins + 2))
@@ -203,16 +203,16 @@ def occupancy(left: Floats, right: Floats, low: Floats, high: Floats, *, bins: i
     return covered
 
 
-# -- slots of a gang: the matrix (Ousterhout), slots downwards and cores to the right; the fronts of its trees -----------------
+# -- slots of a gang: the matrix (Ousterhout) with slots downwards and cores to the right; the fronts of its trees -------------
 
 
 class Slots:
-    """The slots of a run under dqt. start: seconds at which each begins; rows: of each, (place of the job, first core, last core)."""
+    """Slots of a run under dqt. start: when each begins (s). rows: for each slot, (index of the job, first core, last core)."""
 
     def __init__(self, run: Run, window: TimeWindow, most: int) -> None:
-        """The first `most` slots of the window in which anything runs.
+        """Takes the first `most` slots of the window in which any job runs.
 
-        Raises: UsageError for a run without gangs, or without its stretches.
+        Raises: UsageError for a run without gangs, or one written without spells.csv.
         """
         if not any(path.name == SPELLS for path in run.spells.origins) or not run.turns.any():
             raise UsageError(
@@ -233,7 +233,7 @@ class Slots:
                 self.rows[slot].append((int(run.spells.job[spell]), int(first[at]), int(last[at])))
 
     def _begins(self, run: Run, chosen: Integers, window: TimeWindow, most: int) -> Floats:
-        """A stretch begins with a slot and lasts some of them; slots of one gang follow each other."""
+        """Returns when each slot begins (s). A spell begins with a slot and lasts one or more slots of its gang."""
         low, high = window.of(run)
         found: set[float] = set()
         latest = high
@@ -250,13 +250,13 @@ class Slots:
 
 
 def matrix(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
-    """Of a run: a row a slot, empty cells are idle cores. Raises: UsageError as `Slots`."""
+    """Draws the matrix of a run: a row for each slot; empty cells are idle cores. Raises: UsageError as `Slots`."""
     slots = Slots(run, window, MOST_SLOTS)
     follows = [at > 0 and bool(slots.start[at] - slots.start[at - 1] <= 1.5 * slots.quantum) for at in range(len(slots.rows))]
     numbers = run.numbers.tolist()
     figure, axes = _drawn(slots.rows, follows, list(map(str, numbers)), numbers, run.processors, first=0)
     axes.set_xlabel("core")
-    message = f"slot of {slots.quantum:g} s"  # slots of several partitions begin at instants of their own
+    message = f"slot of {slots.quantum:g} s"  # slots of different partitions begin at different instants
     axes.set_ylabel(message if len(run.trees) == 1 else f"beginnings of slots, in order ({message})")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
     named(axes, f"Slots of {run.title}", *run.facts, f"from {slots.start[0]:g} s" if len(slots.start) else "")
@@ -264,7 +264,7 @@ def matrix(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008
 
 
 def matrix_of_live(live: LiveSlots) -> Figure:
-    """Of a live partition, its slots under their numbers."""
+    """Draws the matrix of a live partition; rows have the numbers of its slots."""
     shown = live.rows[:MOST_SLOTS]
     jobs = list(dict.fromkeys(job for row in shown for job in row if job is not None))
     places = {job: place for place, job in enumerate(jobs)}
@@ -303,15 +303,15 @@ def _drawn(
     *,
     first: int,
 ) -> tuple[Figure, Axes]:
-    """A row a slot, numbered from `first`; what a job keeps over slots that follow each other is one rectangle.
+    """Draws a row for each slot, numbered from `first`; cores that a job keeps over successive slots are one rectangle.
 
     Args:
-        rows: of each slot (place of the job, first core, last core). follows: it begins when the one before ends.
-        names, colours: of the jobs, by place.
+        rows: for each slot, (index of the job, first core, last core). follows: whether the slot begins when the previous one ends.
+        names, colours: of the jobs, by index.
     """
     corners: list[list[tuple[int, int]]] = []
     places: list[int] = []
-    open_: dict[tuple[int, int, int], int] = {}  # what ran in the row before -> its rectangle
+    open_: dict[tuple[int, int, int], int] = {}  # (job, first core, last core) of the previous row -> its rectangle
     for at, row in enumerate(rows, first):
         before, open_ = open_, {}
         for place, low, high in row:
@@ -342,7 +342,7 @@ def _drawn(
 
 
 def front(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
-    """The picture: levels of the trees downwards, cores to the right. Cores without a line in a slot are idle. Raises: as `Slots`."""
+    """Draws the front: levels of the trees downwards, cores to the right. Cores without a line in a slot are idle. Raises: as `Slots`."""
     slots = Slots(run, window, MOST_FRONTS)
     trees = [Leaves(shape) for shape in run.trees]
     found = {place: _home(trees, first, last) for place, (first, last) in reaches(slots.rows).items()}
@@ -375,7 +375,7 @@ def front(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 
 
 
 class Leaves:
-    """A partition's tree over the cores of the machine: leaf i is the i-th of its cores."""
+    """A partition's tree over the cores of the machine: leaf i is the i-th core of the partition."""
 
     def __init__(self, shape: QueueTree) -> None:
         self.name = shape.partition
@@ -384,14 +384,14 @@ class Leaves:
         self.tree = Tree(shape.width, self._before[-1])
 
     def leaf(self, core: int) -> int | None:
-        """None for a core of another partition."""
+        """Returns the leaf of a core, or None for a core of another partition."""
         for before, (first, last) in zip(self._before, self._cores, strict=False):
             if first <= core <= last:
                 return before + core - first
         return None
 
     def spans(self, node: int) -> list[tuple[int, int]]:
-        """First core and the one beyond, of each run of cores that this node of the tree holds."""
+        """Returns (first core, last core + 1) of each contiguous range of cores below this node of the tree."""
         low, high = self.tree.span(node)
         found = []
         for before, (first, last) in zip(self._before, self._cores, strict=False):
@@ -401,7 +401,7 @@ class Leaves:
         return found
 
     def home(self, first: int, last: int) -> int | None:
-        """The smallest node of the tree that holds both cores; None where it does not have them."""
+        """Returns the smallest node of the tree that holds both cores, or None if the partition does not have them."""
         low, high = self.leaf(first), self.leaf(last)
         if low is None or high is None:
             return None
@@ -414,7 +414,7 @@ class Leaves:
 
 
 def reaches(rows: Iterable[Iterable[tuple[int, int, int]]]) -> dict[int, tuple[int, int]]:
-    """Of each job its first and its last core: on nodes of several cores there may be gaps between."""
+    """Returns the first and the last core of each job; on nodes of several cores there may be gaps between them."""
     found: dict[int, tuple[int, int]] = {}
     for row in rows:
         for place, first, last in row:
@@ -424,18 +424,18 @@ def reaches(rows: Iterable[Iterable[tuple[int, int, int]]]) -> dict[int, tuple[i
 
 
 def _home(trees: Sequence[Leaves], first: int, last: int) -> tuple[int, int] | None:
-    """(place of the tree, its node) on which a job with these cores stands; None for a job of a partition without one."""
+    """Returns (index of the tree, node) in whose queue a job with these cores is, or None for a job of a partition without a tree."""
     return next(((at, node) for at, leaves in enumerate(trees) if (node := leaves.home(first, last)) is not None), None)
 
 
 def _told(run: Run, homes: Mapping[int, tuple[int, int]], home: tuple[int, int]) -> str:
-    """Numbers of the jobs of this node."""
+    """Returns the numbers of the node's jobs, up to four of them."""
     jobs = sorted(int(run.numbers[place]) for place, found in homes.items() if found == home)
     return ",".join(map(str, jobs[:4])) + ("..." if len(jobs) > 4 else "")
 
 
 def _draw_tree(axes: Axes, leaves: Leaves, jobs: Mapping[int, str]) -> None:
-    """Its nodes, and above them their jobs; the root has the partition's name."""
+    """Draws the nodes of a tree with their jobs above them; the root also shows the name of the partition."""
     for node, told in jobs.items():
         spans = leaves.spans(node)
         if not spans:
@@ -452,7 +452,7 @@ def _draw_tree(axes: Axes, leaves: Leaves, jobs: Mapping[int, str]) -> None:
 
 
 class _Bar(NamedTuple):
-    """start and end in seconds."""
+    """One call's stay in a lane."""
 
     client: str
     start_s: float
@@ -460,9 +460,9 @@ class _Bar(NamedTuple):
 
 
 def calls(rows: Sequence[CallRow]) -> Figure:
-    """The picture of one policy, case and seed. A lane a server (waiting and computing) and, below it, a lane a link; colours are clients.
+    """Draws the calls of one policy, case and seed: a lane for each server (waiting and computing), below it one for each of its links.
 
-    Raises: UsageError for no calls.
+    Colours tell clients apart. Raises: UsageError if there are no calls.
     """
     if not rows:
         raise UsageError("there are no calls to draw", hint="rmgr sim calls ... --out DIR")
@@ -504,7 +504,7 @@ def calls(rows: Sequence[CallRow]) -> Figure:
 
 
 def _tracks(bars: Sequence[_Bar]) -> list[tuple[int, _Bar]]:
-    """Each bar with the first track that is free for it; those beyond the last track share it."""
+    """Returns each bar with the first track that is free for it; when all tracks are taken, bars share the last one."""
     free: list[float] = []
     placed = []
     for bar in sorted(bars, key=lambda bar: (bar.start_s, bar.end_s)):

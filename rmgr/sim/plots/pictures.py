@@ -1,4 +1,4 @@
-"""From directories of results to files: which pictures there are to draw, under which names, all of them or none."""
+"""From directories of results to files of pictures: what can be drawn, under which names; all files are written or none."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ KINDS: Mapping[str, str] = {
 _WRITTEN = "name a directory that rmgr sim run|sweep|paper|calls --out wrote, or FILE.json of rmgr queues --tree --matrix N --json"
 FORMS: Mapping[str, tuple[str, ...]] = {"png": ("png",), "svg": ("svg",), "both": ("png", "svg")}
 _MOST_PANELS, _MOST_ROWS, _PANELS_A_ROW = 12, 40, 3
-#: A column "N sd" is the spread of column N, and no panel of its own.
+#: A column "N sd" is the spread of column N and gets no panel of its own.
 _SPREAD = " sd"
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """name: of the file, without its ending. draw: makes the figure, inside `styled`."""
+    """A picture to draw. name: of the file, without its ending. draw: makes the figure; is called inside `styled`."""
 
     name: str
     draw: Callable[[], Figure]
@@ -70,17 +70,17 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Content of a directory: runs, sweeps, reports as (document, figures), and calls."""
+    """Contents of directories: runs, sweeps, reports as (document, figures), and calls."""
 
     runs: Sequence[Run]
     sweeps: Sequence[SweepResults]
     reports: Sequence[tuple[Mapping[str, Any], Sequence[report.Figure | report.Boxes]]]
-    calls: Sequence[Sequence[CallRow]] = ()  #: of each directory of calls
-    live: Sequence[tuple[Path, LiveSlots]] = ()  #: of each file of a live cluster, and each partition in it
+    calls: Sequence[Sequence[CallRow]] = ()  #: one entry per directory of calls
+    live: Sequence[tuple[Path, LiveSlots]] = ()  #: one entry per file of a live cluster and partition in it
 
 
 def read(directories: Iterable[Path]) -> Results:
-    """Reads every directory, and files of live slots. Raises: UsageError for one that holds no results, or damaged ones."""
+    """Reads directories and files of live slots. Raises: UsageError for one without results, or with damaged ones."""
     runs, sweeps, reports, lanes = [], [], [], []
     live: list[tuple[Path, LiveSlots]] = []
     for directory in (each for given in directories for each in _of_papers(given) or [given]):
@@ -103,11 +103,11 @@ def read(directories: Iterable[Path]) -> Results:
 
 
 def pictures(results: Results, kinds: Sequence[str] = (), window: TimeWindow = TimeWindow()) -> list[Picture]:  # noqa: B008 - a frozen value
-    """What is drawn of them. kinds: none = all that fit: of each run gantt and utilisation, of all runs together waits, and compare when
-    there are several; of a sweep load (compare when it has one load); of a report its figures, or
-    its tables when it has none.
+    """Returns the pictures to draw. kinds: those to draw; without any, all that fit: for each run gantt and utilisation, for all runs
+    together waits, and compare if there are several; for a sweep load (compare if it has one load); for a report its figures, or its
+    tables if it has none; for calls their lanes; for live slots the matrix.
 
-    Raises: UsageError when a kind that was named does not fit to what was read.
+    Raises: UsageError if a named kind does not fit the results.
     """
     made: list[Picture] = []
     runs, names = results.runs, _names(results.runs)
@@ -166,11 +166,11 @@ def pictures(results: Results, kinds: Sequence[str] = (), window: TimeWindow = T
 
 
 def draw(made: Sequence[Picture], out: Path, forms: Sequence[str] = ("png",), *, overwrite: bool = False) -> list[Path]:
-    """Draws them all, then writes them all: nothing is written when one cannot be drawn. The same results give the same bytes.
+    """Draws all pictures, then writes them: nothing is written if one cannot be drawn. The same results give the same bytes.
 
     Args:
-        out: directory, made when its parent is there. forms: png, svg. overwrite: pictures that are there already are replaced.
-    Raises: StateConflict when a picture is there already; UsageError when `out` cannot be one; RmgrError when the disk is full.
+        out: directory, made if its parent exists. forms: png, svg. overwrite: whether to replace existing pictures.
+    Raises: StateConflict if a picture exists already; UsageError if `out` cannot be a directory; RmgrError if the disk is full.
     """
     files = {(picture.name, form): out / f"{picture.name}.{form}" for picture in made for form in forms}
     there = [path for path in files.values() if os.path.lexists(path)]
@@ -196,14 +196,14 @@ def draw(made: Sequence[Picture], out: Path, forms: Sequence[str] = ("png",), *,
 
 
 def figures(shown: Sequence[report.Figure | report.Boxes]) -> list[Picture]:
-    """A report's figures, each under its title: for `draw` into the directory of the report."""
+    """Returns a report's figures as pictures named after their titles, for `draw`."""
     return [
         Picture(slug(each.title), partial(boxes, each) if isinstance(each, report.Boxes) else partial(lines, each)) for each in shown
     ]
 
 
 def _lanes(rows: Sequence[CallRow]) -> list[Picture]:
-    """The first replication of each policy and case."""
+    """Returns a picture of the first replication of each policy and case."""
     groups: dict[tuple[str, str], list[CallRow]] = {}
     for row in rows:
         group = groups.setdefault((row.policy, row.case), [])
@@ -216,12 +216,12 @@ def _lanes(rows: Sequence[CallRow]) -> list[Picture]:
 
 
 def _of_papers(directory: Path) -> list[Path]:
-    """Directories of reports in that of `sim paper all`."""
+    """Returns the directories of reports inside a directory that `sim paper all` wrote."""
     return [] if (directory / REPORT).exists() else sorted(path.parent for path in directory.glob(f"*/{REPORT}"))
 
 
 def _listed(directory: Path) -> set[str]:
-    """Names in it. Raises: UsageError when it cannot be read."""
+    """Returns the names in a directory. Raises: UsageError if it cannot be read."""
     try:
         return {path.name for path in directory.iterdir()}
     except OSError as error:
@@ -249,7 +249,7 @@ def _fitting(results: Results, window: TimeWindow) -> set[str]:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Ends of file names: none for one run; the directory's name, with that of its parent when two are the same."""
+    """Returns the ends of file names: empty for a single run, else the name of the directory, preceded by its parent's if two are equal."""
     if len(runs) <= 1:
         return [""] * len(runs)
     short = [slug(run.name) for run in runs]
@@ -304,11 +304,11 @@ def _boxes(each: Mapping[str, Any]) -> report.Boxes:
     )
 
 
-# -- a paper's report: its figures (lines, box plots), and its tables: a panel for each column of numbers ----------------------
+# -- a paper's report: its figures (lines, box plots), and its tables (a panel for each column of numbers) ---------------------
 
 
 def lines(shown: report.Figure) -> Figure:
-    """Lines with the range over the seeds at each point. Raises: UsageError for more lines than can be told apart, or none with a point."""
+    """Draws lines with the range over the seeds. Raises: UsageError for more lines than can be told apart, or if no line has a point."""
     drawn = [(name, points) for name, points in shown.lines if points]
     if not 0 < len(drawn) <= MOST_LINES:
         raise UsageError(f"figure {shown.title!r} has {len(drawn)} lines", hint=f"from 1 to {MOST_LINES} can be drawn")
@@ -342,9 +342,9 @@ def lines(shown: report.Figure) -> Figure:
 
 
 def boxes(shown: report.Boxes) -> Figure:
-    """Box plots, side by side in each group: quartiles and the whole range; the y axis is logarithmic above 1 and has a 0.
+    """Draws box plots side by side in each group: quartiles and the whole range. The y axis is logarithmic above 1, linear below.
 
-    Raises: UsageError for too many.
+    Raises: UsageError for too many boxes.
     """
     count = len(shown.boxes)
     if not 0 < count <= MOST_LINES or not shown.groups:
@@ -380,9 +380,9 @@ def boxes(shown: report.Boxes) -> Figure:
 
 
 def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
-    """A panel for each column of numbers, against the first column; names are bars, numbers are lines.
+    """Draws a panel for each column of numbers against the first column: lines if the first column holds numbers, bars if names.
 
-    Raises: UsageError for a table that is too large, or has no numbers.
+    Raises: UsageError for a table that is too large or has no numbers.
     """
     by_number, panels, groups = _parts(table)
     columns = 2 if len(panels) == 4 else min(len(panels), _PANELS_A_ROW)
@@ -417,7 +417,7 @@ def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
 
 
 def is_drawable(table: Mapping[str, Any]) -> bool:
-    """It has a first column to draw against, columns of numbers beside it, and no more rows and columns than a picture can hold."""
+    """Returns whether the table has rows, columns of numbers beside the first, and no more of both than a picture can hold."""
     try:
         _, panels, groups = _parts(table)
     except UsageError:
@@ -426,14 +426,14 @@ def is_drawable(table: Mapping[str, Any]) -> bool:
 
 
 def _parts(table: Mapping[str, Any]) -> tuple[bool, list[tuple[int, str]], dict[str, list[Sequence[Any]]]]:
-    """(the first column is numbers, (place, name) of each column of numbers beside it, name of a line or bar -> its rows)."""
+    """Returns (whether the first column holds numbers, (index, name) of other columns of numbers, name of a line or bar -> its rows)."""
     columns, rows = table["columns"], table["rows"]
     kinds = [_is_numbers([row[at] for row in rows]) for at in range(len(columns))]
     by_number = bool(kinds) and kinds[0]
     panels = [(at, name) for at, name in enumerate(columns) if at and kinds[at] and not _is_spread(name, columns[:at])]
     words = [at for at in range(len(columns)) if not kinds[at]]
     while by_number and panels and len({tuple(row[at] for at in (0, *words)) for row in rows}) < len(rows):
-        words.append(panels.pop(0)[0])  # a further parameter, as a threshold and a limit: a line for each of its values
+        words.append(panels.pop(0)[0])  # a further parameter (a limit beside a threshold): a line for each of its values
     groups: dict[str, list[Sequence[Any]]] = {}
     for row in rows:
         said = [f"{columns[at]} {row[at]:g}" if kinds[at] else str(row[at]) for at in words if row[at] not in {None, ""}]

@@ -1,8 +1,8 @@
-"""Results as they were written, read back for drawing: runs, sweeps, slots of a live cluster; an error names file, line and column.
+"""Reads results back for drawing: runs, sweeps, slots of a live cluster. An error names file, line and column.
 
-Of a run jobs.csv, spells.csv and schedule.json, of a sweep results.csv and its manifest, of a live cluster what
-`rmgr queues --tree --matrix N --json` tells. Pictures show a part of a run (`TimeWindow`) and tell runs apart (`labels_of`).
-Times become seconds as floating point numbers: exact enough for a picture, never written anywhere.
+For a run it reads jobs.csv, spells.csv and schedule.json, for a sweep results.csv and its manifest, for a live cluster the output of
+`rmgr queues --tree --matrix N --json`. Pictures may show a part of a run (`TimeWindow`) and tell runs apart (`labels_of`).
+Times become floating-point seconds: exact enough for a picture, never written anywhere.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from rmgr.sim.plots.canvas import label_of, moment
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 JOBS, SPELLS, SCHEDULE, MANIFEST = "jobs.csv", "spells.csv", "schedule.json", "manifest.json"
-#: Beyond it a number is damage, not a time or a count.
+#: A larger number is damage, not a time or a count.
 _LARGEST = 1e16
-#: What a manifest says beside policy and machine -> how titles say it.
+#: Field of a manifest beside policy and machine -> its name in titles.
 _DETAILS = {"load": "load", "interarrival": "inter-arrival factor", "seed": "seed", "sites": "sites"}
 _LIVE = "rmgr queues --tree --matrix 20 --json > slots.json"
 _CUT = "a file that was cut off ends like this; run the simulation again"
 RESULTS = "results.csv"
-#: Of a run, that pictures of sweeps and comparisons show.
+#: Measures of a run that pictures of sweeps and comparisons show.
 MEASURES = ("mean_waiting_time", "mean_bounded_slowdown", "utilisation")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run. Arrays have a place a job, in job order; nan where a job never started.
+    """One run. Arrays have one entry per job, in job order; nan if the job never started.
 
     Attributes:
-        directory, name: where it was read, and its last part. workload, policy: names, policy "" when nothing tells it.
-        processors: of the machine. details: what else decides it (load 0.7, seed 3), for titles.
-        numbers: of the jobs. submit, start, finish, ran, wait: seconds. size: processors. summary: schedule.json.
-        spells: of every stretch of running: place of its job, start, end, cores as text ("0-3 7").
-        turns: slots of a gang in which each job ran, 0 without one. quantum: of its slots (s), under dqt. trees: of each partition.
+        directory, name: directory that was read, and its last part. workload, policy: names; policy is "" if no file names it.
+        processors: of the machine. details: further settings (load 0.7, seed 3), for titles.
+        numbers: of the jobs. submit, start, finish, ran, wait: seconds. size: processors. summary: content of schedule.json.
+        spells: of all jobs.
+        turns: number of gang slots in which each job ran, 0 without a gang. quantum: length of a slot (s) under dqt. trees: of partitions.
     """
 
     directory: Path
@@ -73,7 +73,7 @@ class Run:
 
     @cached_property
     def end(self) -> float:
-        """When the last job ended, or the last was submitted, in seconds."""
+        """Returns when the last job ended or was submitted, whichever is later (s)."""
         return max(float(np.nanmax(self.spells.end, initial=0.0)), float(self.submit.max()))
 
     @property
@@ -82,7 +82,7 @@ class Run:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """For the second line of a title."""
+        """Returns details for the second line of a title."""
         return (counted(len(self.numbers), "job"), counted(self.processors, "processor"), *self.details)
 
 
@@ -97,9 +97,9 @@ class QueueTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spells:
-    """Stretches of running, in the order of jobs and time. job: place of the job in the run's arrays; start, end: seconds; cores: text.
+    """Spells of running, in the order of jobs and time. job: index of the job in the run's arrays; start, end: seconds; cores: "0-3 7".
 
-    origins: the files they were read from; origin, line: which of them, and where there.
+    origins: files from which the spells were read; origin, line: index of a spell's file, and its line there.
     """
 
     job: Integers
@@ -111,7 +111,10 @@ class Spells:
     line: Integers
 
     def rectangles(self, chosen: Integers) -> tuple[Integers, Integers, Integers]:
-        """Of the spells at these places: (place of the spell, first core, last core) a range. Raises: UsageError for damaged ranges."""
+        """Returns (indices of spells, first cores, last cores), an entry for each range of cores of the chosen spells.
+
+        Raises: UsageError for damaged ranges.
+        """
         owners: list[int] = []
         first: list[int] = []
         last: list[int] = []
@@ -133,7 +136,7 @@ class Spells:
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """start, end: seconds; end None = until everything has ended."""
+    """Part of a run to draw. start, end: seconds; end None = the end of the run."""
 
     start: float = 0.0
     end: float | None = None
@@ -143,7 +146,7 @@ class TimeWindow:
         return not self.start and self.end is None
 
     def of(self, run: Run) -> tuple[float, float]:
-        """(start, end) on this run's axis. Raises: UsageError when the run was over before it."""
+        """Returns (start, end) on this run's axis. Raises: UsageError if the run ended before the window."""
         end = run.end if self.end is None else self.end
         if self.start >= run.end and run.end > 0:
             message = f"{run.directory} ends {moment(run.end)} after its first submit"
@@ -151,12 +154,12 @@ class TimeWindow:
         return self.start, max(end, self.start + 1e-6)
 
     def spells(self, run: Run) -> Integers:
-        """Places of the spells that touch it."""
+        """Returns the indices of spells that overlap the window."""
         start, end = self.of(run)
         return np.flatnonzero((run.spells.start < end) & (run.spells.end > start))
 
     def told(self, run: Run) -> str:
-        """For titles."""
+        """Returns the window in words, for titles."""
         if self.is_whole:
             return ""
         start, end = self.of(run)
@@ -165,7 +168,7 @@ class TimeWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResults:
-    """path: of results.csv. title: its workload. rows: one a run, numbers as floats; `load` is None where none was asked for."""
+    """A sweep. path: of results.csv. title: its workload. rows: one per run, numbers as floats; `load` is None if none was set."""
 
     path: Path
     title: str
@@ -173,18 +176,18 @@ class SweepResults:
 
     @property
     def loads(self) -> list[float | None]:
-        """In ascending order."""
+        """Returns the loads in ascending order."""
         return sorted({row["load"] for row in self.rows}, key=lambda load: -1.0 if load is None else load)
 
     @property
     def facts(self) -> list[str]:
-        """For the second line of a title."""
+        """Returns details for the second line of a title."""
         jobs = {int(row["jobs"]) for row in self.rows if "jobs" in row}
         told = [counted(jobs.pop(), "job")] if len(jobs) == 1 else []
         return [*told, counted(len({row["seed"] for row in self.rows}), "seed")]
 
     def groups(self) -> dict[tuple[str, float | None], list[Mapping[str, Any]]]:
-        """(policy, load) -> its runs, one a seed; in the order of the file."""
+        """Returns (policy, load) -> its runs, one per seed, in the order of the file."""
         found: dict[tuple[str, float | None], list[Mapping[str, Any]]] = {}
         for row in self.rows:
             found.setdefault((row["policy"], row["load"]), []).append(row)
@@ -195,8 +198,8 @@ class SweepResults:
 class LiveSlots:
     """Slots of a live partition.
 
-    quantum: of its slots (s). nodes: (name, cores), from the left. first: number of the first slot. rows: of
-    each slot the job of every core.
+    quantum: length of a slot (s). nodes: (name, cores), from the left. first: number of the first slot. rows: for each slot, the job of
+    every core.
     """
 
     partition: str
@@ -213,9 +216,9 @@ class LiveSlots:
 
 
 def read_run(directory: Path) -> Run:
-    """The results that `rmgr sim run --out` wrote there.
+    """Reads the results that `rmgr sim run --out` wrote.
 
-    Raises: UsageError for files that are missing, damaged (file, line and column are named) or do not fit together.
+    Raises: UsageError for files that are missing, damaged (it names file, line and column) or do not fit together.
     Cost: about 5 us a job.
     """
     summary = read_json(directory / SCHEDULE)
@@ -255,7 +258,7 @@ def read_run(directory: Path) -> Run:
 
 
 def read_sweep(directory: Path) -> SweepResults:
-    """Raises: UsageError for a sweep that has not ended, or damage (file, line and column are named)."""
+    """Reads the results of a sweep. Raises: UsageError for a sweep that has not ended, or damage (it names file, line and column)."""
     path = directory / RESULTS
     if not path.exists():
         raise UsageError(
@@ -278,9 +281,9 @@ def read_sweep(directory: Path) -> SweepResults:
 
 
 def read_live(path: Path) -> list[LiveSlots]:
-    """The trees that `rmgr queues --tree --matrix N --json` wrote there.
+    """Reads the slots that `rmgr queues --tree --matrix N --json` wrote, an entry for each partition.
 
-    Raises: UsageError for a file that holds none, or no slots of one; it names the place in it that is damaged.
+    Raises: UsageError for a file without trees, a tree without slots, or damage (it names the place in the file).
     """
     document = read_json(path, hint=_LIVE)
     trees = document.get("trees")
@@ -292,7 +295,7 @@ def read_live(path: Path) -> list[LiveSlots]:
 
 
 def read_json(path: Path, *, hint: str = _CUT) -> dict[str, Any]:
-    """A JSON object. Raises: UsageError when it cannot be read or is none."""
+    """Reads a JSON object. Raises: UsageError if the file cannot be read or holds no object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -309,7 +312,7 @@ def read_json(path: Path, *, hint: str = _CUT) -> dict[str, Any]:
 
 
 def read_columns(path: Path) -> Columns:
-    """A csv file without quoted cells. Raises: UsageError when it cannot be read, has no header, or a line of another length."""
+    """Reads a CSV file without quoted cells. Raises: UsageError if it cannot be read, is empty, or a line has missing or spare cells."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -335,14 +338,14 @@ def read_columns(path: Path) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A csv file: its columns as they stand there, line i + 2 at place i."""
+    """A CSV file: its columns as text; index i holds line i + 2."""
 
     path: Path
     lines: int
     by_name: Mapping[str, Sequence[str]]
 
     def numbers(self, name: str, *, empty: bool = False, least: float = -np.inf) -> Floats:
-        """A column of numbers. empty: cells may be (nan). Raises: UsageError with line and column for anything else."""
+        """Returns a column of numbers. empty: cells may be empty (nan). Raises: UsageError with line and column for any other cell."""
         cells = self.texts(name)
         try:
             found = np.array([float(cell) if cell else np.nan for cell in cells], dtype=np.float64)
@@ -358,24 +361,24 @@ class Columns:
         return found
 
     def texts(self, name: str) -> Sequence[str]:
-        """Raises: UsageError when there is no such column."""
+        """Returns a column as text. Raises: UsageError if there is no such column."""
         if name not in self.by_name:
             raise UsageError(f"{self.path}, line 1: there is no column {name}", hint=f"its columns are {', '.join(self.by_name)}")
         return self.by_name[name]
 
 
 def policy_name(policy: str) -> str:
-    """As pictures name it: of a file its name without directory and ending."""
+    """Returns the name of a policy in pictures; for a file, its name without directory and ending."""
     return Path(policy).stem if policy.endswith((".py", ".toml")) else policy
 
 
 def counted(count: int, what: str) -> str:
-    """`1 job`, `50,000 jobs`."""
+    """Returns a count in words: `1 job`, `50,000 jobs`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def labels_of(runs: Sequence[Run]) -> list[str]:
-    """One a run, all different: the policy; with what differs beside it; at last the directory."""
+    """Returns a different label for each run: the policy, with further differences if needed; as a last resort the directory."""
     policies = [run.policy or run.name for run in runs]
     workloads = _unless_equal([run.workload for run in runs])
     details = [", ".join(sorted(set(run.details) - _everyones(runs))) for run in runs]
@@ -392,7 +395,7 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
 
 
 def shared_facts(runs: Sequence[Run]) -> tuple[str, list[str]]:
-    """(workload, facts) that hold for all of them: for the title of a picture of several runs."""
+    """Returns (workload, details) that all runs share, for the title of a picture of several runs."""
     workloads = list(dict.fromkeys(run.workload for run in runs))
     if len(runs) == 1:
         return runs[0].title, list(runs[0].facts)
@@ -454,7 +457,7 @@ def _check_order(table: Columns, start: Floats, finish: Floats) -> None:
 
 
 def _spells(directory: Path, table: Columns, numbers: Integers, start: Floats, finish: Floats) -> Spells:
-    """From spells.csv where there is one: the spells of jobs with several; else one a job that ran."""
+    """Returns the spells of jobs listed in spells.csv, if it exists; any other job that ran has one spell."""
     one = np.flatnonzero(np.isfinite(start) & np.isfinite(finish))
     cores = table.texts("allocated_resources")
     path = directory / SPELLS
@@ -493,7 +496,7 @@ def _spells(directory: Path, table: Columns, numbers: Integers, start: Floats, f
 
 
 def _described(directory: Path) -> tuple[str, tuple[str, ...], int]:
-    """(policy, details, processors or 0) as a manifest tells them: the run's own, or that of the sweep it belongs to."""
+    """Returns (policy, details, processors or 0) from the manifest of the run, or of the sweep to which it belongs."""
     own = directory / MANIFEST
     sweep = directory.absolute().parent.parent / MANIFEST
     found: Mapping[str, Any] = {}
@@ -518,14 +521,14 @@ def _described(directory: Path) -> tuple[str, tuple[str, ...], int]:
 
 
 def _slots(directory: Path, processors: int) -> tuple[float, tuple[QueueTree, ...]]:
-    """(quantum in seconds, trees) of dqt as the run's own manifest tells them; else the policy's defaults, one tree over the machine."""
+    """Returns (quantum in seconds, trees) of dqt from the run's manifest; else the policy's defaults with one tree over the machine."""
     policy = Dqt()
     path = directory / MANIFEST
     document = read_json(path) if path.is_file() else {}
     found = document.get("experiment") or document
     slots, params = found.get("slots"), found.get("params")
     whole = ((0, processors - 1),)
-    if isinstance(slots, dict):  # also of a pipeline's file, whose parameters stand in it alone
+    if isinstance(slots, dict):  # present also for a pipeline, whose parameters are only in its file
         quantum, width = slots.get("quantum_seconds"), slots.get("width")
         if isinstance(quantum, int | float) and isinstance(width, int) and quantum > 0 and width >= 2:
             return float(quantum), tuple(_trees(slots.get("trees"))) or (QueueTree(width, whole),)
@@ -537,7 +540,7 @@ def _slots(directory: Path, processors: int) -> tuple[float, tuple[QueueTree, ..
 
 
 def _trees(told: object) -> Iterator[QueueTree]:
-    """Of a manifest: those that can be read."""
+    """Yields the trees of a manifest that can be read."""
     for tree in told if isinstance(told, list) else ():
         if not isinstance(tree, dict) or not isinstance(width := tree.get("width"), int):
             continue
@@ -549,7 +552,7 @@ def _trees(told: object) -> Iterator[QueueTree]:
 
 
 def _processors(summary: Mapping[str, Any], spells: Spells, size: Floats, ran: Floats) -> int:
-    """Of the machine: what its utilisation says, and at least one more than the highest number that a job used."""
+    """Returns the processors of the machine, computed from its utilisation; at least one more than the highest number that a job used."""
     _, _, last = spells.rectangles(np.arange(len(spells.start)))
     seen = int(max(last.max(initial=0) + 1, np.max(size, where=np.isfinite(ran), initial=1)))
     told = [summary.get(name) for name in ("utilisation", "makespan")]
@@ -562,7 +565,7 @@ def _processors(summary: Mapping[str, Any], spells: Spells, size: Floats, ran: F
 
 
 def _source(directory: Path) -> str:
-    """The workload as the manifest names it, without directories and suffixes; the directory's name without one."""
+    """Returns the workload as the manifest names it, without directories and suffixes, or the name of the directory if none is named."""
     manifest = directory / MANIFEST
     runs = read_json(manifest).get("runs") if manifest.is_file() else None
     source = runs[0].get("source", "") if isinstance(runs, list) and runs and isinstance(runs[0], dict) else ""
