@@ -232,7 +232,7 @@ def _schedule(_seed: int, _slots: int) -> Found:
 
 
 def _guarantees(seed: int, _slots: int) -> Found:
-    """C2.10 on random trees: each task in each window of max-TQLB slots; balanced and fulfilled trees leave nothing idle."""
+    """Checks C2.10 on random trees: each task runs in each window of max-TQLB slots; balanced and fulfilled trees leave no node idle."""
     chance, broken = stream(seed, "guarantees"), 0
     for at in range(_TREES):
         tree = Tree(chance.choice([2, 3]), chance.randint(2, 16))
