@@ -48,6 +48,7 @@ AGAIN_S = 2.0
 #: Seconds after which a command says why its work has not begun, for at most `_TOLD` submissions.
 PATIENCE_S = 3.0
 _TOLD = 3
+_NO_OUTPUT = "(no output)"
 #: Seconds between checks whether a TaskQueue whose tasks have all ended still has an owner who could add to it.
 _OWNER_S = 2.0
 
@@ -463,12 +464,12 @@ def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) 
     id_ = str(item.number) if single else first.id
     told = _detail(item, first)
     lines = [f"{id_} {how(first)}" + (f"{'; ' if first.error else ': '}{told}" if told and told not in first.error else "")]
-    if with_tail and first.state is State.FAILED:
-        lines += _tail(session, first)
+    tail = _tail(session, first) if with_tail and first.state is State.FAILED else []
+    lines += tail
     if len(failed) > 1:
         lines.append(f"{len(failed)} of {counted(item.total, 'task')} did not complete: rmgr tasks {item.number} --state failed,cancelled")
     steps = [f"rmgr logs {id_}" if with_tail and first.node else f"rmgr show {id_}"]
-    if first.reason == Reason.START_FAILED:  # the task has written nothing
+    if first.reason == Reason.START_FAILED or tail == [_NO_OUTPUT]:  # the task has written nothing
         steps.clear()
     if first.state is not State.CANCELLED:
         steps.append(f"rmgr explain {id_}")
@@ -515,7 +516,7 @@ def _tail(session: Session, end: FollowedEnd) -> list[str]:
         lines = tail_of(last, TAIL_LINES)
         if lines:
             return [f"| {line}" for line in lines]
-    return ["(no output)"]
+    return [_NO_OUTPUT]
 
 
 def fetch_files(session: Session, item: AwaitedSubmission) -> None:

@@ -90,7 +90,9 @@ def logs(
     finally:
         sink.close()
     if tasks and silent and attempt is None and sys.stdout.isatty() and not session.json:
-        session.note(f"{selector} has written nothing{'' if job.state.is_final else ' yet'}: rmgr explain {selector}")
+        named = " and ".join(dict.fromkeys(filter(None, (job.asked.get("out"), job.asked.get("err")))))
+        nothing = f"nothing but to {named} on its nodes" if named else "nothing" + ("" if job.state.is_final else " yet")
+        session.note(f"{selector} has written {nothing}: rmgr explain {selector}")
 
 
 def _follow(session: Session, target: Target, selector: str, out: str, streams: tuple[str, ...]) -> None:

@@ -28,8 +28,8 @@ from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import GlobalOption
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.submit.submit import checked_options, told_dry, with_directives, write_dry
-from rmgr.cli.words.script import Script, read_script, refused, unset_slurm
+from rmgr.cli.submit.submit import checked_options, doubts, told_dry, with_directives, write_dry
+from rmgr.cli.words.script import Script, read_script, refused
 from rmgr.client.commands.job_lists import ListedJob, in_order, prepare_all, send_all
 from rmgr.client.commands.request import CommandRequest
 from rmgr.client.commands.sending import CheckedRequest, Sent
@@ -163,7 +163,7 @@ def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob
         if item.name:
             places.setdefault(item.name, []).append(place)
     entries = [_entry(ctx, session, item, keys, places) for item in raw]
-    if told := next(filter(None, map(_unset_slurm, entries)), ""):
+    if told := next(filter(None, map(_doubt, entries)), ""):
         session.note(told)  # one note is enough
     _refuse_cycles(shown, entries)
     return entries
@@ -220,7 +220,11 @@ def _from_lines(text: str, shown: str) -> list[_Raw]:
         try:
             told = json.loads(line)
         except UNREADABLE_TEXT as error:
-            raise UsageError(f"{where} is no JSON: {error}", hint='one object a line: {"name": "prep", "command": ["./prep"]}') from None
+            hint = 'one object a line: {"name": "prep", "command": ["./prep"]}'
+            if not found and line.lstrip()[:1] in {"[", "{"}:  # it may be JSON over several lines
+                words = "'.[]'" if line.lstrip()[0] == "[" else "."
+                hint += f"; jq -c {words} {shown} makes lines of it"
+            raise UsageError(f"{where} is no JSON: {error}", hint=hint) from None
         if not isinstance(told, dict):
             raise UsageError(f"{where} is no object", hint='one object a line: {"name": "prep", "command": ["./prep"]}')
         if not found and set(told) == {"defaults"}:
@@ -315,22 +319,25 @@ def _entry(ctx: click.Context, session: Session, raw: _Raw, keys: Mapping[str, _
     return ListedJob(where=raw.where, name=raw.name, request=CommandRequest(options=options, words=words, script=script), needs=needs)
 
 
-def _unset_slurm(job: ListedJob) -> str:
-    """Returns the warning of `script.unset_slurm`, with its place."""
-    script, options = job.request.script, job.request.options
+def _doubt(job: ListedJob) -> str:
+    """Returns the first of `submit.doubts`, with its place."""
+    script = job.request.script
     assert script is None or isinstance(script, Script)
-    message = "" if options.slurm_env else unset_slurm(script, job.request.words, [name for name, _ in options.env])
-    return f"{job.where}: {message}" if message else ""
+    found = doubts(job.request.options, script, job.request.words)
+    return f"{job.where}: {found[0]}" if found else ""
 
 
 def _unknown(raw: _Raw, key: str, keys: Mapping[str, _Key]) -> NoReturn:
     if key in _OF_THE_COMMAND | {"from"}:
         raw.refuse(f"key {key}: that is said of the whole list", f"rmgr submit --from FILE --{key.replace('_', '-')}")
+    from rmgr.cli.words.foreign import option_for  # with all that the options of other systems mean
+
     near = difflib.get_close_matches(key, [*keys, *_RUNS], 1)
-    raw.refuse(
-        f"key {key}: there is no such option",
-        f"did you mean {near[0]}?" if near else "rmgr submit --help lists them: keys are the long names",
-    )
+    hint = f"did you mean {near[0]}?" if near else "rmgr submit --help lists them: keys are the long names"
+    elsewhere = option_for(f"--{key.replace('_', '-')}")
+    ours = {word: name for name, known in keys.items() for word in (known.option.opts if not known.no else ())}
+    named = next((ours[word] for word in elsewhere.split() if word in ours), "")
+    raw.refuse(f"key {key}: there is no such option", f"here it is {named}" if named else elsewhere or hint)
 
 
 def _runs(raw: _Raw) -> tuple[tuple[str, ...], str]:

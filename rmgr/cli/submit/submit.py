@@ -6,6 +6,9 @@ The first part is shared with `rmgr run`: the names of options, and how `#RMGR` 
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -33,7 +36,18 @@ from rmgr.cli.words.params import (
     parse_nodes,
     parse_pair,
 )
-from rmgr.cli.words.script import PBS, SBATCH, Script, ignoring, looks_like_script, read_script, refused, translation, unset_slurm
+from rmgr.cli.words.script import (
+    PBS,
+    SBATCH,
+    Script,
+    ignoring,
+    looks_like_script,
+    read_script,
+    refused,
+    translation,
+    unset_other,
+    unset_slurm,
+)
 from rmgr.client.commands.request import CommandOptions, CommandRequest
 from rmgr.client.commands.sending import CheckedRequest, Sent, as_tried, prepare, send
 from rmgr.errors import RmgrError, UsageError
@@ -98,6 +112,13 @@ ARRAY = Parsed("array", _checked_array)
 ENV = Parsed("variable", parse_env)
 KEY_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE"))
 OF_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE", else_="; what the work prints goes to -o FILE, and is read by rmgr logs"))
+
+#: A word that is one of these is read by a shell, or may be.
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish", "perl", "ssh", "make", "xargs", "parallel"})
+#: A variable of rmgr that a shell would read.
+_OURS = re.compile(r"\$\{?RMGR_[A-Z_]+\}?")
+#: A placeholder in the name of a file, as other systems have them too.
+_PLACEHOLDER = re.compile(r"%(\d*)([A-Za-z%])")
 
 _EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"
 
@@ -284,7 +305,8 @@ def read_work(
     Raises: UsageError naming the option, or file and line of a directive.
     """
     if not words or not words[0]:  # a shell makes "" of "$UNSET"
-        raise UsageError("there is nothing to run", hint=f"{ctx.command_path} -- CMD ARGS..." + (", or a script" if script else ""))
+        more = ", a script, or - for a script on stdin" if script else ""
+        raise UsageError("there is nothing to run", hint=f"{ctx.command_path} -- CMD ARGS...{more}")
     found: Script | None = None
     if script and not dashes and (words[0] == "-" or looks_like_script(words[0])):
         found = read_script(words[0], sys.stdin.buffer if words[0] == "-" else None)
@@ -299,12 +321,45 @@ def read_work(
         values = with_directives(ctx, found, values, given)
         words = words[1:]
     options = checked_options(values)
-    if not options.slurm_env and (told := unset_slurm(found, words, [name for name, _ in options.env])):
+    if found is None:
+        _check_one_word(words)
+    for told in doubts(options, found, words):
         session.note(told)
     if not options.name:
         options = _named(options, found, words)
     flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}
     return WorkRequest(options=options, words=tuple(words), script=found, afterwards=Afterwards(**flags))
+
+
+def _check_one_word(words: Sequence[str]) -> None:
+    """Raises UsageError for a whole command line that was quoted as one word: no program is called so."""
+    line = words[0]
+    first = line.split(None, 1)[0] if line.strip() else ""
+    if len(words) == 1 and first != line and not _is_here(line) and _is_here(first):
+        hint = f"type the words apart ({line[:80]}), or let a shell read them: sh -c {shlex.quote(line)[:120]}"
+        raise UsageError(f"{line[:80]!r} is one word, and no program is called so", hint=hint)
+
+
+def _is_here(name: str) -> bool:
+    return os.path.exists(name) or shutil.which(name) is not None
+
+
+def doubts(options: CommandOptions, script: Script | None, words: Sequence[str]) -> list[str]:
+    """Returns what its user may have meant otherwise: what work reads and nothing sets, and what stays as it is."""
+    known = [name for name, _ in options.env]
+    told = [unset_other(script, words, known)]
+    if not options.slurm_env:
+        told.append(unset_slurm(script, words, known))
+    if script is None and not any(os.path.basename(word) in _SHELLS for word in words):
+        read = next((found[0] for word in words if (found := _OURS.search(word))), "")
+        told.append(f"no shell reads this command: {read} stays as it is; sh -c 'CMD {read}'" if read else "")
+        if options.each_line and any("{}" in word for word in words):
+            told.append("{} stays as it is: each line is in RMGR_ENTRY; sh -c 'CMD \"$RMGR_ENTRY\"'")
+    for option, name in (("-o", options.out), ("-e", options.err)):
+        strange = next((found[0] for found in _PLACEHOLDER.finditer(name) if found[1] or found[2] not in "jatxN%"), "")
+        ours = "%j is the job, %a the index, %t the attempt, %x the name, %N the node"
+        told.append(f"{option}: {strange} stays as it is: {ours}" if strange else "")
+    return list(filter(None, told))
 
 
 def with_directives(ctx: click.Context, script: Script, values: dict[str, Any], given: AbstractSet[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Translates commands and options of Slurm, PBS, HyperQueue and Dask into rmgr's; used only after an error."""
+"""Translates commands and options of Slurm, PBS, LSF, HTCondor, HyperQueue and Dask into rmgr's; used only after an error."""
 
 from __future__ import annotations
 
@@ -45,6 +45,24 @@ _COMMANDS = {
     "bjobs": "jobs",
     "bkill": "cancel",
     "brequeue": "rerun",
+    "bhist": "history",
+    "bqueues": "queues",
+    "bhosts": "nodes",
+    "bpeek": "logs -f",
+    "bstop": "hold",
+    "bresume": "release",
+    "qacct": "history",
+    "qhost": "nodes",
+    "pbsnodes": "nodes",
+    "condor_submit": "submit",
+    "condor_q": "jobs",
+    "condor_rm": "cancel",
+    "condor_hold": "hold",
+    "condor_release": "release",
+    "condor_history": "history",
+    "condor_status": "nodes",
+    "condor_tail": "logs -f",
+    "condor_wait": "wait",
     "job": "jobs",
     "job list": "jobs",
     "job info": "show",
@@ -99,11 +117,15 @@ _ALONE = {"sacctmgr", "sreport", "sshare", "sdiag"}
 #: Command lines with no counterpart here -> what to do instead.
 _ADVICE = {
     "scontrol update": "rmgr update ID --priority N -t TIME --mem SIZE; a node: rmgr drain NODE, rmgr resume NODE",
+    "qalter": "rmgr update ID --priority N -t TIME --mem SIZE",
+    "bmod": "rmgr update ID --priority N -t TIME --mem SIZE",
+    "parallel": "rmgr submit --each-line FILE -- sh -c 'CMD \"$RMGR_ENTRY\"'; seq 1 9 | rmgr submit --each-line - ...",
+    "xargs": "rmgr submit --each-line - -- sh -c 'CMD \"$RMGR_ENTRY\"'",
 }
 #: Selectors of `rmgr cancel`: after `kill` or `remove`, other words name nodes, values or queues.
 _SELECTOR = re.compile(r"\d[\d,:_%-]*|taskq-\d+|last|all")
 #: Names of programs before their own commands.
-_PROGRAMS = {"hq", "dask", "slurm", "rmgr"}
+_PROGRAMS = {"hq", "dask", "slurm", "flux", "rmgr"}
 
 #: Options of other systems -> ours.
 _OPTIONS = {
@@ -198,7 +220,7 @@ def command_for(words: Sequence[str]) -> str:
 
 def advice_for(words: Sequence[str]) -> str:
     """Returns what to do if no command here does what these words do elsewhere; "" if unknown."""
-    return _ADVICE.get(" ".join(words[:2]), "")
+    return _ADVICE.get(" ".join(words[:2])) or _ADVICE.get(words[0], "")
 
 
 def below_jobs(words: Sequence[str]) -> str:

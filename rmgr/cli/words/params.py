@@ -62,6 +62,8 @@ class _TimeLimit(Parsed):
     """A time limit; a bare number gets a note that it means seconds, because other systems read minutes."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and value.strip().upper() in {"UNLIMITED", "INFINITE", "NONE"}:
+            raise UsageError(f"--time: {value!r} is no time", hint="leave it out, or -t 0: work has no limit of its own then")
         limit_us = super().convert(value, param, ctx)
         text = value.strip() if isinstance(value, str) else ""
         if limit_us and text.isascii() and text.isdigit() and ctx is not None and ctx.obj is not None and _IS_NOTED not in ctx.meta:
@@ -178,6 +180,8 @@ def parse_after(text: str) -> tuple[Dependency, ...]:
         if word in UNLIKE_DEPENDENCIES:
             why, _, hint = UNLIKE_DEPENDENCIES[word].replace("ID", ids.partition(":")[0]).partition(": ")
             raise UsageError(f"{part!r} is not a dependency: {why}", hint=hint)
+        if word in words and not ids.strip(":"):
+            raise UsageError(f"{part!r} is not a dependency: no id stands behind it", hint=f"is a variable empty? {word}:ID")
         if word not in words or not all(number.isascii() and number.isdigit() and len(number) <= 10 for number in ids.split(":")):
             raise UsageError(
                 f"{part!r} is not a dependency", hint="dependencies look like ok:12 (it succeeded), any:13 (it ended), fail:14 (it failed)"

@@ -288,6 +288,8 @@ def dependency(value: str) -> str:
             raise Unlike(UNLIKE_DEPENDENCIES[kind].replace("ID", next(iter(re.findall(r"\d+", ids, re.ASCII)), "ID")))
         if kind not in {"afterok", "afterany"} or not colon:
             raise Unlike(f"{part!r} is no dependency there either: --after=ok:1 or any:1")
+        if not ids.strip(":"):
+            raise Unlike(f"no id stands behind {kind}: is a variable empty? --after=ok:ID")
         if not re.fullmatch(r"\d{1,10}(:\d{1,10})*", ids, re.ASCII):
             raise Unlike("single tasks, and times behind an id, cannot be waited for: --after=ok:ID, of a whole submission")
         found.append(f"{kind.removeprefix('after')}:{ids}")
@@ -608,7 +610,7 @@ _RULES: dict[str, _Rule | str] = {
     "--ntasks-per-node": _tasks_of_nodes,
     "--ntasks-per-socket": _NO_PLACE,
     "--oom-kill-step": "a process that has no memory left fails: --mem with more; --kill-on-bad-exit ends the others",
-    "--open-mode": "a file is appended to, and emptied first where its name has %a: --out=NAME.%a, or rm it before",
+    "--open-mode": "a file is appended to, and emptied first where its name has %a: --out=NAME.%j is a new one, or rm it before",
     "--output": _output,
     "--overcommit": "a core is given to one process at a time: --cores",
     "--oversubscribe": "a core is given to one process at a time: leave it out; without --exclusive nodes are shared",

@@ -26,6 +26,24 @@ _SUFFIXES = {".sh", ".bash", ".zsh", ".csh", ".ksh", ".job", ".slurm", ".sbatch"
 SBATCH, PBS = "#SBATCH", "#PBS"
 #: A variable of Slurm that is read: $SLURM_X, ${SLURM_X}, environ["SLURM_X"], getenv("SLURM_X").
 _SLURMS = re.compile(r"""(?:\$\{?[#!]?|environ\W{1,3}|environ\.get\W{1,3}|getenv\W{1,3})(SLURMD?_[A-Z_]+)""")
+#: A variable of PBS, Grid Engine, LSF or HyperQueue that a shell reads.
+_OTHERS = re.compile(r"\$\{?((?:PBS|SGE|LSB|HQ)_[A-Z_]+)")
+#: What holds the same here.
+_EQUALS = {
+    "PBS_ARRAYID": "RMGR_ARRAY_INDEX",
+    "PBS_ARRAY_INDEX": "RMGR_ARRAY_INDEX",
+    "SGE_TASK_ID": "RMGR_ARRAY_INDEX",
+    "LSB_JOBINDEX": "RMGR_ARRAY_INDEX",
+    "HQ_TASK_ID": "RMGR_ARRAY_INDEX",
+    "HQ_ENTRY": "RMGR_ENTRY",
+    "PBS_JOBID": "RMGR_JOB_ID",
+    "LSB_JOBID": "RMGR_JOB_ID",
+    "HQ_JOB_ID": "RMGR_JOB_ID",
+}
+#: A comment that is meant as a directive, and is none.
+_NEARLY = re.compile(rf"{_MARK}\s*(?=-)", re.IGNORECASE)
+#: A variable in a directive.
+_VARIABLE = re.compile(r"\$(?:\{\w+\}|[A-Za-z_]\w*)")
 #: srun where a shell takes it for a command.
 _SRUN = re.compile(r"(?:^|[;&|(]|\b(?:then|do|else|time|exec))\s*srun\s")
 #: Systems whose lines are translated.
@@ -90,7 +108,8 @@ def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
     line = text.find(b"\r\n")
     if line >= 0:
         number = text.count(b"\n", 0, line) + 1
-        raise UsageError(f"{name}:{number}: DOS line ends (CR LF)", hint=f"sed -i 's/\\r$//' {name}")
+        told = "tr -d '\\r' before it" if word == "-" else f"sed -i 's/\\r$//' {shlex.quote(name)}"
+        raise UsageError(f"{name}:{number}: DOS line ends (CR LF)", hint=told)
     lines = text.decode("utf-8", "replace").split("\n")
     block = [(number, line) for number, line in _leading(lines) if line.startswith((_MARK, *_FOREIGN))]
     is_ours = any(line.startswith(_MARK) for _, line in block)
@@ -135,6 +154,22 @@ def unset_slurm(script: Script | None, words: Sequence[str], known: Collection[s
     return ""
 
 
+def unset_other(script: Script | None, words: Sequence[str], known: Collection[str] = ()) -> str:
+    """Returns a warning for work that reads a variable of PBS, Grid Engine, LSF or HyperQueue; "" where it does not.
+
+    Args:
+        words: its command, or the arguments of its script. known: variables that its user has set.
+    """
+    lines = script.text.decode("utf-8", "replace").split("\n") if script is not None else []
+    where = [(f"{script.where(number)}: it" if script is not None else "it", line) for number, line in enumerate(lines, 1)]
+    for what, line in [*((what, line) for what, line in where if not line.lstrip().startswith("#")), *(("it", word) for word in words)]:
+        read = next((name for name in _OTHERS.findall(line) if name not in known), "")
+        if read:
+            told = f"here it is {_EQUALS[read]}" if read in _EQUALS else f"--env {read}=VALUE sets it"
+            return f"{what} reads {read}, which nothing sets: {told}"
+    return ""
+
+
 def refused(script: Script) -> UsageError:
     """Returns the error for a script whose lines of Slurm or PBS would be ignored."""
     mark, where = next((mark, script.where(number)) for mark in _TRANSLATED for number, line in script.foreign if line.startswith(mark))
@@ -172,6 +207,14 @@ def _notes(name: str, lines: Sequence[str]) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         if number not in block and line.startswith(f"{_MARK} "):
             yield f"{name}:{number}: {_MARK} after the first command is ignored, as any comment; move it up"
+            break
+    for number, line in block.items():
+        if _NEARLY.match(line) and not line.startswith((f"{_MARK} ", f"{_MARK}\t")):
+            yield f"{name}:{number}: only lines that begin with {_MARK} and a blank are obeyed"
+            break
+    for number, line in block.items():
+        if line.startswith(f"{_MARK} ") and (found := _VARIABLE.search(line)):
+            yield f"{name}:{number}: no shell reads {_MARK} lines: {found[0]} stays as it is"
             break
     foreign = [(number, line) for number, line in block.items() if line.startswith(_FOREIGN) and not line.startswith(_TRANSLATED)]
     if foreign and not any(line.startswith(_MARK) for line in block.values()):

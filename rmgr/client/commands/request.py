@@ -126,6 +126,9 @@ def command_of(request: CommandRequest) -> Command:
     """Returns the command to record, still without the hashes of script and uploads. Raises UsageError (`python`, file names)."""
     options = request.options
     out, err = on_node(options.out, options.cwd), on_node(options.err, options.cwd)
+    if options.cwd and not os.path.isabs(options.cwd):
+        told = f"--cwd: nodes know no directory of yours, so {options.cwd[:80]!r} says nothing to them"
+        raise UsageError(told, hint=f"the whole path: --cwd={os.path.abspath(options.cwd)[:200]}")
     for option, name in (("--out", out), ("--err", err), ("--cwd", options.cwd), ("--python", options.python)):
         _check_name(option, name)
     _check_files("--input", options.inputs, absolute=False)

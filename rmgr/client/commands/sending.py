@@ -108,6 +108,7 @@ def prepare(
         limit_us = draft.request.time_limit_us
         own = f"; queue {draft.queue} gives it its own: {format_duration(limit_us / 1e6)}" if limit_us else ": it runs until it ends"
         reach.note(f"-t 0 sets no time limit{own}")
+    check_shipped(options)
     check_dependencies(reach, draft)
     check_inputs(reach, [key for key, _ in options.inputs])
     check_outputs(reach, draft, len(payloads))
@@ -440,6 +441,14 @@ def _script_text(script: ScriptText, python: str) -> bytes:
     return text
 
 
+def check_shipped(options: CommandOptions) -> None:
+    """Raises UsageError for files of this machine that are named and are not there, before anything is stored (`--dry-run`)."""
+    for name in options.uploads:
+        _check_upload(name)
+    if options.stdin and options.stdin != "-" and not os.path.exists(options.stdin):
+        raise UsageError(f"--stdin: there is no file {options.stdin}", hint="name a file of this machine, or - for stdin")
+
+
 def ship_stdin(reach: Reach, name: str) -> str:
     """Stores the standard input of the work; `-` is this process's own. Raises UsageError, ValueTooLarge."""
     try:
@@ -465,14 +474,11 @@ def ship_uploads(reach: Reach, names: Sequence[str]) -> tuple[Upload, ...]:
         path = Path(name)
         shown = _shown(name)
         try:
+            _check_upload(name)
             if path.is_dir():
                 uploads.append(Upload(name=shown, sha256=_store(reach, pack_directory(path)), is_dir=True))
-            elif path.is_file():
-                uploads.append(Upload(name=shown, sha256=_store(reach, _content(path))))
-            elif path.exists():
-                raise UsageError(f"--upload: {name} is neither a file nor a directory", hint="pipes, sockets and devices cannot travel")
             else:
-                raise UsageError(f"--upload: there is no file or directory {name}", hint="paths are those of this machine")
+                uploads.append(Upload(name=shown, sha256=_store(reach, _content(path))))
         except OSError as error:
             message = f"--upload: {error.filename or name} cannot be read: {error.strerror}"
             raise UsageError(message, hint="whoever submits must be able to read all of it") from None
@@ -534,6 +540,14 @@ def _check_link(directory: Path, inside: Path, to: str) -> None:
             f"--upload: the link {directory / inside} leads out of {directory}, to {to}",
             hint="replace it by what it leads to, or leave it out",
         )
+
+
+def _check_upload(name: str) -> None:
+    path = Path(name)
+    if not path.exists():
+        raise UsageError(f"--upload: there is no file or directory {name}", hint="paths are those of this machine")
+    if not (path.is_dir() or path.is_file()):
+        raise UsageError(f"--upload: {name} is neither a file nor a directory", hint="pipes, sockets and devices cannot travel")
 
 
 def _content(path: Path) -> bytes:

@@ -119,6 +119,8 @@ A = '[[job]]\nname = "a"\ncommand = "true"\n'
         ("[[jobs]]\ncommand = 'x'", "'jobs' stands for nothing", "[[job]]"),
         ("[job]\ncommand = 'x'", "no list of tables", "[[job]]"),
         (A + '[[job]]\nname = "b"\ncommand = "true"\ncorse = 2', "job 2, line 4 (b): key corse: there is no such option", "mean cores?"),
+        (A + "cpus = 2", "key cpus: there is no such option", "here it is cores"),
+        (A + "cpus-per-task = 2", "key cpus_per_task: there is no such option", "here it is cores"),
         (A + "cores = true", "job 1, line 1 (a): key cores: True is neither", "cores ="),
         (A + "cores = 0", "job 1, line 1 (a): key cores: 0 is not in the range", "--cores"),
         (A + 'mem = "much"', "(a): key mem: ", ""),
@@ -155,6 +157,15 @@ def test_what_is_wrong_is_told_with_its_place_and_what_to_write(tmp_path: Path, 
 )
 def test_json_lines_are_told_by_their_line(tmp_path: Path, text: str, told: str) -> None:
     assert told in refused(tmp_path, text, "jobs.jsonl").message
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"), [('[{"command": "x"},\n {"command": "y"}]', "jq -c '.[]' "), ('{"name": "x",\n "command": "y"}', "jq -c . ")]
+)
+def test_json_over_several_lines_is_told_how_it_becomes_lines(tmp_path: Path, text: str, hint: str) -> None:
+    error = refused(tmp_path, text, "jobs.jsonl")
+    assert "line 1 is no JSON" in error.message
+    assert hint in error.hint
 
 
 def test_all_options_of_submit_that_are_of_one_job_are_keys(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.words.script import ignoring, looks_like_script, read_script, refused, translation, unset_slurm
+from rmgr.cli.words.script import ignoring, looks_like_script, read_script, refused, translation, unset_other, unset_slurm
 from rmgr.errors import UsageError
 
 
@@ -173,6 +173,34 @@ def test_words_of_a_command_are_looked_at_too_and_what_is_set_by_hand_is_left_ou
     assert "reads SLURM_JOB_ID" in unset_slurm(None, ["sh", "-c", "echo $SLURM_JOB_ID"])
     assert unset_slurm(None, ["sh", "-c", "echo $SLURM_JOB_ID"], ["SLURM_JOB_ID"]) == ""
     assert unset_slurm(None, ["echo", "SLURM_JOB_ID"]) == ""
+
+
+def test_variables_of_other_systems_are_told_with_what_holds_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n# $HQ_TASK_ID\ncd $PBS_O_WORKDIR\n")
+    read = read_script(str(script))
+    assert unset_other(read, ()) == f"{script}:3: it reads PBS_O_WORKDIR, which nothing sets: --env PBS_O_WORKDIR=VALUE sets it"
+    assert unset_other(read, (), ["PBS_O_WORKDIR"]) == ""
+    assert unset_other(None, ["sh", "-c", "echo ${SGE_TASK_ID}"]) == "it reads SGE_TASK_ID, which nothing sets: here it is RMGR_ARRAY_INDEX"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("#rmgr -c 2", "only lines that begin with #RMGR and a blank are obeyed"),
+        ("#RMGR--name x", "only lines that begin with #RMGR and a blank are obeyed"),
+        ("#RMGR --name=$USER-job", "no shell reads #RMGR lines: $USER stays as it is"),
+        ("#RMGR -o ${HOME}/x", "no shell reads #RMGR lines: ${HOME} stays as it is"),
+        ("#RMGR --name x", ""),
+        ("# RMGR --name x", ""),
+        ("##RMGR --name x", ""),
+        ("# RMGR makes jobs of scripts", ""),
+    ],
+)
+def test_lines_that_are_nearly_directives_and_variables_in_them_are_told(tmp_path: Path, line: str, told: str) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{line}\necho\n")
+    assert read_script(str(script)).notes == ((f"{script}:2: {told}",) if told else ())
 
 
 def test_a_script_of_slurm_that_reads_its_variables_is_told_the_option_as_a_line(tmp_path: Path) -> None:
