@@ -81,11 +81,15 @@ class RunningCommand:
     is_told: bool = False
     used_bytes: int = 0  #: memory of all its processes when it was killed for that
 
+    def is_mixed(self, number: int) -> bool:
+        """Returns whether other commands write into the file that is named for stdout (0) or stderr (1)."""
+        return self.batch.is_mixed and self.batch.append[number]
+
     def started(self) -> CommandStarted:
         """For the Starter. A file that others write, too, is not told: it is no output of this one."""
-        is_mixed, cap = self.batch.is_mixed and self.batch.append, self.batch.shape.output_cap
-        out = self.out_path if not (is_mixed and self.item.out == self.out_path) else ""
-        err = self.err_path if not (is_mixed and self.item.err == self.err_path) else ""
+        cap = self.batch.shape.output_cap
+        out = "" if self.is_mixed(0) and self.item.out == self.out_path else self.out_path
+        err = "" if self.is_mixed(1) and self.item.err == self.err_path else self.err_path
         return CommandStarted(self.item.seq, self.pid, self.started_us, self.directory, out, err, cap, self.out_at, self.err_at)
 
 
@@ -161,7 +165,8 @@ class Launcher:
                 out_path, out = self._output(item.out, 0, batch, opened)
                 same = item.err == item.out and out in opened
                 err_path, err = (out_path, out) if same else self._output(item.err, 1, batch, opened)
-                out_at, err_at = (os.fstat(fd).st_size if batch.append and fd in opened else 0 for fd in (out, err))
+                out_at = os.fstat(out).st_size if batch.append[0] and out in opened else 0
+                err_at = os.fstat(err).st_size if batch.append[1] and err in opened else 0
                 argv = self._argv(batch, item)
                 ooms = oom_kills() if batch.shape.memory_bytes else 0
                 started_ns, started_us = time.clock_gettime_ns(CLOCK), time.time_ns() // 1000
@@ -292,7 +297,7 @@ class Launcher:
         if not path:
             return self._paths[number], self._fds[number]
         try:
-            fd = open_named(path, append=batch.append)
+            fd = open_named(path, append=batch.append[number])
         except OSError as error:
             if error.errno in {errno.ENOENT, errno.ENOTDIR} and not os.path.isdir(os.path.dirname(path)):
                 return self._paths[number], self._fds[number]
@@ -446,7 +451,7 @@ class Launcher:
         try:
             if own_fd >= 0:
                 os.close(own_fd)
-                return settle(path, at, final, cap) if not (run.batch.append and run.batch.is_mixed) else NO_OUTPUT
+                return settle(path, at, final, cap) if not run.is_mixed(number) else NO_OUTPUT
             if not os.lseek(self._fds[number], 0, os.SEEK_END):
                 return NO_OUTPUT
             output = take(self._fds[number], path, final, cap)

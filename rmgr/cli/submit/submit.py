@@ -323,8 +323,8 @@ def read_work(
     options = checked_options(values)
     if found is None:
         _check_one_word(words)
-    for told in doubts(options, found, words):
-        session.note(told)
+    for message in doubts(options, found, words):
+        session.note(message)
     if not options.name:
         options = _named(options, found, words)
     flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}
@@ -347,19 +347,21 @@ def _is_here(name: str) -> bool:
 def doubts(options: CommandOptions, script: Script | None, words: Sequence[str]) -> list[str]:
     """Returns what its user may have meant otherwise: what work reads and nothing sets, and what stays as it is."""
     known = [name for name, _ in options.env]
-    told = [unset_other(script, words, known)]
+    messages = [unset_other(script, words, known)]
     if not options.slurm_env:
-        told.append(unset_slurm(script, words, known))
+        messages.append(unset_slurm(script, words, known))
     if script is None and not any(os.path.basename(word) in _SHELLS for word in words):
         read = next((found[0] for word in words if (found := _OURS.search(word))), "")
-        told.append(f"no shell reads this command: {read} stays as it is; sh -c 'CMD {read}'" if read else "")
+        messages.append(f"no shell reads this command: {read} stays as it is; sh -c 'CMD {read}'" if read else "")
         if options.each_line and any("{}" in word for word in words):
-            told.append("{} stays as it is: each line is in RMGR_ENTRY; sh -c 'CMD \"$RMGR_ENTRY\"'")
+            messages.append("{} stays as it is: each line is in RMGR_ENTRY; sh -c 'CMD \"$RMGR_ENTRY\"'")
     for option, name in (("-o", options.out), ("-e", options.err)):
         strange = next((found[0] for found in _PLACEHOLDER.finditer(name) if found[1] or found[2] not in "jatxN%"), "")
         ours = "%j is the job, %a the index, %t the attempt, %x the name, %N the node"
-        told.append(f"{option}: {strange} stays as it is: {ours}" if strange else "")
-    return list(filter(None, told))
+        messages.append(f"{option}: {strange} stays as it is: {ours}" if strange else "")
+        if name and name != os.devnull and (options.array or options.each_line) and "%a" not in name:
+            messages.append(f"{option}: all tasks write into {name}, and rmgr logs has none of it; %a in its name gives each its own file")
+    return list(filter(None, messages))
 
 
 def with_directives(ctx: click.Context, script: Script, values: dict[str, Any], given: AbstractSet[str]) -> dict[str, Any]:

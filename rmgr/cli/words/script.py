@@ -108,8 +108,8 @@ def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
     line = text.find(b"\r\n")
     if line >= 0:
         number = text.count(b"\n", 0, line) + 1
-        told = "tr -d '\\r' before it" if word == "-" else f"sed -i 's/\\r$//' {shlex.quote(name)}"
-        raise UsageError(f"{name}:{number}: DOS line ends (CR LF)", hint=told)
+        hint = "tr -d '\\r' before it" if word == "-" else f"sed -i 's/\\r$//' {shlex.quote(name)}"
+        raise UsageError(f"{name}:{number}: DOS line ends (CR LF)", hint=hint)
     lines = text.decode("utf-8", "replace").split("\n")
     block = [(number, line) for number, line in _leading(lines) if line.startswith((_MARK, *_FOREIGN))]
     is_ours = any(line.startswith(_MARK) for _, line in block)
@@ -165,8 +165,8 @@ def unset_other(script: Script | None, words: Sequence[str], known: Collection[s
     for what, line in [*((what, line) for what, line in where if not line.lstrip().startswith("#")), *(("it", word) for word in words)]:
         read = next((name for name in _OTHERS.findall(line) if name not in known), "")
         if read:
-            told = f"here it is {_EQUALS[read]}" if read in _EQUALS else f"--env {read}=VALUE sets it"
-            return f"{what} reads {read}, which nothing sets: {told}"
+            instead = f"here it is {_EQUALS[read]}" if read in _EQUALS else f"--env {read}=VALUE sets it"
+            return f"{what} reads {read}, which nothing sets: {instead}"
     return ""
 
 

@@ -55,6 +55,7 @@ pytestmark = pytest.mark.usefixtures("live")
         (["submit", "--cwd", "sub", "--", "true"], 2, "the whole path: --cwd=/"),
         (["submit", "--dry-run", "-o", "x-%A_%a.out", "--", "true"], 0, "-o: %A stays as it is: %j is the job"),
         (["submit", "--dry-run", "-e", "%4j%%", "--", "true"], 0, "-e: %4j stays as it is"),
+        (["submit", "--dry-run", "-a", "1-2", "-o", "x.out", "--", "true"], 0, "%a in its name gives each its own file"),
         (["submit", "--dry-run", "-a", "1-2", "--", "echo", "$RMGR_ARRAY_INDEX"], 0, "sh -c 'CMD $RMGR_ARRAY_INDEX'"),
         (["submit", "--dry-run", "--", "sh", "-c", "cd $PBS_O_WORKDIR"], 0, "--env PBS_O_WORKDIR=VALUE sets it"),
         (["jobs", "list"], 2, "did you mean: rmgr jobs"),

@@ -189,7 +189,7 @@ def test_long_output_becomes_a_file_and_the_next_command_starts_afresh(node: Wor
 def test_output_files_of_the_user_are_written_and_shared_when_they_are_one(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
     file = tmp_path / "log"
     file.write_text("old\n")
-    node.end_of(node.shell(slot, "echo a; echo b >&2", out=str(file), err=str(file), append=True))
+    node.end_of(node.shell(slot, "echo a; echo b >&2", out=str(file), err=str(file), append=(True, True)))
     assert file.read_text() == "old\na\nb\n"
     end = node.end_of(node.shell(slot, "echo new", out=str(file)))
     assert file.read_text() == "new\n"
@@ -216,15 +216,19 @@ def test_of_a_file_that_is_appended_to_only_its_own_output_is_told(node: WorkNod
     file, gate = tmp_path / "log", tmp_path / "gate"
     file.write_text("of an earlier one\n")
     text = f"echo one; while [ ! -e {gate} ]; do sleep 0.01; done; echo two"
-    seq = node.shell(slot, text, out=str(file), append=True)
+    seq = node.shell(slot, text, out=str(file), append=(True, True))
     eventually(lambda: slot.live_output(seq, "stdout", 0) == (b"one\n", 4))
     assert slot.live_output(seq, "stdout", 4) == (b"", 4)
     gate.touch()
     assert node.end_of(seq).out.data == b"one\ntwo\n"
     assert file.read_text() == "of an earlier one\none\ntwo\n"
-    mixed = node.end_of(node.shell(slot, "echo three; echo e >&2", out=str(file), append=True, is_mixed=True))
+    mixed = node.end_of(node.shell(slot, "echo three; echo e >&2", out=str(file), append=(True, True), is_mixed=True))
     assert (mixed.out, mixed.err.data) == (NO_OUTPUT, b"e\n")
-    assert file.read_text().endswith("two\nthree\n")
+    own = tmp_path / "own"
+    own.write_text("old")
+    half = node.end_of(node.shell(slot, "echo o; echo e >&2", out=str(own), err=str(file), append=(False, True), is_mixed=True))
+    assert (half.out.path, half.out.size, own.read_text(), half.err) == (str(own), 2, "o\n", NO_OUTPUT)
+    assert file.read_text().endswith("two\nthree\ne\n")
 
 
 def test_output_for_dev_null_is_kept_nowhere(node: WorkNode, slot: Slot) -> None:

@@ -253,10 +253,11 @@ class Stager:
             found.append(os.path.abspath(path) if os.path.isabs(path) else "")
         return found[0], found[1]
 
-    def appends(self, block: ClaimedBlock) -> bool:
-        """Returns whether several tasks write into one named file."""
+    def appends(self, block: ClaimedBlock) -> tuple[bool, bool]:
+        """Returns whether several tasks may write into the file that is named for (stdout, stderr)."""
         command: Command | None = block.info.record.command
-        return command is not None and any(name and not has_own_name(name) for name in (command.out, command.err))
+        names = (command.out, command.err) if command is not None else ("", "")
+        return bool(names[0]) and not has_own_name(names[0]), bool(names[1]) and not has_own_name(names[1])
 
     # -- back on the owner's thread ----------------------------------------------------------------------------------------------
 
