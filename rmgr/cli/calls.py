@@ -90,7 +90,7 @@ _TERMS = (
 )
 @click.argument("function_names", nargs=-1, metavar="[FUNCTION]...")
 def functions(session: Session, function_names: tuple[str, ...]) -> None:
-    """Functions that servers offer: version, arguments, what a call costs, whether it may run twice, and the servers."""
+    """Lists the functions that servers offer: version, arguments, cost of a call, whether it may run twice, and the servers."""
     from rmgr.model.calls.interface import decode_interface, function_line
 
     caller = _caller(session)
@@ -128,10 +128,10 @@ def functions(session: Session, function_names: tuple[str, ...]) -> None:
 @click.argument("server_names", nargs=-1, metavar="[SERVER]...")
 @table_options
 def servers(session: Session, server_names: tuple[str, ...], layout: Layout, watch: bool) -> None:
-    """Servers of calls: state, slots, calls that RUN and WAIT, OTHER work in cores, speed, best link, age of the load, calls sent since.
+    """Lists servers of calls: state, slots, calls that RUN and WAIT, OTHER work in cores, speed, best link, age of the load, later calls.
 
-    States: open; stale (no load for three refreshes: used when all are); away (no gateway has its stream); odd (another interface, or
-    another server, of the same name); closed.
+    States: open; stale (no load for three refreshes: used only if all are stale); away (no gateway has its stream); odd (its interface
+    differs, or another server has its name); closed.
     """
     caller = _caller(session)
 
@@ -182,10 +182,10 @@ def servers(session: Session, server_names: tuple[str, ...], layout: Layout, wat
 @click.option("--trace", is_flag=True, help="print the six steps of the call, and where its time went")
 @click.option("--explain", is_flag=True, help="which server would get it, by which numbers; nothing is sent")
 def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple[str, ...], trace: bool, explain: bool) -> None:
-    """Calls FUNCTION on the server that is expected to answer first. Give up after --timeout.
+    """Calls FUNCTION on the server that is expected to answer first. Gives up after --timeout.
 
-    ARGUMENT: an array is a .npy file; a number or text is as it is typed, @FILE what a file holds. -o takes the outputs in order; what it
-    does not take is printed.
+    ARGUMENT: an array is a .npy file; numbers and text are typed as they are; @FILE is the content of a file. -o takes the outputs in
+    order; other outputs are printed.
     """
     given, options = _split(words)
     caller = _caller(session)

@@ -99,9 +99,9 @@ def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
 @_security_options
 @_log_options
 def starter(session: Session, **values: Any) -> None:
-    """Runs work on this machine: pulls tasks from the queues, runs them, reports what became of them.
+    """Runs work on this machine: pulls tasks from the queues, runs them, reports their results.
 
-    SIGTERM drains: running work may finish within the grace, nothing new is taken.
+    SIGTERM drains: running work may finish within the grace, and no new work is taken.
     """
     _run(session, "starter", values | {"resources": values["resources"] or None})
 
@@ -165,7 +165,7 @@ def submitter(session: Session, **values: Any) -> None:
 def server(session: Session, **values: Any) -> None:
     """Runs named functions for calls that come through gateways.
 
-    It needs no ZooKeeper, no store and no open port: it dials the gateways, and dials again when one is lost. SIGTERM: calls that it
-    has may end within the grace, nothing new is taken.
+    It needs no ZooKeeper, no store and no open port: it dials the gateways, and redials lost ones. SIGTERM: running calls may end
+    within the grace, and no new calls are taken.
     """
     _run(session, "server", values)

@@ -119,7 +119,7 @@ def dev(
     detach: bool,
     no_restart: bool,
 ) -> None:
-    """A whole cluster on this machine: real ZooKeeper, WatchDogs and Starters, each its own process.
+    """Runs a whole cluster on this machine: real ZooKeeper, WatchDogs and Starters, each a process of its own.
 
     Without a subcommand it starts one, waits until it is healthy, says what to type next and runs until Ctrl-C.
     """
@@ -188,7 +188,7 @@ def dev(
 )
 @_DIR
 def status(session: Session, directory: str | None) -> None:
-    """Which processes a cluster on this machine has, and whether they run."""
+    """Shows which processes a cluster on this machine has, and whether they run."""
     state = _find(directory)
     running = state is not None and state.is_running
     rows = _rows(state) if state else []
@@ -223,7 +223,7 @@ def status(session: Session, directory: str | None) -> None:
 )
 @_DIR
 def stop(session: Session, directory: str | None) -> None:
-    """Ends the cluster started by `rmgr dev`: Starters first, ZooKeeper and Cassandra last. Its data stay."""
+    """Stops the cluster started by `rmgr dev`: Starters first, ZooKeeper and Cassandra last. It keeps its data."""
     from rmgr.dev.keeper import forget, stop_processes
 
     state = _find(directory)
@@ -280,7 +280,7 @@ def kill(session: Session, name: str, directory: str | None) -> None:
 @click.argument("name", metavar="ID")
 @_DIR
 def start(session: Session, name: str, directory: str | None) -> None:
-    """Starts a process of a running cluster again that `rmgr dev kill` has killed, or that died."""
+    """Restarts a process of a running cluster that `rmgr dev kill` has killed, or that died."""
     from rmgr.dev.keeper import KEEPER, keep_down, read_recipes, read_state, started
 
     state, process = _process(name, directory)

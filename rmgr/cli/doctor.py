@@ -61,7 +61,7 @@ class CheckResult:
     exits="0 healthy, 1 something is wrong: the lines that begin with FAILED say what, and what to do",
 )
 def doctor(session: Session) -> None:
-    """Looks at this machine, the configuration, ZooKeeper, the data store and the cluster; says what is wrong and how to mend it."""
+    """Checks this machine, the configuration, ZooKeeper, the data store and the cluster; says what is wrong and how to mend it."""
     checks: list[CheckResult] = []
     try:
         for check in everything(session):

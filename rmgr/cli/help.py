@@ -63,7 +63,7 @@ def completion(session: Session, shell: str) -> None:
 
 @command("version", examples="rmgr version\nrmgr version --json")
 def version(session: Session) -> None:
-    """Versions of rmgr, of Python, and of the protocol; processes of one cluster may differ by one protocol."""
+    """Prints the versions of rmgr, Python and the protocol; processes of one cluster may differ by one protocol version."""
     from rmgr.model.base.version import PROTOCOL, VERSION
 
     python = platform.python_version()

@@ -91,10 +91,10 @@ _TOP = "\U0010ffff"
     """,
 )
 def store(_session: Session) -> None:
-    """Values in the data store: inputs and outputs of tasks, by key.
+    """Handles values in the data store: inputs and outputs of tasks, by key.
 
-    In a secured cluster a value belongs to the user who put it first, an output to the user of its task: others neither read
-    nor write it, nor name it in their tasks, unless the owner shares it.
+    In a secured cluster a value belongs to the user who put it first, an output to the user of its task: other users can neither
+    read nor write it, nor name it in their tasks, unless the owner shares it.
     """
 
 
@@ -147,7 +147,7 @@ def ls(session: Session, prefix: str, long_form: bool, after: str, limit: int | 
 @click.option("--overwrite/--no-overwrite", default=True, help="replace an existing value, or refuse  [replace]")
 @click.option("--ttl", "ttl_s", type=DURATION, metavar="DURATION", help="the value expires after this time  [never]")
 def put(session: Session, key: str, source: Path, value: str | None, overwrite: bool, ttl_s: float | None) -> None:
-    """Stores a file, what stands on stdin, or a text under KEY, as the bytes they are. It stays until it is removed, or for --ttl."""
+    """Stores a file, stdin, or a text under KEY, byte for byte. It stays until it is removed, or for --ttl."""
 
     given = parts_of(source) if value is None else iter([value.encode("utf-8", "surrogateescape")])
     with open_values(session) as opened:
@@ -168,7 +168,7 @@ def put(session: Session, key: str, source: Path, value: str | None, overwrite: 
 @click.argument("key")
 @click.option("-o", "--output", "target", metavar="FILE", type=click.Path(path_type=Path), help="write to this file")
 def get(session: Session, key: str, target: Path | None) -> None:
-    """Writes the value of KEY to stdout or a file, as the bytes that were stored.
+    """Writes the value of KEY to stdout or a file, byte for byte.
 
     A Python object is stored pickled: read it with rmgr.connect().store.get(KEY), or keep the pickle with -o or a pipe.
     """
@@ -285,11 +285,11 @@ def _columns(*, owners: bool) -> list[Column]:
 @_PREFIX
 @click.option("--write", is_flag=True, help="let them replace and delete it, too")
 def share(session: Session, key: str, user: str, is_prefix: bool, write: bool) -> None:
-    """Lets others read values of yours, at once; with --write replace and delete them, within 2 s.
+    """Lets others read your values, at once; with --write also replace and delete them, within 2 s.
 
-    Nothing of theirs under the same names becomes yours.
+    Their values under the same names do not become yours.
 
-    What you pickled is loaded only by users who say that they trust you: get(KEY, trust=YOUR NAME) in Python.
+    Your pickles are loaded only by users who say that they trust you: get(KEY, trust=YOUR NAME) in Python.
     """
 
     with open_values(session) as opened:
@@ -310,7 +310,7 @@ def share(session: Session, key: str, user: str, is_prefix: bool, write: bool) -
 @_WITH
 @_PREFIX
 def unshare(session: Session, key: str, user: str, is_prefix: bool) -> None:
-    """Takes back what `share` gave; it counts within 2 s. What was read is read; what they wrote into your keys is believed no more."""
+    """Takes back what `share` gave, within 2 s. Values that others wrote under your keys are no longer believed."""
 
     with open_values(session) as opened:
         if not opened.values.unshare(key, user, is_prefix=_is_prefix(key, is_prefix)):
@@ -351,7 +351,7 @@ def shares(session: Session, no_header: bool) -> None:
 @click.option("--prefix", metavar="PREFIX", help="all keys without an owner that begin with PREFIX")
 @click.option("--owner", metavar="USER", help="the new owner  [you]")
 def adopt(session: Session, keys: tuple[str, ...], prefix: str | None, owner: str | None) -> None:
-    """Gives values an owner that have none: those that were written before values had owners. For operators."""
+    """Gives an owner to values without one, written before values had owners. For operators."""
 
     if not (keys or prefix):
         raise UsageError("what is to be adopted?", hint="name keys, or a --prefix that is not empty")

@@ -33,4 +33,4 @@ COMMANDS: dict[str, tuple[str, str]] = {
     rmgr admin revoke n4              # and it never comes back""",
 )
 def admin(_session: Session) -> None:
-    """Setting up and securing a cluster."""
+    """Sets up and secures a cluster."""

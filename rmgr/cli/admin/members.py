@@ -232,9 +232,9 @@ def init(
     close_root: bool,
     heap_bytes: int,
 ) -> None:
-    """Makes a cluster's certificate authority, credentials for its daemons, and the first user's.
+    """Creates a cluster's certificate authority, credentials for its daemons, and the first user's.
 
-    Nothing that is there is ever overwritten: type it again to see what there is. Keys are files of mode 0600.
+    It never overwrites anything: repeat it to see what exists. Keys are files of mode 0600.
     """
     from rmgr.adapters.identity.credentials import LOCAL_HOSTS, ensure_authority, ensure_bundle, ensure_server
     from rmgr.cli.display.render import emit
@@ -423,7 +423,7 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
 @command("identities", examples="rmgr admin identities\nrmgr admin identities --json", exits=_EXITS)
 @authority_option
 def identities(session: Session, authority: str | None) -> None:
-    """Lists whose keys the cluster knows: users and daemons that were here, machines that were invited, what was revoked."""
+    """Lists the keys that the cluster knows: of users and daemons, of invited machines, and revoked ones."""
     from rmgr.cli.display.render import Column, Layout, emit, table
     from rmgr.procedures import securing
 
@@ -460,15 +460,15 @@ def identities(session: Session, authority: str | None) -> None:
 def revoke(
     session: Session, whom: str, role: str | None, reason: str, work: str | None, rotates: bool, grace_s: float, authority: str | None
 ) -> None:
-    """Believes a node or a user no longer, for ever.
+    """Stops trusting a node or a user, for ever.
 
-    Their calls are refused; their sessions, logs and terminals end; work that they signed neither starts nor is tried again. A node
-    is fenced and its work goes elsewhere. A daemon knows the secret that its role shares in ZooKeeper: that is rotated, so that
-    the old one opens nothing any more.
+    Its calls are refused; its sessions, logs and terminals end; work that it signed neither starts nor is retried. A node is fenced
+    and its work goes elsewhere. A daemon knows the secret that its role shares in ZooKeeper: that is rotated, so that the old one
+    opens nothing.
 
-    A user's waiting work is held (reason REVOKED), and what runs goes on to its end, as a hold or a limit does it in Slurm: hours
-    of computing are not lost because a laptop was. With --work hold what runs stands still where it is, until you say one of the
-    others; with --work cancel all of it ends.
+    A user's waiting work is held (reason REVOKED), and running work continues to its end, as with a hold or a limit in Slurm: hours
+    of computing are not lost because a laptop was. With --work hold running work is suspended until you choose again; with
+    --work cancel all of it ends.
     """
     from rmgr.cli.display.render import emit
     from rmgr.procedures import securing
@@ -527,14 +527,14 @@ def _shape(one: KnownIdentity) -> dict[str, str]:
 @click.option("--out", metavar="DIR", help="directory for the credentials  [AUTHORITY/bundles/NAME]")
 @authority_option
 def add_user(session: Session, name: str, operator: bool, direct: bool, days: int, out: str | None, authority: str | None) -> None:
-    """Makes credentials for a user: a directory to hand over, by which rmgr knows the user.
+    """Creates credentials for a user: a directory to hand over, by which rmgr knows the user.
 
     The name is that of the user's account on the nodes: where Starters run as root, work runs as that user.
-    Users come through a gateway (rmgr submitter), which shows and changes their own work only.
+    Users come through a gateway (rmgr submitter), which shows and changes only their own work.
 
-    With --direct the bundle holds ZooKeeper's secret of role submitter, as a gateway's does, and works without one. Whoever has it
-    is trusted with everybody's state: reads all submissions, can spoil, cancel and hold them. It is for the admin, for one-user
-    clusters (rmgr dev) and for applications that are trusted. Revoke one with rmgr admin revoke, then rotate --role submitter.
+    With --direct the bundle holds ZooKeeper's secret of role submitter, like a gateway's, and works without one. Its holder is
+    trusted with everybody's state: can read, corrupt, cancel and hold all submissions. It is for the admin, for one-user clusters
+    (rmgr dev) and for trusted applications. Revoke one with rmgr admin revoke, then rotate --role submitter.
     """
     from rmgr.adapters.identity.credentials import write_files
     from rmgr.adapters.identity.pki import issue
@@ -564,10 +564,10 @@ def add_user(session: Session, name: str, operator: bool, direct: bool, days: in
 @click.option("--out", metavar="DIR", help="directory for the credentials  [AUTHORITY/bundles/server-NAME]")
 @authority_option
 def add_server(session: Session, name: str, days: int, out: str | None, authority: str | None) -> None:
-    """Makes credentials for a server of calls (rmgr server --name NAME): a directory to hand over.
+    """Creates credentials for a server of calls (rmgr server --name NAME): a directory to hand over.
 
-    They open its stream to gateways, and nothing else: it knows no secret of ZooKeeper, and may not call, submit or read. The cluster
-    knows its key from now on: rmgr admin revoke NAME ends its streams.
+    They open only its stream to gateways: it knows no secret of ZooKeeper, and may not call, submit or read. The cluster knows its key
+    from now on: rmgr admin revoke NAME ends its streams.
     """
     from rmgr.adapters.identity.credentials import Credentials, write_files
     from rmgr.adapters.identity.pki import issue
@@ -607,11 +607,11 @@ def add_server(session: Session, name: str, days: int, out: str | None, authorit
 @click.option("--grace", "grace_s", type=DURATION, default=GRACE_S, metavar="DURATION", help="how long the old secret stays valid  [15s]")
 @authority_option
 def rotate(session: Session, what: str, bundles: tuple[str, ...], role: str, grace_s: float, authority: str | None) -> None:
-    """Gives a role a new secret for ZooKeeper, or a bundle new keys and certificates before the old ones end.
+    """Gives a role a new secret for ZooKeeper, or a bundle new keys and certificates before the old ones expire.
 
-    Roles with a secret that can be rotated: starter, and submitter: of gateways, and of users who were made with --direct.
-    Daemons fetch a new secret by themselves, unless their key was revoked; work goes on. After tls restart the daemon.
-    Bundles beside the authority get the new secret at once; users with --direct elsewhere need theirs again.
+    Secrets that can be rotated are those of the roles starter and submitter (gateways, and users made with --direct).
+    Daemons fetch a new secret by themselves unless their key was revoked; work continues. After tls restart the daemon.
+    Bundles beside the authority get the new secret at once; users with --direct elsewhere need new bundles.
     """
     if what == "tls":
         _renew_bundles(session, bundles, authority)

@@ -59,9 +59,9 @@ _POLL_S = 0.3
 def init_store(
     session: Session, replication_factor: int | None, dry_run: bool, force: bool, accept_loss: bool, authority: str | None
 ) -> None:
-    """Makes the data store that --store names, or brings its schema to this release. May be typed again at any time.
+    """Creates the data store that --store names, or upgrades its schema to this release. It may be repeated at any time.
 
-    For Cassandra it holds a lock in ZooKeeper; in a secured cluster the admin or a WatchDog may do that.
+    For Cassandra it holds a lock in ZooKeeper, which in a secured cluster only the admin or a WatchDog may do.
     """
     url = session.config().cluster.store
     if not url:
@@ -267,7 +267,7 @@ _MOST_PIECE_BYTES = 64 * 2**20
 @click.option("--partition", metavar="NAME", default="", help="only facts and decisions of this partition; calls: picks of servers")
 @click.option("--list", "listed", is_flag=True, help="show the logs, write none")
 def export_events(session: Session, out: str, which: str, partition: str, listed: bool) -> None:
-    """Facts and decisions of the scheduler as they happened, one JSON object a line. The last seconds may be missing."""
+    """Writes facts and decisions of the scheduler as they happened, one JSON object per line. The last seconds may be missing."""
     from rmgr.coord.protocol import keys
 
     store = session.data_store()

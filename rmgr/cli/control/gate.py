@@ -49,7 +49,7 @@ Order = Callable[[int], "Question[RecordChange]"]
 @click.option("--reason", metavar="TEXT", default="", help="reason, shown by show and explain")
 @filter_options
 def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filter) -> None:
-    """Ends work: what waits ends at once, what runs is killed (SIGTERM, then SIGKILL)."""
+    """Ends work: waiting work at once; running work by SIGTERM, then SIGKILL."""
     targets = select(session, selectors, chosen, may_be_none=True)
     _tell(session, cancel_targets(session, targets, reason=reason), "cancelled")
 
@@ -63,7 +63,7 @@ def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Fi
 @click.option("--reason", metavar="TEXT", default="", help="reason, shown by show and explain")
 @filter_options
 def hold(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filter) -> None:
-    """Keeps waiting work from starting until rmgr release; what runs goes on. What an operator holds, operators release."""
+    """Keeps waiting work from starting until rmgr release; running work continues. Only operators release an operator's hold."""
     from rmgr.submitter.questions import HoldSubmission
 
     targets = _whole(select(session, selectors, chosen), "hold")
@@ -74,7 +74,7 @@ def hold(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filt
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
 @filter_options
 def release(session: Session, selectors: tuple[str, ...], chosen: Filter) -> None:
-    """Lets held work start; what waits for other work goes on waiting for that."""
+    """Lets held work start; work that depends on other work keeps waiting for that."""
     from rmgr.submitter.questions import ReleaseSubmission
 
     targets = _whole(select(session, selectors, chosen), "release")
@@ -185,10 +185,10 @@ def _after_or_none(text: str) -> tuple[Dependency, ...]:
 @click.option("-d", "--after", type=Parsed("dependencies", _after_or_none), metavar="ok:ID,...", help="wait for these instead, or for none")
 @click.option("--features", metavar="A,B", help='only on nodes with all of these; "" = on any')
 def update(session: Session, selectors: tuple[str, ...], features: str | None, **values: Any) -> None:
-    """Changes waiting work: what was given, and nothing else; prints old -> new.
+    """Changes the given options of waiting work, and prints old -> new.
 
-    What runs keeps all but its time limit: its user may shorten that, and an operator lengthen it. An operator may change
-    priority and time limit of everybody's work. Cores and queue are those of all of it: they change while nothing of it runs.
+    Of running work only the time limit changes: its user may shorten it, an operator may lengthen it. An operator may change
+    priority and time limit of everybody's work. Cores and queue can change only while none of the work runs.
     rmgr show ID tells who has changed what, and when.
     """
     from rmgr.coord.views.asked import changes_in_words

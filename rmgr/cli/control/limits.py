@@ -69,10 +69,10 @@ COLUMNS = (
 @click.option("--all", "is_all", is_flag=True, help="include limits of requests, clients, bytes and the like")
 @table_options
 def limits(session: Session, user: str, is_all: bool, layout: Layout, watch: bool) -> None:
-    """What one user may have of what all share, what is used of it now, and requests that were refused in the last minutes.
+    """Shows one user's limits on shared resources, the current usage, and requests refused in the last minutes.
 
-    Through a gateway: what that gateway gives, and the whole cluster. Directly: the whole cluster, and what the leader gives.
-    Cores and jobs are set with rmgr admin limit, the others in [limits] with rmgr config apply; 0 = none.
+    Through a gateway: limits of that gateway and of the whole cluster. Directly: limits of the whole cluster and of the leader.
+    rmgr admin limit sets cores and jobs, rmgr config apply the others in [limits]; 0 = none.
     """
 
     def once() -> None:
@@ -169,9 +169,9 @@ _CAP = Parsed("cap", _cap)
 @click.option("--cores", type=_CAP, metavar="N|none|default", help="most cores of the user's work in pulled queues at once")
 @click.option("--jobs", type=_CAP, metavar="N|none|default", help="most open jobs: submissions that have not ended")
 def limit(session: Session, user: str | None, cores: int | str | None, jobs: int | str | None) -> None:
-    """Sets how many cores and open jobs a user may have at once; without USER each user who has no cap of their own.
+    """Sets how many cores and open jobs a user may have at once; without USER, every user without a cap of their own.
 
-    Holds at once, for what starts from now on: nothing that runs is ended. Caps stand among the settings: rmgr config show --cluster.
+    It applies at once to work that starts from now on; running work is not ended. Caps are settings: rmgr config show --cluster.
     """
     if user is None:
         user = ""  # everybody

@@ -54,7 +54,7 @@ _GRACE = "how long it may take to save its state  [as it was submitted with: --c
 @click.option("--reason", metavar="TEXT", default="", help="shown to users who ask why nothing runs there")
 @click.option("--migrate", is_flag=True, help="have placed jobs there save their state and continue elsewhere; wait for them")
 def drain(session: Session, nodes: tuple[str, ...], reason: str, migrate: bool) -> None:
-    """Lets nodes finish what they have and take nothing new. Drained again, the reason is replaced."""
+    """Lets nodes finish their work and take no more. Draining a node again replaces the reason."""
     names = named_nodes(nodes, session.query().nodes())
     for node in names:
         drain_node(session, node, reason)
@@ -128,9 +128,9 @@ def _state(session: Session, name: str, view: Any) -> dict[str, Any]:
 @click.argument("selector", metavar="ID")
 @click.option("--grace", "grace_us", type=DURATION_US, metavar="TIME", default=0, help=_GRACE)
 def checkpoint(session: Session, selector: str, grace_us: int) -> None:
-    """Asks a placed job that runs to save its state, and stores what it has saved; the job goes on.
+    """Asks a running placed job to save its state, and stores the result; the job continues.
 
-    One that ends with exit code 85 as its answer is run again, from what it has saved.
+    A job that answers by ending with exit code 85 is run again from its saved state.
     """
     _ask_jobs(session, selector, stays=True, grace_us=grace_us)
 
@@ -147,9 +147,9 @@ def checkpoint(session: Session, selector: str, grace_us: int) -> None:
 @click.option("--to", metavar="NODE", default="", help="nodes to continue on  [any but the current ones]")
 @click.option("--grace", "grace_us", type=DURATION_US, metavar="TIME", default=0, help=_GRACE)
 def migrate(session: Session, selector: str, to: str, grace_us: int) -> None:
-    """Asks a placed job that runs to save its state and to end; it waits again, and goes on elsewhere from what it has saved.
+    """Asks a running placed job to save its state and end; it waits again, and continues elsewhere from its saved state.
 
-    Returns when the job is back in its queue, or has refused. A job that was submitted with --no-requeue is never asked.
+    Returns when the job is back in its queue, or has refused. A job submitted with --no-requeue is never asked.
     """
     _ask_jobs(session, selector, to=to, grace_us=grace_us)
 

@@ -75,7 +75,7 @@ MAX_BYTES = 256 * 1024
     rmgr config apply c.toml             changed for everyone, at once""",
 )
 def config(_session: Session) -> None:
-    """The configuration of this process (file, RMGR_* variables, options), and the settings of the whole cluster."""
+    """Shows and checks the configuration of this process (file, RMGR_* variables, options), and the settings of the whole cluster."""
 
 
 @command(
@@ -86,7 +86,7 @@ def config(_session: Session) -> None:
 )
 @click.option("--cluster", "of_cluster", is_flag=True, help="the cluster's settings: queues, limits, retention")
 def show(session: Session, of_cluster: bool) -> None:
-    """Prints the configuration as a file that could be used; with --cluster what `rmgr config apply` takes."""
+    """Prints the configuration as a usable file; with --cluster the settings that `rmgr config apply` takes."""
     if of_cluster:
         settings, version = read_settings(session)
         if session.json:
@@ -147,7 +147,7 @@ def check(session: Session, file: Path | None) -> None:
 @click.option("--dry-run", is_flag=True, help="print what would change")
 @click.option("--remove", is_flag=True, help="reset settings that FILE leaves out to their defaults, and remove its queues")
 def apply(session: Session, file: Path, dry_run: bool, remove: bool) -> None:
-    """Makes FILE the settings of the cluster; all processes take them up at once. What it leaves out must be the default (or --remove)."""
+    """Makes FILE the settings of the cluster, at once. Settings that it leaves out must be at their default (or --remove)."""
     wanted = read_settings_file(file)
     present, version = read_settings(session)
     changes = differences(present, wanted)

@@ -42,7 +42,7 @@ _INDENT, _MOST_USERS = 11, 8
 )
 @click.option("--watch", is_flag=True, help="redraw every 2 s until Ctrl-C")
 def status(session: Session, watch: bool) -> None:
-    """Since when all is well, leader, ZooKeeper, store, nodes, cores, who runs and waits; DO what is wrong, NOTE what is worth knowing."""
+    """Shows how long all has been well, leader, ZooKeeper, store, nodes, cores, and running and waiting work. DO: problems; NOTE: hints."""
     healthy = True
 
     def once() -> None:
@@ -70,7 +70,7 @@ def status(session: Session, watch: bool) -> None:
 @click.option("--forget", is_flag=True, help="stop listing nodes that are stopped and revoked (for the admin); add-node brings them back")
 @table_options
 def nodes(session: Session, names: tuple[str, ...], forget: bool, layout: Layout, watch: bool) -> None:
-    """Nodes: state, used and total cores and memory, tasks that run, load, when they were last heard of; of named ones what runs there."""
+    """Lists nodes: state, used and total cores and memory, running tasks, load, last contact; for named nodes also what runs there."""
     if forget:
         _forget(session, names)
         return
@@ -136,14 +136,14 @@ def _forget(session: Session, names: tuple[str, ...]) -> None:
 @click.option("--matrix", type=click.IntRange(1, 1000), metavar="N", help="with --tree: job on each core in the next N slots, 1 to 1000")
 @table_options
 def queues(session: Session, queue_names: tuple[str, ...], tree: bool, matrix: int | None, layout: Layout, watch: bool) -> None:
-    """Queues: state, policy, tasks that wait and run, limits; and what is held for whom. They are set with rmgr config apply.
+    """Lists queues: state, policy, waiting and running tasks, limits, and reserved cores. rmgr config apply sets them.
 
-    Where a policy has queue classes there is a line for each: jobs that wait and run; the most CPUS, processes and threads of one process,
+    Each queue class of a policy has a line: waiting and running jobs; the most CPUS, processes and threads of one process,
     TIME that a job may ask for; the individual priority OVER which a job reserves, reservations now and at most (RES), how often each
-    trigger has made one (FIRED: priority/head/no waiter), and the cores PROMISED to whom. -q CLASS sends a job there by hand.
+    trigger has made one (FIRED: priority/head/no waiter), and the cores PROMISED to jobs. -q CLASS sends a job there.
 
     --tree shows, for each partition that shares its nodes in time, every tree node with a queue: its LEAVES, the jobs in order of service,
-    TQLB (of how many slots each of its jobs gets one at least), its state, and which job RUNS there in the present slot.
+    TQLB (each of its jobs gets at least one of this many slots), its state, and which job RUNS there in the current slot.
     """
     if matrix is not None and not tree:
         raise UsageError("--matrix shows the slots of a queue tree", hint="rmgr queues --tree --matrix 8")

@@ -56,7 +56,7 @@ LINES = Parsed("lines", parse_lines)
 def logs(
     session: Session, selector: str, follow: bool, out: str, only: str | None, failed: bool, attempt: int | None, tail: int | None
 ) -> None:
-    """Prints what tasks have written: stdout to stdout, stderr to stderr; several tasks with their ids before each line."""
+    """Prints the output of tasks: stdout to stdout, stderr to stderr; of several tasks, each line after its task's id."""
     if follow and (attempt is not None or tail is not None or failed):
         message = "-f follows all that is written from the first line on: neither -n nor --attempt nor --failed fits"
         raise UsageError(message, hint=f"rmgr logs --failed {selector}" if failed else "rmgr logs -n N ID")

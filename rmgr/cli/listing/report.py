@@ -97,13 +97,13 @@ def report(
     layout: Layout,
     watch: bool,
 ) -> None:
-    """Use of the cluster by work that has ended, its utilisation, and waits per queue.
+    """Reports the usage of the cluster by work that has ended, its utilisation, and waits per queue.
 
-    Core time is the run time of all attempts times their cores (of pulled work without lost attempts); of jobs that share cores in time
-    it is the time in which they had them. It and CPU time are spread evenly
-    from a submission's first start to its end, and cut at --since and --until; submissions, tasks and waits count when they ended.
-    LOST counts attempts, FAILED tasks. UTIL is the share of the core time that the nodes known today have. Days are this machine's in
-    tables, UTC in JSON and CSV. Cost: the whole history is read once (of one user with --user), two reads for each 500 submissions;
+    Core time is the run time of all attempts times their cores (for pulled work without lost attempts); for jobs that share cores in
+    time it is the time in which they had them. Core time and CPU time are spread evenly from a submission's first start to its end, and
+    cut at --since and --until; submissions, tasks and waits count when they ended.
+    LOST counts attempts, FAILED counts tasks. UTIL is the share of the core time of the nodes known today. Days are local in tables,
+    UTC in JSON and CSV. Cost: reads the whole history once (of one user with --user), two reads for each 500 submissions;
     100,000 take about 5 s with SQLite.
     """
     if since is not None and until is not None and since >= until:

@@ -41,7 +41,7 @@ MOST_SHOWN, _LOOKED_AT = 5, 3
 )
 @click.argument("selectors", metavar="ID", nargs=-1, required=True)
 def show(session: Session, selectors: tuple[str, ...]) -> None:
-    """All that is known of a submission, or of one task with its attempts."""
+    """Shows everything known about a submission, or about one task with its attempts."""
     if len(selectors) > 1:  # `show job 1`, as in other systems
         kind = selectors[0]
         about = "rmgr nodes" if kind.startswith("node") else "rmgr queues" if kind.startswith(("queue", "part")) else "rmgr show"
@@ -74,7 +74,7 @@ def show(session: Session, selectors: tuple[str, ...]) -> None:
 )
 @click.argument("selector", metavar="ID")
 def explain(session: Session, selector: str) -> None:
-    """Why it waits and what for, or how it ended."""
+    """Explains why work waits and for what, or how it ended."""
     target = find_one(session, selector)
     number = target.submission
     position = positions_of(session, number, target.tasks)[0] if target.tasks else None

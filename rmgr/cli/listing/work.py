@@ -53,7 +53,7 @@ _READ_ALONE = 100
 def jobs(
     session: Session, selectors: tuple[str, ...], ended: bool, everyone: bool, node: str, chosen: Filter, layout: Layout, watch: bool
 ) -> None:
-    """Submissions that wait or run; with -a also those that have ended and are still in memory (older ones: rmgr history)."""
+    """Lists submissions that wait or run; with -a also those that have ended and are still in memory (older ones: rmgr history)."""
 
     def once() -> None:
         found = _find(session, selectors, chosen, ended=ended, everyone=everyone)
@@ -136,7 +136,7 @@ def tasks(
     layout: Layout,
     watch: bool,
 ) -> None:
-    """The tasks of a submission: state, attempt, node, time, exit code, error."""
+    """Lists the tasks of a submission: state, attempt, node, time, exit code, error."""
     if not selectors and not node:
         raise UsageError("tasks of which job?", hint="rmgr tasks last; rmgr tasks --node NODE lists what runs on a node")
 
@@ -240,9 +240,9 @@ def history(
     layout: Layout,
     watch: bool,
 ) -> None:
-    """Submissions that have ended: exit code, times, CPU time, memory, nodes. Newest first.
+    """Lists submissions that have ended: exit code, times, CPU time, memory, nodes. Newest first.
 
-    A line stays for history_retention of the cluster's settings (365 days); rmgr history purge removes lines earlier.
+    The cluster keeps a line for its setting history_retention (365 days); rmgr history purge removes lines earlier.
     """
 
     def once() -> None:
@@ -331,7 +331,7 @@ def _newest_first(session: Session, user: str | None, wanted: frozenset[int] = f
 def purge(session: Session, age_us: int | None, before_us: int | None, user: str | None, dry_run: bool) -> None:
     """Removes submissions that ended before a moment from the history, and so from `rmgr report`. For operators.
 
-    What ended just now is still listed until it leaves ZooKeeper (retention of the cluster's settings, 1h). Logs and
+    Work that ended recently is still listed until it leaves ZooKeeper (retention in the cluster's settings, 1h). Logs and
     results have retentions of their own (rmgr config show --cluster); named values stay.
     """
     from rmgr.procedures.history import ended_before, forget

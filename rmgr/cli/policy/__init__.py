@@ -33,7 +33,7 @@ _CALLS = QueueSpec(name=f"({CALLS})", partition=CALLS, dispatch=Dispatch.PLACE, 
     "policy", examples="rmgr policy list\nrmgr policy list easy\nrmgr policy show\nrmgr policy set conservative\nrmgr policy check"
 )
 def policy(_session: Session) -> None:
-    """How queues choose what runs next."""
+    """Shows, sets and checks how queues choose what runs next."""
 
 
 @command(
@@ -44,7 +44,7 @@ def policy(_session: Session) -> None:
 )
 @click.argument("name", required=False, metavar="[NAME|FILE.py]")
 def list_(session: Session, name: str | None) -> None:
-    """Policies with their parameters: of rmgr, of plug-ins (entry points of group rmgr.policies); or one of them, or that of a file."""
+    """Lists policies with their parameters: rmgr's, plug-ins (entry points of group rmgr.policies), or one of them, or that of a file."""
     from rmgr.cli.policy import catalogue as policy_list
 
     found = policy_list.everything() if name is None else [policy_list.one(name)]
@@ -69,7 +69,7 @@ def list_(session: Session, name: str | None) -> None:
 @click.argument("queue", required=False)
 @click.option("--partition", metavar="P", default="", help="of its queues; calls: what picks servers for calls")
 def show(session: Session, queue: str | None, partition: str) -> None:
-    """The policy of each queue, or of one, with what was set of its parameters. Place queues of one partition share theirs."""
+    """Shows the policy of each queue, or of one, with the parameters that were set. Place queues of one partition share a policy."""
     settings, _ = read_settings(session)
     shown = [_queue(settings, queue)] if queue else list(settings.queues)
     if partition and partition != CALLS:
@@ -239,10 +239,10 @@ def _parameters_text(told: dict[str, Any]) -> str:
 def check(
     session: Session, name: str | None, params: tuple[tuple[str, str], ...], worlds: int, seed: int, budget: float, partition: str
 ) -> None:
-    """A policy before the laws that every policy keeps, on small worlds drawn by seeds. Without a name: whether every queue has a policy.
+    """Tries a policy against the laws of all policies, on small seeded worlds. Without a name: checks that every queue has a policy.
 
-    The laws: same input, same plan; nothing survives in the policy; nothing is given twice; nothing starts where or when it may not; every
-    job has its turn and a reason; raising and sleeping hurt nobody else. For a broken one the smallest world found is told.
+    The laws: same input, same plan; no state survives in the policy; nothing is given twice; nothing starts where or when it may not;
+    every job has its turn and a reason; raising and sleeping harm no other partition. For a broken law it shows the smallest world found.
     """
     if name is not None:
         from rmgr.cli.policy.laws import judge

@@ -521,7 +521,7 @@ def plot(
     end: float | None,
     overwrite: bool,
 ) -> None:
-    """Draws what rmgr sim run, sweep and paper wrote with --out, and the slots of a live cluster.
+    """Draws the results that rmgr sim run, sweep and paper wrote with --out, and the slots of a live cluster.
 
     \b
     gantt         processors against time, of each run; with very many jobs how much of them is in use
