@@ -196,8 +196,11 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
         is_plain = not (shell or executable or preexec_fn or pass_fds) and close_fds and umask == -1
         is_plain = is_plain and gid is None and gids is None and uid is None and group == -1
         is_application = words[:2] == _APPLICATION and words[2] in _applications
-        nursery = _nurseries[is_application or not _DAEMONS.isdisjoint(words)]
-        if not is_plain or not (is_application or words[:3] == _PROGRAM) or not nursery.takes(environ):
+        is_daemon = not _DAEMONS.isdisjoint(words)
+        # A daemon starts work with the interpreter that it has itself, a command starts none: any that tests use will do (`reachable.py`).
+        is_rmgr = words[1:3] == _PROGRAM[1:] and words[0] in (_PROGRAM[0], "" if is_daemon else sys.executable)
+        nursery = _nurseries[is_application or is_daemon]
+        if not is_plain or not (is_application or is_rmgr) or not nursery.takes(environ):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         sys.audit("subprocess.Popen", words[0], words, cwd, env)
