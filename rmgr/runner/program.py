@@ -662,6 +662,42 @@ def serve(number: str) -> None:
     vars(main)["__builtins__"] = builtins
     _mine = Program(number, is_here=False, is_own=True)
     _programs[number] = _mine
+    sys.meta_path.insert(0, _Spawning())
+
+
+class _Spawning:
+    """Sees the import of what starts processes by `spawn` or `forkserver`: from then on definitions go with what multiprocessing sends.
+
+    Elsewhere such a process imports the program's file to find them. A node may lack it, a prompt has none, and a pool waits for ever
+    for processes that find nothing. A forked process has what the worker has.
+    """
+
+    def find_spec(self, name: str, _path: object, _target: object = None) -> None:
+        if name in {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}:
+            _send_definitions()
+
+
+def _send_definitions() -> None:
+    from multiprocessing.reduction import ForkingPickler
+
+    ForkingPickler.reducer_override = _defined  # type: ignore[method-assign, assignment]
+
+
+def _defined(_pickler: pickle.Pickler, thing: object) -> object:
+    program = mine()
+    if isinstance(thing, types.FunctionType | type) and program.name_of(thing) is not None:
+        return _spawned, (program.number, dumps(thing))
+    return NotImplemented
+
+
+def _spawned(number: str, data: bytes) -> object:
+    """What multiprocessing has sent: in a process that a task has started, or back in its worker."""
+    import multiprocessing
+
+    if mine().number != number and multiprocessing.parent_process() is not None:
+        serve(number)
+        _send_definitions()
+    return pickle.loads(data)  # noqa: S301 - as above
 
 
 def _known(number: str) -> Program:

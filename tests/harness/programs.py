@@ -465,6 +465,24 @@ PROGRAMS = {
             with pool() as executor:
                 print(list(executor.map(use, range(2))))
     """,
+    "processes that calls spawn": """
+        import concurrent.futures as cf, multiprocessing
+        factor = 3
+        class Item:
+            def __init__(self, n):
+                self.n = n
+        def times(item):
+            return Item(item.n * factor)
+        def spawned(how):
+            with multiprocessing.get_context(how).Pool(1) as inside:
+                a = [(type(item) is Item, item.n) for item in inside.map(times, [Item(1), Item(2)])]
+            with cf.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(how)) as inside:
+                b = [(type(item) is Item, item.n) for item in inside.map(times, [Item(3)])]
+            return a, b
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(list(executor.map(spawned, ["spawn", "forkserver"])))
+    """,
     "names that come and go": """
         import math
         from math import *
