@@ -27,7 +27,7 @@ from rmgr.client.connection import Connection, at_end, connect, is_ending, try_a
 from rmgr.client.content import Payload
 from rmgr.client.futures import Deadline, Future, giving_slot_back, raised_by
 from rmgr.client.output import LiveEcho, LongEcho, write
-from rmgr.client.pickling import dump_call, dump_function, name_of, ship, stays_here
+from rmgr.client.pickling import dump_call, dump_initializer, name_of, ship, stays_here
 from rmgr.client.ports import TaskSpec
 from rmgr.client.progress import card, shown_on
 from rmgr.client.specs import OF_CALLS, Duration, Options, Size, Variants, draft_of, python_environment
@@ -350,7 +350,7 @@ class Core(Tasks):
         self._has_initializer = initializer is not None
         digest = ""
         if initializer is not None:
-            digest = connection.functions.initializer(dump_function(initializer)[0], timeout_s=timeout_s)  # type: ignore[arg-type]
+            digest = connection.functions.initializer(dump_initializer(*initializer), timeout_s=timeout_s)
         environment = python_environment(
             python=options.python, modules=ship(submitter.store, modules, timeout_s=timeout_s), initializer=digest, group=group
         )

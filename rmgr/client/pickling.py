@@ -114,6 +114,17 @@ def dump_function(function: Callable[..., Any]) -> tuple[bytes, program.Snapshot
         ) from None
 
 
+def dump_initializer(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Pickles an initializer with its arguments. Raises PickleFailed naming the argument, or the function."""
+    file = io.BytesIO()
+    try:
+        return program.dump((function, args), file)[0] + file.getvalue()
+    except Exception:
+        _dump_call_slowly(args, {}, f"the initializer {name_of(function)}")
+        dump_function(function)
+        raise
+
+
 def dump_value(value: Any, what: str) -> Payload:
     """Pickles any object. Raises PickleFailed naming `what`; ValueTooLarge."""
     data: Payload
@@ -320,6 +331,9 @@ def pack(module: ModuleType | str) -> bytes:
     if not isinstance(module, ModuleType):
         raise UsageError(f"{module!r} is not a module", hint="modules=[mypackage], or its name")
     name = module.__name__
+    if where := getattr(getattr(module, "__loader__", None), "archive", ""):
+        told = f"the module {name} cannot be shipped: it lies in the archive {where}"
+        raise UsageError(told, hint="unpack that archive, or let the nodes have it in the same place")
     parents = name.split(".")[:-1]
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -20,7 +20,7 @@ import pytest
 
 from rmgr.client import content, pickling
 from rmgr.client.content import SCATTER_BYTES, Scattered
-from rmgr.client.pickling import Functions, dump_call, dump_value, name_of
+from rmgr.client.pickling import Functions, dump_call, dump_initializer, dump_value, name_of
 from rmgr.coord.contents import TRUSTED_S
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.records import decode_payloads
@@ -171,6 +171,14 @@ def test_a_function_that_cannot_travel_is_named(store: MemoryStore) -> None:
         Functions(store).register(42)  # type: ignore[arg-type]
 
 
+def test_an_initializer_that_cannot_travel_is_named_with_its_argument() -> None:
+    lock = threading.Lock()
+    with pytest.raises(PickleFailed, match=r"argument 1 of the initializer .*scale, a lock, cannot be pickled"):
+        dump_initializer(scale, (1, lock))
+    with pytest.raises(PickleFailed, match=r"the function .*<lambda> cannot be pickled"):
+        dump_initializer(lambda: lock, ())
+
+
 def test_an_unknown_function_id_is_refused(store: MemoryStore) -> None:
     with pytest.raises(NotFound, match="there is no function"):
         Functions(store).check("0" * 64)
@@ -199,6 +207,15 @@ def test_a_package_is_shipped_the_same_every_time(store: MemoryStore, tmp_path: 
     assert pickling.pack(sys.modules["shipped_pkg"]) == data
     (digest,) = pickling.ship(store, ["shipped_pkg"])
     assert store.keys("mod/") == [keys.module(digest)]
+
+
+def test_a_module_of_an_archive_says_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "app.pyz"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("module_of_an_archive.py", "VALUE = 1\n")
+    monkeypatch.syspath_prepend(archive)
+    with pytest.raises(UsageError, match=r"the module module_of_an_archive cannot be shipped: it lies in the archive .*app\.pyz"):
+        pickling.pack("module_of_an_archive")
 
 
 def test_a_module_that_cannot_be_shipped_is_refused() -> None:
