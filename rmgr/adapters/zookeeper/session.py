@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from enum import Enum
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from rmgr.adapters.zookeeper.acl import AccessLists, lists_of
 from rmgr.adapters.zookeeper.wire import (
@@ -39,6 +39,8 @@ from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat, Unknown
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.readback import Answer, Order, Pending, Pipeline, Prove, Refuse, SendOperation, Sync
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("rmgr.zookeeper")
 
@@ -458,6 +460,20 @@ class Watch:
             callback()
 
 
+class LateAnswer(CoordinationUnavailable, TimeoutError):
+    """Nobody has said in time that ZooKeeper did not answer: this process stood still."""
+
+
+class Reading(Future[T]):
+    """A read under way. Its deadline is earlier than that of whoever waits for it, but not in a process that stood still in between."""
+
+    def result(self, timeout: float | None = None) -> T:
+        try:
+            return super().result(timeout)
+        except TimeoutError:
+            raise LateAnswer("ZooKeeper: no answer in time") from None
+
+
 class Commit(Pending):
     """A multi under way: the request on the wire, the receiver of its answer, and the caller's future, in one object."""
 
@@ -540,7 +556,7 @@ class Read(Pending):
         self.deadline_s = deadline_s
         self.path = path
         self.watch = watch
-        self.future: Future[Any] = Future()
+        self.future: Future[Any] = Reading()
 
     def set(self, value: Any) -> None:
         if self.request is not self.first:  # the second step: is the znode still absent?
@@ -652,7 +668,7 @@ def to_stamped(raw: tuple[bytes | None, Any]) -> Stamped:
 
 def gather(parts: Sequence[Future[Any]]) -> Future[list[Stamped | None]]:
     """Joins several reads into one list, done when the last is done; fails with the first error. Without parts, it is done at once."""
-    whole: Future[list[Stamped | None]] = Future()
+    whole: Future[list[Stamped | None]] = Reading()
     arrived = itertools.count(1)  # callbacks come on several threads
 
     def one(_: object) -> None:

@@ -371,7 +371,11 @@ class UserRequests:
                 block = None
             newest = yield self._calls.store(_newest, prefix=saved)
         except RmgrError as error:
-            user_request.end(Unavailable(f"job {shown} is not asked to save its state: {error.message}", hint="rmgr status"))
+            if user_request.stage is RequestStage.SENT:
+                words, hint = f"job {shown} was asked to save its state; whether that is stored is not known", f"rmgr show {shown}"
+            else:
+                words, hint = f"job {shown} is not asked to save its state", "rmgr status"
+            user_request.end(Unavailable(f"{words}: {error.message}", hint=hint))
         else:
             said = self._stops.said_of(user_request.job, block.data) if block is not None else ""
             if newest is not None and (user_request.before is None or newest.order > user_request.before.order):

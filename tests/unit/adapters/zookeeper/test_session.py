@@ -18,7 +18,7 @@ from rmgr.adapters.zookeeper.client import Outbox, Pings
 from rmgr.adapters.zookeeper.session import Guard, LinkState, SessionCoordinator, allowed, gather
 from rmgr.adapters.zookeeper.wire import BulkRead, Refused
 from rmgr.coord.protocol.multi import Stamped, Stat
-from rmgr.errors import PermissionDenied, RmgrError
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.waiting import eventually
 
@@ -181,6 +181,20 @@ def test_an_operation_given_to_an_idle_client_ends_at_its_deadline() -> None:
     assert not slow.done()
     client.close()
     assert isinstance(slow.exception(_DEADLINE_S), RmgrError)
+
+
+def test_who_waits_longer_than_a_reads_deadline_is_told_that_zookeeper_is_away() -> None:
+    """As in a process that stood still: nobody had the time to end the read. Threads that survive an outage survive this."""
+    client = MemoryCoordinator()
+    client.pause()
+    try:
+        for read in (client.get("/"), client.children("/"), gather([client.get("/")])):
+            with pytest.raises(CoordinationUnavailable):
+                read.result(0)
+            with pytest.raises(TimeoutError):
+                read.result(0)
+    finally:
+        client.close()
 
 
 def test_the_loop_sleeps_until_a_ping_is_due_whatever_kazoo_says_and_wakes_for_bytes() -> None:

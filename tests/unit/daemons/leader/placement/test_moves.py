@@ -16,8 +16,9 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi, Set
 from rmgr.coord.protocol.records import decode_block, decode_record
-from rmgr.daemons.leader.placement import pipeline
+from rmgr.daemons.leader.placement import pipeline, requests
 from rmgr.daemons.leader.placement.pipeline import configuration
+from rmgr.errors import StoreUnavailable
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
@@ -299,6 +300,26 @@ def test_a_checkpoint_is_stored_or_said_why_not(cluster: Cluster) -> None:
     cluster.bench.advance(1)
     answer = cluster.answer("g2")
     assert (answer.code, "2 GiB are more than 1 GiB" in answer.error, answer.done) == ("CONFLICT", True, ())
+
+
+def test_a_store_that_goes_away_behind_the_order_is_not_told_as_if_the_job_was_not_asked(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("it is away")
+
+    job = cluster.submit()
+    cluster.ask("g1", StopKind.CHECKPOINT, job)
+    with monkeypatch.context() as patch:
+        patch.setattr(requests, "_newest", away)
+        cluster.refuse("checkpoint 1.1: 3 files, 12 bytes")
+        cluster.bench.advance(1)
+        cluster.ask("g2", StopKind.CHECKPOINT, job)
+    asked, unasked = cluster.answer("g1"), cluster.answer("g2")
+    assert asked is not None
+    assert asked.error.endswith("was asked to save its state; whether that is stored is not known: it is away")
+    assert unasked is not None
+    assert unasked.error.endswith("is not asked to save its state: it is away")
 
 
 @pytest.mark.parametrize("kind", [StopKind.CHECKPOINT, StopKind.MIGRATE])
