@@ -8,6 +8,7 @@ Events come on threads of the lines; their receiver must only enqueue. Orders to
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import queue
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -42,6 +43,8 @@ _SLOWEST_S = 0.7
 _FIRST_S = 0.05
 #: Seconds between two checks for silence.
 _LOOK_S = 1.0
+#: Errors of a machine that lacks something for a while, and pause before another try.
+_SHORT, _SHORT_PAUSE_S = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM}), 0.2
 #: A failed connection is retried soon, at the pace of the tries; bulk and beats have separate connections.
 _OPTIONS = (
     *(option for option in OPTIONS if option[0] != "grpc.max_reconnect_backoff_ms"),
@@ -518,12 +521,17 @@ class GatewayLine:
             trouble = f"its arguments have {size_bytes:,} bytes, and {'more' if count > size_bytes else f'{count:,}'} came"
         self._tell(Taken(key, trouble, is_ours))
 
-    def _say(self, key: bytes, end: CallEnd, path: str) -> None:
+    def _say(self, key: bytes, end: CallEnd, path: str, *, patience_s: float = 0.0) -> None:
         trouble = ""
         try:
-            data = Path(path).read_bytes() if path else b""
+            with _opened(path, patience_s) as file:
+                data = file.read()
             self._out.put(pb.FromServer(answer=pb.GivePart(key=key, outcome=_outcome(end), data=data)))
         except OSError as error:
+            if error.errno in _SHORT and not patience_s:  # the owner's thread waits for nothing
+                later = partial(self._say, key, end, path, patience_s=STALLED_S)
+                self._submit(self._givers, later, Given(key, False, "this server ends"))
+                return
             trouble = f"{path}: {error.strerror}"
         self._tell(Given(key, not trouble, trouble, is_ours=bool(trouble)))
 
@@ -531,7 +539,7 @@ class GatewayLine:
         trouble, is_taken = "", False
         transfer = self._begun(key)
         try:
-            with open(path or os.devnull, "rb", buffering=0) as file:
+            with _opened(path, STALLED_S) as file:
                 first = pb.GivePart(key=key, outcome=_outcome(end))
                 method = self._stub().Give.future(_parts(first, file, transfer))
                 transfer.call = method
@@ -562,6 +570,21 @@ class GatewayLine:
                     given.result()
         finally:
             self._over(key)
+
+
+def _opened(path: str, patience_s: float) -> Any:
+    """Opens an answer ("" = none). A machine that lacks descriptors has some again soon; an answer that is given up is lost.
+
+    Raises: OSError.
+    """
+    end_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return open(path or os.devnull, "rb", buffering=0)
+        except OSError as error:
+            if error.errno not in _SHORT or time.monotonic() > end_s:
+                raise
+        time.sleep(_SHORT_PAUSE_S)
 
 
 def _parts(first: Any, file: Any, transfer: _Transfer) -> Iterator[Any]:
