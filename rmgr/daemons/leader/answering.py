@@ -354,8 +354,8 @@ def certificate_ends(trust: Trust | None, credentials: Credentials | None, snaps
     """
     if trust is None or credentials is None:
         return {}
-    mine = credentials.identity
-    found = {CertificateHolder(role=mine.role.value, name=mine.name): credentials.not_after_s}
+    our_name = credentials.identity
+    found = {CertificateHolder(role=our_name.role.value, name=our_name.name): credentials.not_after_s}
     for record in snapshot.nodes.values():
         at_s = trust.ends_s(record.key_id) if record.key_id and record.guid in snapshot.alive else None
         if at_s is not None:

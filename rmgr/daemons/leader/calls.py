@@ -51,7 +51,7 @@ class LeaderCalls:
             lambda: _monotonic_us() + ahead_us,
             epoch=term.epoch,
             lines=self._log,
-            failed=self._failed,
+            failed=self._report_fault,
             about={"epoch": term.epoch, "calls": "live"},
         )
 
@@ -97,7 +97,7 @@ class LeaderCalls:
         self.metaserver.close()
         self._log.flush()
 
-    def _failed(self, policy: str, error: str) -> None:
+    def _report_fault(self, policy: str, error: str) -> None:
         self._errors[policy] = error
         self._faults[policy] += 1
         self._term.metrics.policy_faults.inc()
@@ -137,9 +137,9 @@ class CallLog:
         if hurry:
             self._loop.soon(self.flush)
         elif first:
-            self._loop.soon(self._later)
+            self._loop.soon(self._flush_later)
 
-    def _later(self) -> None:
+    def _flush_later(self) -> None:
         self._loop.after(EVERY_S, self.flush)
 
     def flush(self) -> None:

@@ -57,17 +57,17 @@ class Joining:
             record = decode_record(found.data, Invitation, path)
             multi = membership.redeem(record, found.version, nonce, machine.wall_us())
             if multi is None:
-                self._handed_over(record, "again, to the same machine")
+                self._audit_hand_over(record, "again, to the same machine")
                 return record
             outcome = self._coordinator.commit(multi, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
             if isinstance(outcome, Committed):
-                self._handed_over(record, "the token's first use")
+                self._audit_hand_over(record, "the token's first use")
                 return record
             if isinstance(outcome, Unknown):
                 raise CoordinationUnavailable("it is not known whether the token was redeemed", hint="the same command again is safe")
         raise CoordinationUnavailable("others keep changing the invitation", hint="type the command again")
 
-    def _handed_over(self, record: Invitation, why: str) -> None:
+    def _audit_hand_over(self, record: Invitation, why: str) -> None:
         audit(self._log, who=record.name, role=str(record.role), what="join", target=record.key_id, allowed=True, why=why)
 
     def renew(self, who: Identity, generation: int) -> tuple[int, str]:

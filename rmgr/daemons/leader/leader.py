@@ -134,7 +134,7 @@ class Leader:
         if wanted - self._ensured:
             self._tree.tell(self._ensure(wanted), "directories of queues", key=wanted)
         self.server_calls.settings_read(self.settings)
-        if _of_jobs(self.settings) != _of_jobs(before):
+        if _placement_settings(self.settings) != _placement_settings(before):
             self.submissions.reconsider()
             self.placer.settings_changed()
 
@@ -212,7 +212,7 @@ class Leader:
         )
 
 
-def _of_jobs(settings: ClusterSettings) -> ClusterSettings:
+def _placement_settings(settings: ClusterSettings) -> ClusterSettings:
     """Returns settings without those of calls and users, whose change need not rebuild the placement of jobs."""
     pipelines = tuple(spec for spec in settings.pipelines if spec.partition != CALLS)
     return replace(settings, pipelines=pipelines, limits=UserLimits(), changed_by="", changed_us=0)

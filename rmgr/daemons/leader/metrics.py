@@ -124,7 +124,7 @@ def families(nodes: Sequence[NodeView], jobs: Sequence[JobView], now_us: int) ->
     for state in NodeState:
         states.add_metric([str(state)], counts[str(state)])
     waiting = GaugeMetricFamily("rmgr_cluster_waiting_tasks", "tasks that wait, by queue and user", labels=["queue", "user"])
-    for (queue, user), tasks in sorted(_bounded(jobs).items()):
+    for (queue, user), tasks in sorted(_count_tasks(jobs).items()):
         waiting.add_metric([queue, user], tasks)
     oldest = GaugeMetricFamily("rmgr_cluster_oldest_wait_seconds", "wait of the oldest submission that has not begun", labels=["queue"])
     first: dict[str, int] = {}
@@ -136,7 +136,7 @@ def families(nodes: Sequence[NodeView], jobs: Sequence[JobView], now_us: int) ->
     return [cores, busy, states, waiting, oldest]
 
 
-def _bounded(jobs: Sequence[JobView]) -> Counts[tuple[str, str]]:
+def _count_tasks(jobs: Sequence[JobView]) -> Counts[tuple[str, str]]:
     """Counts waiting tasks by queue and user, smaller pairs merged."""
     tasks: Counts[tuple[str, str]] = Counts()
     for job in jobs:

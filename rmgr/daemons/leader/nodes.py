@@ -41,7 +41,7 @@ DOUBTS = 250
 
 
 @dataclass(slots=True, eq=False)
-class _Case:
+class _LostNode:
     """A lost node. guid: of its Starter. claimed: number of blocks that it had. alone: a commit of its own fences it."""
 
     guid: str
@@ -85,7 +85,7 @@ class NodeKeeper:
         self._drains = mirror.below(paths.DRAINS, self._take_drain)
         self._troubles = mirror.below(paths.TROUBLES, self._take_trouble)
         self._revoked = mirror.below(paths.REVOKED, lambda _: self._look_soon())
-        self._cases: dict[str, _Case] = {}
+        self._cases: dict[str, _LostNode] = {}
         self._clearer = Clearer(self)
         self._window = LossWindow(context.settings.mass_loss_share, window_s)
         self._meter: Meter | None = None
@@ -93,7 +93,7 @@ class NodeKeeper:
         self._listed = False
         self._turned = 0
         self._looks = False
-        self._ripe: dict[str, _Case] = {}  # cases whose grace is over; one list of entries confirms them together
+        self._ripe: dict[str, _LostNode] = {}  # cases whose grace is over; one list of entries confirms them together
 
     def start(self) -> None:
         """Reads everything, records before entries (see `coord/decisions/liveness.py`)."""
@@ -268,12 +268,12 @@ class NodeKeeper:
 
     def _open(self, name: str) -> None:
         record = self.records[name]
-        self._cases[name] = case = _Case(record.guid)
+        self._cases[name] = case = _LostNode(record.guid)
         self._term.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid, epoch=self._term.epoch)
         self._judge_mass()
         self._tree.tell(self._wait(name, case), f"lost node {name}", key=case)
 
-    def _wait(self, name: str, case: _Case) -> Story[None]:
+    def _wait(self, name: str, case: _LostNode) -> Story[None]:
         """Waits for the end of the node's grace and for its turn."""
         try:
             claimed = yield self._tree.children(paths.running_node(name))
@@ -285,11 +285,11 @@ class NodeKeeper:
         yield Pause(self.context.settings.grace_us / 1e6 if case.claimed else 0.0)
         yield from self._ripen(name, case)
 
-    def _try_again(self, name: str, case: _Case) -> Story[None]:
+    def _try_again(self, name: str, case: _LostNode) -> Story[None]:
         yield Pause(_RETRY_S)
         yield from self._ripen(name, case)
 
-    def _ripen(self, name: str, case: _Case) -> Story[None]:
+    def _ripen(self, name: str, case: _LostNode) -> Story[None]:
         while wait_s := self.turn_s():
             yield Pause(wait_s)
         self._ripe[name] = case
@@ -302,7 +302,7 @@ class NodeKeeper:
             cases, self._ripe = self._ripe, {}
             yield from self._confirm(cases)
 
-    def _confirm(self, cases: dict[str, _Case]) -> Story[None]:
+    def _confirm(self, cases: dict[str, _LostNode]) -> Story[None]:
         """Checks that the nodes are still lost. Records first, then the list (FIFO): see `coord/decisions/liveness.py`."""
         records = [self._tree.get(paths.node(name)) for name in cases]
         entries = self._tree.children(paths.STARTERS)
@@ -333,10 +333,10 @@ class NodeKeeper:
         for some in [*groups, *([name] for name in doomed if cases[name].alone)]:
             self._fence_soon({name: cases[name] for name in some})
 
-    def _fence_soon(self, cases: dict[str, _Case]) -> None:
+    def _fence_soon(self, cases: dict[str, _LostNode]) -> None:
         self._tree.tell(self._fence(cases), f"lost nodes {', '.join(cases)}"[:200], key=object())
 
-    def _fence(self, cases: dict[str, _Case]) -> Story[None]:
+    def _fence(self, cases: dict[str, _LostNode]) -> Story[None]:
         failpoint("leader.before_fence")
         reasons, multis = {}, []
         for name, case in cases.items():
@@ -349,7 +349,7 @@ class NodeKeeper:
         standing = [name for name, case in cases.items() if self._cases.get(name) is case]
         match outcome:
             case Committed():
-                self._fenced(cases, reasons, outcome)
+                self._note_fenced(cases, reasons, outcome)
             case Conflict() if len(cases) > 1:  # one of the nodes has registered again
                 for name in standing:
                     self._fence_soon({name: cases[name]})
@@ -362,7 +362,7 @@ class NodeKeeper:
                     cases[name].alone = True
                     self._tree.tell(self._try_again(name, cases[name]), f"lost node {name}", key=cases[name])
 
-    def _fenced(self, cases: dict[str, _Case], reasons: dict[str, str], outcome: Committed) -> None:
+    def _note_fenced(self, cases: dict[str, _LostNode], reasons: dict[str, str], outcome: Committed) -> None:
         for at, (name, case) in enumerate(cases.items(), start=1):
             self._cases.pop(name, None)
             self._versions[name] = outcome.versions[at]
@@ -488,7 +488,7 @@ class Clearer:
                     yield Pause(wait_s)
                 block = paths.running_block(name, key)
                 try:
-                    multi = self._ended(name, version, key, queues[key.submission], found)
+                    multi = self._outcome_of(name, version, key, queues[key.submission], found)
                 except Exception as error:  # noqa: BLE001 - the boundary of one block
                     self._term.aside.add(block, found.version, error)
                 else:
@@ -507,7 +507,7 @@ class Clearer:
                     self._term.log.debug("leader_fail_conflict", node=name, block=block, path=path, kind=kind)
         return failed
 
-    def _ended(self, name: str, version: int, key: BlockKey, queue: str | None, found: Stamped) -> Multi:
+    def _outcome_of(self, name: str, version: int, key: BlockKey, queue: str | None, found: Stamped) -> Multi:
         fenced = Check(paths.node(name), version)  # a node that has registered again handles the rest itself
         try:
             if queue is not None:

@@ -129,7 +129,7 @@ class LeaderTree:
 
         A read that fails ends the story quietly; any other error sets its subject aside.
         """
-        return self.stories.begin(self._contained(story, about), key=about if key is None else key)
+        return self.stories.begin(self._isolate(story, about), key=about if key is None else key)
 
     def every(self, seconds: float, do: Callable[[], Story[None]], about: str) -> None:
         """Begins a story again and again, about every `seconds`; the first time somewhat sooner."""
@@ -141,7 +141,7 @@ class LeaderTree:
             self.tell(do(), about)
             yield Pause(machine.uniform(0.8, 1.2) * seconds)
 
-    def _contained(self, story: Story[None], about: str) -> Story[None]:
+    def _isolate(self, story: Story[None], about: str) -> Story[None]:
         try:
             yield from story
         except Exception as error:  # noqa: BLE001 - the boundary of a story: whatever it is, it is this subject's alone
@@ -264,9 +264,9 @@ class LeaderTree:
                 answer.set_result(Unknown(error.message))
                 continue
             self._flying += 1
-            future.add_done_callback(partial(self._answered, multi, answer))
+            future.add_done_callback(partial(self._on_outcome, multi, answer))
 
-    def _answered(self, multi: Multi, answer: Future[Outcome], future: Future[Outcome]) -> None:
+    def _on_outcome(self, multi: Multi, answer: Future[Outcome], future: Future[Outcome]) -> None:
         """Runs on a thread of the adapter. The loop sees outcomes in this order, in sequence with answers to reads."""
         try:
             outcome, error = future.result(), ""
@@ -410,7 +410,7 @@ class WatchedCache(Generic[C]):
         self._reading = False
         if self._changed is None:
             return
-        self._is_owed |= self.is_chatty or not self.is_known or not _same(self.value, value)
+        self._is_owed |= self.is_chatty or not self.is_known or not _is_same(self.value, value)
         self.value, self.is_known, self.asked_s = value, True, self._read_s
         if self._stale:
             self._stale = False
@@ -451,7 +451,7 @@ class WatchedChildren:
         self._mirror = mirror
         self._path = path
         self._children: dict[str, WatchedCache[Stamped]] = {}
-        self._names = mirror.names(path, self._listed)
+        self._names = mirror.names(path, self._on_names)
         self._names.is_chatty = True
 
     @property
@@ -463,7 +463,7 @@ class WatchedChildren:
         """Reads the list of children again."""
         self._names.refresh()
 
-    def _listed(self) -> None:
+    def _on_names(self) -> None:
         there = set(self.names)
         for name in sorted(self._children.keys() - there):
             self._children.pop(name).stop()
@@ -502,11 +502,11 @@ class Mirror:
 
     def data(self, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[Stamped]:
         """Adds the data of a znode; the first `refresh` reads it."""
-        return self._kept(data_of(self._tree, path, changed, *about))
+        return self._register(data_of(self._tree, path, changed, *about))
 
     def names(self, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[list[str]]:
         """Adds the names of the children of a znode; the first `refresh` reads them."""
-        return self._kept(names_below(self._tree, path, changed, *about))
+        return self._register(names_below(self._tree, path, changed, *about))
 
     def below(self, path: str, changed: Callable[[str], object]) -> WatchedChildren:
         """Adds all children of a znode, with their data; the first `refresh` reads them. Several parts may share them."""
@@ -529,12 +529,12 @@ class Mirror:
             if at % _AT_ONCE == 0:
                 yield Pause(_APART_S)
 
-    def _kept(self, cache: WatchedCache[C]) -> WatchedCache[C]:
+    def _register(self, cache: WatchedCache[C]) -> WatchedCache[C]:
         self._caches.append(cache)
         return cache
 
 
-def _same(old: C | None, new: C | None) -> bool:
+def _is_same(old: C | None, new: C | None) -> bool:
     if isinstance(old, Stamped) and isinstance(new, Stamped):
         return old.stat == new.stat
     return old is new or (isinstance(old, list) and isinstance(new, list) and sorted(old) == sorted(new))
@@ -554,13 +554,13 @@ class WaitingCalls:
 
     def store(self, call: Callable[Concatenate[Store, P], T], *given: P.args, **named: P.kwargs) -> Future[T]:
         """Calls `call` on the store with the given arguments. The answer raises only RmgrError; errors are logged."""
-        return self._io.submit(self._carried_out, lambda store: call(store, *given, **named), self._store)
+        return self._io.submit(self._run_call, lambda store: call(store, *given, **named), self._store)
 
     def coordinator(self, call: Callable[[Coordinator], T]) -> Future[T]:
         """Calls `call` on ZooKeeper, for operations that block. Its commits carry no leader fence."""
-        return self._io.submit(self._carried_out, call, self._coordinator)
+        return self._io.submit(self._run_call, call, self._coordinator)
 
-    def _carried_out(self, call: Callable[[A], T], port: A) -> T:
+    def _run_call(self, call: Callable[[A], T], port: A) -> T:
         try:
             return call(port)
         except RmgrError as error:

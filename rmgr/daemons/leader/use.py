@@ -148,11 +148,11 @@ class CapKeeper:
         used = snapshot.by_node(claimed, lambda block: self._user_of(tags, block), cores)
         jobs = {user: one.open_submissions for user, one in counted.items()}
         self.cores = snapshot.in_all(used)
-        up = self._up()
+        up = self._nodes_up()
         free = sum(cores[node] > sum(used.get(node, {}).values()) for node in up)
         return used, admitted.capped(settings.limits, used, jobs, free or len(up))
 
-    def _up(self) -> list[str]:
+    def _nodes_up(self) -> list[str]:
         """Returns the nodes whose Starters could claim."""
         return [node for node, record in self._nodes.records.items() if record.guid in self._nodes.alive and node not in self._nodes.drains]
 

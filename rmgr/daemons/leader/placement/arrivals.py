@@ -68,7 +68,7 @@ class Arrivals:
             self._updates.because(Cause.JOB_WITHDRAWN)
         for name, key in list(job_table.came(queue, cache)):
             try:
-                self._came(state, queue, cache.path, name, key, now_us)
+                self._add_job(state, queue, cache.path, name, key, now_us)
             except StateConflict:
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary of one job
@@ -76,7 +76,7 @@ class Arrivals:
                 job_table.waiting.pop(job_id(key.submission, key.first), None)
                 self.refuse(queue, name, f"{type(error).__name__}: {error}")
 
-    def _came(self, state: ClusterState, queue: str, path: str, name: str, key: BlockKey, now_us: int) -> None:
+    def _add_job(self, state: ClusterState, queue: str, path: str, name: str, key: BlockKey, now_us: int) -> None:
         job_table, spec = self._job_table, self._served.queues[queue]
         partition = spec.partition
         submission = self._records.get(key.submission)
@@ -109,12 +109,12 @@ class Arrivals:
             self.refuse(queue, name, why)
             return
         own = node_mark(submission.rigid) if submission.rigid is not None else ""
-        extra, whose = self._placer.next_starts.mark_of(job), self._nodes.mark_of(job.user)
-        if self._nodes.mark(own) | self._nodes.mark(extra) | self._nodes.mark(whose):
+        extra, user_mark = self._placer.next_starts.mark_of(job), self._nodes.mark_of(job.user)
+        if self._nodes.mark(own) | self._nodes.mark(extra) | self._nodes.mark(user_mark):
             self._nodes.tell(state)
-        job = marked(marked(job, extra), whose)
+        job = marked(marked(job, extra), user_mark)
         job_table.wait(queue, job.partition, name, key)
-        if not whose and self._placer.backoffs.came(known, key):
+        if not user_mark and self._placer.backoffs.came(known, key):
             self._nodes.tell(state)
         if stop is not None:
             self._stops.returned(state, job, now_us)
@@ -162,7 +162,7 @@ class SubmissionRecords:
         try:
             records = yield self._tree.get_all([paths.sub(number) for number in numbers])
         except RmgrError:
-            self._unread(numbers)
+            self._forget_records(numbers)
             return
         for number, found in zip(numbers, records, strict=True):
             version = None if found is None else found.version
@@ -177,12 +177,12 @@ class SubmissionRecords:
                 self.unreadable = {**dict(islice(self.unreadable.items(), _MOST_UNREADABLE)), number: error.message}
         if self._job_table.submissions.get(number) is None:
             self.nobodys.add(number)
-            self._tree.after(_PAUSE_S if found is None else _LONG_PAUSE_S, self._unread, [number])
+            self._tree.after(_PAUSE_S if found is None else _LONG_PAUSE_S, self._forget_records, [number])
         else:
             self.nobodys.discard(number)
         self._wake()
 
-    def _unread(self, numbers: list[int]) -> None:
+    def _forget_records(self, numbers: list[int]) -> None:
         for number in numbers:
             self._job_table.submissions.pop(number, None)
         self._wake()
@@ -231,7 +231,7 @@ class JobLists:
     def look_at(self, path: str) -> None:
         """Reads a list again now, and compares it in the next turn."""
         self.news.add(path)
-        for cache in self._all():
+        for cache in self._all_caches():
             if cache.path == path:
                 cache.refresh()
         self._wake()
@@ -247,13 +247,13 @@ class JobLists:
 
     def all_are_news(self) -> None:
         """Compares all lists: the rebuilt state must hear of everything that came since."""
-        self.news = {cache.path for cache in self._all()}
+        self.news = {cache.path for cache in self._all_caches()}
 
     def resync(self) -> None:
         """Reads the watched lists again, in portions: the loop has other things to do."""
-        self._tree.tell(self._read_again([cache for cache in self._all() if cache.is_watched]), "lists of jobs")
+        self._tree.tell(self._read_again([cache for cache in self._all_caches() if cache.is_watched]), "lists of jobs")
 
-    def _all(self) -> tuple[WatchedCache[list[str]], ...]:
+    def _all_caches(self) -> tuple[WatchedCache[list[str]], ...]:
         return (*self.pending.values(), *self.running.values())
 
     def _read_again(self, lists: list[WatchedCache[list[str]]]) -> Story[None]:
@@ -263,19 +263,19 @@ class JobLists:
                 yield Pause(_APART_S)
 
     def _waiting_in(self, queue: str) -> WatchedCache[list[str]]:
-        cache = LongList(self._tree, paths.pending(queue), lambda: self._listed(cache), lambda: self._job_table.took[queue])
+        cache = LongList(self._tree, paths.pending(queue), lambda: self._on_list(cache), lambda: self._job_table.took[queue])
         cache.is_chatty, cache.pace_s = True, PACE_S
         cache.refresh()
         return cache
 
     def _list(self, path: str, *, watched: bool = True) -> WatchedCache[list[str]]:
-        cache: WatchedCache[list[str]] = names_below(self._tree, path, lambda: self._listed(cache))
+        cache: WatchedCache[list[str]] = names_below(self._tree, path, lambda: self._on_list(cache))
         cache.is_chatty, cache.is_watched = True, watched
         cache.pace_s = PACE_S
         cache.refresh()
         return cache
 
-    def _listed(self, cache: WatchedCache[list[str]]) -> None:
+    def _on_list(self, cache: WatchedCache[list[str]]) -> None:
         cache.pace_s = PACE_S + PACE_A_NAME_S * len(cache.value or ())
         self.news.add(cache.path)
         self._wake()

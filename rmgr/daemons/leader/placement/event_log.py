@@ -122,7 +122,7 @@ class Recording:
             pipelines={partition: spec.tables() for partition, spec in pipelines.items()},
         )
         opening = self._recorder.opening(state, seed=0, half_life_us=half_life_us)
-        self._pieces.put(partial(_line_of, opening))
+        self._pieces.put(partial(_encode_line, opening))
 
     def told(self, now_us: int, name: str, *arguments: Any, **named: Any) -> None:
         """Logs a fact."""
@@ -142,7 +142,7 @@ class Recording:
         self._pieces.flush()
 
 
-def _line_of(entry: Entry) -> bytes:
+def _encode_line(entry: Entry) -> bytes:
     return f"{encode(entry)}\n".encode()
 
 

@@ -66,7 +66,7 @@ class NodeClock(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _PartitionClock:
     """State of one partition. data, version: of its znode, None if absent. written_us: wall clock. clock: of the next generation.
 
     reader: reads that clock. next: reads the clock of its successor while the old Starter is gone. is_due: the record must be written
@@ -93,7 +93,7 @@ class GangKeeper:
         self._nodes = placer.known_nodes.records
         self._log = placer.context.term.log
         self._open_clock = open_clock
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _PartitionClock] = {}
         self._unreadable: set[tuple[str, int]] = set()
         self._rounds: dict[str, tuple[list[Gang], int]] = {}  # partition -> its gangs, their longest round in slots
 
@@ -111,7 +111,7 @@ class GangKeeper:
         """Takes over the records that were read. Returns gangs by partition; an unreadable record is logged once, and left out."""
         gangs = {}
         for partition, stamped in found.items():
-            kept = self._kept.setdefault(partition, _Kept())
+            kept = self._kept.setdefault(partition, _PartitionClock())
             kept.data, kept.version, kept.record = (b"", None, None) if stamped is None else (stamped.data, stamped.version, None)
             if stamped is None:
                 continue
@@ -146,7 +146,7 @@ class GangKeeper:
 
         Raises: LimitReached if it is too large; RuntimeError without a clock.
         """
-        kept = self._kept.setdefault(partition, _Kept())
+        kept = self._kept.setdefault(partition, _PartitionClock())
         if kept.clock is None:
             raise RuntimeError(f"the gang of partition {partition} has no clock")
         data = encode_gang(gang, self._names, attempts, kept.clock, kept.record, self.gang_now_us(partition))
@@ -255,7 +255,7 @@ class GangKeeper:
         return kept.clock.node, reading.error_us
 
     def _shift_us(self, partition: str, now_us: int, *, is_used: bool) -> tuple[int | None, str]:
-        kept = self._kept.setdefault(partition, _Kept())
+        kept = self._kept.setdefault(partition, _PartitionClock())
         clock = kept.clock
         if clock is None or not self._is_up(clock):
             if is_used and clock is not None:
@@ -275,20 +275,20 @@ class GangKeeper:
             return None, f"the clock of node {kept.clock.node}, by which slots are counted, cannot be read: {problem}"
         return gang_us - now_us + LEAD_US, ""
 
-    def _choose(self, partition: str, kept: _Kept) -> None:
+    def _choose(self, partition: str, kept: _PartitionClock) -> None:
         """Gives the clock to the first node that is up; no slots are being counted there."""
-        node = self._first(partition)
+        node = self._first_node(partition)
         kept.clock = None if node is None else GangClock(node=node.node, incarnation=node.incarnation, offset_us=0)
         if kept.clock is not None:
             self._follow(kept, kept.clock)
 
-    def _hand_over(self, partition: str, kept: _Kept, old: GangClock) -> None:
+    def _hand_over(self, partition: str, kept: _PartitionClock, old: GangClock) -> None:
         """Gives the clock to another node, because the Starter of the reference is gone; gang time continues."""
-        node = self._first(partition)
+        node = self._first_node(partition)
         if node is None:
             return
         if kept.next is None:
-            kept.next = self._open_clock(self._told)
+            kept.next = self._open_clock(self._on_clock)
         kept.next.follow(node.node, node.incarnation, node.endpoint)
         reading = kept.next.reading
         if reading is None:
@@ -308,12 +308,12 @@ class GangKeeper:
         kept.is_due = True
         self._log.info("gang_clock_moved", partition=partition, before=old.node, target=node.node)
 
-    def _follow(self, kept: _Kept, clock: GangClock) -> None:
+    def _follow(self, kept: _PartitionClock, clock: GangClock) -> None:
         if kept.reader is None:
-            kept.reader = self._open_clock(self._told)
+            kept.reader = self._open_clock(self._on_clock)
         kept.reader.follow(clock.node, clock.incarnation, self._nodes[clock.node].endpoint)
 
-    def _told(self) -> None:
+    def _on_clock(self) -> None:
         """Wakes the placer from the reader's thread: a clock can be read now."""
         self._placer.context.tree.soon(lambda: self._placer.look_again(Cause.NODES_CHANGED))
 
@@ -321,7 +321,7 @@ class GangKeeper:
         record = self._nodes.get(clock.node)
         return record is not None and record.state is NodeState.UP and record.incarnation == clock.incarnation
 
-    def _first(self, partition: str) -> NodeRecord | None:
+    def _first_node(self, partition: str) -> NodeRecord | None:
         there = [one for one in self._nodes.values() if one.attributes.partition == partition and one.freezer and one.endpoint]
         up = [one for one in there if one.state is NodeState.UP]
         return min(up, key=lambda one: natural(one.node), default=None)

@@ -140,10 +140,10 @@ def standing(tree: LeaderTree, records: Iterable[Records]) -> Story[dict[int, li
     held = [shares for one in records for _, _, waits, held in one.holds for shares in (waits, held)]
     found: dict[int, list[str]] = {}
     nodes = sorted({node for shares in held for _, where in shares for node, _ in where})
-    asked = {node: tree.children(paths.hold(node)) for node in nodes}
-    while asked:
+    reads = {node: tree.children(paths.hold(node)) for node in nodes}
+    while reads:
         failed = []
-        for node, answer in asked.items():
+        for node, answer in reads.items():
             try:
                 names = yield answer
             except RmgrError:
@@ -153,7 +153,7 @@ def standing(tree: LeaderTree, records: Iterable[Records]) -> Story[dict[int, li
                 found.setdefault(job_id(submission, index), []).append(node)
         if failed:
             yield Pause(_READ_AGAIN_S)
-        asked = {node: tree.children(paths.hold(node)) for node in failed}
+        reads = {node: tree.children(paths.hold(node)) for node in failed}
     return found
 
 

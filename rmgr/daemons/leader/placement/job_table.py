@@ -267,8 +267,8 @@ class Records(msgspec.Struct, array_like=True, frozen=True):
                 continue
             left = tuple(Share(run, placed(where)) for run, where in waits if run in running)
             freed = tuple(Share(run, placed(where)) for run, where in waits if run not in running)
-            mine = tuple(Share(run, placed(where)) for run, where in held)
-            holds.append(Hold(job, left, tuple(sorted((*mine, *freed))), policy))
+            shares = tuple(Share(run, placed(where)) for run, where in held)
+            holds.append(Hold(job, left, tuple(sorted((*shares, *freed))), policy))
         return reservations, notes, holds
 
     def charged(self, running: frozenset[int], now_us: int, half_life_us: int) -> list[Usage]:

@@ -173,7 +173,7 @@ class PlanExecution:
                 promised[decision.job_id] = None
                 self._job_table.since.pop(decision.job_id, None)
             elif isinstance(decision, Migrate | Preempt):
-                left[decision.job_id] = (_stretch(state, decision), decision)
+                left[decision.job_id] = (_run_of(state, decision), decision)
             elif type(decision) is GangSet:
                 gangs[decision.partition] = decision.gang
             if type(decision) is not Start or decision.job_id in left:  # a job that moves starts when it is back
@@ -181,7 +181,7 @@ class PlanExecution:
                 if type(decision) is Reject and decision.job_id not in left:
                     self._refuse(decision.job_id, said(decision.why, self._job_table.submissions))
                 elif isinstance(decision, Suspend | Resume):
-                    asked.append(self._paused(state, decision))
+                    asked.append(self._pause_order(state, decision))
                 continue
             assigned = made[decision.job_id]
             if isinstance(assigned, Exception):
@@ -224,10 +224,10 @@ class PlanExecution:
         multis = self._multis(state, jobs, asked, promises, gangs)
         self._left, self._settled = len(multis), Future()
         failpoint("leader.before_place")
-        for multi, some, theirs in multis:
-            self._tree.tell(self._commit(multi, some, theirs), f"commit {multi.name}", key=object())
+        for multi, some, batch_orders in multis:
+            self._tree.tell(self._commit(multi, some, batch_orders), f"commit {multi.name}", key=object())
 
-    def _paused(self, state: ClusterState, decision: Suspend | Resume) -> SentOrder:
+    def _pause_order(self, state: ClusterState, decision: Suspend | Resume) -> SentOrder:
         """Returns the order for a decision that was just applied to the state."""
         job, stops = decision.job_id, type(decision) is Suspend
         if not stops:
@@ -289,7 +289,7 @@ class PlanExecution:
         self._job_table.refused_blocks[waiting.name] = f"{type(error).__name__}: {error}"
         self._problem = self._problem or f"job {job} cannot be started"
 
-    def _assigned(self, start: Start, found: Stamped, now_us: int, gang: Gang | None) -> Assigned | None:
+    def _assignment(self, start: Start, found: Stamped, now_us: int, gang: Gang | None) -> Assigned | None:
         """Returns the start as an assignment, None if the job or one of its nodes is gone."""
         waiting = self._job_table.waiting.get(start.job_id)
         number, _ = task_of(start.job_id)
@@ -332,7 +332,7 @@ class PlanExecution:
             self._at, found, job = decision, self._blocks[decision.job_id], decision.job_id
             made[job] = None
             try:
-                made[job] = None if found is None else self._assigned(decision, found, now_us, gangs.get(job))
+                made[job] = None if found is None else self._assignment(decision, found, now_us, gangs.get(job))
             except Exception as error:  # noqa: BLE001 - the boundary of one job: its block or record is to blame, not the policy
                 made[job] = error
         return made
@@ -372,7 +372,7 @@ class PlanExecution:
         for gang in gangs:
             make_room(1, 200 + len(gang[1]))
             slots.append(gang)
-        for record in self._changed(state):
+        for record in self._changed_records(state):
             make_room(1, 200 + len(record[1]))
             records.append(record)
         for op in promises:
@@ -389,7 +389,7 @@ class PlanExecution:
         close()
         return found
 
-    def _changed(self, state: ClusterState) -> list[tuple[str, bytes, int | None]]:
+    def _changed_records(self, state: ClusterState) -> list[tuple[str, bytes, int | None]]:
         """Returns the changed records; assumes that their new bytes will be committed."""
         found = []
         for at, partition in enumerate(sorted(self._records)):
@@ -445,7 +445,7 @@ class PlanExecution:
 _Sent: TypeAlias = tuple[Multi, list[tuple[int, Assigned]], list[SentOrder]]
 
 
-def _stretch(state: ClusterState, move: Migrate | Preempt) -> Running:
+def _run_of(state: ClusterState, move: Migrate | Preempt) -> Running:
     """Returns the stretch of a job that is about to leave its nodes, running or suspended."""
     part = state.partitions[move.partition]
     run = part.running.get(move.job_id)

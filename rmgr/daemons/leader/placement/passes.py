@@ -107,7 +107,7 @@ class Faults:
         self.benched[partition] = bench
         if is_new:
             self._term.log.error("policy_failed", policy=policy, partition=partition, error=error, why=self.told(partition))
-        self._loop.after(BENCH_S, self._again)
+        self._loop.after(BENCH_S, self._unbench_due)
         self._changed()
 
     def served(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
@@ -143,7 +143,7 @@ class Faults:
         bench = self.benched.get(partition)
         return bench is not None and bench.is_stopped
 
-    def _again(self) -> None:
+    def _unbench_due(self) -> None:
         now_s = self._loop.clock()
         over = [partition for partition, bench in self.benched.items() if bench.until_s <= now_s]
         for partition in over:
@@ -412,10 +412,10 @@ class Foreign:
                 answer = PolicyAnswer(f"{type(error).__name__}: {error}")
             if answer.problem:
                 part.process.end()  # its memory is freed, too
-            self._loop.soon(self._answered, partition, part, answer)
+            self._loop.soon(self._on_answer, partition, part, answer)
         part.process.end()
 
-    def _answered(self, partition: str, part: _Partition, answer: PolicyAnswer) -> None:
+    def _on_answer(self, partition: str, part: _Partition, answer: PolicyAnswer) -> None:
         """Takes an answer, in the loop."""
         asked, part.asked = part.asked, None
         if self._parts.get(partition) is not part:

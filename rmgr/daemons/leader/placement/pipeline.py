@@ -46,7 +46,7 @@ def configuration(settings: ClusterSettings, partition: str) -> Configuration:
 
     Raises: ConfigError naming the partition and the fault: an unknown policy, an invalid document, no stage for the partition.
     """
-    return _served(settings, partition, make=_own_or_foreign)
+    return _configuration(settings, partition, make=_make_policy)
 
 
 def is_foreign(found: Configuration) -> bool:
@@ -54,7 +54,7 @@ def is_foreign(found: Configuration) -> bool:
     return any(isinstance(stage.policy, ForeignPolicy) for stage in found.stages)
 
 
-def _own_or_foreign(name: str, params: Mapping[str, object], queues: tuple[QueueClass, ...]) -> Policy:
+def _make_policy(name: str, params: Mapping[str, object], queues: tuple[QueueClass, ...]) -> Policy:
     if name in POLICIES:
         return policy_named(name, params, records=queues)
     refuse_file(name)
@@ -63,7 +63,7 @@ def _own_or_foreign(name: str, params: Mapping[str, object], queues: tuple[Queue
     return ForeignPolicy(name)  # type: ignore[return-value]  # its name is that of the plug-in
 
 
-def _served(settings: ClusterSettings, partition: str, *, find: Find | None = None, make: Make | None = None) -> Configuration:
+def _configuration(settings: ClusterSettings, partition: str, *, find: Find | None = None, make: Make | None = None) -> Configuration:
     spec = pipeline_of(settings, partition)
     try:
         document = spec.tables()
@@ -84,14 +84,14 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
     Raises: ConfigError also for settings that the leader would not obey.
     """
     if partition == CALLS:
-        return _served(settings, CALLS)
+        return _configuration(settings, CALLS)
     spec = pipeline_of(settings, partition)
     places = {queue.name: name for name, queues in settings.placed().items() for queue in queues}
     try:
         refuse_unobeyed(spec.tables(), partition, places)
     except ConfigError as error:
         raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
-    found = _served(settings, partition, find=installed)
+    found = _configuration(settings, partition, find=installed)
     for stage in found.stages:
         quantum_us = getattr(stage.policy, "quantum_us", LEAST_QUANTUM_US)
         if not LEAST_QUANTUM_US <= quantum_us <= MOST_QUANTUM_US:
@@ -108,7 +108,7 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
     mine = found.usage_half_life_us
     for other in settings.placed() if mine else ():
         try:
-            its = _served(settings, other, find=installed).usage_half_life_us
+            its = _configuration(settings, other, find=installed).usage_half_life_us
         except ConfigError:
             continue  # nothing is placed there, as is reported where it is set
         if its and its != mine:

@@ -137,7 +137,7 @@ class Placer:
         self._closed = False
         self._news = Bell(self._tree)  # wakes the story that builds the state
 
-        self.faults = Faults(context, self._others_place)
+        self.faults = Faults(context, self._on_benches_changed)
         self.served = ServedPartitions(lambda: context.settings, self.faults.forgive, self._term.log)
         self.updates = StateUpdates(Recording(context), self._term.wall_us, self.wake)
         self.now_us = self.updates.now_us
@@ -299,10 +299,10 @@ class Placer:
         for node in sorted(paths.running_of(path) for path in turn.news):
             if node in running:
                 for job in self.job_table.ended(node, running[node]):
-                    self._ended(turn.state, job, turn.now_us)
+                    self._end_job(turn.state, job, turn.now_us)
         return True
 
-    def _ended(self, state: ClusterState, job: int, now_us: int) -> None:
+    def _end_job(self, state: ClusterState, job: int, now_us: int) -> None:
         placed = self.job_table.leave(job)
         if job not in self.stops.by_job:  # otherwise it was asked to leave
             self.backoffs.left(job, placed)
@@ -381,7 +381,7 @@ class Placer:
         try:
             plan, took_s = yield from self._passes.run(state, causes, stages, now_us=now_us)
         except PassLost as lost:
-            self._carried_out(str(lost))
+            self._on_orders_done(str(lost))
             return
         if state is not self.state or self._closed:
             self.wake()  # the state was dropped meanwhile
@@ -398,13 +398,13 @@ class Placer:
         if wakes:
             self._timer = self._tree.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), lambda: self.look_again(Cause.TIMER))
         self.updates.log.passed(now_us, causes, plan)
-        self._carried_out((yield from self._orders.carry_out(state, plan, now_us=now_us)))
+        self._on_orders_done((yield from self._orders.carry_out(state, plan, now_us=now_us)))
 
     def _carry_out(self, orders: Story[str]) -> None:
-        self._tree.tell(self._carried_out_by(orders), "orders to jobs", key=object())
+        self._tree.tell(self._run_orders(orders), "orders to jobs", key=object())
 
-    def _carried_out_by(self, orders: Story[str]) -> Story[None]:
-        self._carried_out((yield from orders))
+    def _run_orders(self, orders: Story[str]) -> Story[None]:
+        self._on_orders_done((yield from orders))
 
     def broke(self, partition: str, error: str) -> None:
         """Records that a decision for the partition cannot be carried out."""
@@ -412,7 +412,7 @@ class Placer:
         names = self.served.stage_names(partition) if bench is None else [INSTEAD]
         self.faults.add(partition, ", ".join(names), error)
 
-    def _carried_out(self, problem: str) -> None:
+    def _on_orders_done(self, problem: str) -> None:
         if problem:
             self._retry_s = min(_LONGEST_RETRY_S, self._retry_s * 2)
             self.rebuild(problem, pause_s=self._retry_s)  # perhaps a gate was just shut: its block is swept aside in a moment
@@ -426,7 +426,7 @@ class Placer:
         placed = {partition for stage in served.every for partition in stage.partitions}
         self.updates.log.begin(state, served.settings(), placed, half_life_us=served.half_life_us, instead=self.faults.instead)
 
-    def _others_place(self) -> None:
+    def _on_benches_changed(self) -> None:
         self._is_other_log = True
         self.look_again(Cause.TAKE_OVER)
 

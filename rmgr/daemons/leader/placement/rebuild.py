@@ -75,8 +75,8 @@ class Rebuild:
         began_s, partitions = self._tree.clock(), sorted(self._served.partitions)
         for cache in (*self._pending.values(), *self._running.values()):
             cache.refresh()
-        remembered = yield from self._got([paths.placing(partition) for partition in partitions])
-        gangs = dict(zip(partitions, (yield from self._got([paths.gangs(partition) for partition in partitions])), strict=True))
+        remembered = yield from self._read_all([paths.placing(partition) for partition in partitions])
+        gangs = dict(zip(partitions, (yield from self._read_all([paths.gangs(partition) for partition in partitions])), strict=True))
         for partition, found in zip(partitions, remembered, strict=True):
             self.records[partition] = (b"", None) if found is None else (found.data, found.version)
         while not self._placer.knows_nodes():
@@ -84,7 +84,7 @@ class Rebuild:
         while any(cache.asked_s < began_s for cache in (*self._pending.values(), *self._running.values())):
             yield self._news.heard()
         self._slice_end_s = self._tree.clock() + SLICE_S
-        waiting, there, numbers = yield from self._named()
+        waiting, there, numbers = yield from self._read_names()
         while any(self._submissions.get(number) is None and number not in self._submissions.nobodys for number in numbers):
             yield self._news.heard()
         placed: list[tuple[BlockKey, str]] = []  # (key, path)
@@ -94,13 +94,13 @@ class Rebuild:
                 placed.append((key, path))
         again = [f"{paths.pending(queue)}/{name}" for queue, name, key in waiting if key.attempt > 1]
         blocks = yield from self._read_blocks([path for _, path in placed] + again)
-        records = self._remembered()
+        records = self._decode_memory()
         self.promised = yield from standing(self._tree, records.values())
         stand = [(key, one) for key, path in placed if (one := blocks[path]) is not None]
         adopted = self._placer.gangs.adopt(gangs)
         return (yield from self._state(waiting, stand, records, adopted, self._placer.now_us(), self._served.half_life_us))
 
-    def _named(self) -> Story[tuple[list[tuple[str, str, BlockKey]], list[tuple[str, BlockKey]], list[int]]]:
+    def _read_names(self) -> Story[tuple[list[tuple[str, str, BlockKey]], list[tuple[str, BlockKey]], list[int]]]:
         """Returns waiting (queue, name, key) and running (path, key) blocks, and the submissions of both."""
         waiting: list[tuple[str, str, BlockKey]] = []
         there: list[tuple[str, BlockKey]] = []
@@ -111,17 +111,17 @@ class Rebuild:
                 if key.count == 1 and key.first < MAX_INDEX:
                     waiting.append((queue, name, key))
                 if at % SOME == 0:
-                    yield from self._let_others()
+                    yield from self._yield_turn()
         for node, running in list(self._running.items()):
             for name, key in paths.blocks_in(running.value):
                 numbers[key.submission] = None
                 there.append((f"{paths.running_node(node)}/{name}", key))
-            yield from self._let_others()
+            yield from self._yield_turn()
         for number in numbers:
             self._submissions.get(number)
         return waiting, there, list(numbers)
 
-    def _let_others(self) -> Story[None]:
+    def _yield_turn(self) -> Story[None]:
         """Lets the leader's loop do other things after each slice of time."""
         if self._tree.clock() >= self._slice_end_s:
             yield self._tree.others_first()
@@ -158,13 +158,13 @@ class Rebuild:
         suspended: list[Suspended] = []
         for at, (key, (allocation, answered, moves)) in enumerate(placed):
             if at % SOME == 0:
-                yield from self._let_others()
+                yield from self._yield_turn()
             record = submission_of(key.submission)
             submission = as_started(record, allocation.changes) if record is not None else None
             job = self._job(submission, submission.queue, key, now_us) if submission is not None else None
             if submission is None or job is None:
                 continue
-            job = self._queued(self._routed(self._known(job, submission, answered, moves), routes), queued)
+            job = self._with_queued_time(self._with_route(self._with_block_facts(job, submission, answered, moves), routes), queued)
             job_table.run(job.id, PlacedJob(submission.queue, job.partition, key, paths.block_name(key), allocation))
             run = running_of(job, allocation, submission, self._nodes.names)
             if job.id in asked and asked[job.id].attempt == key.attempt:
@@ -179,7 +179,7 @@ class Rebuild:
         jobs: list[Job] = []
         for at, (queue, name, key) in enumerate(waiting):
             if at % SOME == 0:
-                yield from self._let_others()
+                yield from self._yield_turn()
             record = submission_of(key.submission)
             if record is not None and queue in record.queues[1:]:  # a former queue: the sweep moves the block
                 job_table.settle(queue, name)
@@ -191,8 +191,8 @@ class Rebuild:
                     queued.setdefault(job.id, now_us)  # it came back while there was no leader
                 known = self._told.get(f"{paths.pending(queue)}/{name}")
                 if known is not None and record is not None:
-                    job = self._known(job, record, *known)
-                job = self._queued(self._routed(job, routes), queued)
+                    job = self._with_block_facts(job, record, *known)
+                job = self._with_queued_time(self._with_route(job, routes), queued)
                 for mark in (self._placer.next_starts.mark_of(job), self._nodes.mark_of(job.user)):
                     self._nodes.mark(mark)
                     job = marked(job, mark)
@@ -257,13 +257,13 @@ class Rebuild:
             self._job_table.refused_blocks.pop(name, None)
         return bool(why)
 
-    def _routed(self, job: Job, routes: Mapping[int, str]) -> Job:
+    def _with_route(self, job: Job, routes: Mapping[int, str]) -> Job:
         if job.id not in routes:
             return job
         self._job_table.routes[job.id] = routes[job.id]
         return replace(job, queue=routes[job.id])
 
-    def _known(self, job: Job, submission: Submission, answered: bool, moves: int) -> Job:
+    def _with_block_facts(self, job: Job, submission: Submission, answered: bool, moves: int) -> Job:
         """Returns the job with what its block says about it."""
         known = known_of(submission, answered, moves)
         found = with_known(job, known)
@@ -271,7 +271,7 @@ class Rebuild:
             self._job_table.learn(job.id, known)
         return found
 
-    def _queued(self, job: Job, queued: Mapping[int, int]) -> Job:
+    def _with_queued_time(self, job: Job, queued: Mapping[int, int]) -> Job:
         """Returns the job with the time since when it is back in its queue, if it gave up its nodes."""
         if job.id not in queued:
             return job
@@ -280,7 +280,7 @@ class Rebuild:
 
     # -- reading
 
-    def _got(self, wanted: list[str]) -> Story[list[Stamped | None]]:
+    def _read_all(self, wanted: list[str]) -> Story[list[Stamped | None]]:
         """Reads the data of znodes, however long it takes."""
         while True:
             try:
@@ -293,11 +293,11 @@ class Rebuild:
         blocks: dict[str, StandingJob | None] = {}
         for at in range(0, len(wanted), _TOGETHER):
             some = wanted[at : at + _TOGETHER]
-            for path, found in zip(some, (yield from self._got(some)), strict=True):
+            for path, found in zip(some, (yield from self._read_all(some)), strict=True):
                 blocks[path] = None
                 if found is not None:
                     self._term.aside.run(path, found.version, self._take_block, blocks, path, found)
-            yield from self._let_others()
+            yield from self._yield_turn()
         return blocks
 
     def _take_block(self, blocks: dict[str, StandingJob | None], path: str, found: Stamped) -> None:
@@ -311,7 +311,7 @@ class Rebuild:
         if data.allocation is not None:
             blocks[path] = StandingJob(data.allocation, data.answered, data.moves)
 
-    def _remembered(self) -> dict[str, Records]:
+    def _decode_memory(self) -> dict[str, Records]:
         """Decodes the policies' memory by partition; unreadable records are logged and left out."""
         found = {}
         for partition, (data, _) in sorted(self.records.items()):
@@ -336,8 +336,8 @@ def _gangs(known: Mapping[str, Gang], members: list[Running], machine: list[Node
         if gang is None:
             has = {node.id: node for node in machine if node.partition == partition}
             if not has:  # all nodes are gone: take those on which its members stand
-                theirs = [run for run in members if run.job.partition == partition]
-                stand = [(at, count * run.job.threads) for run in theirs for at, count in each_node(run.placement)]
+                partition_members = [run for run in members if run.job.partition == partition]
+                stand = [(at, count * run.job.threads) for run in partition_members for at, count in each_node(run.placement)]
                 has = {at: Node(id=at, cores=cores, partition=partition) for at, cores in sorted(stand)}
             leaves = leaves_of(has)
             gang = Gang("dqt", MOST_QUANTUM_US, 0, 0, 2, leaves, (), policy="dqt", partition=partition)

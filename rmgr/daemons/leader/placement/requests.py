@@ -193,7 +193,7 @@ class UserRequests:
             if request.kind is StopKind.VACATE:
                 user_request.parts = []
             else:
-                user_request.error = _no_job(request)
+                user_request.error = _not_running(request)
             self._settle(user_request)
         return user_request.settled
 
@@ -262,7 +262,7 @@ class UserRequests:
         stop, placed, waiting = self._stops.by_job.get(job), job_table.placed.get(job), job_table.waiting.get(job)
         if stop is not None:
             if stop.is_refused:
-                raise _refused(shown, stop.why)
+                raise _refusal_error(shown, stop.why)
             if not user_request.has_begun and stop.guid != user_request.guid and request.kind is StopKind.MIGRATE and not request.node:
                 self._redirect(user_request, stop)
             user_request.become(RequestStage.SENT)
@@ -272,23 +272,23 @@ class UserRequests:
             return []  # this may be its answer (exit code 85): the end of its order shows whether the state was stored
         if placed is not None:
             if 0 < request.attempt < placed.key.attempt:
-                where = [name for name, _ in placed.allocation.shares]
-                if request.to and where != [request.to]:
-                    raise _elsewhere(shown, request.to, f"its attempt {placed.key.attempt} runs on {', '.join(where)}, not on {request.to}")
-                user_request.end(f"it runs again on {', '.join(where)}, attempt {placed.key.attempt}")
+                where = ", ".join(name for name, _ in placed.allocation.shares)
+                if request.to and where != request.to:
+                    raise _moved_error(shown, request.to, f"its attempt {placed.key.attempt} runs on {where}, not on {request.to}")
+                user_request.end(f"it runs again on {where}, attempt {placed.key.attempt}")
                 return []
             if request.kind is StopKind.CHECKPOINT:
                 if not user_request.has_begun:
                     self._order_checkpoint(user_request, placed)
                 return []
             if user_request.has_begun:
-                raise _refused(shown, self._stops.refusals.get(job, ""))
+                raise _refusal_error(shown, self._stops.refusals.get(job, ""))
             return [self._order_stop(state, user_request, placed, now_us)]
         if waiting is not None:
             if user_request.has_begun or 0 < request.attempt < waiting.key.attempt:
                 if request.to and job_table.marks.get(job) != only(request.to):
                     what = f"its attempt {waiting.key.attempt} waits in queue {waiting.queue}, and not for node {request.to}"
-                    raise _elsewhere(shown, request.to, what)
+                    raise _moved_error(shown, request.to, what)
                 user_request.end(f"it waits in queue {waiting.queue} for its next start, attempt {waiting.key.attempt}")
                 return []
             raise StateConflict(f"job {shown} does not run: it waits in queue {waiting.queue}", hint=f"rmgr explain {shown}")
@@ -296,7 +296,7 @@ class UserRequests:
             if self._is_young(user_request, _BACK_S):
                 return []
             raise StateConflict(f"job {shown} is off its nodes and does not wait: it has ended, or is held", hint=f"rmgr show {shown}")
-        raise _no_job(request)
+        raise _not_running(request)
 
     def _is_young(self, user_request: UserRequest, limit_s: float) -> bool:
         """Whether it is so recent that the job left its nodes that the consequences may not be seen yet."""
@@ -364,7 +364,7 @@ class UserRequests:
             if isinstance(outcome, Unknown):
                 self._term.log.warning("checkpoint_order_unknown", submission=request.submission, cause=outcome.cause)
             user_request.become(RequestStage.SENT)
-            yield self._obeyed(user_request, placed)
+            yield self._watch_order(user_request, placed)
             try:
                 block = yield self._tree.get(paths.running_block(placed.node, placed.key))
             except RmgrError:
@@ -384,10 +384,10 @@ class UserRequests:
                 why = f"job {shown} ended, or left its node, before it had saved its state"
                 user_request.end(StateConflict(why, hint=f"rmgr show {shown}"))
             else:
-                user_request.end(StateConflict(f"job {shown} was not stored: {_because(said)}", hint=f"rmgr show {shown}"))
+                user_request.end(StateConflict(f"job {shown} was not stored: {_reason_or_default(said)}", hint=f"rmgr show {shown}"))
         self._wake()
 
-    def _obeyed(self, user_request: UserRequest, placed: PlacedJob) -> Future[None]:
+    def _watch_order(self, user_request: UserRequest, placed: PlacedJob) -> Future[None]:
         """Returns a future that resolves when the order is crossed off."""
         obeyed: Future[None] = Future()
 
@@ -406,12 +406,12 @@ def answer_of(user_request: UserRequest) -> StopRequest:
     parts = user_request.parts if user_request.parts is not None else [user_request] if user_request.error is None else []
     error = user_request.error
     told = [(part.request.submission, part.request.index, part.told if part.error is None else part.error.message) for part in parts]
-    brief = list(zip(parts, _brief(told), strict=True))
+    brief = list(zip(parts, _shorten(told), strict=True))
     return replace(
         user_request.request,
         answered=True,
-        done=tuple(said for part, said in brief if part.error is None),
-        left=tuple(said for part, said in brief if part.error is not None),
+        done=tuple(text for part, text in brief if part.error is None),
+        left=tuple(text for part, text in brief if part.error is not None),
         error=error.message if error is not None else "",
         code=error.code if error is not None else "",
         hint=(error.hint or "") if error is not None else "",
@@ -432,25 +432,25 @@ def _newest(store: Store, *, prefix: str) -> keys.Checkpoint | None:
     return newest
 
 
-def _brief(told: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+def _shorten(texts: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     """Shortens the texts about hundreds of jobs that left one node to what an answer can hold."""
-    most = _TOLD_BYTES // max(1, len(told))
-    return [(submission, index, text if len(text.encode()) <= most else f"{text[: most // 4]}...") for submission, index, text in told]
+    most = _TOLD_BYTES // max(1, len(texts))
+    return [(submission, index, text if len(text.encode()) <= most else f"{text[: most // 4]}...") for submission, index, text in texts]
 
 
-def _no_job(request: StopRequest) -> RmgrError:
+def _not_running(request: StopRequest) -> RmgrError:
     shown = job_label(request.submission, request.index)
     return StateConflict(f"{shown} is no placed job that runs", hint=f"rmgr show {shown}")
 
 
-def _because(why: str) -> str:
+def _reason_or_default(why: str) -> str:
     return why or "its node did not say why"
 
 
-def _elsewhere(shown: str, to: str, what: str) -> StateConflict:
+def _moved_error(shown: str, to: str, what: str) -> StateConflict:
     """Returns the error of a job that moved elsewhere: another request, a policy or a lost node came between, or that node is closed."""
     return StateConflict(f"job {shown} has left its nodes meanwhile: {what}", hint=f"rmgr show {shown}; rmgr nodes {to}")
 
 
-def _refused(shown: str, why: str) -> StateConflict:
-    return StateConflict(f"job {shown} goes on where it is: {_because(why)}", hint=f"rmgr show {shown}")
+def _refusal_error(shown: str, why: str) -> StateConflict:
+    return StateConflict(f"job {shown} goes on where it is: {_reason_or_default(why)}", hint=f"rmgr show {shown}")

@@ -107,7 +107,7 @@ class NextStarts:
             here = [self._nodes.names.name(node) for node in nodes_of(run.placement)]
             for never in (here, [placed.node]):
                 mark = f"=;{','.join(sorted(never))}"
-                if self._could(job, mark):
+                if self._could_run(job, mark):
                     return mark
             raise Infeasible(
                 f"job {shown} cannot go elsewhere: no other open node of partition {placed.partition} could run it",
@@ -121,7 +121,7 @@ class NextStarts:
         if node.closed:
             why = f"node {to} takes nothing new: it is drained, or its Starter is gone"
             raise StateConflict(why, hint=f"rmgr nodes {to}; rmgr resume {to}")
-        if not self._could(job, only(to)):
+        if not self._could_run(job, only(to)):
             wanted = f"{job.processes} x {counted(job.threads, 'core')}"
             raise Infeasible(f"node {to} is too small for job {shown}: it needs {wanted}, {to} has {node.cores}", hint="rmgr nodes")
         return only(to)
@@ -129,7 +129,7 @@ class NextStarts:
     def mark_of(self, job: Job) -> str:
         """Returns the feature for the next start of a job that comes to its queue; "" = any node, also if the feature became impossible."""
         mark = self._job_table.marks.get(job.id, "")
-        if mark and not self._could(job, mark):
+        if mark and not self._could_run(job, mark):
             del self._job_table.marks[job.id]
             return ""
         return mark
@@ -142,11 +142,11 @@ class NextStarts:
             if job is None or mark not in job.features:
                 continue
             plain = replace(job, features=tuple(name for name in job.features if name != mark))
-            if not self._could(plain, mark):
+            if not self._could_run(plain, mark):
                 del self._job_table.marks[job_]
                 self._updates.tell(state, "job_requeued", plain)
 
-    def _could(self, job: Job, mark: str) -> bool:
+    def _could_run(self, job: Job, mark: str) -> bool:
         """Whether the open nodes that the mark allows could run the job if they were empty."""
         shape = replace(job, features=tuple(name for name in job.features if not name.startswith("="))).shape
         submission = self._job_table.submissions.get(task_of(job.id)[0])

@@ -174,12 +174,12 @@ class Stops:
     def watch(self, stop: PendingStop) -> None:
         """Watches the order in the inbox until it is obeyed."""
         if self.by_job.get(stop.job) is stop and stop.order is None:
-            stop.order = self._tree.mirror.data(paths.inbox(stop.placed.node, stop.guid), self._looked, stop)
+            stop.order = self._tree.mirror.data(paths.inbox(stop.placed.node, stop.guid), self._on_order, stop)
             stop.order.refresh()
 
     # -- outcomes
 
-    def _looked(self, stop: PendingStop) -> None:
+    def _on_order(self, stop: PendingStop) -> None:
         if stop.order is not None and stop.order.value is None and stop.stage is StopStage.ASKED:
             stop.become(StopStage.OBEYED)
             stop.order.stop()
@@ -276,7 +276,7 @@ class Stops:
     def settle(self, state: ClusterState, now_us: int) -> None:
         """Tells the scheduler which jobs have ended or go on."""
         for stop in list(self.by_job.values()):
-            if stop.stage is StopStage.ENDED or (stop.is_back and self._left_again(stop)):
+            if stop.stage is StopStage.ENDED or (stop.is_back and self._has_left_again(stop)):
                 self._close(stop)
                 self._job_table.marks.pop(stop.job, None)
                 self._updates.tell(state, "job_ended", stop.job, stop.placed.partition, now=now_us)
@@ -293,7 +293,7 @@ class Stops:
             if stop.is_refused and self._is_open(stop):
                 self._go_on(state, stop, now_us)
 
-    def _left_again(self, stop: PendingStop) -> bool:
+    def _has_left_again(self, stop: PendingStop) -> bool:
         """Whether the job was back, but was cancelled or held before its queue was read."""
         pending = self._lists.pending.get(stop.placed.queue)
         names = {paths.block_name(key) for key in _next_names(stop.placed)}

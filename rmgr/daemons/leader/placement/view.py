@@ -264,13 +264,13 @@ def views_of(
             assert view.of_class is not None
             told = msgspec.structs.replace(view.of_class, is_known=True, chosen=_chosen(stages, partition, queue))
             if part is not None:
-                told = _told(job_table, part, queue, told, promised)
+                told = _with_records(job_table, part, queue, told, promised)
             where = (partition, queue.name)
             views.append(msgspec.structs.replace(view, pending=waiting[where], running=running[where], of_class=told))
     return tuple(views)
 
 
-def _told(job_table: JobTable, part: Partition, queue: QueueClass, view: ClassView, expected: Mapping[int, int]) -> ClassView:
+def _with_records(job_table: JobTable, part: Partition, queue: QueueClass, view: ClassView, expected: Mapping[int, int]) -> ClassView:
     """Adds what the scheduler's records say about a class."""
     records = job_table.submissions
     promised = [
@@ -429,7 +429,7 @@ def tried(trial: WhatIfTrial, clock: Callable[[], float] | None = None) -> WhatI
             following = _next_us(state, plan, now_us)
             if following is None:
                 break
-            causes, now_us = _moved(state, following), following
+            causes, now_us = _advance(state, following), following
         except RmgrError:
             break  # these decisions cannot be played here
     return WhatIfView(start_us=max(0, job.begin_us), reason=said(first), route=route)
@@ -443,7 +443,7 @@ def _next_us(state: ClusterState, plan: Plan, now_us: int) -> int | None:
     return min((at_us for at_us in (*ends, *wakes, *begins) if at_us > now_us), default=None)
 
 
-def _moved(state: ClusterState, at_us: int) -> frozenset[Cause]:
+def _advance(state: ClusterState, at_us: int) -> frozenset[Cause]:
     """Moves the time to `at_us`: runs whose limit is over end."""
     causes = {Cause.TIMER}
     for name, part in list(state.partitions.items()):

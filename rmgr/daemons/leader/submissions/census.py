@@ -94,7 +94,7 @@ class Census:
         records, failed = own[: len(wanted)], own[len(wanted) :]
         judged, facts = {}, []
         for at, number in enumerate(numbers):
-            one = self._judged(number, records[4 * at : 4 * at + 4], failed[at])
+            one = self._decide(number, records[4 * at : 4 * at + 4], failed[at])
             if one is not None:
                 judged[number] = records[4 * at : 4 * at + 4]
                 facts.append(one)
@@ -120,7 +120,7 @@ class Census:
         self._more = frozenset(running if isinstance(running, list) else ()) - set(self._nodes())
         return (blocks if self._more <= set(nodes) else None), own  # the next round includes those nodes
 
-    def _judged(self, number: int, records: Found, failed: Stamped | list[str] | None) -> _Facts | None:
+    def _decide(self, number: int, records: Found, failed: Stamped | list[str] | None) -> _Facts | None:
         """Returns the deciding facts, None if memory cannot be compared with what was read: then the next round decides."""
         item, (record, tail, done, directory) = self._followed.get(number), records
         if item is None or not all(isinstance(one, Stamped) for one in (record, tail, done, directory)) or not isinstance(failed, list):

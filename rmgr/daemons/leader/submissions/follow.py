@@ -263,7 +263,7 @@ class Followed:
         if found is None:
             self._keeper.forget(self)
             return
-        submission = self._believed(paths.sub(self.number), lambda: validity.submission(found.data, self.number))
+        submission = self._read_part(paths.sub(self.number), lambda: validity.submission(found.data, self.number))
         self.record_bytes = len(found.data)
         if found.version < self.version:
             return  # older than a commit of this leader
@@ -305,10 +305,10 @@ class Followed:
             raise InvalidRecord(f"{path} is missing: what made this submission was no SUBMIT")
 
     def _read_tail(self, found: Stamped) -> None:
-        self.progress.tail = self._believed(paths.tail(self.number), lambda: validity.tail(found, self.number))
+        self.progress.tail = self._read_part(paths.tail(self.number), lambda: validity.tail(found, self.number))
         self.tail_version = found.version
 
-    def _believed(self, path: str, read: Callable[[], T]) -> T:
+    def _read_part(self, path: str, read: Callable[[], T]) -> T:
         """Reads a part. Raises RmgrError if its content is invalid: the part is set aside and the submission is spoilt."""
         try:
             found = read()
@@ -343,7 +343,7 @@ class Followed:
         if self.stage is not Stage.STOPPED and not self._read(self._catch_up()):
             self._again = True
 
-    def _fired(self, number: int) -> None:
+    def _on_watch(self, number: int) -> None:
         if self._watched == number:
             self._watched = -1
         if self.stage is Stage.STOPPED or self._look_timer is not None:
@@ -443,7 +443,7 @@ class Followed:
         """Takes in fragments from pages of the store, which /done records. Returns the number of fragments."""
         if done.version >= self.done_version:
             path = paths.done(self.number)
-            self.paged = self._believed(path, lambda: validity.decode(done.data, Paged, path) if done.data else Paged())
+            self.paged = self._read_part(path, lambda: validity.decode(done.data, Paged, path) if done.data else Paged())
             self.done_version = done.version
             self._sizes.drop_below(self.paged.base)
         base, start = self.paged.base, self.progress.next_fragment
@@ -494,7 +494,7 @@ class Followed:
         """Whether the first missing fragment exists by now; otherwise sets a watch. (A `get` would take two requests.)"""
         if self.progress.is_ended:  # none will come
             return False
-        watch = None if self._watched == number or self.is_closed else lambda: self._fired(number)
+        watch = None if self._watched == number or self.is_closed else lambda: self._on_watch(number)
         self._watched = number if watch is not None else self._watched
         return (yield self._tree.stat(paths.fragment(self.number, number), watch=watch)) is not None
 

@@ -50,7 +50,7 @@ class LivingOwners:
     def __init__(self, keeper: SubmissionKeeper) -> None:
         self._keeper = keeper
         self._tree, self._log = keeper.context.tree, keeper.context.term.log
-        self._names = self._tree.mirror.names(paths.SUBMITTERS, self._listed)
+        self._names = self._tree.mirror.names(paths.SUBMITTERS, self._on_names)
         self._entries: dict[str, dict[str, SubmitterEntry | NoEntry]] = {}  # guid -> name -> entry
         self._gone: dict[int, float] = {}  # submission -> since when its owner is missing
 
@@ -89,7 +89,7 @@ class LivingOwners:
         """Forgets a submission that is gone, or whose owner lives."""
         self._gone.pop(number, None)
 
-    def _listed(self) -> None:
+    def _on_names(self) -> None:
         names = self._names.value or ()
         now: dict[str, set[str]] = {}
         for name in names:
@@ -147,13 +147,13 @@ class RevokedKeeper:
 
     def bar_of(self, followed: Followed) -> Bar | None:
         """Returns what is due to a submission, None if its user lost no key since it was made. Cost: 0.2 us if the user never lost one."""
-        found = self._standing(followed)
+        found = self._newest_revocation(followed)
         if found is None:
             return None
         detail = f"the credentials of {found.name} were revoked" + (f": {found.reason[:200]}" if found.reason else "")
         return Bar(cancels=found.work == RevokedWork.CANCEL, detail=detail)
 
-    def _standing(self, followed: Followed) -> Revocation | None:
+    def _newest_revocation(self, followed: Followed) -> Revocation | None:
         """Returns the newest revocation that concerns the submission."""
         submission = followed.submission
         known = self._of_user.get(submission.user) if submission is not None else None
@@ -198,5 +198,5 @@ class RevokedKeeper:
         submission = followed.submission if followed is not None else None
         if followed is None or submission is None or submission.user != user or submission.phase in (Phase.CANCELLED, Phase.CLOSED):
             return False
-        standing = self._standing(followed)
+        standing = self._newest_revocation(followed)
         return standing is not None and (standing.work == RevokedWork.HOLD) is (what is OrderKind.SUSPEND)

@@ -360,9 +360,9 @@ class SubmissionKeeper:
         try:
             success = yield from self._story_of(followed, action)
         except Exception:
-            self._done(followed, action, success=False)
+            self._on_action_done(followed, action, success=False)
             raise
-        self._done(followed, action, success=success)
+        self._on_action_done(followed, action, success=success)
 
     def _story_of(self, followed: Followed, action: ReconcileAction) -> Story[bool]:
         """Returns the story of an action; it ends with whether the action succeeded."""
@@ -390,7 +390,7 @@ class SubmissionKeeper:
             case Collect():
                 return self._collector.collect(followed)
 
-    def _done(self, followed: Followed, action: ReconcileAction, *, success: bool) -> None:
+    def _on_action_done(self, followed: Followed, action: ReconcileAction, *, success: bool) -> None:
         followed.doing.discard(action)
         if success:
             followed.retry_s.pop(action, None)

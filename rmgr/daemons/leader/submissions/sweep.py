@@ -156,7 +156,7 @@ class Sweeper:
         followed, room = turn.followed, None
         followed.held_tasks = sum(key.count for key in turn.held)
         if turn.held and _is_in(followed, Phase.OPEN) and followed.submission is not None and followed.submission.max_running:
-            room = yield from self._room(turn)
+            room = yield from self._read_room(turn)
         submission = followed.submission
         if submission is None:
             turn.abort()
@@ -173,7 +173,7 @@ class Sweeper:
         # Else another process was faster (a claim, a cancelled task), or the outcome is unknown: the next look shows it.
         self._end(turn, moved, is_whole=moved == len(todo))
 
-    def _room(self, turn: _Turn) -> Story[int | None]:
+    def _read_room(self, turn: _Turn) -> Story[int | None]:
         """Returns the room of a capped submission."""
         number = turn.followed.number
         asked: list[Future[Any]] = [self._tree.get(paths.tail(number)), self._tree.children(paths.failed(number))]
