@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import hashlib
 import inspect
@@ -27,6 +28,8 @@ from rmgr.runtime import machine
 
 #: Most bytes of directory names that travel with a submission: half of a record's limit. Installed directories do not travel.
 _MAX_DIRECTORY_BYTES = 8 * 1024
+#: Of `sys.argv`, likewise.
+_MAX_ARGUMENT_BYTES = 4 * 1024
 _INSTALLED = re.compile(r"(?:site|dist)-packages(?:/|$)")
 #: Names under which a Starter keeps the files of shipped modules.
 _ARCHIVE = re.compile(r"/[0-9a-f]{64}$")
@@ -156,6 +159,7 @@ def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initi
         version=f"{sys.version_info.major}.{sys.version_info.minor}",
         cloudpickle=cloudpickle.__version__,
         sys_path=source_directories(),
+        argv=program_arguments(),
         modules=tuple(dict.fromkeys((*modules, *inherited()))),
         initializer=initializer,
         worker_group=group,
@@ -168,12 +172,23 @@ def source_directories() -> tuple[str, ...]:
     here = current_directory()  # "" once it was removed: nothing can be imported from there
     found = [os.path.normpath(os.path.join(here, path)) if here or os.path.isabs(path) else "" for path in sys.path]
     mine = [path for path in found[1:] if _is_users(path)]
-    wanted = list(dict.fromkeys(path for path in (*found[:1], here, *mine) if os.path.isdir(path)))
+    wanted = list(dict.fromkeys(path for path in (*found[:1], here, *mine) if os.path.exists(path)))  # a zip file, too
     ends = itertools.accumulate(len(os.fsencode(path)) + 1 for path in wanted)
     kept = [path for path, end in zip(wanted, ends, strict=True) if end <= _MAX_DIRECTORY_BYTES]
     if left_out := len(wanted) - len(kept):
         _warn_left_out(left_out, wanted[len(kept)])
     return tuple(kept)
+
+
+def program_arguments() -> tuple[str, ...]:
+    """`sys.argv`; the program's name alone, or nothing, where no record holds it: there is too much, or something that is no text."""
+    given = getattr(sys, "argv", [])  # a program may put anything there
+    for words in (tuple(given), tuple(given[:1])):
+        with contextlib.suppress(TypeError, UnicodeEncodeError):
+            joined = "\n".join(words)
+            if len(joined.encode()) <= _MAX_ARGUMENT_BYTES and "\0" not in joined:
+                return words
+    return ()
 
 
 def current_umask() -> int:

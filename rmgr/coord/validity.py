@@ -285,6 +285,7 @@ BOOK.add(
     version=text(64),
     cloudpickle=text(64),
     sys_path=many(FILE, 1000),
+    argv=many(text(ZNODE_BYTES), LONG),
     modules=many(SHA256, 1000),
     initializer=_SHA256,
     worker_group=GUID,

@@ -127,6 +127,7 @@ class PythonEnvironment:
     version: str = ""  #: client's Python "3.11", checked by the worker (bytecode travels)
     cloudpickle: str = ""  #: client's "3.1.1", checked by the worker
     sys_path: tuple[str, ...] = ()  #: client directories, appended where they exist
+    argv: tuple[str, ...] = ()  #: the client's `sys.argv`, which its functions find
     modules: tuple[str, ...] = ()  #: sha256 of shipped zip archives (store family mod/)
     initializer: str = ""  #: sha256 of a stored (function, args) pickle, run once per worker (Executor)
     worker_group: str = ""  #: workers are shared only within the group (an Executor with an initializer)

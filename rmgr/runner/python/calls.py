@@ -7,9 +7,11 @@ import io
 import os
 import pickle
 import sys
+import traceback
 import types
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 
@@ -181,17 +183,38 @@ def failure(error: BaseException, reason: Reason) -> TaskExtra:
 
 
 def told_with_cure(error: BaseException) -> tuple[bytes, str]:
-    """As `dump_exception`; for a missing module it also says where, and what to do."""
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
+    """As `dump_exception`; for what a node lacks it also says where, and what to do."""
+    cure = _cure(error)
+    if not cure:
         return dump_exception(error)
-    top = error.name.partition(".")[0]
-    cure = (
-        f"node {running.node or '?'} runs {sys.executable}, which has no {error.name!r}: install it for that interpreter, "
-        f"ship one of your own with modules=[{top!r}], or name another interpreter with python="
-    )
     error.add_note(cure)
     data, line = dump_exception(error)
     return data, f"{line}; {cure}"
+
+
+def _cure(error: BaseException) -> str:
+    node = f"node {running.node or '?'}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        top = error.name.partition(".")[0]
+        return (
+            f"{node} runs {sys.executable}, which has no {error.name!r}: install it for that interpreter, "
+            f"ship one of your own with modules=[{top!r}], or name another interpreter with python="
+        )
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str) and not os.path.isabs(error.filename):
+        with suppress(OSError):
+            return f"{node} looked for it in {os.getcwd()}, where the work ran: give the whole path of a file that the node has"
+    if _asked_a_manager(error):
+        return (
+            f"an object of a multiprocessing.Manager is reached by processes that its program has started, not from {node}: "
+            "pass values, or keys of the data store"
+        )
+    return ""
+
+
+def _asked_a_manager(error: BaseException) -> bool:
+    """It was raised where an argument, an object that a manager of another process keeps, looked for that process."""
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(code.co_name == "RebuildProxy" and code.co_filename.endswith("multiprocessing/managers.py") for code in frames)
 
 
 def found_no_room(error: BaseException) -> bool:

@@ -172,6 +172,7 @@ def main() -> NoReturn:
     with open(path, "rb") as file:
         bundle = msgspec.msgpack.decode(file.read(), type=Bundle)
     program.serve(bundle.spec.program)
+    sys.argv = list(bundle.spec.argv) or [""]
     comm: Any = None
     try:
         check_versions(bundle.spec, node)

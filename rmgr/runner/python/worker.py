@@ -6,6 +6,7 @@ only its current call.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -20,10 +21,12 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import msgspec
 
@@ -82,6 +85,19 @@ def run(spec: StartWorker, sock: socket.socket, board: Board, directory: str, no
     os._exit(0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """With what each batch begins, whatever the calls before it have done.
+
+    umask: None = the submitter's. outputs: descriptors in place of 1 and 2. streams: sys.stdout and sys.stderr; None = those of the worker.
+    """
+
+    cwd: str
+    umask: int | None = None
+    outputs: dict[int, int] = field(default_factory=dict)
+    streams: tuple[TextIO, TextIO] | None = None
+
+
 class WorkerProcess:
     """State of the worker process; everything except `blocking()` happens on its main thread."""
 
@@ -90,6 +106,7 @@ class WorkerProcess:
         self._board = board
         self._directory = directory
         self._cwd = os.path.join(directory, "cwd")
+        self._begins = _Beginning(self._cwd)
         self._node = node
         self._poke = poke
         self._pid = os.getpid()
@@ -125,6 +142,7 @@ class WorkerProcess:
         self._open_outputs()
         os.chdir(self._cwd)
         program.serve(spec.program)
+        sys.argv = list(spec.argv) or [""]
         os.environ.update(spec.environ)
         os.environ["PWD"] = self._cwd  # the variable inherited from the Starter names another directory
         os.environ.pop("OLDPWD", None)
@@ -146,13 +164,28 @@ class WorkerProcess:
                 import pickle
 
                 function, args = pickle.loads(spec.initializer)  # noqa: S301 - unpickled in the runner only
+                mask = os.umask(0o022)
+                os.umask(mask)
                 function(*args)
+                self._begins = self._left_by_initializer(mask)
         except BaseException as error:  # noqa: BLE001 - an initializer raises anything, SystemExit too
             data, line = told_with_cure(error)
             self._send(encode(WorkerRefused(data, line, in_initializer, *self._take_outputs(0))))
             return False
         self._send(encode(WorkerUp(self._pid)))
         return True
+
+    def _left_by_initializer(self, mask: int) -> _Beginning:
+        """What it has changed of that with which each batch begins. mask: the umask that it found."""
+        umask = os.umask(0o022)
+        os.umask(umask)
+        outputs = {}
+        for number, fd in enumerate(self._fds, 1):
+            with contextlib.suppress(OSError):  # it has closed it
+                if not os.path.sameopenfile(number, fd):
+                    outputs[number] = os.dup(number)
+        given = (sys.stdout, sys.stderr)
+        return _Beginning(os.getcwd(), umask if umask != mask else None, outputs, given if given != self._streams else None)
 
     def _open_outputs(self) -> None:
         for number, path in enumerate(self._paths):
@@ -214,14 +247,14 @@ class WorkerProcess:
         shape = batch.shape
         board = self._board
         try:
-            os.chdir(self._cwd)
+            os.chdir(self._begins.cwd)
         except OSError:
             os._exit(0)  # the directory was removed: nothing of this batch has begun
-        os.dup2(self._fds[0], 1)
-        os.dup2(self._fds[1], 2)
+        for number, fd in enumerate(self._fds, 1):
+            os.dup2(self._begins.outputs.get(number, fd), number)
         if self._streams[0].closed or self._streams[1].closed:  # closed by a task
             self._open_streams()
-        sys.stdout, sys.stderr = self._streams
+        sys.stdout, sys.stderr = self._begins.streams or self._streams
         for signum in (signal.SIGTERM, signal.SIGINT):  # a task may have set its own handlers
             signal.signal(signum, self._on_signal)
         if shape != self._shape:
@@ -234,7 +267,7 @@ class WorkerProcess:
                 output_cap=shape.output_cap,
             )
             self._environment.start_batch(shape)
-            os.umask(umask_of(shape.environ))
+            os.umask(umask_of(shape.environ) if self._begins.umask is None else self._begins.umask)
         in_ranks = "RMGR_LAUNCH" in shape.environ
         call = partial(self._call_ranks, batch) if in_ranks else self._call
         start_task, encode_end, cap = self._environment.start_task, self._encoder.encode, shape.output_cap
@@ -310,6 +343,8 @@ class WorkerProcess:
             return b"", True, failure(error, Reason.USER_CANCEL)
         except BaseException as error:  # noqa: BLE001 - a task may raise anything, SystemExit and KeyboardInterrupt too
             self._in_call = False
+            if os.getpid() != self._pid:
+                _end_of_child(error)
             return b"", True, self._raised(error)
         try:
             if outputs >= 0:
@@ -412,7 +447,7 @@ class WorkerProcess:
             if output.path:
                 os.close(fds[number])
                 fds[number] = open_output(path)
-                os.dup2(fds[number], number + 1)
+                os.dup2(self._begins.outputs.get(number + 1, fds[number]), number + 1)
             taken.append(output)
         return taken[0], taken[1]
 
@@ -531,6 +566,21 @@ def _terminated(extra: TaskExtra | None, reason: Reason) -> TaskExtra:
     if extra is None or not extra.error:
         return failure(TaskTerminated(f"terminated: {reason}"), reason)
     return msgspec.structs.replace(extra, reason=reason)
+
+
+def _end_of_child(error: BaseException) -> NoReturn:
+    """Ends a process that a task has forked as it would end elsewhere."""
+    status = 1
+    with contextlib.suppress(Exception):  # a stream that the task has closed
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        elif error.code is None or isinstance(error.code, int):
+            status = (error.code or 0) & 0xFF
+        else:
+            print(error.code, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
 
 
 def _ends_header(count: int, size: int) -> bytes:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import pickle
+import re
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -107,6 +110,81 @@ def test_a_worker_has_its_own_modules_path_and_environment(node: WorkNode, slot:
     assert node.result(node.call(worker, os.getcwd)).startswith(str(slot.directory))
     assert node.result(node.call(worker, lambda: os.path.samefile(os.environ["PWD"], ".")))
     worker.stop(grace_us=0)
+
+
+def test_a_function_finds_the_words_of_its_program(node: WorkNode, slot: Slot) -> None:
+    worker = node.worker(slot, WorkerSpec(argv=("main.py", "-n", "3")))
+    assert node.result(node.call(worker, lambda: sys.argv)) == ["main.py", "-n", "3"]
+    worker.stop(grace_us=0)
+    worker = node.worker(slot, WorkerSpec())
+    assert node.result(node.call(worker, lambda: sys.argv)) == [""], "not the spawner's"
+    worker.stop(grace_us=0)
+
+
+def test_what_an_initializer_has_done_to_its_process_holds_for_all_calls(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    def begin(directory: str) -> None:
+        os.chdir(directory)
+        os.umask(0o077)
+        os.dup2(os.open(os.path.join(directory, "told"), os.O_WRONLY | os.O_CREAT), 2)
+        sys.stdout = os.fdopen(os.open(os.path.join(directory, "said"), os.O_WRONLY | os.O_CREAT), "w", buffering=1)
+
+    def look() -> tuple[str, int]:
+        print("hello")
+        os.write(2, b"there\n")
+        mask = os.umask(0)
+        os.umask(mask)
+        found = os.getcwd(), mask
+        os.chdir("/")
+        sys.stdout = sys.__stdout__
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        return found
+
+    data = cloudpickle.dumps((begin, (str(tmp_path),)))
+    worker = node.worker(slot, WorkerSpec(initializer=data, group="g"))
+    for _ in range(3):
+        end = node.ended(node.call(worker, look))
+        assert end.extra is None or not (end.extra.out.size or end.extra.err.size), "it was written elsewhere"
+        assert node.result(end.seq) == (str(tmp_path), 0o077)
+    assert (tmp_path / "said").read_text() == 3 * "hello\n"
+    assert (tmp_path / "told").read_text() == 3 * "there\n"
+    worker.stop(grace_us=0)
+
+
+def test_what_a_node_lacks_is_told_with_what_to_do(node: WorkNode, worker: Worker) -> None:
+    def read() -> bytes:
+        with open("data.txt", "rb") as file:
+            return file.read()
+
+    error = error_of(node.ended(node.call(worker, read)))
+    assert isinstance(error, FileNotFoundError)
+    assert re.search(r"node n1 looked for it in /.*: give the whole path", error.__notes__[0])
+    error = error_of(node.ended(node.call(worker, partial(open, "/no/such/file"))))
+    assert not hasattr(error, "__notes__")
+    with multiprocessing.get_context("spawn").Manager() as manager:
+        queue = manager.Queue()
+        error = error_of(node.ended(node.call(worker, id, queue)))
+    assert "a multiprocessing.Manager is reached by processes that its program has started, not from node n1" in error.__notes__[0]
+
+
+def test_a_process_that_a_task_has_forked_ends_as_anywhere(node: WorkNode, worker: Worker) -> None:
+    def work(how: str) -> int:
+        pid = os.fork()
+        if pid == 0:
+            if how == "raises":
+                raise ValueError("of the child")
+            if how == "exits":
+                sys.exit(7)
+            return 0
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    codes = []
+    for how in ("raises", "exits", "returns"):
+        end = node.ended(node.call(worker, work, how))
+        codes.append(node.result(end.seq))
+        if how == "raises":
+            assert end.extra is not None
+            assert b"ValueError: of the child" in end.extra.err.data
+    assert codes == [1, 7, 0]
 
 
 def test_tasks_not_begun_are_taken_back_even_while_one_holds_the_interpreter(node: WorkNode, worker: Worker, tmp_path: Path) -> None:

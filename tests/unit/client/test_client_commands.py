@@ -200,6 +200,23 @@ def test_directories_of_the_user_travel_and_installed_ones_do_not(tmp_path: Path
     assert source_directories() == tuple(str(tmp_path / name) for name in ("script", "here", "library"))
     monkeypatch.setattr(sys, "path", [""])
     assert source_directories() == (os.getcwd(),)
+    (tmp_path / "app.pyz").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "app.pyz")])
+    assert source_directories() == (str(tmp_path / "app.pyz"), os.getcwd()), "of a program in a zip file"
+
+
+def test_the_words_of_a_program_travel_as_far_as_a_record_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, kept in (
+        (["main.py", "", "-n", "é"], ("main.py", "", "-n", "é")),
+        (["main.py", "x" * 5000], ("main.py",)),
+        (["main.py", "\udcff"], ("main.py",)),
+        (["main.py", "\0"], ("main.py",)),
+        (["main.py", 7], ("main.py",)),
+        (["\udcff", "a"], ()),
+        ([], ()),
+    ):
+        monkeypatch.setattr(sys, "argv", words)
+        assert python_environment().argv == kept
 
 
 def test_a_program_whose_directory_was_removed_has_workers_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,7 @@ OTHER_PARTS: list[object] = [
             {"cloudpickle": "3.1.1"},
             {"program": "9"},
             {"sys_path": ("/x",)},
+            {"argv": ("x",)},
             {"modules": ("d" * 64,)},
             {"initializer": "e" * 64},
             {"worker_group": "g"},

@@ -159,6 +159,7 @@ class Info:
             spec = WorkerSpec(
                 environ={"OMP_NUM_THREADS": str(cores)},
                 sys_path=python.sys_path,
+                argv=python.argv,
                 archives=tuple(archives),
                 initializer=initializer,
                 python_version=python.version,
