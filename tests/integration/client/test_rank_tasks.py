@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rmgr import TaskQueue
+from rmgr.client.specs import program_arguments
 from rmgr.errors import TaskFailed
 from rmgr.runner.python.rank_call import RankFailed
 from tests.harness.waiting import eventually
@@ -34,6 +35,7 @@ def test_each_rank_makes_the_call_and_the_value_of_rank_0_is_the_result(connecti
     def ranked(word: str, many: bytes) -> tuple[str, str, int]:
         me = {name: os.environ[f"RMGR_{name}"] for name in ("RANK", "LOCAL_RANK", "NPROCS", "NODE", "THREADS")}
         (tmp_path / me["RANK"]).write_text("{RANK}.{LOCAL_RANK}/{NPROCS} {NODE} {THREADS}".format(**me))
+        (tmp_path / f"argv{me['RANK']}").write_text(repr(sys.argv))
         if word == "raise" and me["RANK"] == "2":
             raise ValueError(f"a bad rank on {me['NODE']}")
         if word == "exit" and me["RANK"] == "1":
@@ -51,6 +53,7 @@ def test_each_rank_makes_the_call_and_the_value_of_rank_0_is_the_result(connecti
         lines = [(tmp_path / str(rank)).read_text().split() for rank in range(3)]
         assert [line[0] for line in lines] == ["0.0/3", "1.1/3", "2.0/3"]
         assert lines[0][1] == lines[1][1] != lines[2][1]
+        assert {(tmp_path / f"argv{rank}").read_text() for rank in range(3)} == {repr(list(program_arguments()))}, "those of the program"
         keyed = queue.submit(inputs=["ranked/word", "ranked/many"], outputs=["ranked/a", "ranked/b", "ranked/c"])
         bad = queue.submit_call("raise", b"")
         assert keyed.result(60) is None
