@@ -538,6 +538,9 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
                     break  # one message covers all tasks
                 if str(target) not in started and target.exists():
                     continue  # the node wrote it: the node is this machine, or shares a file system with it
+                if len(item.ends) > 1 and "%a" not in pattern:
+                    session.note(f"{('-o', '-e')[number]} {target} stays on the nodes: several tasks write into it, %a gives each its own")
+                    break
                 store = session.data_store() if end.log_parts[number] else None
                 parts = read_ended(
                     store, end.submission, end.position, end.attempt, STREAMS[number], parts=end.log_parts[number], rest=end.log[number]

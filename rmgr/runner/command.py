@@ -450,8 +450,10 @@ class Launcher:
         final = os.path.join(self._directory, f"{run.item.seq}.{('out', 'err')[number]}")
         try:
             if own_fd >= 0:
-                os.close(own_fd)
-                return settle(path, at, final, cap) if not run.is_mixed(number) else NO_OUTPUT
+                try:
+                    return settle(own_fd, path, at, final, cap) if not run.is_mixed(number) else NO_OUTPUT
+                finally:
+                    os.close(own_fd)
             if not os.lseek(self._fds[number], 0, os.SEEK_END):
                 return NO_OUTPUT
             output = take(self._fds[number], path, final, cap)

@@ -95,25 +95,22 @@ def take(fd: int, path: str, final: str, cap: int) -> Output:
     return Output(size=size, path=final, dropped=dropped)
 
 
-def settle(path: str, start: int, final: str, cap: int) -> Output:
+def settle(fd: int, path: str, start: int, final: str, cap: int) -> Output:
     """Describes what lies from `start` on in a file that stays as it is (`--out FILE`).
 
-    Where that is not all of it, or is more than `cap`, it is told by a copy, `final`; in that the middle is missing above `cap`.
+    If that is not all of it, is more than `cap`, or the file is no longer at `path`, the result names a copy, `final`, without the middle
+    above `cap`.
     """
-    found = os.stat(path)
+    found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):  # /dev/null
         return NO_OUTPUT
-    start = start if start <= found.st_size else 0  # it was cut meanwhile
+    start = start if start <= found.st_size else 0  # the file was truncated meanwhile
     size = found.st_size - start
-    if not start and size <= cap:
+    if not start and size <= cap and _is_at(found, path):
         return Output(size=size, path=path)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        if size <= MAX_INLINE_OUTPUT:
-            return Output(size=size, data=os.pread(fd, size, start))
-        return Output(size=size, path=final, dropped=_condense(fd, final, start, found.st_size, cap))
-    finally:
-        os.close(fd)
+    if size <= MAX_INLINE_OUTPUT:
+        return Output(size=size, data=os.pread(fd, size, start))
+    return Output(size=size, path=final, dropped=_condense(fd, final, start, found.st_size, cap))
 
 
 def read_live(fd: int, offset: int, limit: int, cap: int) -> tuple[bytes, int] | None:
@@ -186,6 +183,12 @@ def _copy(source: int, target: int, start: int, end: int) -> None:
         start += len(data)
         while data:
             data = data[os.write(target, data) :]
+
+
+def _is_at(found: os.stat_result, path: str) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(found, os.stat(path))
+    return False
 
 
 def _aligned(offset: int) -> int:

@@ -231,6 +231,15 @@ def test_of_a_file_that_is_appended_to_only_its_own_output_is_told(node: WorkNod
     assert file.read_text().endswith("two\nthree\ne\n")
 
 
+@pytest.mark.parametrize("count", [1, 5000])
+@pytest.mark.parametrize("then", ["mv {0} {0}.done", "rm {0}", "mv {0} {0}.done; mkfifo {0}", "mv {0} {0}.done; echo other > {0}"])
+def test_output_is_told_although_the_command_has_moved_its_file(node: WorkNode, slot: Slot, tmp_path: Path, count: int, then: str) -> None:
+    file = tmp_path / "log"
+    end = node.end_of(node.shell(slot, f"head -c {count} /dev/zero; {then.format(file)}", out=str(file), append=(True, True)))
+    assert (end.reason, end.out.size) == (Reason.NONE, count)
+    assert (end.out.data or Path(end.out.path).read_bytes()) == bytes(count)
+
+
 def test_output_for_dev_null_is_kept_nowhere(node: WorkNode, slot: Slot) -> None:
     end = node.end_of(node.shell(slot, "echo a; echo b >&2", out="/dev/null"))
     assert (end.reason, end.out, end.err.data) == (Reason.NONE, NO_OUTPUT, b"b\n")

@@ -180,6 +180,17 @@ def test_the_leader_records_such_a_branch_so() -> None:
     assert not is_branch_not_taken(Reason.DEPENDENCY_FAILED, spared.detail)
 
 
+def test_a_file_of_several_tasks_is_not_fetched_and_that_is_told(tmp_path: Path) -> None:
+    """Their logs have none of it: an empty file would say that there was nothing."""
+    notes: list[str] = []
+    ends = {number: an_end(number, log=(b"", b""), log_parts=(0, 0)) for number in (0, 1)}
+    command = Command(argv=("x",), out=str(tmp_path / "all"))
+    item: Any = SimpleNamespace(submission=SimpleNamespace(command=command, name="x"), ends=ends)
+    fetch_files(cast("Any", SimpleNamespace(note=notes.append)), item)
+    assert notes == [f"-o {tmp_path / 'all'} stays on the nodes: several tasks write into it, %a gives each its own"]
+    assert not (tmp_path / "all").exists()
+
+
 def test_both_streams_may_be_fetched_into_one_file(tmp_path: Path) -> None:
     """Slurm's -o without -e is that."""
     both = str(tmp_path / "%j.%a")

@@ -101,25 +101,33 @@ def test_a_file_above_its_cap_gives_its_middle_back(tmp_path: Path, monkeypatch:
     os.close(fd)
 
 
+def _settled(path: Path | str, start: int, final: Path) -> Output:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        return settle(fd, str(path), start, str(final), MIB)
+    finally:
+        os.close(fd)
+
+
 def test_a_users_own_output_file_stays_whole_and_is_told_without_its_middle(tmp_path: Path) -> None:
     path, final = tmp_path / "log", tmp_path / "final"
     path.write_bytes(b"b" * (3 * MIB))
-    output = settle(str(path), 0, str(final), MIB)
+    output = _settled(path, 0, final)
     assert (output.size, output.path) == (3 * MIB, str(final))
     assert path.stat().st_size == 3 * MIB
     assert f"{output.dropped} bytes of output dropped".encode() in final.read_bytes()
     assert final.stat().st_size < MIB + 8192
-    assert settle(os.devnull, 0, str(final), MIB) is NO_OUTPUT
+    assert _settled(os.devnull, 0, final) is NO_OUTPUT
 
 
 def test_of_a_file_that_is_appended_to_what_was_there_before_is_not_told(tmp_path: Path) -> None:
     path, final = tmp_path / "log", tmp_path / "final"
     path.write_bytes(b"old" + b"n" * 5000)
-    assert settle(str(path), 4993, str(final), MIB) == Output(size=10, data=b"n" * 10)
-    assert settle(str(path), 5003, str(final), MIB) == Output(size=0)
-    assert settle(str(path), 3, str(final), MIB) == Output(size=5000, path=str(final))
+    assert _settled(path, 4993, final) == Output(size=10, data=b"n" * 10)
+    assert _settled(path, 5003, final) == Output(size=0)
+    assert _settled(path, 3, final) == Output(size=5000, path=str(final))
     assert final.read_bytes() == b"n" * 5000
-    assert settle(str(path), 6000, str(final), MIB) == Output(size=5003, path=str(path)), "it was cut since, and begins anew"
+    assert _settled(path, 6000, final) == Output(size=5003, path=str(path)), "it was truncated since, and begins anew"
 
 
 def test_live_output_never_follows_a_link(tmp_path: Path) -> None:
