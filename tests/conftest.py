@@ -1,4 +1,4 @@
-"""What every test may ask for: a real ZooKeeper server, a fresh chroot in it, a connected coordinator; a real Cassandra."""
+"""Fixtures for every test: a real ZooKeeper server, a fresh chroot in it, a connected coordinator, and a real Cassandra node."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from tests.harness.cassandra_nodes import SharedNode
 
 
-#: As a program that connects has it: gRPC, which a test may have loaded before, does nothing at a fork. Else it aborts a child at times.
+#: gRPC, which a test may already have loaded, must do nothing at a fork, or it sometimes aborts the child. Connecting programs do the same.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if threading.current_thread() is threading.main_thread():
-    # Started by a script's `&` or by nohup this process ignores signals that tests send to their children: those begin with the defaults.
+    # A process started by a script's `&` or by nohup ignores signals, and its children would too. Tests send them, so restore the defaults.
     dispositions.begin(deaf_to=signal.valid_signals())
     forked.install()
 
-#: Everywhere, as Hypothesis has it by itself only where CI is set: an example may take long, the machine may have stood still meanwhile.
+#: Examples may take long, because the machine may stand still meanwhile. Hypothesis itself chooses these settings only where CI is set.
 settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
-#: Lines of zoo.cfg of a server that many tests share: a commit takes 1.4 ms instead of 4.9 ms. What a killed server has acknowledged is
-#: there all the same, since the machine goes on; a cluster of `rmgr dev` waits for its disk.
+#: Lines of zoo.cfg for a server that many tests share: a commit takes 1.4 ms instead of 4.9 ms. A killed server still keeps what it
+#: has acknowledged, because the machine goes on running. Clusters of `rmgr dev` do wait for the disk.
 UNSYNCED = {"forceSync": "no"}
 
-#: Of bytes and texts that are compared, larger ones are not printed.
+#: Longest bytes or text that a failed comparison prints whole.
 _MOST_SHOWN = 20_000
 
 
@@ -49,7 +49,7 @@ pytest_runtest_teardown = standing.pytest_runtest_teardown
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests of real processes that fail have another go at the end; stages come one after another."""
+    """Registers the plugins of the harness: second goes of failed tests of real processes, stages of a run, costs, stopped processes."""
     second_goes.pytest_configure(config)
     run_stages.pytest_configure(config)
     costs.pytest_configure(config)
@@ -57,13 +57,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays until the end: searches for cycles leave it out, which is a tenth of a worker's time."""
+    """Freezes the collected tests, which live until the end: the garbage collector skips them, which saves a tenth of a worker's time."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
-    """Large bytes and texts that differ: how long they are and where they part, instead of all of them in the log."""
+    """Explains how large bytes or texts differ by their lengths and the first difference, instead of printing them whole."""
     if op != "==" or type(left) is not type(right) or not isinstance(left, bytes | str) or not isinstance(right, bytes | str):
         return None
     if max(len(left), len(right)) <= _MOST_SHOWN:
@@ -74,7 +74,7 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
 
 
 def need_zookeeper(release: str = "") -> None:
-    """Skips the test where this release of ZooKeeper cannot run; fails it where CI=true."""
+    """Skips the test if this release of ZooKeeper cannot run here; fails it if CI=true."""
     _need(missing_parts(release))
 
 
@@ -88,20 +88,20 @@ def _need(missing: str | None) -> None:
 
 @pytest.fixture(scope="session")
 def zookeeper_parts() -> None:
-    """Java and ZooKeeper's jars, of whatever release."""
+    """Java and ZooKeeper's jars, of any release; the test is skipped without them."""
     need_zookeeper()
 
 
 @pytest.fixture(scope="session")
 def zookeeper(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    """One real server for the whole run, ticks of 500 ms (sessions of 1 to 60 s). Do not stop it: start one of your own."""
+    """One real server for the whole run, with ticks of 500 ms (sessions of 1 to 60 s). Do not stop it; start your own instead."""
     with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper"), tick_ms=500, config=UNSYNCED, die_with_parent=True) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
-    """Three servers of ZooKeeper 3.9 (`zookeeper` is Debian's 3.8), ticks of 500 ms. Do not stop them either."""
+    """Three servers of ZooKeeper 3.9 (`zookeeper` is Debian's 3.8) with ticks of 500 ms, for the whole run. Do not stop them."""
     need_zookeeper("3.9")
     where = tmp_path_factory.mktemp("ensemble")
     with ZooKeeperEnsemble(where, tick_ms=500, heap_mb=96, release="3.9", die_with_parent=True) as servers:
@@ -110,7 +110,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnse
 
 @pytest.fixture
 def chroot() -> str:
-    """A path that nobody else uses; `coordinator` has created it."""
+    """A path that no other test uses; `coordinator` creates it."""
     return f"/test/{uuid.uuid4().hex[:12]}"
 
 
@@ -127,13 +127,13 @@ def coordinator(zookeeper: ZooKeeperServer, chroot: str) -> Iterator[ZkCoordinat
 
 @pytest.fixture(scope="session")
 def cassandra_parts() -> None:
-    """Java 17, Cassandra's jars and the driver: without them the test is skipped, and fails where CI=true."""
+    """Java 17, Cassandra's jars and the driver; without them the test is skipped, or fails if CI=true."""
     _need(cassandra_server.missing_parts())
 
 
 @pytest.fixture(scope="session")
 def cassandra(cassandra_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedNode]:
-    """One real node for the whole run, without passwords, shared by all workers of it. Do not stop it: start one of your own."""
+    """One real node without passwords, shared by all workers of the run. Do not stop it; start your own instead."""
     from tests.harness.cassandra_nodes import shared_node
 
     run = tmp_path_factory.getbasetemp()
@@ -143,5 +143,5 @@ def cassandra(cassandra_parts: None, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def keyspace() -> str:
-    """A name that no other test uses; who creates the keyspace need not drop it."""
+    """A name that no other test uses; a test that creates the keyspace need not drop it."""
     return f"k{uuid.uuid4().hex[:16]}"

@@ -1,11 +1,11 @@
-"""Says where the tests find things: the checkout, golden files, extracts of traces, the harness. Files move, these names stay."""
+"""Paths that tests use: the checkout, golden files, extracts of traces, the harness. Files may move; these names stay."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-#: Has the checkout's commands beside it, also while `work_that_users_reach` has another interpreter stand for it.
+#: The interpreter with the checkout's commands beside it, even while `work_that_users_reach` replaces `sys.executable`.
 PYTHON = sys.executable
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent

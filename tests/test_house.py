@@ -1,4 +1,4 @@
-"""The house stands as design.md draws it: layers, purity, names, one place for each foreign library, generated files up to date."""
+"""The source keeps the rules of the house: layers, purity, names, one adapter for each foreign library, generated files up to date."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STUBS = PACKAGE / "v1"
 TREES = ("rmgr", "tests", "deploy", "proto", ".ci")
 PURE = ("model", "sched", "coord")
 
-#: What a pure layer never imports.
+#: Modules that a pure layer never imports.
 CLOCKS_AND_CHANCE = {"random", "sched", "secrets", "time", "uuid"}
 FILES_AND_NETWORK = {
     "ctypes",
@@ -62,19 +62,19 @@ OWNERS = {
     "matplotlib": ("sim/plots/__init__.py", "sim/plots/canvas.py"),
 }
 
-#: Names below a node of `coord/protocol/paths.py`; with its constants they are what a path literal begins with.
+#: Names of child znodes; a path literal begins with one of these or with a constant of `coord/protocol/paths.py`.
 PATH_SEGMENTS = ("/gate", "/tail", "/done", "/failed", "/pending", "/held")
 
 
 def files(*suffixes: str, trees: tuple[str, ...] = TREES) -> list[Path]:
-    """Every file of the project with one of these suffixes ("" is any), without what is generated or cached."""
+    """Returns every file of the project with one of these suffixes ("": without a suffix), or every file if none is given; no caches."""
     found = [p for tree in trees for p in (ROOT / tree).rglob("*") if p.is_file()]
     found += [p for p in ROOT.iterdir() if p.is_file() and not p.name.startswith(".git")]
     return sorted(p for p in found if "__pycache__" not in p.parts and (not suffixes or p.suffix in suffixes))
 
 
 def sources() -> list[Path]:
-    """The package's own modules, generated stubs left out."""
+    """Returns the package's modules without generated stubs."""
     return [p for p in sorted(PACKAGE.rglob("*.py")) if STUBS not in p.parents]
 
 
@@ -89,8 +89,8 @@ def tree_of(path: Path) -> ast.Module:
 
 @pytest.fixture(scope="module", autouse=True)
 def trees() -> Iterator[None]:
-    """Syntax trees are millions of objects in no cycle: to look for cycles among them costs more than all tests of a file, and those that
-    a worker runs after it would look again and again.
+    """Turns garbage collection off while syntax trees are cached: they are millions of objects without cycles, and searching them costs
+    more than all tests of a file. Then drops the trees, so that the worker's later tests do not pay either.
     """
     gc.disable()
     yield
@@ -104,7 +104,7 @@ def shown(path: Path, line: int | None = None) -> str:
 
 @cache
 def imports_of(path: Path) -> tuple[tuple[str, int], ...]:
-    """(dotted module, line) of every import statement, wherever it stands."""
+    """Returns (dotted module, line) of every import statement, at any depth."""
     found: list[tuple[str, int]] = []
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
@@ -116,7 +116,7 @@ def imports_of(path: Path) -> tuple[tuple[str, int], ...]:
 
 
 def literals_of(path: Path) -> Iterator[tuple[str, int]]:
-    """Every string literal and every literal piece of an f-string, docstrings left out."""
+    """Yields (text, line) of every string literal and literal piece of an f-string, except docstrings."""
     docstrings = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -127,7 +127,7 @@ def literals_of(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def tool(*words: str) -> str | None:
-    """Runs a Python tool in the project's root; its output when it complains, else None."""
+    """Runs a Python tool in the project's root; returns its output if it fails, else None."""
     ended = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     return None if ended.returncode == 0 else f"{ended.stdout}{ended.stderr}"
 
@@ -164,14 +164,14 @@ def test_no_file_is_named_after_nothing() -> None:
 
 def test_the_top_level_is_as_the_design_lists_it() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    if listed.returncode != 0:  # not a checkout: an unpacked archive has nothing beside what was committed
+    if listed.returncode != 0:  # not a checkout but an unpacked archive, which holds only committed files
         return
     names = {line.split("/")[0] for line in listed.stdout.splitlines()}
     assert set() == {n for n in names if not n.startswith(".")} - TOP_LEVEL
 
 
 def test_nothing_names_a_path_or_a_package_index_of_one_machine() -> None:
-    # Bracketed, so that this line does not find itself.
+    # The brackets keep the pattern from matching itself.
     machine = re.compile(
         r"/(?:wor[k]|farm|roo[t]|tmp/setu[p])/|(?:index|find)[-_](?:ur[l]|link[s])|pypi\.or[g]|maven\.or[g]|pythonhoste[d]"
     )
@@ -188,7 +188,7 @@ def test_nothing_names_a_path_or_a_package_index_of_one_machine() -> None:
 def test_the_version_stands_in_few_places() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     number = re.compile(rf"(?<![\d.]){re.escape(version)}(?![\d.])")
-    held = {"pyproject.toml", "rmgr/model/base/version.py", "CHANGELOG.md", "deploy/Dockerfile"}  # alike: tests/unit/documents
+    held = {"pyproject.toml", "rmgr/model/base/version.py", "CHANGELOG.md", "deploy/Dockerfile"}  # compared in tests/unit/documents
     found = [
         shown(p) for p in files(".py", ".md", ".sh", ".yml", ".toml", "") if shown(p) not in held and number.search(p.read_text("utf-8"))
     ]
@@ -201,7 +201,7 @@ def test_every_shell_script_parses() -> None:
     for script in scripts:
         parsed = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=120, check=False)
         assert parsed.returncode == 0, parsed.stderr
-    if linter := shutil.which("shellcheck"):  # a developer's; not every machine has it
+    if linter := shutil.which("shellcheck"):  # not every machine has it
         linted = subprocess.run([linter, "-x", *map(str, scripts)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
         assert linted.returncode == 0, linted.stdout
 
@@ -252,7 +252,7 @@ def test_a_foreign_library_is_imported_by_its_adapter_only(library: str) -> None
 
 
 def test_generated_stubs_are_imported_by_the_rpc_adapters_only() -> None:
-    ends = {PACKAGE / "client" / "calls.py", PACKAGE / "daemons" / "gateway" / "calls.py"}  # of a relay that passes messages as they are
+    ends = {PACKAGE / "client" / "calls.py", PACKAGE / "daemons" / "gateway" / "calls.py"}  # ends of a relay that passes messages unchanged
     ends.add(PACKAGE / "adapters" / "terminals.py")
     found = {
         shown(p, line)

@@ -1,4 +1,4 @@
-"""Daemons and client ask the machine for clocks, waits, threads and randomness through `rmgr.runtime.machine` alone."""
+"""Daemons and client take clocks, waits, threads and randomness only from `rmgr.runtime.machine`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rmgr.runtime import machine
 from tests.test_house import PACKAGE, ROOT, tree_of, trees  # noqa: F401 - `trees` is in force here
 
 ROOMS = ("client", "daemons", "procedures")
-#: What reads a clock, waits, starts a thread or draws lots: whole modules, or these names of one.
+#: What reads a clock, waits, starts a thread or draws random numbers: module -> its names, or None for the whole module.
 _REFUSED: dict[str, frozenset[str] | None] = {
     "time": frozenset({
         "monotonic", "monotonic_ns", "time", "time_ns", "perf_counter", "perf_counter_ns", "process_time", "thread_time", "sleep",
@@ -27,12 +27,12 @@ _REFUSED: dict[str, frozenset[str] | None] = {
     "concurrent.futures": frozenset({"ThreadPoolExecutor", "ProcessPoolExecutor", "thread.ThreadPoolExecutor"}),
     "rmgr.adapters.rpc.server": frozenset({"SteadyThreads"}),
 }  # fmt: skip
-#: "file: what" -> why it stays. It only becomes shorter.
+#: Allowed exceptions, "file: name" -> reason. Add none.
 LISTED: dict[str, str] = {}
 
 
 def is_refused(name: str) -> bool:
-    """`name`: a whole dotted name, as `time.monotonic`."""
+    """Whether only `machine` may use a name. name: a full dotted name, as `time.monotonic`."""
     for module, names in _REFUSED.items():
         if name.startswith(f"{module}.") and (names is None or name.removeprefix(f"{module}.") in names):
             return True
@@ -40,7 +40,7 @@ def is_refused(name: str) -> bool:
 
 
 def without_annotations(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes that are evaluated; what only tells a type reads no clock."""
+    """Yields all nodes except annotations, which read no clock."""
     for field, value in ast.iter_fields(tree):
         if field in ("annotation", "returns"):
             continue
@@ -51,7 +51,7 @@ def without_annotations(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def dotted(node: ast.AST) -> str:
-    """`a.b.c` of such an expression, "" of any other."""
+    """Returns "a.b.c" for an expression `a.b.c`, and "" for any other expression."""
     if isinstance(node, ast.Attribute):
         before = dotted(node.value)
         return f"{before}.{node.attr}" if before else ""
@@ -59,8 +59,8 @@ def dotted(node: ast.AST) -> str:
 
 
 def direct(tree: ast.Module) -> list[tuple[int, str]]:
-    """(line, name) of what goes past the door in one file, whatever it is imported as."""
-    known: dict[str, str] = {}  # here -> whole name
+    """Returns (line, name) of each use that bypasses `machine` in one file, under any imported name."""
+    known: dict[str, str] = {}  # local name -> full name
     found: list[tuple[int, str]] = []
     nodes = list(without_annotations(tree))
     for node in nodes:
@@ -82,7 +82,7 @@ def direct(tree: ast.Module) -> list[tuple[int, str]]:
 
 
 def bound_at_import(tree: ast.Module) -> list[tuple[int, str]]:
-    """(line, name) of what is taken from `machine` when the file is imported: default arguments, fields of classes, constants."""
+    """Returns (line, name) of what a file takes from `machine` while it is imported: default arguments, class fields, constants."""
     found: list[tuple[int, str]] = []
 
     def look(node: ast.AST, *, runs: bool) -> None:
@@ -94,7 +94,7 @@ def bound_at_import(tree: ast.Module) -> list[tuple[int, str]]:
             is_later = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and field == "body"
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
-                    # Defaults of a function inside another are evaluated when that runs, and often that is early enough; none is let pass.
+                    # Defaults of an inner function are evaluated when the outer one runs, often late enough; they are refused all the same.
                     look(child, runs=(runs and not is_later) or isinstance(child, ast.arguments))
 
     look(tree, runs=True)

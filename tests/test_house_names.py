@@ -1,6 +1,6 @@
-"""Texts that name a module name one that there is: `-m rmgr...`, entry points, patches of tests, units, scripts, documents.
+"""Every text that names a module names an existing one: `-m rmgr...`, entry points, patches of tests, units, scripts, documents.
 
-Nothing else would find them when a module moves: imports fail at once, a text fails when somebody starts what it names.
+Nothing else finds these texts when a module moves: an import fails at once, a text fails only when its command is run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tests.test_house import PACKAGE, STUBS, files, shown, tree_of, trees  # noq
 
 _NAMED = re.compile(r"(?<![\w./-])rmgr(?:\.\w+)+(?::\w+)?")
 _IMPORTED = re.compile(r"\bfrom (rmgr(?:\.\w+)+) import (\w+)")
-#: What is in the package, by its first name: other texts that begin so are files, znodes and services (`rmgr.toml`, `rmgr.v1.Leader`).
+#: Modules and packages directly in `rmgr`. Other texts that begin with `rmgr.` are files and services (`rmgr.toml`, `rmgr.v1.Leader`).
 _ROOMS = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()} - {STUBS.name, "__init__"}
 
 
 def named_in(path: Path) -> Iterator[tuple[str, int]]:
-    """(dotted name, line) of every text of a file that looks like one of the package."""
+    """Yields (dotted name, line) of every text of a file that looks like a name in the package."""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         for found in [*_NAMED.findall(line), *(".".join(one) for one in _IMPORTED.findall(line))]:
             if found.split(".")[1] in _ROOMS:
@@ -44,10 +44,10 @@ def has(module: Path, name: str) -> bool:
 
 
 def resolves(dotted: str) -> bool:
-    """A module or package, or what stands at the top of one; attributes below that are not looked at."""
+    """Whether a dotted name is a module, a package, or a top-level name of one; attributes below that are not checked."""
     at = PACKAGE
     for part in re.split(r"[.:]", dotted)[1:]:
-        if part.startswith("__"):  # of every module
+        if part.startswith("__"):  # every module has these
             return True
         if (at / part).is_dir():
             at /= part
@@ -79,7 +79,7 @@ def test_a_module_that_is_gone_is_found() -> None:
 
 
 def test_no_module_counts_the_directories_above_it() -> None:
-    """`__file__` and its parents name another place when the module moves; `home.ROOT` and `home.source` do not."""
+    """Parents of `__file__` change when the module moves; `home.ROOT` and `home.source` do not."""
     found = [
         shown(path, node.lineno)
         for path in files(".py")
@@ -92,7 +92,7 @@ def test_no_module_counts_the_directories_above_it() -> None:
 
 
 def test_no_test_counts_the_directories_above_it() -> None:
-    """`tests/places.py` says where things are, wherever a test moves."""
+    """Tests take paths from `tests/places.py`, which stay right when a test moves."""
     found = [
         shown(path, node.lineno)
         for path in files(".py", trees=("tests",))

@@ -1,4 +1,4 @@
-"""READMEs lead to every room, and each room that people change has a page with its rules."""
+"""READMEs link to every room, and each room that people change has a page with its rules."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 
 from tests.test_house import PACKAGE, ROOT, files
 
-#: Pages of no room: the front page, the map, instructions.
+#: Pages that belong to no room: the front page, the map, instructions.
 OTHERS = {"README.md", "rmgr/README.md", "deploy/README.md"}
-#: Rooms that people change: each has a page.
+#: Rooms that people change; each has a page.
 ROOMS = {
     "rmgr/adapters",
     "rmgr/bench",

@@ -1,10 +1,10 @@
-"""Tests stand in rooms that mirror those of `rmgr`."""
+"""Tests are in folders that mirror the rooms of `rmgr`."""
 
 from __future__ import annotations
 
 from tests.places import ROOT, TESTS
 
-#: Rooms of `tests/unit` that are none of `rmgr`: what documents and deploy/ say, what holds for the whole source.
+#: Rooms of `tests/unit` without a room in `rmgr`: tests of documents and deploy/, of the whole source, of commands of administrators.
 OF_NO_PACKAGE = {"documents", "house", "cli/admin"}
 FOLDERS = {str(path.parent.relative_to(TESTS)) for kind in ("unit", "integration") for path in (TESTS / kind).rglob("test_*.py")}
 

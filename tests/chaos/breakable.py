@@ -1,4 +1,4 @@
-"""A cluster to break: real processes, one call to submit work that writes itself down, and a death that is noticed soon."""
+"""A cluster to break: real processes, calls that submit work which records its own runs, and deaths that are noticed soon."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from rmgr.procedures.snapshot import read_tasks
 from tests.harness.ended_sessions import AFTER_S, LONG_S, Expiry
 from tests.harness.fair_time import PATIENCE_S, FairTimer
 
-#: T: how long a silent process is believed alive. `Expiry` ends its session after T, ZooKeeper itself within T and a tick.
+#: T (s): how long a silent process counts as alive. `Expiry` ends its session after T; ZooKeeper does so within T and a tick.
 #: The leader adds its grace of 1 s.
 T = AFTER_S
-#: The same where servers of ZooKeeper start anew and no session may be lost: a JVM takes longer than the lease of a short one while others
-#: have the processors.
+#: T (s) for tests that restart ZooKeeper servers and may lose no session: on a busy machine a JVM takes longer to start than a short
+#: lease lasts.
 LONG_T = 20.0
 TICK = 0.75
-#: Pause of a rank between two beats.
+#: Pause of a rank between two beats (s).
 RANK_BEAT_S = 0.25
 GRACE = 1.0
-#: A dead node's work runs elsewhere within this time, on a machine that is busy with the test itself.
+#: Time (s) within which a dead node's work runs elsewhere, on a machine that is busy with the test itself.
 RECOVERY_S = T + TICK + GRACE + 4.0
 
 
 def eventually(what: str, condition: Callable[[], object], *, within: float) -> object:
-    """Waits for a condition; returns its value. Fails naming `what` after `within` fair seconds (see `FairTimer`).
+    """Waits until a condition is true and returns its value. Fails, naming `what`, after `within` fair seconds (see `FairTimer`).
 
-    The test looks at the cluster through ZooKeeper as well: while that is away, the answer is "not yet".
+    Conditions read the cluster through ZooKeeper; while that is away, a condition counts as not yet true.
     """
     last_s = time.monotonic() + within + PATIENCE_S
     with FairTimer() as timer:
@@ -57,12 +57,12 @@ def eventually(what: str, condition: Callable[[], object], *, within: float) -> 
                 return value
             assert timer.elapsed_s < within, f"not within {within:.1f} s: {what}"
             assert time.monotonic() < last_s, f"not at all: {what}"
-            # A look reads the tree and the ledger: oftener costs more than the cluster.
+            # A condition reads the tree and the ledger; evaluated more often, it would cost more than the cluster itself.
             time.sleep(min(max(0.1, 3 * (time.monotonic() - begun_s)), 0.5))
 
 
 class Chaos:
-    """A cluster, its ledger, and what tests do to both."""
+    """A cluster and its ledger, with everything that tests do to them."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Chaos:
         guest_of: ZooKeeperServer | ZooKeeperEnsemble | None = None,
         session_timeout_s: float = 0.0,
     ) -> None:
-        """session_timeout_s: of sessions that end by themselves; without it they are long, and `Expiry` ends those of the silent."""
+        """session_timeout_s: after which ZooKeeper ends sessions; if 0, sessions are long, and `Expiry` ends those of silent processes."""
         self.directory = directory
         self.ledger = directory / "ledger"
         self.cluster = DevCluster(
@@ -96,7 +96,7 @@ class Chaos:
     # -- parts
 
     def start(self, *, nodes: int = 3, cores: int = 2, watchdogs: int = 2, first: dict[str, str] | None = None) -> None:
-        """Brings everything up. `first`: variables of the WatchDog w1, which then leads."""
+        """Starts everything and waits until it is healthy. first: variables of the WatchDog w1, which then leads."""
         self.cluster.start()
         if self._expiry is not None:
             self._expiry.start()
@@ -109,12 +109,12 @@ class Chaos:
         self.cluster.wait_healthy(nodes=nodes, leader=watchdogs > 0, deadline_s=PATIENCE_S)
 
     def add_node(self, name: str, *, cores: int = 2, **environment: str) -> None:
-        """Starts a Starter (again)."""
+        """Starts, or restarts, the Starter of a node."""
         self.cores[name] = cores
         self.cluster.start_starter(name, cores=cores, environment=environment)
 
     def succeed(self, **heirs: dict[str, str]) -> None:
-        """New WatchDogs, each with its variables, will lead in this order; those there are go. Returns when the first one leads."""
+        """Replaces all WatchDogs by new ones, each with its variables, that lead in this order. Returns when the first one leads."""
         others = [process.id for process in self.cluster.state.processes if process.role == "watchdog" and process.state == "running"]
         for at, (name, environment) in enumerate(heirs.items(), start=1):
             self.cluster.start_watchdog(name, environment=environment)
@@ -124,7 +124,7 @@ class Chaos:
         eventually("the first one leads", lambda: self.leader() not in {"", *others}, within=PATIENCE_S)
 
     def heal(self, **cores: int) -> None:
-        """Begins anew on a cluster that other tests have used: these nodes run, with so many cores; nothing that was submitted is left."""
+        """Prepares a used cluster for the next test: cancels all work, begins a new ledger, and has these nodes up with so many cores."""
         for number in self.submissions:
             if any(not view.state.is_final for view in self.tasks(number)):
                 self.rmgr("cancel", str(number))
@@ -146,51 +146,51 @@ class Chaos:
                 self.cluster.kill(name)
 
     def restart(self, name: str, *, cores: int = 2, **environment: str) -> None:
-        """Kills a Starter and starts it again; returns when its node has another incarnation."""
+        """Kills a Starter and starts it again; returns when its node has a new incarnation."""
         before = self.snapshot().nodes[name].incarnation
         self.cluster.kill(name)
         self.add_node(name, cores=cores, **environment)
         eventually(f"{name} is back", lambda: self.snapshot().nodes[name].incarnation > before, within=PATIENCE_S)
 
     def snapshot(self) -> ClusterSnapshot:
-        """Who leads, which nodes there are, what they have claimed. Submissions, of which a shared cluster has hundreds, are not read."""
+        """Reads the leader, the nodes and their claims. Does not read submissions, of which a shared cluster has hundreds."""
         return self.cluster.snapshot(submissions=False)
 
     def up(self) -> set[str]:
-        """Nodes whose Starter is registered, and lives."""
+        """Returns the nodes whose Starter is registered and alive."""
         snapshot = self.snapshot()
         return {name for name, record in snapshot.nodes.items() if record.state == "up" and record.guid in snapshot.alive}
 
     def nodes_of(self, number: int) -> tuple[str, ...]:
-        """Where a job of one task runs now, its head first; () while it does not."""
+        """Returns the nodes on which a job of one task runs now, its head first, or () if it does not run."""
         return next((block.nodes for block in self.snapshot().claimed if block.key.submission == number), ())
 
     def leader(self) -> str:
-        """Id of the WatchDog that leads now ("" while none does)."""
+        """Returns the id of the WatchDog that leads now, or "" if none does."""
         snapshot = self.snapshot()
         if snapshot.epoch is None or not snapshot.leader_alive:
             return ""
         mine = next((process for process in self.cluster.state.processes if process.pid == snapshot.epoch.pid), None)
-        return mine.id if mine is not None and mine.state != "dead" else ""  # the session of one that was killed goes on for T
+        return mine.id if mine is not None and mine.state != "dead" else ""  # a killed leader's session lasts for T
 
     def epoch(self) -> int:
-        """The present epoch."""
+        """Returns the present epoch, or 0 before the first leader."""
         record = self.snapshot().epoch
         return record.epoch if record else 0
 
     @property
     def store(self) -> Store:
-        """The data store."""
+        """The cluster's data store, opened at first use."""
         if self._store is None:
             self._store = open_store(self.cluster.state.store)
         return self._store
 
     def connection(self) -> Connection:
-        """The Python API's connection to this cluster, as who runs it."""
+        """Returns a connection of the Python API to this cluster, as its owner."""
         return connect(config=self.config())
 
     def config(self) -> Config:
-        """The configuration of who runs the cluster."""
+        """Returns the configuration of the cluster's owner."""
         config = self.cluster.admin_config()
         owner = self.cluster.security.owner if self.cluster.security is not None else ""
         return replace(config, security=replace(config.security, dir=str(owner)))
@@ -210,7 +210,7 @@ class Chaos:
         )
 
     def submit(self, tasks: int, seconds: float, *options: str) -> int:
-        """An array of shell tasks that write themselves down; returns the submission."""
+        """Submits an array of shell tasks that record their runs in the ledger; returns the submission."""
         beats = max(0, round(seconds / BEAT_S))
         done = self.rmgr(
             "submit",
@@ -234,11 +234,11 @@ class Chaos:
         return number
 
     def let_end(self) -> None:
-        """All that was submitted ends with its next beat."""
+        """Makes all submitted tasks end at their next beat."""
         Path(f"{self.ledger}.stop").touch()
 
     def submit_job(self, processes: int, seconds: float, *options: str) -> int:
-        """A job whose script starts `processes` ranks that write themselves down; returns the submission."""
+        """Submits a job whose script starts `processes` ranks that record their runs in the ledger; returns the submission."""
         rank, script = self.directory / "rank.sh", self.directory / "job.sh"
         rank.write_text(SHELL)
         script.write_text(f"#!/bin/sh\nexec rmgr run bash {rank}\n")
@@ -252,20 +252,20 @@ class Chaos:
         return number
 
     def spans(self, number: int, attempt: int = 0) -> list[Span]:
-        """Executions of one submission in the ledger, of one attempt or all."""
+        """Returns the ledger's executions of a submission, of one attempt or (0) of all."""
         spans = [span for span in read_ledger(self.ledger) if span.task.startswith(f"{number}_")]
         return [span for span in spans if attempt in {0, span.attempt}]
 
     def tasks(self, number: int) -> list[TaskView]:
-        """Its tasks as rmgr tells them."""
+        """Returns the tasks of a submission as rmgr reports them."""
         return read_tasks(self.cluster.coordinator, self.store, number)[1]
 
     def started(self) -> int:
-        """Executions that the ledger has seen start."""
+        """Returns the number of executions in the ledger."""
         return len(read_ledger(self.ledger))
 
     def ended(self) -> bool:
-        """Every task of every submission is final."""
+        """Whether every task of every submission is final."""
         return all(view.state.is_final for number in self.submissions for view in self.tasks(number))
 
     # -- the end
@@ -293,13 +293,13 @@ class Chaos:
                 return False
             return True
 
-        with contextlib.suppress(AssertionError):  # the check below says what is left
+        with contextlib.suppress(AssertionError):  # the check below reports what is left
             eventually("nothing is left", clean, within=PATIENCE_S)
         check_nothing_left(coordinator, self.directory, self.cores)
         return tasks
 
     def stop(self) -> None:
-        """Ends everything; nobody needs it again."""
+        """Stops everything at once."""
         if self._store is not None:
             self._store.close()
         if self._expiry is not None:

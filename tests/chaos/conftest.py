@@ -1,4 +1,4 @@
-"""A cluster that a test starts as it likes and breaks."""
+"""Fixtures of the chaos tests: clusters that a test may break, each new or shared by the run and healed before the test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness.flooded import Flooded
 
 @pytest.fixture(scope="session")
 def breakable_zookeeper(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    """One server for all these tests. It may be killed and paused, and keeps its data."""
+    """One server for all chaos tests; a test may kill or pause it, but not remove its data."""
     where = tmp_path_factory.mktemp("breakable")
     with ZooKeeperServer(where, tick_ms=round(TICK * 1000), config=UNSYNCED, die_with_parent=True) as server:
         yield server
@@ -29,9 +29,9 @@ def breakable_zookeeper(zookeeper_parts: None, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def chaos(breakable_zookeeper: ZooKeeperServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Chaos]:
-    """A cluster that the test starts as it likes, below a path of its own; its logs are shown when the test fails.
+    """A cluster below its own path in the shared ZooKeeper; the test itself starts its processes.
 
-    Parameter: how long sessions last that end by themselves.
+    Parameter: session timeout (s), for tests that let ZooKeeper itself end sessions.
     """
     made = Chaos(tmp_path, guest_of=breakable_zookeeper.start(), session_timeout_s=getattr(request, "param", 0.0))
     try:
@@ -43,7 +43,7 @@ def chaos(breakable_zookeeper: ZooKeeperServer, tmp_path: Path, request: pytest.
 
 @pytest.fixture(scope="session")
 def cluster_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Chaos]]:
-    """Makes a cluster that ends with the run, of nodes of two cores."""
+    """Starts a cluster of nodes with two cores each, which ends with the run."""
     with ExitStack() as ends:
 
         def make(name: str, *, nodes: int = 2, watchdogs: int = 1, session_timeout_s: float = 0.0) -> Chaos:
@@ -63,7 +63,7 @@ def pair_of_run(cluster_of_run: Callable[..., Chaos]) -> Chaos:
 
 @pytest.fixture
 def pair(pair_of_run: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[Chaos]:
-    """Two nodes of two cores, n1 and n2, with nothing on them; whatever the test has started beside them goes."""
+    """Two idle nodes of two cores each, n1 and n2; nodes that the test adds are killed after it."""
     yield from healed(pair_of_run)
     breakable_zookeeper.resume()
 
@@ -82,21 +82,21 @@ def brief_of_run(cluster_of_run: Callable[..., Chaos]) -> Chaos:
 
 @pytest.fixture
 def brief(brief_of_run: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[Chaos]:
-    """As `led`, with sessions of T that end by themselves: for what is about T, or about a ZooKeeper that is away for longer."""
+    """As `led`, but ZooKeeper itself ends sessions after T: for tests about T, or about a ZooKeeper that is away for longer."""
     for made in healed(brief_of_run):
         yield with_two_watchdogs(made)
     breakable_zookeeper.resume()
 
 
 def healed(made: Chaos) -> Iterator[Chaos]:
-    """Two nodes of two cores; whatever the test has started beside them goes."""
+    """Yields the cluster with two idle nodes of two cores each, and afterwards kills nodes that the test has added."""
     made.heal(n1=2, n2=2)
     yield made
     made.keep_only("n1", "n2")
 
 
 def with_two_watchdogs(made: Chaos) -> Chaos:
-    """Those that tests have killed have heirs of other names."""
+    """Returns the cluster with two live WatchDogs; those that earlier tests have killed are replaced under new names."""
     dogs = [process for process in made.cluster.state.processes if process.role == "watchdog"]
     names = {process.id for process in dogs}
     fresh = (name for number in count(1) if (name := f"w{number}") not in names)
@@ -114,7 +114,7 @@ def three_of_run(cluster_of_run: Callable[..., Chaos]) -> Chaos:
 
 @pytest.fixture
 def three_nodes(three_of_run: Chaos) -> Chaos:
-    """Three nodes of two cores, n1 to n3, with nothing on them."""
+    """Three idle nodes of two cores each, n1 to n3."""
     three_of_run.heal(n1=2, n2=2, n3=2)
     return three_of_run
 
@@ -129,7 +129,7 @@ def keys_of_run(cluster_of_run: Callable[..., Chaos]) -> Iterator[tuple[Chaos, C
 
 @pytest.fixture
 def keys_town(keys_of_run: tuple[Chaos, Connection]) -> Iterator[tuple[Chaos, Connection]]:
-    """A node of two cores, n1, with nothing on it."""
+    """One idle node of two cores, n1, and a connection to its cluster."""
     keys_of_run[0].heal(n1=2)
     yield keys_of_run
     keys_of_run[0].keep_only("n1")
@@ -137,7 +137,7 @@ def keys_town(keys_of_run: tuple[Chaos, Connection]) -> Iterator[tuple[Chaos, Co
 
 @pytest.fixture
 def lone(zookeeper_parts: None, tmp_path: Path) -> Iterator[Chaos]:
-    """The same with a server of its own, whose data the test may take away."""
+    """As `chaos`, but with its own ZooKeeper, whose data the test may remove."""
     made = Chaos(tmp_path)
     try:
         yield made
@@ -154,7 +154,7 @@ def attacked(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def scene(attacked: Scene) -> Iterator[Scene]:
-    """The secured cluster, in which nothing has run that leaves the canary."""
+    """The secured cluster, with the canary file absent, which a successful attack would leave."""
     attacked.canary.unlink(missing_ok=True)
     yield attacked
     attacked.canary.unlink(missing_ok=True)
@@ -162,7 +162,7 @@ def scene(attacked: Scene) -> Iterator[Scene]:
 
 @pytest.fixture(scope="session")
 def sieges() -> Iterator[Callable[[], Besieged]]:
-    """The cluster of all who attack from behind the signature; another one after what has succeeded."""
+    """Returns the shared cluster for attacks with validly signed work, or a new one if an attack has succeeded."""
     made: list[Besieged] = []
 
     def get() -> Besieged:
@@ -179,7 +179,7 @@ def sieges() -> Iterator[Callable[[], Besieged]]:
 
 @pytest.fixture(scope="session")
 def scenes(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Flooded]]:
-    """The scene with a gateway of all tests that take it; another one when it broke."""
+    """Returns the shared scene with a gateway, or a new one if a test has broken it."""
     made: list[Flooded] = []
 
     def get() -> Flooded:
@@ -196,7 +196,7 @@ def scenes(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def flooded(scenes: Callable[[], Flooded]) -> Iterator[Flooded]:
-    """Whose gateway answers when a test has ended."""
+    """The shared scene with a gateway; checks that the gateway answers after the test."""
     scene = scenes()
     yield scene
     if not scene.broken:
@@ -205,7 +205,7 @@ def flooded(scenes: Callable[[], Flooded]) -> Iterator[Flooded]:
 
 @pytest.fixture
 def limited(flooded: Flooded) -> Iterator[Callable[..., Flooded]]:
-    """Sets limits by name, for one test."""
+    """Sets limits of users by name, for one test."""
 
     def made(**limits: int) -> Flooded:
         flooded.set_limits(UserLimits(**limits))

@@ -1,4 +1,4 @@
-"""Work by keys of the data store, with and without resubmit, and the checker of what its keys hold in the end."""
+"""Tasks that read and write keys of the data store, with and without resubmit, and the checker of the final values of their keys."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rmgr.errors import NotFound
 from rmgr.model.base.states import State
 from rmgr.model.views import TaskView
 
-#: Bytes of a value: it fits into no outcome.
+#: Size of a value (bytes): too large for an outcome.
 SIZE = 20_000
 
 
 def marking(ledger: str, seconds: float) -> Callable[[bytes], bytes]:
-    """The task: writes itself down, and puts its token before the value that it was given."""
+    """Returns the task's function: it records its run in the ledger, and returns its token followed by its input."""
 
     def run(value: bytes) -> bytes:
         return f"{work(ledger, seconds)} ".encode() + value
@@ -34,7 +34,7 @@ class KeyedWork:
     def __init__(self, chaos: Chaos, tasks: int, seconds: float) -> None:
         self._chaos = chaos
         self._connection = chaos.connection()
-        self._place = chaos.ledger.name  #: of the keys: a cluster may have had such work before
+        self._place = chaos.ledger.name  #: prefix of the keys: another test may have run keyed work on the same cluster
         self._inputs = {f"{self._place}/in/{number}": os.urandom(SIZE) for number in range(tasks)}
         for key, value in self._inputs.items():
             self._connection.store.put(key, value)
@@ -55,7 +55,7 @@ class KeyedWork:
         self._connection.close()
 
     def check(self, tasks: dict[str, TaskView]) -> int:
-        """Every key has one value, that of the committed attempt, or none where its task failed; returns how many failed."""
+        """Checks that each key has the committed attempt's value, or none if its task failed; returns the number of failed tasks."""
         failed = 0
         for resubmit, queue in self._queues.items():
             for number, value in enumerate(self._inputs.values()):
@@ -72,7 +72,7 @@ class KeyedWork:
         return failed
 
     def rows_of_lost(self, tasks: dict[str, TaskView]) -> list[str]:
-        """Rows of values that no attempt has committed."""
+        """Returns the store's rows of outputs whose attempt was not committed."""
         committed = {(task.id, task.attempt) for task in tasks.values() if task.state is State.COMPLETED}
         store = self._connection.submitter.store
         rows = [row for queue in self._queues.values() for row in store.keys(keys.outputs_of(queue.id))]

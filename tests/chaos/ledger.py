@@ -1,7 +1,7 @@
-"""The ledger outside rmgr: what tasks themselves wrote down, and the one checker that compares it with what rmgr says.
+"""The ledger outside rmgr: runs as recorded by the tasks themselves, and the one checker that compares them with rmgr's answers.
 
 Each task, and each rank of a job, appends lines to one file (O_APPEND): `event task attempt node pid boottime [rank]`. A task
-that is alive writes `beat` every 50 ms, so the end of a killed attempt is known to that precision without asking anybody.
+that is alive writes `beat` every 50 ms, so the end of a killed attempt is known to that precision from the ledger alone.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rmgr.model.views import TaskView
 from rmgr.procedures.snapshot import read_tasks
 
 BEAT_S = 0.05
-#: A task in bash: start, beats for a while, end. Variables: LEDGER, BEATS (their number), LATER (of a second attempt), BEAT (pause);
-#: a file STOP ends it before. A beat starts no process, not even for its pause, in which it reads what never comes: `sleep` would cost
-#: more than all that a test's cluster has to do.
+#: A task in bash: start, some beats, end. Variables: LEDGER, BEATS (their number), LATER (their number in later attempts), BEAT (pause, s);
+#: it ends early when the file STOP appears. A beat starts no process: its pause is a read that times out, because processes of `sleep`
+#: would cost more than all other work of a test's cluster.
 SHELL = """
 exec 9<> <(:)
 say() {
@@ -41,7 +41,7 @@ say end; echo "$RMGR_TASK_ID.$RMGR_ATTEMPT"
 
 
 def work(ledger: str, seconds: float) -> str:
-    """The Python task: writes itself down, and returns its own token. A file beside the ledger ends it before."""
+    """The Python task: records its run in the ledger and returns its token. Ends early when `LEDGER.stop` appears."""
     task, attempt, node = (os.environ.get(f"RMGR_{name}", "?") for name in ("TASK_ID", "ATTEMPT", "NODELIST"))
 
     def say(event: str) -> None:
@@ -63,7 +63,7 @@ def work(ledger: str, seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """One execution, as the task itself saw it."""
+    """One execution, as the task itself recorded it (times in s since boot)."""
 
     task: str
     attempt: int
@@ -76,7 +76,7 @@ class Span:
 
 
 def read_ledger(path: Path) -> list[Span]:
-    """All executions, in order of their start."""
+    """Returns all executions, in order of their start."""
     spans: dict[tuple[str, int, str, int], dict[str, float]] = {}
     if not path.exists():
         return []
@@ -105,10 +105,11 @@ def check(
     max_attempts: int = 10,
     ranks: Mapping[int, int] | None = None,
 ) -> dict[str, TaskView]:
-    """I1-I6 over everything that `submissions` say and the ledger shows; returns the tasks by id.
+    """Checks I1-I6 for all tasks of `submissions` against the ledger; returns the tasks by id.
 
-    expected: tasks acknowledged in all. results: what the application got for each task. cores: of each node.
-    ranks: processes of a submission whose script starts them with `rmgr run` and does nothing else.
+    expected: number of acknowledged tasks. results: the application's result of each task. cores: of each node.
+    exclusive: whether attempts of a task may not overlap (I5).
+    ranks: number of processes of a submission whose script starts them with `rmgr run` and does nothing else.
     """
     tasks: dict[str, TaskView] = {}
     for number in submissions:
@@ -143,7 +144,7 @@ def check(
 
 
 def check_cores(spans: list[Span], cores: dict[str, int]) -> None:
-    """I6: at no moment more one-core tasks on a node than it has cores (kept spans end at their last beat)."""
+    """Checks I6: a node never runs more one-core tasks than it has cores (a killed task's span ends at its last beat)."""
     for node, capacity in cores.items():
         events = sorted(event for span in spans if span.node == node for event in ((span.start, 1), (span.last, -1)))
         running = most = 0
@@ -156,7 +157,7 @@ def check_cores(spans: list[Span], cores: dict[str, int]) -> None:
 def check_nothing_left(
     coordinator: Coordinator, directory: Path, nodes: Iterable[str], queues: Iterable[str] = ("default", "batch")
 ) -> None:
-    """I9: no znode of work, no failed range, no order, no cores held for a job, and no process of a task."""
+    """Checks I9: no znode of work, no order, no cores held for a job, and no process of a task is left."""
     left = []
     for node in nodes:
         left += [f"running {node} {name}" for name in coordinator.children(paths.running_node(node)).result(60) or ()]
@@ -170,7 +171,7 @@ def check_nothing_left(
 
 
 def task_processes(directory: Path) -> list[tuple[int, str]]:
-    """Processes with a task's environment whose cluster lives in `directory`."""
+    """Returns pid and command line of each process with a task's environment whose cluster lives in `directory`."""
     found = []
     for process in psutil.process_iter(["pid"]):
         with contextlib.suppress(psutil.Error):

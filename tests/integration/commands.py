@@ -1,4 +1,4 @@
-"""Runs `rmgr` as a shell user does: a process of its own against a cluster of its own."""
+"""Runs `rmgr` as a shell user does: each command in its own process, against a real cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.harness.ended_sessions import LONG_S, expiring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What a command did."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -28,21 +28,21 @@ class Ended:
 
     @property
     def json(self) -> Any:
-        """Its only JSON value."""
+        """The only JSON value on stdout."""
         assert self.out.count("\n") == 1, self.out
         return json.loads(self.out)
 
     @property
     def error(self) -> dict[str, str]:
-        """Of a command with --json that failed."""
+        """The error printed by a failed command with --json."""
         return self.json["error"]  # type: ignore[no-any-return]
 
 
 class Shell:
-    """One user at one machine.
+    """One user on one machine.
 
     Args:
-        home: HOME; nothing of the real one is seen. environment: more variables.
+        home: becomes HOME; commands see nothing of the real one. environment: more variables.
     """
 
     def __init__(self, home: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -74,12 +74,12 @@ class Shell:
         return ended
 
     def submit(self, *words: str) -> str:
-        """Submits and returns the id."""
+        """Submits work and returns its id."""
         return self.ok("submit", "--parsable", *words).out.strip()
 
     @contextmanager
     def running(self, *words: str, before: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
-        """A command that goes on while the test does something; killed at the end if need be. before: executes it."""
+        """Runs a command in the background and kills it at the end if necessary. before: a program that executes it, with arguments."""
         process = subprocess.Popen(
             [*before, sys.executable, "-m", "rmgr.cli.main", *words],
             stdin=subprocess.DEVNULL,
@@ -97,13 +97,13 @@ class Shell:
             process.communicate(timeout=60)
 
     def file(self, name: str, text: str) -> str:
-        """Writes a file where commands run; returns its name."""
+        """Writes a file into the directory in which commands run; returns its name."""
         (self.directory / name).write_text(text)
         return name
 
 
 def wait_line(process: subprocess.Popen[str], text: str, *, stream: str = "stdout", deadline_s: float = 60.0) -> str:
-    """Reads stdout (or stderr) until a line with `text` has come; a process that does not say it in time is killed."""
+    """Reads stdout (or stderr) up to a line that contains `text`; kills the process if the line does not come in time."""
     source = process.stdout if stream == "stdout" else process.stderr
     assert source is not None
     lines = []
@@ -120,13 +120,13 @@ def wait_line(process: subprocess.Popen[str], text: str, *, stream: str = "stdou
 
 
 def interrupt(process: subprocess.Popen[str]) -> None:
-    """Ctrl-C."""
+    """Sends SIGINT, as Ctrl-C does."""
     process.send_signal(signal.SIGINT)
 
 
 @contextmanager
 def cluster_and_shell(directory: Path, *, nodes: int = 2, watchdogs: int = 1) -> Iterator[tuple[DevCluster, Shell]]:
-    """A cluster, and a user who finds it by its variables."""
+    """Starts a cluster, and yields it with a user whose environment names it."""
     words, where = ("srvr", "mntr"), directory / "cluster"
     made = DevCluster(where, nodes=nodes, cores=2, watchdogs=watchdogs, heap_mb=128, zookeeper_words=words, session_timeout_s=LONG_S)
     with made as cluster, expiring(cluster):

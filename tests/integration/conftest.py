@@ -1,4 +1,4 @@
-"""A whole cluster of real processes for tests of the client: 1 ZooKeeper, 1 WatchDog, 3 Starters of 2 cores each; parts of clusters."""
+"""Fixtures of the integration tests: a whole cluster (1 ZooKeeper, 1 WatchDog, 3 Starters of 2 cores each), and parts of clusters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def live_cluster(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    """Shared by the whole run: tests leave it as they found it (three Starters up)."""
+    """The cluster shared by the whole run; tests leave it as they found it (three Starters up)."""
     from rmgr.dev.cluster import DevCluster
     from tests.harness.ended_sessions import LONG_S, expiring
 
@@ -41,7 +41,7 @@ def live_cluster(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory
 
 
 def end_work(cluster: DevCluster) -> None:
-    """What a test has left running would take the cores that the next one needs; one that failed has left what its second go needs."""
+    """Cancels all work of a cluster, which would take the cores that the next test, or the second go of a failed test, needs."""
     words = ("cancel", "--state", "INITIAL,HELD,STARTING,RUNNING,SUSPENDED")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RMGR_")} | cluster.environment()
     with suppress(subprocess.TimeoutExpired):
@@ -50,7 +50,7 @@ def end_work(cluster: DevCluster) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left_by_what_failed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that has failed leaves no work in its cluster, which its second go and other tests have after it. Torn down behind its own."""
+    """Cancels the work that a failed test has left in its cluster, after the test's own fixtures: its second go uses the same cluster."""
     yield
     if not getattr(request.node, "has_failed", False):
         return
@@ -62,13 +62,13 @@ def nothing_left_by_what_failed(request: pytest.FixtureRequest) -> Iterator[None
 
 
 def pytest_exception_interact(node: pytest.Item) -> None:
-    """The test has failed."""
+    """Marks the test as failed."""
     node.has_failed = True  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
 def live(live_cluster: DevCluster) -> Iterator[DevCluster]:
-    """The shared cluster, found by `rmgr.connect()` and by every program started here."""
+    """The shared cluster, in whose environment `rmgr.connect()` and all programs of the test run."""
     old = {name: value for name, value in os.environ.items() if name.startswith("RMGR_")}
     mine = live_cluster.environment()
     os.environ.update(mine)
@@ -83,7 +83,7 @@ def live(live_cluster: DevCluster) -> Iterator[DevCluster]:
 
 @pytest.fixture(scope="module")
 def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    """A user of the shared cluster, at a home of the file's own."""
+    """A user of the shared cluster, with one home for each test file."""
     from tests.integration.commands import Shell
 
     return Shell(tmp_path_factory.mktemp("user"), live_cluster.environment())
@@ -91,14 +91,14 @@ def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Sh
 
 @pytest.fixture
 def connection(live: DevCluster) -> Iterator[Connection]:
-    """A connection of this test's own."""
+    """A connection for this test alone."""
     import rmgr
 
     with rmgr.connect() as connection:
         yield connection
 
 
-# -- Starters without a leader, and users of the machine ------------------------------------------------------------------
+# -- Starters without a leader, and accounts on the machine ------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def place(accounts: LocalAccounts) -> Iterator[Path]:
         yield directory
 
 
-# -- data stores, of each kind ---------------------------------------------------------------------------------------------
+# -- data stores of each kind ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
@@ -156,7 +156,7 @@ def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-# -- the runner's side of a node, without a cluster: one a module ---------------------------------------------------------
+# -- the runner's side of a node without a cluster, one per module ---------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def shared_workers(node: WorkNode, slot: Slot) -> list[Worker]:
 
 @pytest.fixture
 def worker(node: WorkNode, slot: Slot, shared_workers: list[Worker]) -> Iterator[Worker]:
-    """The same one for all tests of a file, until one of them leaves work in it."""
+    """One worker for all tests of a file, replaced when a test leaves work in it."""
     if not shared_workers:
         shared_workers.append(node.worker(slot))
     worker = shared_workers[0]

@@ -1,4 +1,4 @@
-"""Clusters that benches start here outlive a machine that stands still, and may be guests of the ZooKeeper that tests share."""
+"""Fixtures for tests of benches: their clusters survive a machine that stands still, and may share the tests' ZooKeeper."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.harness.ended_sessions import LONG_S
 
 @pytest.fixture(autouse=True)
 def long_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all clusters whose bench does not say how long sessions last."""
+    """Gives long sessions to all clusters whose bench sets no session timeout."""
     monkeypatch.setitem(DevCluster.__init__.__kwdefaults__, "session_timeout_s", LONG_S)
 
 
 @pytest.fixture
 def guests(zookeeper: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clusters share a ZooKeeper: for benches that do not look at it as a process."""
+    """Lets clusters use the shared ZooKeeper: for benches that do not measure it as a process."""
     monkeypatch.setitem(DevCluster.__init__.__kwdefaults__, "guest_of", zookeeper)

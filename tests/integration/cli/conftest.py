@@ -1,4 +1,4 @@
-"""One user's commands in both ways: with ZooKeeper, and through a gateway that alone reaches it."""
+"""One user's commands on two ways: directly to ZooKeeper, and through a gateway."""
 
 from __future__ import annotations
 

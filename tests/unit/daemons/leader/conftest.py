@@ -18,6 +18,6 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 @pytest.fixture
 def starter(bench: Bench) -> Starter:
-    """Of node n1, under a leader that has taken over."""
+    """The Starter of node n1, under a leader that has taken over."""
     bench.lead()
     return bench.starter("n1")
