@@ -17,9 +17,9 @@ import pytest
 from tests.places import ROOT
 
 _TREES = ("rmgr", "tests")
-#: A module that a literal names: processes are started by it (`-m rmgr.cli.main`), commands and policies are loaded by it.
+#: A module named in a string: processes are started (`-m rmgr.cli.main`), and commands and policies loaded, by such names.
 _NAMED = re.compile(r"\brmgr(?:\.\w+)+")
-#: What no import leads to: the tests that read the whole tree.
+#: Tests that read the whole tree, so that any change can break them.
 _OF_ALL = re.compile(r"tests/(test_house\w*|test_documents|unit/(house|documents)/test_\w+)\.py")
 
 
@@ -57,7 +57,7 @@ def affected(root: Path, changed: list[str]) -> frozenset[str]:
             for used in _packages(module):
                 if used in modules and modules[used] != name:
                     users[modules[used]].add(name)
-        if path.name == "conftest.py":  # imported by nobody, and in force below its folder
+        if path.name == "conftest.py":  # no file imports it, but it applies to its whole folder
             users[name].update(other for other in files if other.startswith(f"{Path(name).parent}/"))
     reached = {name for name in changed if name in files}
     waiting = deque(sorted(reached))
@@ -81,7 +81,7 @@ def _needs(tree: ast.Module) -> Iterator[str]:
 
 
 def _packages(dotted: str) -> Iterator[str]:
-    """`a`, `a.b`, `a.b.c`: importing a module runs its packages, too; the last part may be a name in it."""
+    """Yields `a`, `a.b`, `a.b.c`: importing a module also runs its packages. The last part may be a name in the module."""
     parts = dotted.split(".")
     yield from (".".join(parts[: count + 1]) for count in range(len(parts)))
 

@@ -1,4 +1,4 @@
-"""A secured cluster on one machine, a user who works in it, and somebody who writes what he should not."""
+"""A secured cluster on one machine, with a user who works in it (ann) and an attacker who writes to ZooKeeper and the store (mallory)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEADLINE_S = 60.0
 
 
 class Person:
-    """Somebody with a bundle and a session of his own in ZooKeeper."""
+    """A user with a bundle and a ZooKeeper session."""
 
     def __init__(self, cluster: DevCluster, role: Role, name: str) -> None:
         assert cluster.security is not None
@@ -53,18 +53,18 @@ class Person:
         self.zk = ZkCoordinator.connect(cluster.zookeeper.hosts, CHROOT, session_timeout_s=LONG_S, **options)
 
     def connection(self) -> Connection:
-        """The Python API's way in."""
+        """Returns a connection of the Python API."""
         return connect(config=self.config)
 
     def commit(self, *ops: Op, name: str = "ATTACK") -> Committed | Conflict:
-        """Writes whatever ZooKeeper lets him write."""
+        """Commits operations with the person's rights in ZooKeeper."""
         outcome = self.zk.commit(Multi(name=name, ops=ops, proof=Exists(ops[0].path))).result(60)
         assert isinstance(outcome, Committed | Conflict), outcome
         return outcome
 
 
 class Scene:
-    """One node, one leader; ann works, mallory attacks with what a stolen gateway has: its session in ZooKeeper, and the data store."""
+    """One node, one leader. ann works; mallory attacks with what a stolen gateway has: its ZooKeeper session and the data store."""
 
     def __init__(self, directory: Path, *, heap_mb: int = 256) -> None:
         self.directory = directory
@@ -79,12 +79,12 @@ class Scene:
 
     @functools.cached_property
     def hers(self) -> Connection:
-        """ann's, of the Python API."""
+        """ann's connection of the Python API."""
         return self._opened.enter_context(self.ann.connection())
 
     @functools.cached_property
     def his(self) -> Connection:
-        """mallory's."""
+        """mallory's connection of the Python API."""
         return self._opened.enter_context(self.mallory.connection())
 
     def close(self) -> None:
@@ -98,22 +98,22 @@ class Scene:
 
     @property
     def touch(self) -> Command:
-        """Leaves a file: whether anything ran."""
+        """Returns a command that creates the canary file, which shows that it has run."""
         return Command(argv=("/bin/sh", "-c", f"echo ran >> {shlex.quote(str(self.canary))}"))
 
     def signer(self, who: Person | None = None, *, ttl_s: float = 600.0) -> Signer:
         return Signer((who or self.ann).credentials, self.cluster_id, ttl_s=ttl_s)
 
     def submit(self, *, payloads: tuple[bytes, ...] = (b"",), signer: Signer | None = None, **record: Any) -> int:
-        """A submission of ann's; returns its number."""
+        """Submits work as ann; returns the submission's number."""
         return self._submit(payloads, signer or self.signer(), record)[0]
 
     def intercepted(self, payloads: tuple[bytes, ...] = (b"",), **record: Any) -> tuple[int, BlockKey, BlockData]:
-        """A submission of ann's whose one block, signed by her, mallory holds in his hands: nobody else has seen it."""
+        """Submits work as ann, but hands its one block, signed by her, to mallory instead of the queue; returns number, key and data."""
         return self._submit(payloads, self.signer(), record, intercept=True)
 
     def intercepted_together(self, count: int = 3) -> tuple[int, list[tuple[BlockKey, BlockData]]]:
-        """The same of so many blocks of one task that share a signature."""
+        """As `intercepted`, with `count` blocks of one task each that share a signature."""
         number, key, data = self._submit((b"",) * count, self.signer(), {}, intercept=True)
         bare = [(replace(key, first=at, count=1), changed(data, base=at, payloads=(b"",), seal=None)) for at in range(count)]
         return number, self.signer().sealer(read_submission(self.ann.zk, number))(bare)
@@ -144,7 +144,7 @@ class Scene:
     # -- mallory's
 
     def plant(self, key: BlockKey, data: BlockData, *, more: tuple[Op, ...] = ()) -> None:
-        """A block in the queue, behind an open gate."""
+        """Puts a block into the queue, and opens the gate of its submission."""
         gate = paths.gate(key.submission)
         ops: list[Op] = list(more)
         if self.mallory.zk.stat(gate).result(60) is None:
@@ -154,12 +154,12 @@ class Scene:
         assert isinstance(outcome, Committed), outcome
 
     def commit_block(self, key: BlockKey, data: bytes) -> None:
-        """Whatever bytes, as a block in the queue."""
+        """Puts any bytes into the queue as a block."""
         outcome = self.mallory.commit(Create(f"{paths.pending('default')}/{paths.block_prefix(key)}", data, sequence=True))
         assert isinstance(outcome, Committed), outcome
 
     def rewrite(self, number: int, **changes: Any) -> Set:
-        """A change of somebody's record."""
+        """Returns the operation that changes a submission's record."""
         found = self.mallory.zk.get(paths.sub(number)).result(60)
         assert found is not None
         record = replace(read_submission(self.mallory.zk, number), **changes)
@@ -168,7 +168,7 @@ class Scene:
     # -- what came of it
 
     def outcomes(self, number: int, count: int = 1) -> list[Outcome]:
-        """Final outcomes of a submission, as committed."""
+        """Waits for `count` final outcomes of a submission, and returns them as committed."""
         found: list[Outcome] = []
         seen = 0
 
@@ -183,7 +183,7 @@ class Scene:
         return found
 
     def story(self, number: int) -> str:
-        """Why a submission waits, what its node is short of, and the last words of every daemon: for a test that fails."""
+        """Returns why a submission waits, what its node lacks, and the end of every daemon's log: for the message of a failed test."""
         snapshot = self.cluster.snapshot()
         lines = [f"leader {snapshot.epoch} alive {snapshot.leader_alive}", f"nodes {snapshot.nodes} alive {snapshot.alive}"]
         lines += [f"troubles {snapshot.troubles} store {snapshot.store_problem!r} aside {snapshot.aside}"]
@@ -192,16 +192,16 @@ class Scene:
         return "\n".join(("", *lines))
 
     def audited(self, target: str) -> list[str]:
-        """Why the node refused a target, line for line."""
+        """Returns the reasons with which the node refused a target, one per line of the audit."""
         lines = (json.loads(line) for line in self.cluster.log_file("n1").read_text().split("\n") if line.startswith("{"))
         return [line["why"] for line in lines if line["event"] == "audit" and line["target"] == target and line["allowed"] is False]
 
 
 def changed(item: Any, **changes: Any) -> Any:
-    """`msgspec.structs.replace`, short."""
+    """Returns a changed copy of a struct."""
     return msgspec.structs.replace(item, **changes)
 
 
 def unique() -> str:
-    """A name that nobody has."""
+    """Returns a unique name."""
     return uuid.uuid4().hex[:8]

@@ -1,10 +1,10 @@
-"""Three nodes whose root Starters run work as its users, a gateway, a canary of one user, and another one who attacks: one secured cluster.
+"""A secured cluster under attack: three nodes whose root Starters run work as its users, a gateway, a user's canary, and an attacker.
 
     with Besieged() as made:
-        with made.siege("what is tried"):      # the canary answers meanwhile and afterwards, daemons live and keep their size
+        with made.siege():      # checks that the canary answers during and after it, and that daemons live and do not grow
             made.attack(Command(...))
 
-mallory has a gateway bundle and clients of her own making: `attack` signs and sends whatever record she likes.
+mallory has a gateway bundle and makes her own clients: `attack` signs and sends any record.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ from tests.harness.reachable import work_that_users_reach
 from tests.harness.waiting import eventually
 
 NODES, CORES = ("n1", "n2", "n3"), 3
-#: Longest that any answer may take (fair s); how many times longer than before its median may be (the issue's two numbers).
+#: Longest time of any answer (fair s); largest ratio of the median during an attack to the quiet median.
 LONGEST_S, TIMES = 10.0, 5.0
-#: A median below this is no slowness: quiet ones are 0.03 to 0.6 s, and two processors that mallory's own work may use serve all daemons.
+#: A median below this (s) is not slow: quiet ones are 0.03 to 0.6 s, and mallory's permitted work shares two processors with all daemons.
 FLOOR_S = 2.0
-#: Answers of each kind before the first attack, during and after each. Of so many, one may be slowed down by the machine alone.
+#: Answers of each kind to wait for before the first attack, and after each attack: enough that one slow answer does not decide.
 QUIET, AFTERWARDS = 8, 3
-#: What a daemon may grow by in an attack, at its highest (bytes). The largest frame is 64 MiB, and is held three times on its way.
+#: Largest growth of a daemon's peak memory in an attack (bytes). The largest frame is 64 MiB, and is held three times on its way.
 MAY_GROW = 300 << 20
 DEADLINE_S = 60.0
 
 
 class Besieged:
-    """The cluster. Root only; takes accounts on this machine, which go with it."""
+    """The cluster under attack. Needs root; makes accounts on this machine and removes them at its end."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self.broken = False  #: an attack has succeeded: the next one takes another cluster
+        self.broken = False  #: whether an attack has succeeded: the next one needs a new cluster
 
     def __enter__(self) -> Self:
         try:
@@ -115,7 +115,7 @@ class Besieged:
         )
         self.canary.sing()
         self.until("the canary sings", lambda: self.canary.enough(0.0, QUIET), deadline_s=4 * DEADLINE_S)
-        began_s = sorted(one.asked_s for one in self.canary.answers())[len(KINDS)]  # the first of each kind starts workers
+        began_s = sorted(one.asked_s for one in self.canary.answers())[len(KINDS)]  # not the first of each kind, which start workers
         self.quiet = self.canary.medians(began_s)
         self.quiet_longest_s = max(one.took_s for one in self.canary.answers(began_s))
         self.canary.rest()
@@ -123,7 +123,7 @@ class Besieged:
     # -- what mallory does
 
     def connection(self) -> Connection:
-        """The Python API's way in, hers."""
+        """Returns mallory's connection of the Python API."""
         return connect(config=Config(cluster=ClusterConfig(gateway=self.gateway.endpoint), security=SecurityConfig(dir=str(self.bundle))))
 
     def _close_client(self) -> None:
@@ -131,7 +131,7 @@ class Besieged:
 
     @property
     def client(self) -> Handmade:
-        """Her client; another one when a gateway has ended its stream."""
+        """Returns mallory's client, or a new one if the gateway has ended its stream."""
         if self._client.is_over:
             self._close_client()
             self._client = Handmade(self.gateway.endpoint, self.credentials, self.cluster.snapshot(submissions=False).cluster_id)
@@ -147,10 +147,11 @@ class Besieged:
         deadline_s: float = DEADLINE_S,
         **record: Any,
     ) -> int:
-        """Submits whatever she likes, and signs it. Returns: its number. Raises what the gateway refuses it for.
+        """Signs and submits any work as mallory. Returns its number. Raises the gateway's refusal.
 
         work: a command, the sha256 of a function, or None: a command that `spec_sha256` names.
-        payloads: one a task. row: they lie there, whatever these bytes are. data: more fields of each block. record: of the submission.
+        payloads: one per task. row: bytes that the store's row of arguments holds in their place. data: more fields of each block.
+        record: more fields of the submission.
         """
         draft = Submission(**({"id": 0, "name": "attack", "user": self.mallory.name, "queue": "default", "resubmit": False} | {
             "work": Work.PYTHON if isinstance(work, str) else Work.COMMAND,
@@ -177,17 +178,17 @@ class Besieged:
         return made.id
 
     def function(self, function: Any) -> str:
-        """The sha256 of a function of hers that lies in the store."""
+        """Stores a function; returns its sha256."""
         return self.row_of("fn", cloudpickle.dumps(function))
 
     def row_of(self, family: str, data: bytes) -> str:
-        """The sha256 of what she puts there under its hash."""
+        """Stores data under its sha256 in a family of rows; returns the sha256."""
         digest = hashlib.sha256(data).hexdigest()
         self.rows.put(f"{family}/{digest}", data)
         return digest
 
     def outcomes(self, number: int, count: int = 1, *, deadline_s: float = DEADLINE_S) -> list[Outcome]:
-        """How tasks of a submission have ended, as committed."""
+        """Waits for the outcomes of `count` tasks of a submission, and returns them as committed."""
         found: list[Outcome] = []
         seen = 0
 
@@ -202,13 +203,13 @@ class Besieged:
         return found
 
     def rmgr(self, *words: str) -> str:
-        """What a command of hers puts out."""
+        """Runs a command as mallory, which must succeed; returns its output."""
         done = self.rmgr_of(self.mallory, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def rmgr_of(self, who: Account, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command of one of the two, through the gateway."""
+        """Runs a command as one of the two users, through the gateway."""
         assert self.cluster.security is not None
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RMGR_")}
         bundle = self.cluster.security.bundle(Role.USER, who.name)
@@ -218,10 +219,10 @@ class Besieged:
 
     @contextmanager
     def siege(self, *, longest_s: float = LONGEST_S, grow: int = MAY_GROW) -> Iterator[None]:
-        """The canary answers while it lasts and afterwards; daemons are those that they were, and have not grown by more than `grow`."""
+        """Checks that the canary is answered during and after the block, and that daemons live on and grow by less than `grow` bytes."""
         self.broken = True
         for pid in self.daemons.values():
-            Path(f"/proc/{pid}/clear_refs").write_text("5")  # the highest size counts from now on
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak of its memory
         before = {name: psutil.Process(pid).memory_info().rss for name, pid in self.daemons.items()}
         began_s = time.monotonic()
         self.canary.sing()
@@ -236,7 +237,7 @@ class Besieged:
         self.broken = False
 
     def sound(self, began_s: float, longest_s: float = LONGEST_S) -> None:
-        """What the canary asked for since then was answered in time."""
+        """Checks that all questions of the canary since `began_s` were answered rightly and in time."""
         answers = self.canary.answers(began_s)
         assert not [one for one in answers if one.wrong], [one for one in answers if one.wrong][:3]
         assert (longest := max(answers, key=lambda one: one.took_s)).took_s <= longest_s, longest
@@ -244,12 +245,12 @@ class Besieged:
             assert median <= max(FLOOR_S, TIMES * self.quiet[kind]), (kind, median, self.quiet)
 
     def relieved(self) -> None:
-        """All of hers can be cancelled and is gone; every node takes work; no daemon has been started again."""
+        """Checks that all of mallory's work can be cancelled and ends, that every node takes work, and that no daemon has restarted."""
         self.rmgr("cancel", "all")
         self.until("her work is gone", lambda: not self.hers())
 
         def taken(node: str) -> int | None:
-            """The number of her next command. None: her own ends (a million may be) still fill what she may have in ZooKeeper."""
+            """Returns the number of mallory's next command, or None while her ended tasks (up to a million) still fill her quota."""
             with contextlib.suppress(LimitReached):
                 return self.attack(Command(argv=("true",)), request=Request(features=(node,)))
             return None
@@ -263,7 +264,7 @@ class Besieged:
         assert {record.pid for record in self.cluster.snapshot(submissions=False).nodes.values()} == {self.daemons[node] for node in NODES}
 
     def hers(self) -> list[str]:
-        """Blocks of mallory's that wait or are claimed, and processes that run as her for a task."""
+        """Returns mallory's blocks that wait or are claimed, and the processes of tasks that run as her."""
         coordinator, found = self.cluster.coordinator, []
         parents = [paths.pending("default"), paths.held("default"), *(f"{paths.RUNNING}/{node}" for node in NODES)]
         for parent in parents:
@@ -275,20 +276,20 @@ class Besieged:
         return found
 
     def owner(self, number: int) -> str:
-        """Who submitted it, "" when it is gone."""
+        """Returns the user of a submission, or "" if it is gone."""
         found = self.cluster.coordinator.get(paths.sub(number)).result(60)
         return "" if found is None else str(msgspec.json.decode(found.data)["user"])
 
     def processes(self) -> list[psutil.Process]:
-        """That run as mallory."""
+        """Returns the processes that run as mallory."""
         return of_account(self.mallory)
 
     def words(self, name: str) -> str:
-        """The last of a daemon's log."""
+        """Returns the end of a daemon's log."""
         return self.gateway.log()[-4000:] if name == "gateway" else self.cluster.log_tail({"leader": "w1"}.get(name, name), 4000)
 
     def until(self, what: str, condition: Any, *, deadline_s: float = DEADLINE_S) -> Any:
-        """The first true answer. Fails with the last words of every daemon."""
+        """Waits for a condition and returns its first true value. Fails with the end of every daemon's log."""
 
         def why() -> str:
             return "\n".join([what, *(f"{name}: {self.words(name)[-1500:]}" for name in getattr(self, "daemons", {}))])
@@ -297,7 +298,7 @@ class Besieged:
 
 
 def highest(pid: int) -> int:
-    """The most memory that a process has had since it was last reset (bytes)."""
+    """Returns the peak memory of a process since its last reset (bytes)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
@@ -305,5 +306,5 @@ def highest(pid: int) -> int:
 
 
 def of_account(account: Account) -> list[psutil.Process]:
-    """Processes that run as it."""
+    """Returns the processes that run as an account."""
     return [one for one in psutil.process_iter(["uids"]) if one.info["uids"] and one.info["uids"].real == account.uid]

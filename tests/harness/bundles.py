@@ -1,4 +1,4 @@
-"""A cluster authority and bundles of every role, made once a process (keys are quick: 5 ms a bundle)."""
+"""A cluster authority and bundles of every role, made at first use, once per process (5 ms per bundle)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Bundles:
         self.ca_dir = write_files(directory / "ca", issue(self.ca, "admin", Role.ADMIN) | self.ca.files())
 
     def dir(self, role: Role, name: str = "", *, zookeeper: bool = True) -> Path:
-        """A bundle's directory; names default to the role's."""
+        """Returns the directory of a bundle; the name defaults to the role's."""
         name = name or role.value
         where = self.directory / f"{role}-{name}{'' if zookeeper else '-gateway'}"
         return where if where.exists() else write_files(where, issue(self.ca, name, role, zookeeper=zookeeper))
 
     def credentials(self, role: Role, name: str = "", *, zookeeper: bool = True) -> Credentials:
-        """A bundle, loaded."""
+        """Returns the loaded bundle of a role."""
         return Credentials.load(self.dir(role, name, zookeeper=zookeeper))
 
 
 @functools.cache
 def session_bundles(cluster: str = "") -> Bundles:
-    """Bundles of this test process; another `cluster` is another authority."""
+    """Returns the bundles of this test process; each `cluster` has its own authority."""
     directory = Path(tempfile.mkdtemp(prefix="rmgr-bundles-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return Bundles(directory, cluster=cluster)

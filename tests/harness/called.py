@@ -1,4 +1,4 @@
-"""A cluster with a gateway and servers of calls, whose functions note each execution in a file outside of them."""
+"""A cluster with gateways and servers of calls, whose functions record each execution in a file outside rmgr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness.ended_sessions import LONG_S, Expiry
 from tests.harness.proxy import Proxy
 from tests.harness.waiting import eventually
 
-#: What the servers run. `note` writes a line an execution: the function, the call, the life.
+#: The servers' functions. `note` writes one line per execution: the function, the call, the server's life.
 SOLVERS = '''
 import os, signal, time
 
@@ -134,7 +134,7 @@ idempotent = true
 
 
 class Called:
-    """A cluster for calls: WatchDogs, gateways g1.., servers s1.. of two slots; no Starter.
+    """A cluster for calls: WatchDogs, gateways g1.., servers s1.. with two slots each; no Starter.
 
     Args: linked: servers reach each gateway through a proxy of `links`, so that the link can be cut. shaped: each server reaches the first
         gateway through a link of its own of `shaped`, with a rate that can be set. speeds: million operations a second, where not 100.
@@ -187,7 +187,7 @@ class Called:
 
     @contextmanager
     def caller(self, bundle: Path | None = None, *, gateway: str = "") -> Iterator[Caller]:
-        """Who runs the cluster, or whose bundle it is. gateway: by its name, the only one that is asked."""
+        """Yields a caller as the cluster's owner, or as the owner of `bundle`. gateway: name of the only gateway to use; default: all."""
         state, security = self.cluster.state, self.cluster.security
         where = str(bundle or (security.owner if security is not None else ""))
         sections = {"cluster": {"zk": state.zookeeper, "gateway": self.gateways.get(gateway, state.gateway)}, "security": {"dir": where}}
@@ -201,11 +201,11 @@ class Called:
     def open_servers(caller: Caller) -> int:
         try:
             return sum(server.state == "open" for server in caller.asked(lambda client: client.servers("")).servers)
-        except Exception:  # the gateway is starting
+        except Exception:  # the gateway is still starting
             return -1
 
     def executions(self, name: str = "") -> Counter[str]:
-        """How often each call was executed, by its id; of one function."""
+        """Returns how often each call was executed, by its id. name: counts this function only."""
         if not self.executions_file.exists():
             return Counter()
         lines = [line.split() for line in self.executions_file.read_text().splitlines()]

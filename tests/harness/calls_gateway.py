@@ -1,6 +1,6 @@
-"""A gateway for servers of calls, played by the test: it speaks Serve, Take and Give, and offers what the test says.
+"""A gateway for servers of calls, played by the test: it serves the RPCs Serve, Take and Give, and makes the offers that the test orders.
 
-And `ServerProcess`: a real `rmgr server` that dials it.
+`ServerProcess` is a real `rmgr server` that connects to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PIECE = 1 << 20
 
 @dataclass(eq=False)
 class PlayedTry:
-    """One offer of a call. hold: its arguments stop after the first piece until it is set."""
+    """One offer of a call. hold: an event before which only the first piece of the arguments is sent."""
 
     key: bytes
     arguments: bytes
@@ -41,16 +41,16 @@ class PlayedTry:
     takes_answer: bool = True
 
     def said(self, *kinds: str) -> bool:
-        """It has had verdicts of all these kinds."""
+        """Whether the offer has had verdicts of all these kinds."""
         return {pb.Verdict.Kind.Name(one.kind) for one in list(self.verdicts)} >= set(kinds)
 
     def verdict(self, within_s: float = 60.0) -> str:
-        """The first one."""
+        """Waits for the first verdict; returns its kind."""
         eventually(lambda: self.verdicts, "no verdict", within_s=within_s)
         return str(pb.Verdict.Kind.Name(self.verdicts[0].kind))
 
     def ended(self, within_s: float = 90.0) -> str:
-        """The kind of its outcome."""
+        """Waits for the outcome; returns its kind."""
         assert self.is_answered.wait(within_s), f"no outcome within {within_s} s; {self.verdicts}"
         return str(pb.CallOutcome.Kind.Name(self.outcome.kind))
 
@@ -74,12 +74,12 @@ class PlayedStream:
         return any(one.WhichOneof("what") == "leaving" for one in list(self.messages))
 
     def said_over(self) -> bool:
-        """It ended with the word that this life is over."""
+        """Whether the last message said that this life of the server is over."""
         return bool(self.messages) and self.messages[-1].WhichOneof("what") == "over"
 
 
 class PlayedGateway:
-    """A context manager. port: 0 = any."""
+    """The played gateway, a context manager. port: 0 = any free port."""
 
     def __init__(self, port: int = 0, *, refuses: str = "", beats: bool = True) -> None:
         self.streams: list[PlayedStream] = []
@@ -106,7 +106,7 @@ class PlayedGateway:
         self.stop()
 
     def stop(self) -> None:
-        """Cuts everybody off at once."""
+        """Ends all streams at once."""
         for stream in self.streams:
             stream.out.put(None)
         self._server.stop(0).wait(10)
@@ -114,12 +114,12 @@ class PlayedGateway:
     # -- what the test does
 
     def stream(self, number: int = 1) -> PlayedStream:
-        """The so-manieth stream that came."""
+        """Waits for the `number`-th stream (from 1), and returns it."""
         eventually(lambda: len(self.streams) >= number, lambda: f"{len(self.streams)} streams came")
         return self.streams[number - 1]
 
     def tell(self, **what: Any) -> None:
-        """To the newest stream."""
+        """Sends a message on the newest stream."""
         self.streams[-1].out.put(pb.ToServer(**what))
 
     def offer(
@@ -222,7 +222,7 @@ class PlayedGateway:
 
 
 class ServerProcess:
-    """A real `rmgr server`. A context manager that ends it.
+    """A real `rmgr server`; a context manager that ends it.
 
     Args:
         directory: for its spool, log and functions.
@@ -262,14 +262,14 @@ class ServerProcess:
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float = 60.0) -> int:
-        """Its exit code."""
+        """Waits for the server's end; returns its exit code."""
         return self._process.wait(timeout_s)
 
     def log(self) -> str:
         return self._log.read_text()
 
     def lines(self, event: str) -> list[dict[str, Any]]:
-        """Lines of its log."""
+        """Returns the lines of the server's log with this event."""
         told = [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
         return [line for line in told if line.get("event") == event]
 
@@ -278,6 +278,6 @@ class ServerProcess:
 
 
 def executions(path: Path) -> Sequence[str]:
-    """Lines that functions wrote, one for each time that one began."""
+    """Returns the lines that functions wrote, one for each execution that began."""
     return path.read_text().splitlines() if path.exists() else []
 

@@ -1,11 +1,11 @@
-"""A user who works all the time beside an attack: how long her answers take, by kind; a process of its own, so that tests delay nothing.
+"""A user who works beside an attack, and how long her answers take, by kind. She is a separate process, so that tests do not delay her.
 
     python -m tests.harness.canary GATEWAY BUNDLE SINGS
 
-She works while the file SINGS is there: nobody looks at what is answered between two attacks.
+She works only while the file SINGS exists, because answers between two attacks are not measured.
 
-Each answer is a line of JSON: kind, when it was asked for (monotonic, s), how long it took (fair s: while others have the machine, no
-time goes by), and what was wrong, if anything.
+Each answer is a line of JSON: kind, time of the question (monotonic, s), duration (fair s, see `fair_time`), and what was wrong, if
+anything.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tests.harness.fair_time import FairTimer
 from tests.places import ROOT
 
 KINDS = ("call", "keyed", "command")
-#: Between two questions of one kind, and after which she gives one up.
+#: Pause between two questions of one kind (s), and time after which a question is given up (s).
 PAUSE_S, GIVES_UP_S = 0.4, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. took_s: fair. wrong: "" when it was what it should be."""
+    """One answer. took_s: in fair seconds. wrong: what was wrong, "" if nothing was."""
 
     kind: str
     asked_s: float
@@ -56,19 +56,19 @@ class Canary:
             self._process = subprocess.Popen(words, cwd=ROOT, env=kept, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
 
     def sing(self) -> None:
-        """She asks from now on."""
+        """Starts the questions."""
         self._sings.touch()
 
     def rest(self) -> None:
-        """She asks nothing until she is to sing again."""
+        """Stops the questions until the next `sing`."""
         self._sings.unlink()
 
     def answers(self, since_s: float = 0.0) -> list[Answer]:
-        """Those that were asked for since then."""
+        """Returns the answers to questions asked since `since_s`."""
         with self._log.open("rb") as log:
             log.seek(self._read)
             for line in log:
-                if not line.endswith(b"\n"):  # she is writing it
+                if not line.endswith(b"\n"):  # the process is still writing it
                     break
                 self._read += len(line)
                 if line.startswith(b"{") and line.endswith(b"}\n"):
@@ -76,13 +76,13 @@ class Canary:
         return [one for one in self._answers if one.asked_s >= since_s]
 
     def enough(self, since_s: float, each: int) -> bool:
-        """So many of each kind have been asked for and answered since then."""
+        """Whether at least `each` questions of each kind have been asked and answered since `since_s`."""
         assert self._process.poll() is None, self._log.read_text(errors="replace")[-4000:]
         kinds = [one.kind for one in self.answers(since_s)]
         return all(kinds.count(kind) >= each for kind in KINDS)
 
     def medians(self, since_s: float = 0.0) -> dict[str, float]:
-        """Of each kind (s)."""
+        """Returns the median duration of the answers of each kind (fair s)."""
         answers = self.answers(since_s)
         return {kind: statistics.median(one.took_s for one in answers if one.kind == kind) for kind in KINDS}
 
@@ -95,7 +95,7 @@ class Canary:
 
 
 def twice(number: int) -> int:
-    """What she computes."""
+    """The function that the canary calls."""
     return 2 * number
 
 
@@ -129,7 +129,7 @@ def _sing(kind: str, ask: Callable[[int], str], sings: Path, out: IO[str], lock:
         asked_s, granted_s = time.monotonic(), timer.elapsed_s
         try:
             wrong = ask(number)
-        except Exception as error:  # whatever it is, the test is told
+        except Exception as error:  # reported to the test as a wrong answer
             wrong = repr(error)
         took_s = timer.elapsed_s - granted_s
         with lock:

@@ -1,4 +1,4 @@
-"""Keyspaces in the shared Cassandra for tests of the data store: one a process, emptied for each test; and ways behind its back."""
+"""Keyspaces in the shared Cassandra for tests of the data store: one per process, emptied for each test; and ways to damage values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPTIONS = "replication_factor=1&request_timeout=5"
 
 
 class Keyspaces:
-    """The keyspace of this process in one node. Making one takes three seconds, emptying it 0.2 s."""
+    """The keyspace of this process. Creating it takes 3 s, emptying it 0.2 s."""
 
     def __init__(self, contact: str) -> None:
         self.url = f"cassandra://{contact}/store_{os.getpid()}?{_OPTIONS}"
@@ -28,7 +28,7 @@ class Keyspaces:
         self._seen: set[Path] = set()
 
     def fresh(self, folder: Path) -> str:
-        """The URL of the keyspace; empty when `folder` asks for the first time."""
+        """Returns the URL of the keyspace, and empties it at the first call with this `folder`."""
         if not self._made:
             from rmgr.adapters.cassandra.setup import init_store
 
@@ -49,7 +49,7 @@ class Keyspaces:
 
     @functools.cached_property
     def _run(self) -> Any:
-        """One connection for the life of the process."""
+        """The one connection of this process, kept until its end."""
         stack = contextlib.ExitStack()
         atexit.register(stack.close)
         return stack.enter_context(behind(self.url))
@@ -57,7 +57,7 @@ class Keyspaces:
 
 @contextlib.contextmanager
 def behind(url: str) -> Iterator[Any]:
-    """`run(cql, *values)` on a keyspace, past the store; `{ks}` is its name."""
+    """Yields `run(cql, *values)`, which bypasses the store; `{ks}` in the CQL becomes the keyspace."""
     from rmgr.adapters.cassandra.driver import enter
 
     target = parse_url(url)
@@ -72,14 +72,14 @@ _of_this_run: list[Keyspaces] = []
 
 
 def use(contact: str) -> Keyspaces:
-    """The keyspaces of this process in the node of this run."""
+    """Returns the keyspaces of this process in the node of this run, made at the first call."""
     if not _of_this_run:
         _of_this_run.append(Keyspaces(contact))
     return _of_this_run[0]
 
 
 def fresh(folder: Path) -> str:
-    """See `Keyspaces.fresh`; `use` was called before."""
+    """As `Keyspaces.fresh`, after a call of `use`."""
     return _of_this_run[0].fresh(folder)
 
 
@@ -98,7 +98,7 @@ def damage(folder: Path, key: str, number: int) -> None:
 
 
 def set_manifest(url: str, key: str, manifest: tuple[Any, ...]) -> None:
-    """Overwrites what the table `value` has under `key`."""
+    """Overwrites the manifest of `key` in the table `value`."""
     from rmgr.adapters.cassandra.driver import dial
 
     connection = dial(parse_url(url))

@@ -1,8 +1,8 @@
-"""One real Cassandra node for a whole test run, shared by all processes of it; ended when the last of them is gone.
+"""One real Cassandra node for a whole test run, shared by all its processes and ended after the last of them.
 
-A keeper process owns the node. Whoever uses it holds a shared lock on the file `users`; the kernel drops the lock with the
-process, however that ends. The keeper gets the exclusive lock when nobody is left, kills the node and goes. The node dies
-with its keeper (PR_SET_PDEATHSIG). What survives all the same is found in the next run by pid and start time.
+A keeper process owns the node. Each user holds a shared lock on the file `users`, which the kernel drops with the process,
+however that ends. When no user is left, the keeper gets the exclusive lock, kills the node and ends. The node dies with its
+keeper (PR_SET_PDEATHSIG). The next run finds and kills a node that survives all the same, by its pid and start time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedNode:
-    """Where the shared node answers. pid, started: its process."""
+    """Address of the shared node, and pid and start time of its process."""
 
     host: str
     port: int
@@ -48,9 +48,9 @@ class SharedNode:
 
 @contextlib.contextmanager
 def shared_node(directory: Path) -> Iterator[SharedNode]:
-    """The node of this run, started by whoever comes first. directory: common to all processes of the run.
+    """Yields the node of this run, which the first caller starts. directory: common to all processes of the run.
 
-    Raises: RuntimeError with the end of the log when it does not come up.
+    Raises: RuntimeError with the end of the log if the node does not come up.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "users").open("a") as users:
@@ -64,7 +64,7 @@ def shared_node(directory: Path) -> Iterator[SharedNode]:
 
 
 def _start_keeper(directory: Path) -> SharedNode:
-    """A process of its own, so that the node belongs to no single worker of pytest-xdist."""
+    """Starts the keeper as a separate process, so that the node belongs to no single worker of pytest-xdist."""
     (directory / "node.json").unlink(missing_ok=True)
     with (directory / "keeper.log").open("wb") as log:
         keeper = subprocess.Popen(
@@ -87,7 +87,7 @@ def _start_keeper(directory: Path) -> SharedNode:
 
 
 def keep(directory: Path) -> None:
-    """The keeper: starts the node, waits until it has no user any more, kills it and removes its data."""
+    """Runs the keeper: starts the node, waits until no user is left, kills the node and removes its data."""
     end_leftovers()
     where = directory / "cassandra"
     node = CassandraNode(where, die_with_parent=True).start(wait_s=START_S - 10)
@@ -98,7 +98,7 @@ def keep(directory: Path) -> None:
     try:
         _write(directory, shared)
         with (directory / "users").open("a") as users:
-            fcntl.flock(users, fcntl.LOCK_EX)  # nobody uses it any more
+            fcntl.flock(users, fcntl.LOCK_EX)  # granted when no user is left
             (directory / "node.json").unlink(missing_ok=True)
     finally:
         node.kill()
@@ -108,7 +108,7 @@ def keep(directory: Path) -> None:
 
 
 def end_leftovers() -> None:
-    """Kills nodes of earlier runs whose keeper was killed where a node cannot be made to die with it."""
+    """Kills nodes of earlier runs that outlived their killed keeper, on systems where a node cannot be made to die with it."""
     for record in _records().glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError, psutil.Error):
             node = SharedNode(**json.loads(record.read_text()))
@@ -116,7 +116,7 @@ def end_leftovers() -> None:
                 process = psutil.Process(node.pid)
                 parent = process.parent()
                 if parent is not None and any("tests.harness.cassandra_nodes" in word for word in parent.cmdline()):
-                    continue  # another run that is going on
+                    continue  # belongs to another run that is still going on
                 process.kill()
             record.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Several Cassandra nodes on loopback addresses, for tests of outages."""
+"""Several Cassandra nodes on loopback addresses, for tests of outages of single nodes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _POLL_S = 0.05
 
 
 class CassandraRing:
-    """Several nodes on loopback addresses of one machine; `nodes[i]` may be stopped, killed, paused and started singly.
+    """Several nodes on loopback addresses of one machine; each `nodes[i]` may be stopped, killed, paused and started by itself.
 
-    All listen on the same port, so that a client which learns addresses from one of them finds the others. Linux
-    answers on every address of 127.0.0.0/8; elsewhere they have to be added to the loopback interface first.
+    All listen on the same port, so that a client which learns addresses from one node finds the others. Linux answers
+    on every address of 127.0.0.0/8; on other systems, add the addresses to the loopback interface first.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class CassandraRing:
     ) -> None:
         self.data_dir = Path(data_dir)
         self.port, storage_port = free_port("0.0.0.0"), free_port("0.0.0.0")
-        seeds = tuple(f"{address}:{storage_port}" for address in addresses)  # all are seeds: none waits for another at its start
+        seeds = tuple(f"{address}:{storage_port}" for address in addresses)  # all are seeds, so that none waits for another at its start
         self.nodes = [
             CassandraNode(
                 self.data_dir / address,
@@ -45,15 +45,15 @@ class CassandraRing:
             )
             for address in addresses
         ]
-        self._to_meet: list[tuple[CassandraNode, CassandraNode, int]] = []  # who is to find whom alive, more often than so many times
+        self._to_meet: list[tuple[CassandraNode, CassandraNode, int]] = []  # (node, other, n): the node's log must report the other one up more than n times
 
     @property
     def contacts(self) -> str:
-        """ "address:port,address:port,..."."""
+        """Contact points, as "address:port,address:port,..."."""
         return ",".join(node.contact for node in self.nodes)
 
     def start(self, *, wait_s: float = 120.0) -> Self:
-        """`launch` and `wait_ready`. Raises: Unavailable, and then all are killed."""
+        """Launches the nodes and waits until they are ready. Raises: Unavailable, after killing all nodes."""
         self.launch()
         try:
             self.wait_ready(wait_s)
@@ -63,7 +63,7 @@ class CassandraRing:
         return self
 
     def launch(self) -> None:
-        """Starts those that do not run, and waits for nothing."""
+        """Starts the nodes that do not run, without waiting for them."""
         started = [node for node in self.nodes if not node.running]
         pairs = [(node, other) for node in self.nodes for other in self.nodes if node is not other and {node, other} & set(started)]
         self._to_meet = [(node, other, 0 if node in started else _times_met(node, other)) for node, other in pairs]
@@ -71,7 +71,7 @@ class CassandraRing:
             node.start(wait_s=0)
 
     def wait_ready(self, deadline_s: float) -> None:
-        """Waits until those that were launched serve, and all take all for alive. Raises: Unavailable."""
+        """Waits until the launched nodes serve, and every node sees every other one alive. Raises: Unavailable."""
         end = time.monotonic() + deadline_s
         wait_all_ready(self.nodes, deadline_s)
         for node, other, before in self._to_meet:
@@ -81,12 +81,12 @@ class CassandraRing:
                 time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Stops all."""
+        """Stops all nodes."""
         for node in self.nodes:
             node.stop()
 
     def kill(self) -> None:
-        """SIGKILL for all."""
+        """Kills all nodes."""
         for node in self.nodes:
             node.kill()
 
@@ -98,5 +98,5 @@ class CassandraRing:
 
 
 def _times_met(node: CassandraNode, other: CassandraNode) -> int:
-    """How often, since its start, it has found the other one alive. Read from its log."""
+    """Returns how often a node's log, since its start, has reported the other node up."""
     return node._log().count(f"InetAddress /{other.address}:{other.storage_port} is now UP".encode())

@@ -1,4 +1,4 @@
-"""One node of Cassandra in memory, for tests of what a store asks of it and in how many round trips."""
+"""A Cassandra node in memory, for tests of the store's requests and the number of their round trips."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = list[Any]
 
 
 class Answer(Future[Rows]):
-    """Comes when somebody waits for it: then all that was sent by then is carried out, which is one round trip."""
+    """An answer that comes when the store waits for it: all requests sent so far are then executed, as one round trip."""
 
     def __init__(self, table: Tables) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Answer(Future[Rows]):
 
 
 class Tables:
-    """One node in memory. between: called after each request that was carried out. fails: names of requests that get no answer."""
+    """A node in memory. between: called after each executed request. fails: names of requests that get no answer."""
 
     def __init__(self) -> None:
         self.fails: set[str] = set()
@@ -44,7 +44,7 @@ class Tables:
     def carry_out(self) -> None:
         self.round_trips += 1
         sent, self._sent = self._sent, []
-        for request, answer in reversed(sent):  # in the order that helps least
+        for request, answer in reversed(sent):  # in the least favourable order
             self.requests += 1
             if request.beside is not None:
                 self._carry_out(request.beside)
@@ -77,7 +77,7 @@ class Tables:
             self.cells[place] = cell, stamp
 
     def rows_of(self, table: str) -> dict[tuple[Any, ...], Any]:
-        """What lies in one table: primary key -> cell."""
+        """Returns the rows of one table: primary key -> cell."""
         return {place[1:]: cell for place, (cell, _) in self.cells.items() if place[0] == table}
 
     def nodes_up(self) -> int:
@@ -87,14 +87,14 @@ class Tables:
         return [self.send(request, timeout_s)]
 
     def probe(self, timeout_s: float, *, write: bool) -> None:
-        """It answers."""
+        """Always succeeds."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the node holds no resources."""
 
 
 class StillClock:
-    """Stands in for the module `time` where a test lets it pass. now_s: its one item."""
+    """Replaces the module `time`; the test moves the clock. now_s: a list whose one item is the time."""
 
     def __init__(self, now_s: list[float]) -> None:
         self._now_s = now_s

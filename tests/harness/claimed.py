@@ -1,4 +1,4 @@
-"""Blocks that a node has claimed, and the mailbox of a node, whose messages the test handles."""
+"""Builders of blocks claimed by a node, and a node's mailbox whose messages the test handles."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tests.harness.waiting import PATIENCE_S
 
 
 def a_key(**fields: Any) -> BlockKey:
-    """One task of submission 1, where `fields` do not say otherwise."""
+    """Returns the key of a block of one task of submission 1, changed by `fields`."""
     plain = {"priority": 0, "seq": 1, "submission": 1, "first": 0, "count": 1, "attempt": 1, "cores": 1, "memory_mib": 0}
     return BlockKey(**(plain | fields))
 
 
 def a_record(number: int = 1, command: Command | None = None, *, user: str = "ann", **fields: Any) -> Submission:
-    """Of calls, or of a command."""
+    """Returns a submission's record: of calls, or of `command` if given."""
     work = {"work": Work.PYTHON, "python": PythonEnvironment()} if command is None else {"work": Work.COMMAND, "command": command}
     return Submission(**({"id": number, "name": "x", "user": user, "queue": "q"} | work | fields))
 
 
 def claimed(key: BlockKey, data: BlockData | None = None, record: Submission | None = None) -> ClaimedBlock:
-    """By node n1. record: its submission's, where that was read."""
+    """Returns a block claimed by node n1. record: its submission's record, if it has been read."""
     made = ClaimedBlock.claimed("n1", "q", key, data or BlockData())
     if record is not None:
         made.info = Info(record, QueueSpec(name="q"), None)
@@ -39,14 +39,14 @@ def claimed(key: BlockKey, data: BlockData | None = None, record: Submission | N
 
 
 class StoreMail:
-    """Threads that ask a store, and the mailbox in which their answers lie until the test waits for something."""
+    """Threads that ask a store, and a mailbox that keeps their answers until the test waits for something."""
 
     def __init__(self, store: Store, **options: int) -> None:
         self.messages: queue.Queue[Callable[[], None]] = queue.Queue()
         self.io = StoreIO(store, self.messages.put, **options)
 
     def until(self, condition: Callable[[], Any], look: Callable[[], object] = lambda: None) -> None:
-        """Handles messages, one by one, until it holds. look: what a node does as well, with a message or without."""
+        """Handles messages one by one until the condition is true. look: called in each round, with or without a message."""
         end_s = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < end_s, "it did not come true in time"
@@ -55,5 +55,5 @@ class StoreMail:
                 self.messages.get(timeout=0.05)()
 
     def quiet(self) -> None:
-        """Until everything that was begun has ended."""
+        """Handles messages until all begun work has ended."""
         self.until(lambda: self.io.is_idle and self.messages.empty())

@@ -1,4 +1,4 @@
-"""Small programs as users write them, about classes of their own: metaclasses, descriptors, enums, exceptions. See `programs`."""
+"""Small programs as users write them, with their own classes: metaclasses, descriptors, enums, exceptions. See `programs`."""
 
 from __future__ import annotations
 

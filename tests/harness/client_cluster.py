@@ -33,7 +33,7 @@ from tests.harness.memory_tree import MemoryTree
 
 
 class Cluster:
-    """Everything but the client. `starter()` begins to run work; `run_one()` runs one block in the caller's thread."""
+    """A cluster without a client. `start()` runs work in a thread; `run_one()` runs one block in the caller's thread."""
 
     def __init__(self, settings: ClusterSettings | None = None, *, cores: int = 4) -> None:
         self.tree = MemoryTree()
@@ -51,7 +51,7 @@ class Cluster:
         self.on_call: Callable[[BlockKey, int], Outcome | Reason | None] = lambda key, index: None
 
     def connect(self, **options: Any) -> Connection:
-        """A client with a session of its own."""
+        """Returns a client with its own session."""
         coordinator = MemoryCoordinator(self.tree)
         return Connection(engine_here(coordinator, self.store, **options), Config(), coordinator)
 
@@ -62,7 +62,7 @@ class Cluster:
         return sorted((paths.parse_block(name) for name in names), key=BlockKey.sort_key)
 
     def run_one(self, *, take: int | None = None) -> bool:
-        """Claims the first block and completes it. False: there was none."""
+        """Claims the first block and completes it. Returns False if there is none."""
         claimed = self.claim(take=take)
         if claimed is None:
             return False
@@ -159,7 +159,7 @@ class Cluster:
 
 
 def told_full(queue: TaskQueue) -> str:
-    """What its flush says once the queue is known to be full."""
+    """Returns the message with which `flush` reports that the queue is full."""
     try:
         queue.flush(0.3)
     except QueueFull as full:
@@ -171,7 +171,7 @@ def told_full(queue: TaskQueue) -> str:
 
 @contextmanager
 def running(settings: ClusterSettings | None = None, **options: Any) -> Iterator[tuple[Cluster, Connection]]:
-    """A cluster whose Starter runs, and a client of it (`options` of its Engine)."""
+    """Yields a cluster whose Starter runs, and a client. options: of the client's Engine."""
     cluster = Cluster(settings)
     connection = cluster.connect(**options)
     cluster.start()

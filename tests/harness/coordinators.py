@@ -1,4 +1,4 @@
-"""The two adapters of the Coordinator port as the conformance suite sees them: open clients on one tree, and break things."""
+"""The two adapters of the Coordinator port for the conformance suite: it opens clients on one tree, and injects faults."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.harness.waiting import eventually
 
 
 class States:
-    """A listener that keeps what it was told."""
+    """A listener that records session states."""
 
     def __init__(self, coordinator: SessionCoordinator) -> None:
         self.seen: list[SessionState] = []
         coordinator.listen(self.seen.append)
 
     def wait(self, *states: SessionState, timeout_s: float = 60.0) -> None:
-        """Until the last ones told are `states`."""
+        """Waits until the last recorded states are `states`."""
         eventually(lambda: tuple(self.seen[-len(states) :]) == states, f"{states} after {self.seen}", within_s=timeout_s)
 
 
@@ -37,13 +37,13 @@ class World(abc.ABC):
         self.opened: list[SessionCoordinator] = []
 
     def open(self, session_timeout_s: float = LONG_S) -> SessionCoordinator:
-        """A connected client in the world's chroot. It notices a silence after a third of its timeout."""
+        """Opens a connected client in the world's chroot. It notices a silent server after a third of its session timeout."""
         coordinator = self._open(session_timeout_s)
         self.opened.append(coordinator)
         return coordinator
 
     def close(self) -> None:
-        """Ends all."""
+        """Closes all clients."""
         for coordinator in self.opened:
             coordinator.close()
 
@@ -93,7 +93,7 @@ class MemoryWorld(World):
 
 
 class ZkWorld(World):
-    """Clients of real servers, each behind a proxy of its own; in an ensemble one client after the other on the next server."""
+    """Clients of real servers, each behind its own proxy; in an ensemble, each new client takes the next server."""
 
     def __init__(self, servers: Sequence[ZooKeeperServer], chroot: str) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class ZkWorld(World):
             proxy.close()
 
     def proxy(self, coordinator: SessionCoordinator) -> Proxy:
-        """The proxy in front of a client."""
+        """Returns the proxy of a client."""
         return self.proxies[id(coordinator)]
 
     def lose_reply(self, coordinator: SessionCoordinator, nth: int = 1) -> None:

@@ -1,9 +1,8 @@
-"""What a run costs: a table of kinds of tests, with how many ran, their seconds and CPU-seconds, the clusters and JVMs that they started.
+"""The costs of a run: a table of kinds of tests with their number, seconds and CPU-seconds, and the clusters and JVMs that they started.
 
-`RMGR_COSTS=20 tests/run.sh` prints it at the end, and the twenty files that used most; tests/README.md keeps it. Each worker
-looks whenever another file begins: at what it and its children have used, those that live and those that have ended. Processes that
-detach themselves from it (`rmgr dev --detach`, the shared Cassandra) are not seen. A cluster is counted where this process starts its
-first WatchDog.
+`RMGR_COSTS=20 tests/run.sh` prints it at the end, with the twenty files that used most; tests/README.md keeps a copy. Whenever a
+file begins, each worker reads what it and its children, living and ended, have used. Processes that detach themselves
+(`rmgr dev --detach`, the shared Cassandra) are not counted. A cluster is counted when a worker starts its first WatchDog.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ from typing import Any
 import psutil
 import pytest
 
-#: Of a kind: tests, seconds, CPU-seconds, clusters, JVMs.
+#: Columns of the table.
 _COLUMNS = ("tests", "s", "cpu_s", "clusters", "jvms")
 _KINDS = ("unit", "property", "papers", "integration", "chaos")
 
 
 def kind_of(file: str) -> str:
-    """Below which tree of tests it stands; what stands in none looks at the whole tree. file: from the root of the checkout."""
+    """Returns the kind of a test file: its tree below `tests`, or "house" if it is in none. file: path from the checkout's root."""
     tree = file.split("/")[1]
     return tree if tree in _KINDS else "house"
 
 
 def cpu_s() -> float:
-    """What this process, its children and theirs have used until now."""
+    """Returns the CPU-seconds that this process and all its descendants have used so far."""
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     used = sum(one.ru_utime + one.ru_stime for one in own)
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            used += sum(process.cpu_times()[:4])  # with that of its children which have ended
+            used += sum(process.cpu_times()[:4])  # includes its ended children
     return used
 
 
 class Costs:
-    """Counts in every worker; the process that started them adds up and prints."""
+    """Counts the costs in one worker; `Sums` adds them up and prints them."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -63,21 +62,21 @@ class Costs:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Another file begins: what was used until now was the last one's."""
+        """At the first test of a file, charges what was used so far to the previous file."""
         file = nodeid.partition("::")[0]
         if file != self._file:
             self._account()
             self._file = file
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Seconds, and how many."""
+        """Adds the seconds of a test, and counts it."""
         cost = self.costs[report.nodeid.partition("::")[0]]
         cost["s"] += report.duration
         cost["tests"] += report.when == "call"
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
-        """A worker hands over what it has counted; clusters that it shared have ended by now."""
+        """Hands over what this worker has counted; its shared clusters have ended by now."""
         self._account()
         if hasattr(self._config, "workeroutput"):
             self._config.workeroutput["costs"] = {file: dict(cost) for file, cost in self.costs.items()}
@@ -85,7 +84,7 @@ class Costs:
     def _account(self) -> None:
         used_s = cpu_s()
         if self._file:
-            self.costs[self._file]["cpu_s"] += max(0.0, used_s - self._used_s)  # less where a process was left to init
+            self.costs[self._file]["cpu_s"] += max(0.0, used_s - self._used_s)  # negative if a process was left to init
             for what, count in self._started.items():
                 self.costs[self._file][what] += count
         self._started.clear()
@@ -93,7 +92,7 @@ class Costs:
 
 
 class Sums:
-    """Of all workers, printed as the table of tests/README.md."""
+    """The sums of all workers, printed as the table of tests/README.md."""
 
     def __init__(self, own: Costs | None) -> None:
         self._own = own
@@ -101,11 +100,11 @@ class Sums:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """A worker has ended."""
+        """Takes over the counts of a worker that has ended."""
         self._files |= getattr(node, "workeroutput", {}).get("costs", {})
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """The table, and the files that used most."""
+        """Prints the table, and the files that used most."""
         files = self._files or (self._own.costs if self._own else {})
         terminalreporter.section("costs")
         for line in table(files):
@@ -116,7 +115,7 @@ class Sums:
 
 
 def table(files: dict[str, dict[str, float]]) -> list[str]:
-    """Markdown, a line a kind, and their sum."""
+    """Returns the table in Markdown: one line per kind, and their sum."""
     kinds: dict[str, Counter[str]] = {}
     for file, cost in files.items():
         for kind in (kind_of(file), "all"):
@@ -127,7 +126,7 @@ def table(files: dict[str, dict[str, float]]) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Counts, if that is asked for."""
+    """Counts the costs of the run if RMGR_COSTS is set."""
     if not os.environ.get("RMGR_COSTS") or config.pluginmanager.has_plugin("rmgr-costs"):
         return
     is_worker, is_alone = hasattr(config, "workerinput"), not getattr(config.option, "numprocesses", None)

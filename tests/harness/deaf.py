@@ -1,4 +1,4 @@
-"""`python deaf.py COMMAND ...` executes the command with every signal ignored and blocked: the worst that it can inherit."""
+"""Executes a command with every signal ignored and blocked, the worst that a process can inherit: `python deaf.py COMMAND ...`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every decoder of rmgr that can meet what somebody else wrote, with its schema, and what alone it may raise.
+"""Every decoder of rmgr that reads data from other parties, with its schema and the only errors that it may raise.
 
 `DECODERS` is the table of SECURITY.md ("What is decoded") as code: `unit/documents/test_security_document.py` holds both against each other
 and against the tree, `property/test_decoders.py` fuzzes each.
@@ -59,7 +59,7 @@ from tests.harness.records_of_0_1_0 import RECORDS
 
 
 class Form(StrEnum):
-    """How the bytes are written."""
+    """The encoding of the bytes."""
 
     MSGPACK = "msgpack"
     JSON = "json"
@@ -69,7 +69,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """One decoder. module: below rmgr. raises: the documented errors. kind: the type of a value, None: any. sample: bytes that it reads."""
+    """One decoder. module: path below rmgr. raises: documented errors. kind: type of a value, None = any. sample: bytes that it accepts."""
 
     name: str
     module: str
@@ -85,7 +85,7 @@ def _frames(kind: Any) -> Callable[[bytes], object]:
 
 
 def _record(kind: type[Any]) -> Callable[[bytes], object]:
-    """What is read is written again by whoever changes it."""
+    """Returns a decoder of a record that also encodes it again, as each change of a record does."""
     return lambda data: records.encode_record(records.decode_record(data, kind, "/x"))
 
 
@@ -114,7 +114,7 @@ class _Told(grpc.RpcError):  # type: ignore[misc]
 
 
 def _text(read: Callable[[str], object]) -> Callable[[bytes], object]:
-    """For what gets text: bytes that are none never come so far."""
+    """Returns a decoder of bytes for a reader of text; bytes that are not UTF-8 never reach such a reader."""
     return lambda data: read(data.decode(errors="replace"))
 
 
@@ -125,7 +125,7 @@ def _asked(text: str) -> object:
 
 
 def _names(data: bytes) -> object:
-    """Keys and names of znodes, which anybody may have chosen. Those that answer None or ValueError do that alone."""
+    """Parses keys of the store, which any user may choose. Each parser may only return or raise UsageError."""
     text = data.decode(errors="surrogateescape")
     for parse in (keys.parse_output, keys.parse_checkpoint, keys.parse_share, keys.parse_history, keys.parse_events, keys.parse_led):
         try:

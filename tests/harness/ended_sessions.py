@@ -1,11 +1,11 @@
-"""Sessions of ZooKeeper, ended from outside as an expiry would end them: a test that has killed a process need not wait for T.
+"""Ends ZooKeeper sessions from outside, as an expiry does: a test that has killed a process need not wait for the session timeout T.
 
-So T need not be short. Where a machine stands still for longer than T, everybody loses his session, the test itself among them, and what a
-test then says of attempts, incarnations and epochs is not so. Sessions last `LONG_S` where nobody is to be lost; where processes are killed
-or stopped, `Expiry` ends theirs. What is about T itself, or about a ZooKeeper that is away for longer, takes a short one.
+So T need not be short. If the machine stands still for longer than T, all processes and the test itself lose their sessions, and the test's
+assertions on attempts, incarnations and epochs fail. Therefore sessions last `LONG_S`, and `Expiry` ends those of killed and stopped
+processes. Tests about T itself, or about a ZooKeeper that is away for longer, use a short T.
 
-A server makes a session's password from its id with java.util.Random and a constant (`ZooKeeperServer.generatePasswd`), so a test can name
-it without asking the process.
+A server derives a session's password from its id with java.util.Random and a constant (`ZooKeeperServer.generatePasswd`), so a test can
+compute it without asking the process.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from rmgr.model.cluster.node import EpochRecord, StarterEntry, SubmitterEntry
 if TYPE_CHECKING:
     from rmgr.dev.cluster import DevCluster
 
-#: T where nobody is to be lost: longer than a machine may stand still.
+#: T (s) for tests in which no session may expire: longer than a machine may stand still.
 LONG_S = 30.0
-#: `Expiry` ends a session after so long, in looks; what the tests of T take as T.
+#: Time (s, counted in looks) after which `Expiry` ends the session of a silent process; also T in tests about T.
 AFTER_S = 3.0
 _LOOK_S = 0.5
 _ENTRIES: dict[str, type[StarterEntry | EpochRecord | SubmitterEntry]] = {
@@ -48,9 +48,9 @@ _MULTIPLIER, _ADDEND, _MASK = 0x5DEECE66D, 0xB, (1 << 48) - 1
 
 
 def end_session(host: str, port: int, session_id: int, passwd: bytes, *, timeout_s: float = 5.0) -> None:
-    """Ends somebody's session as an expiry would: connects as its owner, and closes.
+    """Ends a session as an expiry does: connects as its owner, and closes it.
 
-    Raises: Unavailable when the server did not confirm within `timeout_s`.
+    Raises: Unavailable if the server does not confirm within `timeout_s`.
     """
     connect = struct.pack("!iqiqi", 0, 0, 10_000, session_id, len(passwd)) + passwd + b"\x00"
     close = struct.pack("!ii", 1, -11)
@@ -58,7 +58,7 @@ def end_session(host: str, port: int, session_id: int, passwd: bytes, *, timeout
     received = b""
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as link:
-            # Both in one write: the owner reconnects within a tenth of a second and would take the session back.
+            # Both in one write: otherwise the owner, which reconnects within a tenth of a second, would take the session back.
             link.sendall(_INT.pack(len(connect)) + connect + _INT.pack(len(close)) + close)
             while len(received) < 4 or len(received) < 8 + _INT.unpack_from(received)[0]:
                 link.settimeout(max(0.001, deadline - time.monotonic()))
@@ -72,7 +72,7 @@ def end_session(host: str, port: int, session_id: int, passwd: bytes, *, timeout
 
 
 def password_of(session_id: int) -> bytes:
-    """The 16 bytes that the server has given to this session."""
+    """Returns the 16 bytes of the password that the server has given to a session."""
     state = ((session_id ^ _SECRET) ^ _MULTIPLIER) & _MASK
     made = b""
     while len(made) < 16:
@@ -82,7 +82,7 @@ def password_of(session_id: int) -> bytes:
 
 
 def sessions(coordinator: Coordinator) -> dict[str, int]:
-    """Session ids of all Starters, WatchDogs and Submitters, by the path of their entry."""
+    """Returns the session ids of all Starters, WatchDogs and Submitters, by the path of their entry."""
     found = {}
     for parent in (paths.STARTERS, paths.WATCHDOGS, paths.SUBMITTERS):
         for name in coordinator.children(parent).result(60) or ():
@@ -93,13 +93,13 @@ def sessions(coordinator: Coordinator) -> dict[str, int]:
 
 
 def expire(hosts: str, session_id: int) -> None:
-    """Ends a session of somebody else, as an expiry does."""
+    """Ends the session `session_id`, as an expiry does."""
     host, _, port = hosts.partition(":")
     end_session(host, int(port), session_id, password_of(session_id))
 
 
 def expire_all(hosts: str, coordinator: Coordinator, known: Iterable[str] = ()) -> None:
-    """Ends the sessions of all Starters, WatchDogs and Submitters but those of these entries: of the processes that a test has killed."""
+    """Ends the sessions of all Starters, WatchDogs and Submitters except those with entries in `known`: those of killed processes."""
     for path, session_id in sessions(coordinator).items():
         if path not in known:
             expire(hosts, session_id)
@@ -107,13 +107,13 @@ def expire_all(hosts: str, coordinator: Coordinator, known: Iterable[str] = ()) 
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """A process of this machine, and its session."""
+    """A process on this machine, and its session."""
 
     session_id: int
     pid: int
 
     def is_silent(self) -> bool:
-        """It is dead, or does nothing until somebody continues it."""
+        """Whether the process is dead or stopped."""
         try:
             return psutil.Process(self.pid).status() in _STILL
         except psutil.NoSuchProcess:
@@ -121,11 +121,11 @@ class _Holder:
 
 
 class Expiry:
-    """Stands for T in a cluster whose sessions are long: ends those of Starters, WatchDogs and Submitters that are dead or stopped.
+    """Replaces T in a cluster with long sessions: ends the sessions of dead or stopped Starters, WatchDogs and Submitters.
 
-    It counts its own looks: a process that stands still with the whole machine is not silent, since nobody looks meanwhile.
-    Not for work that must never overlap itself: its Starter trusts a session for the T that ZooKeeper knows. A gateway's session, which its
-    clients' entries name, is nobody's here: who kills a gateway ends that session himself.
+    It counts its own looks, so a process that stands still with the whole machine does not count as silent.
+    Do not use it for work whose attempts must never overlap: a Starter trusts its session for the T that ZooKeeper knows. It ignores
+    sessions of gateways, which their clients' entries name: a test that kills a gateway ends that session itself.
     """
 
     def __init__(self, cluster: DevCluster) -> None:
@@ -157,13 +157,13 @@ class Expiry:
 
 
 def _holder(coordinator: Coordinator, path: str) -> _Holder | None:
-    """Whose entry it is; None: a gateway's, or not to be told."""
+    """Returns the process of an entry, or None if it is a gateway's or cannot be found out."""
     found = coordinator.get(path).result(60)
     if found is None:
         return None
     try:
         entry = decode_record(found.data, _ENTRIES[path.rpartition("/")[0]])
-    except WrongCluster:  # of another release
+    except WrongCluster:  # written by another release
         return None
     is_ours = entry.host == socket.gethostname() and not getattr(entry, "user", "")
     return _Holder(found.stat.ephemeral_owner, entry.pid) if is_ours else None
@@ -171,7 +171,7 @@ def _holder(coordinator: Coordinator, path: str) -> _Holder | None:
 
 @contextlib.contextmanager
 def expiring(cluster: DevCluster) -> Iterator[DevCluster]:
-    """A cluster that runs, of which the silent lose their sessions."""
+    """Yields a running cluster whose silent processes lose their sessions."""
     expiry = Expiry(cluster)
     expiry.start()
     try:

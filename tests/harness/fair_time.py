@@ -1,8 +1,8 @@
-"""Time as the machine grants it: what a requirement such as "within T and two seconds" is measured by on a machine that is busy.
+"""Fair time, the time that the machine grants: it measures requirements such as "within T and two seconds" on a busy machine.
 
-A witness thread sleeps a little and computes a little, again and again. On a quiet machine it gets through at once, and fair
-time is the time of the clock; while the machine stands still, or others have its processors, the witness is late just as
-daemons are, and only what it got through counts. So a bound stays as strict as it is written, without failing for load.
+A witness thread sleeps and computes a little, again and again. On a quiet machine it is never late, and fair time equals the
+time of the clock. While the machine stands still or other processes use its processors, the witness is late just as daemons are,
+and only its finished steps count. So a bound stays as strict as it is written, and load does not break it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import time
 from types import TracebackType
 from typing import Self
 
-#: How long a test waits for what must come and has no bound of its own.
+#: How long a test waits for an event that has no bound of its own (s).
 PATIENCE_S = 60.0
 
 _SLEEP_S, _WORK_S = 0.02, 0.0001
 
 
 class FairTimer:
-    """Measures a `with` block; also usable inside it. Cost: 0.7 % of a processor while it runs."""
+    """Measures a `with` block in fair time; readable inside it, too. Cost: 0.7 % of a processor while it runs."""
 
     def __init__(self) -> None:
         self._granted_s = 0.0
@@ -29,12 +29,12 @@ class FairTimer:
 
     @property
     def elapsed_s(self) -> float:
-        """Fair seconds since it was started (grows in steps of 0.02 s)."""
+        """Fair seconds since the start (grows in steps of 0.02 s)."""
         return self._granted_s
 
     @property
     def withheld_s(self) -> float:
-        """What the machine did not grant since it was started: to be added to a bound for what somebody else has measured by a clock."""
+        """Seconds that the machine has not granted since the start; add them to a bound for a time that was measured by a clock."""
         return (self._ended_s or time.monotonic()) - self._begun_s - self._granted_s
 
     def __enter__(self) -> Self:
@@ -54,5 +54,5 @@ class FairTimer:
             until_s = time.thread_time() + _WORK_S
             while time.thread_time() < until_s:
                 pass
-            # Never more than the clock says: a step may be short, too.
+            # A step may be short, too: never count more than the clock shows.
             self._granted_s += min(_SLEEP_S + _WORK_S, time.monotonic() - begun_s)

@@ -1,4 +1,4 @@
-"""A secured cluster with a gateway of it as a process of its own, an admin who sets limits, and two users: ann works, mallory floods."""
+"""A secured cluster with a gateway process, an admin who sets limits, and two users: ann works, mallory floods."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Flooded(Scene):
         self.leader = epoch.endpoint
         [node] = self.cluster.snapshot().nodes.values()
         self.node = node
-        self.broken = ""  #: why the next test gets another scene
-        self.patience_s = PATIENCE_S  #: how long it may take until the gateway has told what a test waits for
+        self.broken = ""  #: why the next test needs a new scene, "" if it does not
+        self.patience_s = PATIENCE_S  #: how long the gateway may take to report what a test waits for
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -54,7 +54,7 @@ class Flooded(Scene):
 
     @property
     def places(self) -> dict[str, tuple[str, Role]]:
-        """Where each kind of daemon answers, and as what."""
+        """Returns the address and role of each kind of daemon."""
         return {
             "leader": (self.leader, Role.WATCHDOG),
             "Starter": (self.node.endpoint, Role.STARTER),
@@ -72,13 +72,13 @@ class Flooded(Scene):
         return self.told(user).users[user].used.get(name, 0)
 
     def asked(self, kind: str) -> float:
-        """Requests of a kind that the gateway has taken since it began."""
+        """Returns how many requests of a kind the gateway has taken since its start."""
         with urllib.request.urlopen(f"http://{self.gateway.metrics}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
         return next((float(line.split()[-1]) for line in lines if line.startswith(f'rmgr_gateway_requests_total{{kind="{kind}"}}')), 0.0)
 
     def set_limits(self, limits: UserLimits) -> None:
-        """As `rmgr config apply` does; the gateway and the leader have taken it up."""
+        """Sets limits of users as `rmgr config apply` does, and waits until the gateway and the leader apply them."""
         found = self.admin.zk.get(paths.CONFIG).result(60)
         assert found is not None
         settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
@@ -88,7 +88,7 @@ class Flooded(Scene):
         self.until_told("the gateway has the limits", lambda told: told.limits == limits)
 
     def until_told(self, what: str, condition: Callable[[UseAnswer], bool]) -> None:
-        """The gateway has told ann so. Else it says why, and the next test gets another scene."""
+        """Waits until the gateway's answer to ann satisfies the condition. If it does not, fails and marks the scene as broken."""
         last: Any = None
 
         def asked() -> bool:
@@ -107,17 +107,17 @@ class Flooded(Scene):
         eventually(asked, lambda: f"{what}: {why()}", within_s=self.patience_s)
 
     def client(self, user: str, **more: Any) -> Handmade:
-        """One of his own making."""
+        """Returns a hand-made client of a user."""
         return Handmade(self.gateway.endpoint, self.people[user], self.cluster_id, **more)
 
     def rmgr(self, user: str, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command of his, through the gateway."""
+        """Runs a command as a user, through the gateway."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
         own = {"RMGR_GATEWAY": self.gateway.endpoint, "RMGR_SECURITY_DIR": str(self.people[user].directory)}
         return run_command(kept | own, *words)
 
     def works(self) -> None:
-        """Ann is served as ever."""
+        """Checks that ann is still served."""
         done = self.rmgr("ann", "submit", "--wait", "--", "echo", "served")
         assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
 
@@ -138,5 +138,5 @@ def quietly(ask: Callable[[], Any]) -> Any:
 
 
 def upload(data: bytes) -> str:
-    """The row of an uploaded file."""
+    """Returns the row of an uploaded file."""
     return keys.upload(hashlib.sha256(data).hexdigest())

@@ -1,4 +1,4 @@
-"""A follower of one submission in memory, whose messages are delivered by hand and whose timers ring by hand."""
+"""A follower of one submission in memory; the test delivers its messages and fires its timers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.harness.memory import MemoryCoordinator
 
 
 class Counting(MemoryCoordinator):
-    """Counts what is read."""
+    """A coordinator that counts reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Counting(MemoryCoordinator):
 
 
 class _LateStore:
-    """The store that a test gives its world, sooner or later."""
+    """Forwards to the store that the test may give its world later."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -55,7 +55,7 @@ class _LateStore:
 
 
 class World:
-    """The follower's host, and what it has delivered: `seen` by number, `indices` of the tasks.
+    """The follower's host, and what the follower has delivered: `seen` by number of fragment, `indices` of the tasks.
 
     authenticity: judges fragments, None = all are believed. options: of the follower.
     """
@@ -80,7 +80,7 @@ class World:
     @classmethod
     @contextmanager
     def started(cls, **options: Any) -> Iterator[Self]:
-        """One that follows a submission that has just been made, and has read nothing yet."""
+        """Yields a world whose follower follows a new submission from its beginning."""
         made = cls(**options)
         made.follower.start(fresh=True)
         made.run()
@@ -113,7 +113,7 @@ class World:
         return Future()
 
     def ring(self, within_s: float = 0.1) -> int:
-        """Rings what is due so soon; returns how many timers these were."""
+        """Fires the timers that are due within `within_s`; returns their number."""
         due = [job for delay_s, job in self.timers if delay_s <= within_s]
         self.timers = [(delay_s, job) for delay_s, job in self.timers if delay_s > within_s]
         for job in due:
@@ -132,27 +132,27 @@ class World:
         return seconds
 
     def run(self, count: int = 1_000_000) -> None:
-        """Delivers messages, at most so many."""
+        """Delivers up to `count` messages."""
         while self.messages and count:
             self.messages.popleft()()
             count -= 1
 
     def add(self, index: int, count: int = 1) -> None:
-        """A fragment of `count` outcomes of a task is committed."""
+        """Commits a fragment with `count` outcomes of a task."""
         self.write(fragment(index, count))
 
     def write(self, data: bytes) -> None:
-        """This is committed as a fragment."""
+        """Commits `data` as a fragment."""
         path = paths.fragment_prefix(1)
         self.coordinator.commit(Multi(name="T", ops=(Create(path, data, sequence=True),), proof=Exists(path))).result(60)
 
     def reads(self) -> tuple[int, int]:
-        """Readings and looks since it was asked last."""
+        """Returns the numbers of reads and of stats since the last call."""
         found = self.coordinator.gets, self.coordinator.stats
         self.coordinator.gets = self.coordinator.stats = 0
         return found
 
 
 def fragment(index: int, count: int = 1) -> bytes:
-    """What a Starter commits of a task that COMPLETED."""
+    """Returns the fragment that a Starter commits for a task that COMPLETED."""
     return encode_fragment(Fragment(attempt=1, outcomes=tuple(Outcome(index=index, state=State.COMPLETED) for _ in range(count))))

@@ -1,4 +1,4 @@
-"""What mallory makes of blocks that ann has signed: of one alone, and of several that share a signature."""
+"""Forgeries that mallory makes from blocks signed by ann: from a single block, and from several that share a signature."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Block = tuple[BlockKey, BlockData]
 
 
 def record(scene: Scene, number: int, **changes: Any) -> Any:
-    """A record as it is, or as somebody would have it."""
+    """Returns a submission's record, with changes if any are given."""
     return replace(read_submission(scene.ann.zk, number), **changes)
 
 
-# -- of one block alone ---------------------------------------------------------------------------------------------------------
+# -- of a single block ---------------------------------------------------------------------------------------------------------
 
 
 def other_argument(scene: Scene, number: int, key: BlockKey, data: BlockData) -> Block:
@@ -59,7 +59,7 @@ def no_key(scene: Scene, number: int, key: BlockKey, data: BlockData) -> Block:
 
 
 def other_authority(scene: Scene, number: int, key: BlockKey, data: BlockData) -> Block:
-    """A certificate that says ann, by an authority of his own; he may even publish it."""
+    """Signs with a published certificate that names ann but comes from mallory's own authority."""
     from rmgr.adapters.identity.credentials import Credentials, write_files
 
     forged = scene.directory / f"forged-{unique()}"
@@ -81,7 +81,7 @@ def later(scene: Scene, number: int, key: BlockKey, data: BlockData) -> Block:
     return key, changed(data, seal=changed(data.seal, not_after_s=2**40))
 
 
-# -- of several ----------------------------------------------------------------------------------------------------------------
+# -- of several blocks ----------------------------------------------------------------------------------------------------------------
 
 
 def with_signature(data: BlockData, signature: bytes) -> BlockData:
@@ -114,7 +114,7 @@ def no_path(scene: Scene, blocks: list[Block]) -> Block:
 
 
 def a_level_higher(scene: Scene, blocks: list[Block]) -> Block:
-    """The last of three hangs right below the root; the first gives itself out for its neighbour."""
+    """The last of three blocks is a child of the root; the first block pretends to be its sibling."""
     first, _, last = signatures(blocks)
     return blocks[0][0], with_signature(blocks[0][1], last[:64] + bytes([0, 0, 0, 2]) + first[-32:])
 

@@ -1,12 +1,12 @@
-"""Processes of `rmgr` as forks of one that has imported it: the same program on the same interpreter, without half a second of imports.
+"""Starts processes of `rmgr` as forks of a process that has imported it: the same program without half a second of imports.
 
-A run starts hundreds of daemons and thousands of commands; their imports were a third of what it cost. `subprocess.Popen` of this process
-hands `python -m rmgr.cli.main ...`, and programs that tests start by `application`, to a nursery, a process of its own without threads or
-connections, which forks. Whoever started it sees a Popen with pid, exit code and pipes as ever. Everything else is executed: other
-programs, and these where a variable that is read while Python or a library starts differs (`_EARLY`), a limit, a user, or a descriptor is
-handed over. RMGR_FORKED=0 executes all of them.
+A run starts hundreds of daemons and thousands of commands; their imports were a third of its cost. `subprocess.Popen` of this process
+hands `python -m rmgr.cli.main ...`, and programs that tests start by `application`, to a nursery: a separate process without threads or
+connections, which forks. The caller gets an ordinary Popen with pid, exit code and pipes. All other programs are executed; so are these
+if a variable differs that is read while Python or a library starts (`_EARLY`), or if a limit, a user or a descriptor is passed.
+RMGR_FORKED=0 executes all of them.
 
-What starting costs and what it loads is measured by tests that execute `rmgr` themselves (`tests/unit/cli/test_main.py`).
+Tests that measure the cost and the imports of a start execute `rmgr` themselves (`tests/unit/cli/test_main.py`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _PROGRAM = [sys.executable, "-m", "rmgr.cli.main"]
 _APPLICATION = [sys.executable, "-c"]
 _applications: set[str] = set()  #: texts that may be forked
 _DAEMONS = frozenset({"starter", "watchdog", "submitter", "server"})
-#: Variables that are read while Python or a library starts: what differs from the nursery's own is executed. Of Python's, a fork can still
-#: heed `_LATE`; RMGR_FAILPOINT it reads again.
+#: Prefixes of variables that are read while Python or a library starts: a program whose values differ from the nursery's is executed.
+#: A fork can still obey those in `_LATE`, and reads RMGR_FAILPOINT again.
 _EARLY = ("PYTHON", "LD_", "MALLOC_", "GRPC_", "LC_", "LANG", "TZ", "OPENSSL", "SSL_", "_RMGR_COMPLETE")
 _LATE = "PYTHONFAULTHANDLER"
-#: What differs and makes none: a nursery imports from there anyway; a command that a test ran in its own process has left the other there.
+#: Values that may differ: a nursery imports from ROOT anyway, and commands that a test runs in its own process set the other one.
 _SAME = {("PYTHONPATH", str(ROOT)), ("GRPC_VERBOSITY", "NONE")}
-#: What commands use on most days. None of it loads a connection of the library's, which ends another way.
+#: Modules that most commands use. None of them loads the library's connection, which changes how a process ends.
 _FOR_COMMANDS = (
     "rmgr.cli.main",
     "rmgr.cli.submit.submit",
@@ -94,7 +94,7 @@ _FOR_COMMANDS = (
     "encodings.idna",
     "grpc.experimental",
 )
-#: Which gRPC reads at its import: as commands set it, that their users see errors and no log.
+#: Variables that gRPC reads at its import, as commands set them: their users see errors and no log.
 _OF_COMMANDS = {"GRPC_VERBOSITY": "NONE"}
 _FOR_DAEMONS = (
     "rmgr.cli.main",
@@ -120,7 +120,7 @@ def _early(environ: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(_EARLY) and name != _LATE and (name, value) not in _SAME}
 
 
-# -- the side of who starts processes -------------------------------------------------------------------------------------
+# -- the side that starts processes --------------------------------------------------------------------------------------
 
 
 class _Nursery:
@@ -130,22 +130,22 @@ class _Nursery:
         self._modules = modules
         self._variables = variables
         self._lock = threading.Lock()
-        self._owner = 0  #: the process that started it: a fork of this one starts its own
+        self._owner = 0  #: pid of the process that started it: a fork of that process starts its own nursery
         self._path = ""
-        self._line: socket.socket | None = None  #: while it is open the nursery lives
+        self._line: socket.socket | None = None  #: the nursery lives while it is open
         self._process: subprocess.Popen[bytes] | None = None
         self._early: dict[str, str] = {}
         self._limits: list[tuple[int, int]] = []
 
     def takes(self, environ: dict[str, str]) -> bool:
-        """A fork of it is what an executed process would be."""
+        """Whether a fork of the nursery equals an executed process with these variables."""
         with self._lock:
             if self._owner != os.getpid():
                 self._start()
         return _early(environ) == self._early and [resource.getrlimit(limit) for limit in _LIMITS] == self._limits
 
     def start(self, order: dict[str, Any], streams: Sequence[int]) -> tuple[int, socket.socket]:
-        """A process. Returns its pid, and the socket on which its status will come. Raises OSError."""
+        """Starts a process. Returns its pid, and the socket on which its status will come. Raises: OSError."""
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
@@ -179,7 +179,7 @@ _nurseries = {True: _Nursery(_FOR_DAEMONS, {}), False: _Nursery(_FOR_COMMANDS, _
 
 
 def application(text: str, *words: str, **more: Any) -> subprocess.Popen[str]:
-    """A user's program, as `python -c` runs it, with `rmgr` and this checkout's `tests` to import. more: as for Popen."""
+    """Starts a user's program as `python -c` does; it can import `rmgr` and this checkout's `tests`. more: arguments of Popen."""
     _applications.add(text)
     return subprocess.Popen([*_APPLICATION, text, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **more)
 
@@ -187,7 +187,7 @@ def application(text: str, *words: str, **more: Any) -> subprocess.Popen[str]:
 class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
     """Forks `rmgr`, executes everything else."""
 
-    _status: socket.socket | None = None  #: of a fork that has not been waited for
+    _status: socket.socket | None = None  #: socket for the status of a fork that has not been waited for
 
     def _execute_child(self, args: Any, *rest: Any) -> None:  # as `Popen.__init__` of Python 3.11 to 3.13 calls it
         executable, preexec_fn, close_fds, pass_fds, cwd, env, _, _, shell, *pipes, _, gid, gids, uid, umask, new_session, group = rest
@@ -197,7 +197,7 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
         is_plain = is_plain and gid is None and gids is None and uid is None and group == -1
         is_application = words[:2] == _APPLICATION and words[2] in _applications
         is_daemon = not _DAEMONS.isdisjoint(words)
-        # A daemon starts work with the interpreter that it has itself, a command starts none: any that tests use will do (`reachable.py`).
+        # A daemon starts work with its own interpreter, so that must be the nursery's. A command starts none: any interpreter will do.
         is_rmgr = words[1:3] == _PROGRAM[1:] and words[0] in (_PROGRAM[0], "" if is_daemon else sys.executable)
         nursery = _nurseries[is_application or is_daemon]
         if not is_plain or not (is_application or is_rmgr) or not nursery.takes(environ):
@@ -241,9 +241,9 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def _is_readable(line: socket.socket, within_s: float) -> bool:
-    if line.fileno() < 0:  # another thread has read it: the code is there
+    if line.fileno() < 0:  # another thread has read the exit code
         return False
-    poll = select.poll()  # as select() has it, numbers of files above 1,023 are errors
+    poll = select.poll()  # not select(), which refuses file numbers above 1,023
     poll.register(line, select.POLLIN)
     return bool(poll.poll(within_s * 1000))
 
@@ -256,7 +256,7 @@ def _umask() -> int:
 
 
 def install() -> None:
-    """From now on `subprocess.Popen`, and what is built on it, forks `rmgr`."""
+    """Makes `subprocess.Popen`, and everything built on it, fork `rmgr`."""
     if os.environ.get("RMGR_FORKED") != "0":
         subprocess.Popen = ForkingPopen  # type: ignore[misc]
 
@@ -265,11 +265,11 @@ def install() -> None:
 
 
 def _main(line: socket.socket, path: str, modules: Sequence[str]) -> str:
-    """Forks until who started it is gone. Returns in each child: the program that it is then, "" for `rmgr`."""
+    """Forks children until the process that started the nursery is gone. Returns in each child: its program's text, "" for `rmgr`."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(128)
-    sys.argv = ["-m"]  # as Python has it while it imports what it runs by -m
+    sys.argv = ["-m"]  # as while `python -m` imports its module
     for module in modules:
         importlib.import_module(module)
     gc.collect()
@@ -321,12 +321,12 @@ def _reap(children: dict[int, socket.socket]) -> None:
             return
         if pid == 0:
             return
-        with children.pop(pid) as line, contextlib.suppress(OSError):  # nobody may wait any more
+        with children.pop(pid) as line, contextlib.suppress(OSError):  # no process may wait for it any more
             line.send(str(status).encode())
 
 
 def _become(order: dict[str, Any], streams: Sequence[int], asked: socket.socket) -> None:
-    """This process is as if executed: its variables, directory, streams and words."""
+    """Gives a forked process the variables, directory, streams and arguments of an executed one."""
     try:
         os.chdir(order["cwd"])
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Messages that nobody honest writes: values of a schema that are spoilt somewhere, then their bytes; with a seed, the same ones again.
+"""Strategies for messages that no honest program writes: spoilt values of a schema, then spoilt bytes; the same ones for the same seed.
 
     for data in drawn(written(Form.MSGPACK, frames.FromWorker), seed=7, count=40): ...
 
-`property/test_decoders.py` gives them to decoders, `chaos/test_fuzz_behind.py` to daemons.
+`property/test_decoders.py` passes them to decoders, `chaos/test_fuzz_behind.py` to daemons.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _DEEP = 3_000
 ENCODERS: dict[Form, Any] = {Form.MSGPACK: msgspec.msgpack.Encoder(), Form.JSON: msgspec.json.Encoder()}
-#: Values that no schema expects: nested deep, text that is no UTF-8, surrogates, numbers without end, lengths that lie.
+#: Values that no schema expects: deep nesting, text that is not UTF-8, surrogates, endless numbers, false lengths.
 HOSTILE = {
     Form.MSGPACK: (
         b"\x91" * _DEEP + b"\xc0",
@@ -93,9 +93,9 @@ _INTS = st.integers(-(2**63), 2**64 - 1)
 def written(
     draw: st.DrawFn, form: Form, kind: Any = None, sample: bytes = b"", *, ints: tuple[int, ...] = (), texts: tuple[str, ...] = ()
 ) -> bytes:
-    """Bytes that are nearly those of a value.
+    """Draws the bytes of a value, with few defects.
 
-    kind: its type, None: `sample` is such a value, or any will do. ints, texts: numbers and words that mean something to who reads it.
+    kind: the value's type; None = spoil `sample`, or draw any value. ints, texts: numbers and words that have a meaning for the reader.
     """
     kinds = st.integers(0, 9)
     if form in ENCODERS and (kind is not None or not sample or draw(kinds) < 3):
@@ -113,13 +113,13 @@ def written(
 
 @cache
 def _values(form: Form, kind: Any, share: int, ints: tuple[int, ...], texts: tuple[str, ...]) -> st.SearchStrategy[Any]:
-    """Made once: a strategy of a large schema takes longer to make than to draw from."""
+    """Returns the strategy for a type. Cached: for a large schema, building the strategy takes longer than drawing from it."""
     known = inspect.type_info(kind) if kind is not None else inspect.AnyType()
     return _Values(st.sampled_from(HOSTILE[form]).map(msgspec.Raw), share, ints, texts).of(known)
 
 
 class _Values:
-    """Strategies for a schema. share: of a hundred values, how many are something else. ints, texts: known ones."""
+    """Strategies for a schema. share: percentage of values that are replaced by wrong ones. ints, texts: see `written`."""
 
     def __init__(self, bad: st.SearchStrategy[Any], share: int, ints: tuple[int, ...], texts: tuple[str, ...]) -> None:
         self._bad = bad
@@ -184,7 +184,7 @@ class _Values:
 
 @st.composite
 def _spoilt(draw: st.DrawFn, data: bytes, hostile: tuple[bytes, ...]) -> bytes:
-    """A stretch of it is something else."""
+    """Replaces a stretch of the data."""
     start = draw(st.integers(0, len(data)))
     end = draw(st.integers(start, min(len(data), start + 12)))
     return data[:start] + draw(st.sampled_from(hostile)) + data[end:]
@@ -192,7 +192,7 @@ def _spoilt(draw: st.DrawFn, data: bytes, hostile: tuple[bytes, ...]) -> bytes:
 
 @st.composite
 def _bitten(draw: st.DrawFn, data: bytes) -> bytes:
-    """Cut, or with another byte."""
+    """Cuts the data, or changes one byte."""
     at = draw(st.integers(0, max(0, len(data) - 1)))
     if draw(st.booleans()) or not data:
         return data[:at]
@@ -200,7 +200,7 @@ def _bitten(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 def drawn(strategy: st.SearchStrategy[T], *, seed: int, count: int) -> list[T]:
-    """So many values, the same ones for the same seed."""
+    """Returns `count` values of a strategy, the same ones for the same seed."""
     found: list[T] = []
 
     @seeded(seed)
@@ -213,15 +213,15 @@ def drawn(strategy: st.SearchStrategy[T], *, seed: int, count: int) -> list[T]:
     return found
 
 
-# -- as they travel -----------------------------------------------------------------------------------------------------------
+# -- messages in transit -----------------------------------------------------------------------------------------------------------
 
 
 def marked(number: int) -> int:
-    """A number of nine bytes of MessagePack that nobody draws: who sends the message puts another in its place."""
+    """Returns a number of nine bytes in MessagePack that is never drawn; the sender of the message replaces it."""
     return 0xF5EC_F5EC_F5EC_F500 + number
 
 
-#: Bodies of some size: of tiny values, of one long value, of text that is none.
+#: Large bodies: of tiny values, of one long value, of invalid text.
 _LARGE = (
     b"\xdd\x00\x08\x00\x00" + b"\xc0" * (1 << 19),
     b"\xc6\x00\x30\x00\x00" + bytes(3 << 20),
@@ -231,7 +231,7 @@ _LARGE = (
 
 @st.composite
 def framed(draw: st.DrawFn, kind: Any, *, ints: tuple[int, ...] = (), texts: tuple[str, ...] = (), most: int = 1 << 32) -> bytes:
-    """A frame (`model/wire/stream.py`) whose length may lie. most: of bytes."""
+    """Draws a frame (`model/wire/stream.py`) whose length may be false. most: of a large body (bytes)."""
     body = draw(written(Form.MSGPACK, kind, ints=ints, texts=texts))
     if draw(st.integers(0, 30)) == 0:
         large = draw(st.sampled_from(_LARGE))
@@ -241,7 +241,7 @@ def framed(draw: st.DrawFn, kind: Any, *, ints: tuple[int, ...] = (), texts: tup
 
 
 def spoils(hostile: tuple[bytes, ...]) -> st.SearchStrategy[Callable[[bytes], bytes]]:
-    """Ways to change bytes that come later: a stretch is something else, a byte is, or the end is missing."""
+    """Draws functions that spoil bytes: they replace a stretch, change a byte, or cut the end."""
 
     def way(drawn_: tuple[float, int, bytes, int]) -> Callable[[bytes], bytes]:
         where, length, piece, kind = drawn_
@@ -259,7 +259,7 @@ def spoils(hostile: tuple[bytes, ...]) -> st.SearchStrategy[Callable[[bytes], by
     return st.tuples(st.floats(0, 1), st.integers(0, 12), st.sampled_from(hostile), st.integers(0, 3)).map(way)
 
 
-#: Values that a message of gRPC has no place for: groups that do not end, lengths that lie, fields that there are not, deep ones.
+#: Bytes that no message of gRPC holds: groups without end, false lengths, unknown fields, deep nesting.
 _WIRE = (
     b"\x0b" * 200,
     b"\x0a\xff\xff\xff\xff\x0f",
@@ -272,7 +272,7 @@ _WIRE = (
 
 
 def calls(methods: Sequence[Any], *, ints: tuple[int, ...] = (), texts: tuple[str, ...] = ()) -> st.SearchStrategy[tuple[str, list[bytes]]]:
-    """Path and messages of a call of one of these methods (descriptors of protobuf)."""
+    """Draws the path and the messages of a call of one of these methods (descriptors of protobuf)."""
 
     @st.composite
     def call(draw: st.DrawFn) -> tuple[str, list[bytes]]:

@@ -1,6 +1,6 @@
-"""An outside ledger of gangs: processes stamp a mapped file (tests/harness/stamping.py), so their own stamps say when each ran.
+"""A ledger of gangs outside rmgr: processes stamp mapped files (tests/harness/stamping.py), which show when each process ran.
 
-The checker compares stretches, and trusts nobody.
+The checker uses only these stretches, and nothing that rmgr reports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tests.harness.stamping import GAP_NS, PAIR
 
-#: Continues processes as soon as somebody stops them, before all other work of the machine.
+#: A program that continues processes as soon as they are stopped, ahead of all other work of the machine.
 CONTINUE = """
 import os, signal, sys, time
 os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
@@ -29,7 +29,7 @@ while True:
 
 
 class Stretch(NamedTuple):
-    """One process ran from start to end (ns, CLOCK_BOOTTIME), as far as its own stamps tell."""
+    """A time in which one process ran, from start to end (ns, CLOCK_BOOTTIME), by its own stamps."""
 
     start: int
     end: int
@@ -39,7 +39,7 @@ class Stretch(NamedTuple):
 
 
 def stretches(directory: Path, jobs: Collection[str] = (), *, since: int = 0) -> list[Stretch]:
-    """All that was stamped, by these jobs if there are any, and had not ended then (ns)."""
+    """Returns all stretches in a directory, of these jobs (none given: of all), that ended after `since` (ns)."""
     found = []
     for path in sorted(directory.iterdir()):
         job, rank, node = path.name.split(".")
@@ -49,16 +49,16 @@ def stretches(directory: Path, jobs: Collection[str] = (), *, since: int = 0) ->
 
 
 def _stamped(path: Path) -> Iterator[tuple[int, int]]:
-    """The pairs of a file, most of which has not been written."""
+    """Yields the pairs of a file up to the first unwritten one; most of a file is unwritten."""
     with path.open("rb") as file:
         parts = iter(lambda: file.read(4096), b"")
         yield from itertools.takewhile(itemgetter(0), itertools.chain.from_iterable(map(PAIR.iter_unpack, parts)))
 
 
 def overlaps(some: Iterable[Stretch], cores: dict[str, int] | None = None) -> list[tuple[Stretch, ...]]:
-    """Moments at which processes of more jobs ran on a node than it has cores (1 where nothing is said): each as those that ran.
+    """Returns the moments at which processes of more jobs ran on a node than it has cores (default 1): each as the stretches that overlap.
 
-    What is shorter than `GAP_NS` and lies within another's stretch proves nothing: the other may have been away meanwhile.
+    A stretch shorter than `GAP_NS` within another process's stretch proves nothing: that process may have been off the core meanwhile.
     """
     wrong = []
     by_node: dict[str, list[Stretch]] = {}
@@ -77,12 +77,12 @@ def overlaps(some: Iterable[Stretch], cores: dict[str, int] | None = None) -> li
 
 
 def in_its_slots(some: Iterable[Stretch], job: str, tree: Mapping[str, Any], *, since: int = 0, until: int = sys.maxsize) -> float:
-    """Of the time in which a process of a job ran, the part in slots that the record gives the job on its node; of the process of which it
-    is least, 0.0 without any. How much of its slots a process made use of does not matter: on a busy machine that is little.
+    """Returns the share of a process's running time that lies in the slots of its job on its node: the least of all the job's processes,
+    or 0.0 without any. How much of its slots a process uses does not matter; on a busy machine it is little.
 
     Args:
-        tree: as `rmgr queues --tree --matrix N --json` has it, of a reference on this machine: what its matrix does not tell is not looked
-        at. since, until: nor is what was before and after (ns).
+        tree: as `rmgr queues --tree --matrix N --json` prints it, of a reference on this machine; times outside its matrix are ignored.
+        since, until: times before and after are ignored, too (ns).
     """
     slot_ns = round(tree["quantum_seconds"] * 1e9)
     origin_ns = (tree["origin_us"] - tree["clock"]["offset_us"]) * 1000
@@ -103,5 +103,5 @@ def in_its_slots(some: Iterable[Stretch], job: str, tree: Mapping[str, Any], *, 
 
 
 def served_s(some: Iterable[Stretch], job: str) -> float:
-    """Seconds for which all processes of the job together ran."""
+    """Returns the running time of all processes of a job, added up (s)."""
     return sum(one.end - one.start for one in some if one.job == job) / 1e9

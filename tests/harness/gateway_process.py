@@ -1,4 +1,4 @@
-"""A gateway as a process of its own: started at a fixed place, killed, started there again."""
+"""A gateway process that a test can kill and start again at the same endpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GatewayProcess:
     """`rmgr submitter` on a free port of loopback.
 
     Args:
-        environment: how it finds the cluster. directory: for its log.
+        environment: variables that name the cluster. directory: for the gateway's log.
     """
 
     def __init__(self, environment: Mapping[str, str], directory: Path, *, options: Sequence[str] = ()) -> None:
@@ -31,7 +31,7 @@ class GatewayProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, deadline_s: float = 30.0) -> Self:
-        """Until it listens."""
+        """Starts the gateway and waits until it listens."""
         words = ["submitter", "--listen", self.endpoint, "--log-format", "json", *self._options]
         self.metrics = ""
         with self._log.open("wb") as sink:
@@ -55,17 +55,17 @@ class GatewayProcess:
 
     @property
     def pid(self) -> int:
-        """Of its process, which runs."""
+        """The pid of the running process."""
         assert self._process is not None
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL, and nothing of it is left."""
+        """Kills the gateway and waits for its end."""
         self.signal(signal.SIGKILL)
         self.wait()
 
     def autopsy(self, lines: int = 60, stacks: int = 400) -> str:
-        """Ends it, if it lives, with the stacks of its threads; how it ended, the end of its log, and the stacks."""
+        """Ends the gateway if it lives; returns how it ended, the end of its log, and the stacks of its threads."""
         assert self._process is not None
         ended = self._process.poll()
         log = self.log().splitlines()
@@ -84,7 +84,7 @@ class GatewayProcess:
         os.kill(self._process.pid, number)
 
     def wait(self, timeout_s: float = 60.0) -> int:
-        """Its exit code."""
+        """Waits for the gateway's end; returns its exit code."""
         assert self._process is not None
         return self._process.wait(timeout_s)
 

@@ -1,4 +1,4 @@
-"""Gateways of a store in the test's own process; anything is permitted there."""
+"""Gateways for a data store in the test's own process, which permit everything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.harness.memory_store import MemoryStore
 
 
 class OpenGate:
-    """Permits everything, and counts by name."""
+    """A gate that permits everything, and counts requests by name."""
 
     def __init__(self, store: Store | None = None) -> None:
         self.store = store if store is not None else MemoryStore("")
@@ -33,7 +33,7 @@ class OpenGate:
 
 
 class GatewayServer:
-    """A gateway in this process. `kill` ends its streams without a word."""
+    """A gateway in this process."""
 
     def __init__(self, gate: Any, *, listen: str = "127.0.0.1:0") -> None:
         self.gate = gate
@@ -43,9 +43,9 @@ class GatewayServer:
         self.rpc.start()
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """In good order."""
+        """Stops the gateway in good order."""
         self.rpc.stop(grace_s)
 
     def kill(self) -> None:
-        """At once."""
+        """Ends the gateway and all its streams at once, as a crash does."""
         self.rpc.stop(0)

@@ -1,4 +1,4 @@
-"""A leader made by hand: puts a waiting job onto nodes with the leader's own multi, and does nothing else."""
+"""The leader's part played by the test: it places a waiting job on nodes with the leader's own multi, and does nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.waiting import eventually
 
 
 def waiting(rig: Rig, number: int, queue: str = "batch") -> BlockKey:
-    """The one block of a submission that waits for its place."""
+    """Waits for the one pending block of a submission, and returns it."""
     return eventually(lambda: next((key for key in rig.pending(queue) if key.submission == number), None), f"{number} waits")
 
 
@@ -30,7 +30,7 @@ def put(
     whole: tuple[int, ...] = (),
     queue: str = "batch",
 ) -> place_ops.Assigned:
-    """ASSIGN of the job to these nodes (the first is its head), whose Starters must be registered. whole: see `Allocation`."""
+    """Commits ASSIGN of a job to these nodes (the first is its head), whose Starters must be registered. whole: see `Allocation`."""
     key = waiting(rig, number, queue)
     found = rig.zk.get(paths.pending_block(queue, key)).result(60)
     assert found is not None
@@ -63,7 +63,7 @@ def put(
 
 
 def unhold(rig: Rig, job: place_ops.Assigned) -> None:
-    """What the leader does when the block is gone: its holds go."""
+    """Removes a job's holds, as the leader does when the block is gone."""
     key = job.running
     for node, _ in job.allocation.helpers:
         outcome = rig.zk.commit(place_ops.unhold(node, key.submission, key.first, key.attempt)).result(10)

@@ -1,11 +1,11 @@
-"""A client of a gateway that somebody has made by hand: it says whatever words it likes (`rmgr.v1.Work/Talk`), and asks whatever it likes.
+"""A hand-made client of a gateway, which can send any message (`rmgr.v1.Work/Talk`) and any question.
 
     with Handmade(endpoint, credentials, cluster_id) as mine:
         made = mine.submit(draft, blocks, tasks=1)
         kept = mine.keep(made.number, is_owned=True)
         mine.say(b"nonsense")
 
-What it sends is neither checked nor corrected. It does not connect again: `error` says why its stream has ended.
+It neither checks nor corrects what it sends. It never reconnects: `error` says why its stream has ended.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from rmgr.submitter.remote import RemoteAnswers
 from rmgr.v1 import work_pb2_grpc
 
 A = TypeVar("A")
-#: A connection of its own for each client.
+#: Options that give each client its own connection.
 OWN = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 DEADLINE_S = 60.0
 
 
 class Handmade:
-    """Args: guid: under which it owns submissions, "" = a new one. hello: says it, and waits until the gateway has said that it can work.
+    """Args: guid: owner of the client's submissions, "" = a new one. hello: whether to greet the gateway and wait until that can work.
 
-    Raises: what the gateway says to whom it does not let in. Thread-safe.
+    Raises: the gateway's refusal of the client. Thread-safe.
     """
 
     def __init__(
@@ -116,17 +116,17 @@ class Handmade:
     # -- words
 
     def say(self, *words: m.FromClient | bytes) -> None:
-        """Whatever it is. Never waits."""
+        """Sends messages or any bytes, without waiting."""
         for word in words:
             self._outbox.say(word if isinstance(word, bytes) else m.encode(word))
 
     def of(self, *kinds: type, kept: int | None = None) -> list[Any]:
-        """What was heard of these kinds so far, and of one order or kept submission."""
+        """Returns the messages received so far of these kinds, of one order or kept submission if given."""
         with self._changed:
             return [one for one in self.heard if isinstance(one, kinds) and kept in (None, getattr(one, "id", None))]
 
     def wait(self, *kinds: type, kept: int | None = None, timeout_s: float = DEADLINE_S, where: Any = lambda _: True) -> Any:
-        """The first such word. Raises: why the stream has ended; TimeoutError."""
+        """Waits for the first message of these kinds. Raises: the reason if the stream has ended; TimeoutError."""
 
         def found() -> list[Any]:
             return [one for one in self.of(*kinds, kept=kept) if where(one)]
@@ -139,7 +139,7 @@ class Handmade:
         raise self.error or NotConnected("the stream has ended without a word")
 
     def ended(self, timeout_s: float = DEADLINE_S) -> RmgrError | None:
-        """Waits for the end of the stream; why it has ended. Raises TimeoutError."""
+        """Waits for the end of the stream; returns the reason. Raises: TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_over, timeout_s):
                 raise TimeoutError("the stream goes on")
@@ -147,13 +147,13 @@ class Handmade:
 
     @property
     def is_over(self) -> bool:
-        """The stream has ended."""
+        """Whether the stream has ended."""
         return self._is_over
 
     # -- work
 
     def publish(self) -> None:
-        """His certificate is there for those who verify."""
+        """Publishes the client's certificate for verifiers."""
         self.signer.publish(self.asks, timeout_s=DEADLINE_S)
 
     def place(
@@ -166,7 +166,7 @@ class Handmade:
         signs: bool = True,
         **more: Any,
     ) -> m.Place:
-        """An order, as he likes it. signs: the record and its blocks are signed as they are. more: other fields of `Place`."""
+        """Returns an order. signs: whether to sign the record and its blocks as they are. more: other fields of `Place`."""
         record = replace(record, nonce=record.nonce or uuid.uuid4().hex, signed_s=record.signed_s or int(time.time()))
         sealed: Sequence[Block] = blocks
         if signs:
@@ -180,7 +180,7 @@ class Handmade:
         return m.Place(next(self._ids), data, named, count, **(told | more))
 
     def order(self, place: m.Place, *, timeout_s: float = DEADLINE_S) -> m.Placed:
-        """Says an order, and waits for the answer. Raises what it is refused for."""
+        """Sends an order and returns the answer. Raises the refusal."""
         self.say(place)
         answer = self.wait(m.Placed, m.Refused, kept=place.id, timeout_s=timeout_s)
         if isinstance(answer, m.Refused):
@@ -188,17 +188,17 @@ class Handmade:
         return answer
 
     def submit(self, record: Submission, blocks: Sequence[Block] = (), *, timeout_s: float = DEADLINE_S, **more: Any) -> Submitted:
-        """As `place` and `order`."""
+        """Makes an order and sends it, as `place` and `order` do."""
         return m.submitted_of(self.order(self.place(record, blocks, **more), timeout_s=timeout_s))
 
     def keep(self, number: int, *, is_owned: bool = False, wants_ownership: bool = False, is_fresh: bool = False, fragment: int = 0) -> int:
-        """Follows a submission from that fragment on, or looks after it. Returns: his name for it."""
+        """Follows a submission from a fragment on, or owns it. Returns the client's id for it."""
         kept = next(self._ids)
         self.say(m.Keep(kept, number, fragment, is_owned, wants_ownership, is_fresh))
         return kept
 
     def grow(self, kept: int, tail: Tail, blocks: Sequence[Block] = (), **more: Any) -> Tail:
-        """A growth, and its answer. Raises why it is refused."""
+        """Sends a growth of a submission; returns the new tail. Raises the refusal."""
         self.say(m.grow_of(kept, Growth(tail=tail, blocks=blocks, **more)))
         answer = self.wait(m.DidGrow, m.Dead, kept=kept, where=lambda one: isinstance(one, m.Dead) or one.stamp == tail.enqueued)
         if isinstance(answer, m.Dead):
@@ -208,19 +208,19 @@ class Handmade:
     # -- questions
 
     def ask(self, question: Question[A], *, timeout_s: float = DEADLINE_S) -> A:
-        """Its answer. Raises what it is refused for."""
+        """Returns the answer to a question. Raises the refusal."""
         return self.asks.ask(question, timeout_s=timeout_s)
 
     # -- the end
 
     def bye(self) -> None:
-        """Says that it ends, and ends; what it owned is the leader's at once."""
+        """Says goodbye and ends the stream; the leader owns the client's submissions at once."""
         self.say(m.Bye())
         self._outbox.end()
         self.ended()
 
     def close(self) -> None:
-        """Ends the stream without a word. Idempotent."""
+        """Ends the stream without a goodbye. Idempotent."""
         self._outbox.end()
         self._call.cancel()
         self._reader.join(30)

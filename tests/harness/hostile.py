@@ -1,4 +1,4 @@
-"""One honest record of each kind, and the same with one field after another holding what a hostile user could write there."""
+"""Honest records of each kind, and copies in which one field after another holds a value that a hostile user could write."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _SEAL = Seal(key_id="0" * 32, first=0, count=1, not_after_s=4_000_000_000, signa
 _ALLOCATION = Allocation(shares=(("n1", 1),), threads=1)
 _DATA = BlockData(function=SHA, payloads=(b"x",), past=(_PAST,), seal=_SEAL, allocation=_ALLOCATION, story=("saved",))
 
-#: A record of each kind that has rules.
+#: One record of each kind that has rules.
 SAMPLES: tuple[Any, ...] = (
     Request(features=("fast",), resources={"gpu": 1}),
     Capacity(cores=4, memory_bytes=1 << 30, resources={"gpu": 1}),
@@ -147,7 +147,7 @@ SAMPLES: tuple[Any, ...] = (
     Claimed(node="n1", block="b", stage=ClaimStage.MADE),
 )
 
-#: What may stand in no field at all, whatever it is for: as JSON, and (where MessagePack can say it) as a value.
+#: Values that no field may hold: as JSON, and (where MessagePack can encode them) as values.
 MISSING = object()
 VALUES: dict[str, Any] = {
     "0": 0,
@@ -174,12 +174,12 @@ VALUES: dict[str, Any] = {
 
 
 def fields_of(record: Any) -> tuple[str, ...]:
-    """Names of the fields of a record of either kind."""
+    """Returns the names of a record's fields (a struct or a dataclass)."""
     return tuple(getattr(type(record), "__struct_fields__", None) or type(record).__dataclass_fields__)
 
 
 def hostile(record: Any) -> Iterator[tuple[str, str, bytes]]:
-    """(field, value's label, bytes) of the record as it would stand in its znode, with one field spoilt after another."""
+    """Yields (field, label of the value, bytes of the record in its znode), with one field after another spoilt."""
     if isinstance(record, msgspec.Struct):
         plain = msgspec.msgpack.decode(msgspec.msgpack.encode(record))
         tagged = len(plain) - len(fields_of(record))
@@ -196,7 +196,7 @@ def hostile(record: Any) -> Iterator[tuple[str, str, bytes]]:
 
 
 def packed(plain: list[Any], number: int, value: Any) -> bytes | None:
-    """A MessagePack array with one element replaced (or cut off there), None for what MessagePack has no bytes for."""
+    """Returns a MessagePack array with one element replaced (or cut off there), or None if MessagePack cannot encode the value."""
     if value is MISSING:
         return msgspec.msgpack.encode(plain[:number])
     if number >= len(plain):
@@ -208,7 +208,7 @@ def packed(plain: list[Any], number: int, value: Any) -> bytes | None:
 
 
 def spoilt_json(plain: dict[str, Any], field: str, value: Any) -> bytes:
-    """A JSON object with one field replaced, or left out."""
+    """Returns a JSON object with one field replaced or left out."""
     if value is MISSING:
         return json.dumps({name: item for name, item in plain.items() if name != field}).encode()
     return json.dumps(plain | {field: value.decode("latin-1") if isinstance(value, bytes) else value}).encode()

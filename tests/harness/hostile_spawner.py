@@ -1,7 +1,7 @@
-"""What a user's processes may do with the socket of his spawner, done by a program that stands in the spawner's place.
+"""A program in the place of a user's spawner, which misuses the spawner's socket as the user's processes could.
 
-Started as the interpreter of a slot: HOSTILE -P -m rmgr.runner.spawner FD closed. What it does is in its environment (LC_RMGR_ATTACK).
-Needs the standard library, msgspec, and `rmgr.model`, `rmgr.runner` of PYTHONPATH.
+It is started as the interpreter of a slot: HOSTILE -P -m rmgr.runner.spawner FD closed. LC_RMGR_ATTACK names the attack.
+It needs the standard library, msgspec, and `rmgr.model` and `rmgr.runner` on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rmgr.model.wire import frames, stream
 from rmgr.runner.host.board import create_board
 
 DEVNULL = os.open(os.devnull, os.O_RDWR)
-#: In what is said, stands for its own process id (as nine bytes of MessagePack).
+#: Placeholder in a message for the program's own process id (nine bytes of MessagePack).
 OWN_PID = b"\xcf" + b"\xfd" * 8
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True):
-    """One message. is_up: an honest first one goes before all. fds: descriptors that it carries (a socket and a board, in this order)."""
+    """One message. is_up: send an honest message before the first one. fds: how many descriptors it carries (a socket, then a board)."""
 
     is_up: bool
     data: bytes
@@ -68,7 +68,7 @@ def main() -> None:
         case "trickle":  # with bytes of a frame that never ends
             control.sendall(stream.encode(frames.Surprise("leftovers", "x" * 1_000_000))[:8])
             for_ever(control, b"x", [DEVNULL])
-        case "workers":  # that nobody asked for
+        case "workers":  # without a request
             for_ever(control, stream.encode(frames.WorkerForked(worker=7, pid=os.getpid(), directory="/")), [DEVNULL, create_board()])
         case "pages":  # one after the other
             for_ever(control, up, [create_board()])
@@ -81,11 +81,11 @@ def main() -> None:
                 send(control, stream.encode(frames.Surprise(f"word-{number}")), [])
         case "deaf":
             time.sleep(60)
-        case "said":  # what a file has; after an honest beginning, or instead of it
+        case "said":  # the messages of a file, after an honest beginning or instead of it
             say(control, msgspec.msgpack.decode(Path(os.environ["LC_RMGR_SAID"]).read_bytes(), type=list[Said]))
             time.sleep(1)
             return
-        case "orphan":  # the spawner dies, its socket stays open in a process that nobody finds
+        case "orphan":  # the spawner dies, but its socket stays open in a process that cannot be found
             if os.fork():
                 os._exit(0)
             os.setsid()

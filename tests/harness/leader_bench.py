@@ -1,7 +1,7 @@
-"""A leader on a tree in memory with a clock that tests move, and the other parts of a cluster played by hand.
+"""A leader on a tree in memory with a clock that tests move, and the other parts of a cluster played by the test.
 
-Everything is single-threaded and at once: `run` takes messages until none is left, `advance` moves the clock from timer
-to timer. `Starter` and `Submitter` commit the real multis of `coord/ops/work.py`, on memory as on ZooKeeper.
+All runs in one thread and without delay: `run` handles messages until none is left, `advance` moves the clock from timer to
+timer. `Starter` and `Submitter` commit the real multis of `coord/ops/work.py`, in memory or on ZooKeeper.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _guids = itertools.count(1)
 
 
 def committed(coordinator: Coordinator, multi: Multi) -> Committed:
-    """Commits and insists."""
+    """Commits a multi, which must succeed."""
     outcome = coordinator.commit(multi).result(60)
     assert isinstance(outcome, Committed), f"{multi.name}: {outcome}"
     return outcome
 
 
 class Inline(Executor):
-    """Runs at once, in the caller's thread."""
+    """An executor that runs each call at once in the caller's thread."""
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -119,7 +119,7 @@ class Starter:
         return mine
 
     def claim_any(self, node: str, queue: str = "default") -> BlockKey | None:
-        """Claims the first waiting block whose submission has a gate, None when there is none."""
+        """Claims the first waiting block whose submission has a gate; returns None if there is none."""
         names = self.coordinator.children(paths.pending(queue)).result(60) or []
         for key in sorted((paths.parse_block(name) for name in names), key=BlockKey.sort_key):
             found = self.coordinator.get(paths.pending_block(queue, key)).result(60)
@@ -139,7 +139,7 @@ class Starter:
         elapsed_us: int = 5,
         **fields: Any,
     ) -> Outcome:
-        """COMPLETE for some indices (default: all that is left). base_us: 0 = nothing of it began."""
+        """Commits COMPLETE for some indices (default: all that are left). base_us: 0 = none of the tasks began."""
         found = self.coordinator.get(paths.running_block(node, key)).result(60)
         assert found is not None
         data = decode_block(found.data)
@@ -157,7 +157,7 @@ class Starter:
         return self.coordinator.commit(ops.complete(node, self.versions[node], key, new, found.version, fragment=fragment)).result(60)
 
     def fail(self, node: str, key: BlockKey, queue: str = "default", **fields: Any) -> None:
-        """COMPLETE whose attempts ended FAILED and may run again."""
+        """Commits COMPLETE for attempts that ended FAILED and may run again."""
         from rmgr.coord.protocol.records import encode_block
 
         found = self.coordinator.get(paths.running_block(node, key)).result(60)
@@ -182,7 +182,7 @@ class Starter:
 
 
 class Submitter:
-    """Submits by the real multis; owns nothing unless it has an entry."""
+    """Submits with the real multis; owns its submissions only if it has an entry."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -202,7 +202,7 @@ class Submitter:
         tag: str | None = None,
         **fields: Any,
     ) -> int:
-        """A submission of `tasks` tasks in blocks of `block`. tag: in their names, None = the user's."""
+        """Submits `tasks` tasks in blocks of `block`. tag: in the names of the blocks, None = the user's."""
         found = self.coordinator.get(paths.IDS).result(60)
         assert found is not None
         number = int(decode_record(found.data, int))
@@ -244,7 +244,7 @@ class Submitter:
         return number
 
     def change(self, number: int, *, gate: bool | None, **fields: Any) -> None:
-        """GATE: the record with some fields changed."""
+        """Commits GATE: changes some fields of the record."""
         found = self.coordinator.get(paths.sub(number)).result(60)
         assert found is not None
         record = replace(decode_record(found.data, Submission), **fields)
@@ -252,7 +252,7 @@ class Submitter:
 
 
 class Tree:
-    """Looking at the tree of a cluster."""
+    """Reads the tree of a cluster."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -280,11 +280,11 @@ class Tree:
         return None if found is None else decode_record(found.data, Submission)
 
     def outcomes(self, number: int) -> dict[int, TaskOutcome]:
-        """Final outcomes by index; two for one task are an error."""
+        """Returns final outcomes by index; two for one task are an error."""
         found: dict[int, TaskOutcome] = {}
         for name in self.names(paths.done(number)):
             path = f"{paths.done(number)}/{name}"
-            if path not in self._fragments:  # they never change
+            if path not in self._fragments:  # fragments never change
                 stamped = self.coordinator.get(path).result(60)
                 assert stamped is not None
                 self._fragments[path] = decode_fragment(stamped.data)
@@ -303,7 +303,7 @@ class Tree:
 
 
 class HandClock:
-    """Reads boot clocks of the machines of a bench; who asks is answered at once."""
+    """Reads the boot clocks of a bench's machines, without delay."""
 
     def __init__(self, bench: Bench, told: Callable[[], None]) -> None:
         self._bench, self._told = bench, told
@@ -313,7 +313,7 @@ class HandClock:
 
     @property
     def reading(self) -> ClockReading | None:
-        """The first one stays: another Starter of that node is followed anew."""
+        """Returns the first reading, which stays; the next Starter of the node is followed anew."""
         if self._reading is None and (ahead_us := self._bench.boot_us.get(self._target[0])) is not None:
             self._reading = ClockReading(ahead_us, 50, 0)
         return self._reading
@@ -329,7 +329,7 @@ class HandClock:
             self._target, self._reading = (node, incarnation), None
 
     def answer(self) -> None:
-        """There is a first reading by now."""
+        """Reports that there is a first reading."""
         self._told()
 
     def close(self) -> None:
@@ -337,7 +337,7 @@ class HandClock:
 
 
 class Bench:
-    """A cluster in memory. boot_us: by node, how much the boot clock of its machine is ahead of the leader's; others do not answer."""
+    """A cluster in memory. boot_us: node -> lead of its machine's boot clock over the leader's (us); other nodes do not answer."""
 
     def __init__(self, settings: ClusterSettings | None = None, *, session_timeout_s: float = 10.0) -> None:
         self.now_s = 1000.0
@@ -379,7 +379,7 @@ class Bench:
         return value_of(metric)
 
     def lead(self, coordinator: MemoryCoordinator | None = None) -> Leader:
-        """Candidate, take-over, leadership; what follows from it has happened when this returns."""
+        """Makes a leader: candidate, take-over, leadership, and everything that follows at once."""
         coordinator = coordinator or self.leader_coordinator
         guid = f"w{next(_guids)}"
         committed(coordinator, stand(guid, EpochRecord()))
@@ -416,7 +416,7 @@ class Bench:
         return [line for line in self.log if line["event"] == name]
 
     def run(self, limit: int = 100_000) -> None:
-        """Takes messages until none is left and no timer is due."""
+        """Handles messages until none is left and no timer is due."""
         for _ in range(limit):
             message = self.mailbox.get(0)
             if message is None:
@@ -435,14 +435,14 @@ class Bench:
         self.run()
 
     def idle(self, seconds: float) -> None:
-        """As `advance`, for hours: without most of the comparisons of memory and znodes, which would be all that happens every 20 s."""
+        """As `advance`, for hours: leaves out most comparisons of memory and znodes, which are all that happens every 20 s."""
         assert self.leader is not None
         usual_s, self.leader._resync_s = self.leader._resync_s, seconds
         self.advance(seconds)
         self.leader._resync_s = usual_s
 
     def run_all(self, starter: Starter, node: str = "n1", take: int = 0, **fields: Any) -> None:
-        """Claims and completes everything that waits, `take` tasks at a time."""
+        """Claims and completes all waiting blocks, `take` tasks at a time."""
         while self.look.pending():
             starter.complete(node, starter.claim(node, take=take), **fields)
         self.advance(1.0)

@@ -1,4 +1,4 @@
-"""Ends of direct lines in tests: what came, who ended, and a client's side of one."""
+"""Ends of direct lines for tests: a record of their messages and ends, and the client's side of a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.harness.bundles import session_bundles
 
 
 class Post:
-    """What came on lines, and which of them ended."""
+    """Records the messages that came on lines, and the lines that ended."""
 
     def __init__(self) -> None:
         self.came: list[Message] = []
@@ -25,7 +25,7 @@ class Post:
 
 @contextmanager
 def sound_loop() -> Iterator[Loop]:
-    """A loop for lines; fails when anything in it has raised."""
+    """Yields a loop for lines; fails if anything in it has raised."""
     crashes: list[BaseException] = []
     made = Loop("lines", on_crash=crashes.append)
     yield made

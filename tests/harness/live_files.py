@@ -1,4 +1,4 @@
-"""Files below a directory in which others write and remove meanwhile: what vanishes is passed over (Path.rglob raises)."""
+"""Lists files below a directory that other processes change meanwhile: vanished files are skipped (Path.rglob raises)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def below(directory: Path) -> Iterator[Path]:
-    """All files and directories below it, however deep; none where it is not there."""
+    """Yields all files and directories below a directory, at any depth; none if it does not exist."""
     for path, directories, files in os.walk(directory):
         yield from (Path(path, name) for name in (*directories, *files))
 
 
 def size_of(path: Path) -> int:
-    """Bytes; 0 where it is not there any more."""
+    """Returns the size of a file in bytes, or 0 if it is gone."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat().st_size
     return 0

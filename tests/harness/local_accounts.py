@@ -1,4 +1,4 @@
-"""Throw-away local accounts, for tests that run as real root: made with useradd, gone with userdel, whatever happened between."""
+"""Temporary local accounts for tests that run as real root: made with useradd, and always removed with userdel."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import pytest
 
 from rmgr.adapters.host.accounts import Account, find_account
 
-#: /etc/passwd is locked while somebody else changes it.
+#: How long to wait while another process has locked /etc/passwd (s).
 _LOCKED_S = 20.0
 
 
 def need_accounts() -> None:
-    """Skips the test where accounts cannot be made."""
+    """Skips the test if accounts cannot be made here."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         pytest.skip("accounts can be made, and become, by root on Linux only")
     if shutil.which("useradd") is None or shutil.which("userdel") is None:
@@ -31,7 +31,7 @@ def need_accounts() -> None:
 
 @dataclass
 class LocalAccounts:
-    """A context manager: what `make` has made is gone at its end."""
+    """A context manager that removes at its end the accounts and groups that it has made."""
 
     made: list[str] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class LocalAccounts:
         return self
 
     def make(self, stem: str, *, uid: int | None = None, group: str = "") -> Account:
-        """A new account, with a home and, where asked for, in another group as well."""
+        """Makes an account, with a home unless `uid` is given, and adds it to `group` if given."""
         name = f"rmgr{stem}{uuid.uuid4().hex[:8]}"
         options = ["--shell", "/bin/sh", "--create-home" if uid is None else "--no-create-home"]
         if uid is not None:
@@ -57,7 +57,7 @@ class LocalAccounts:
         return account
 
     def make_group(self, stem: str) -> str:
-        """A new group."""
+        """Makes a group; returns its name."""
         name = f"rmgr{stem}{uuid.uuid4().hex[:8]}"
         _patiently("groupadd", name)
         self.groups.append(name)

@@ -1,10 +1,10 @@
-"""The Coordinator port on a tree in memory, with faults on order: for unit tests, property tests and simulations of daemons.
+"""The Coordinator port on a tree in memory, with faults on demand: for unit tests, property tests and simulations of daemons.
 
-Everything above the link (futures, order, deadlines, read-back, watches) is the very code that runs on ZooKeeper; only
-the link and the server are replaced. Two ways to run:
-- `auto=True`: every request is executed and answered at once, in the caller's thread; lost links come back at once;
-- `auto=False`: nothing moves by itself. `server_step` executes the next request, `client_step` delivers the next answer,
-  `cut` breaks the link between the two, `reconnect` mends it, `guard` ends what is past its deadline (pass a `clock`).
+Everything above the link (futures, order, deadlines, read-back, watches) is the same code as on ZooKeeper; only the link
+and the server are replaced. It runs in two ways:
+- `auto=True`: every request is executed and answered at once in the caller's thread; lost links come back at once;
+- `auto=False`: the test makes every step. `server_step` executes the next request, `client_step` delivers the next answer,
+  `cut` breaks the link, `reconnect` restores it, `guard` ends requests past their deadline (pass a `clock`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Request:
 
 
 class _LinkLost(Exception):
-    """What kazoo says to everything that was on the way."""
+    """The error that kazoo gives to all requests under way."""
 
 
 class _MemoryLink:
@@ -71,7 +71,7 @@ class _MemoryLink:
     # -- the server's side
 
     def serve(self) -> bool:
-        """Executes the next request. False when there is none."""
+        """Executes the next request. Returns False if there is none."""
         if not self.requests:
             return False
         request, reply, sent_s = self.requests.popleft()
@@ -81,7 +81,7 @@ class _MemoryLink:
             failure = error
             self._answer(sent_s, lambda: reply.set_exception(failure))
         else:
-            self._owner.tell(events)  # a change is told before the answer to whoever made it
+            self._owner.tell(events)  # watches hear of a change before its author gets the answer
 
             def deliver() -> None:
                 reply.set(value)
@@ -91,14 +91,14 @@ class _MemoryLink:
         return True
 
     def _register(self, request: Any) -> None:
-        """As kazoo: a watch counts from the moment its answer is here."""
+        """Registers a request's watch, which counts from the arrival of its answer, as in kazoo."""
         watch = getattr(request, "watch", None)
         if watch is not None:
             table = "child" if request.kind == "children" else "data"
             self._watchers.setdefault((table, request.path), []).append(watch)
 
     def event(self, table: str, path: str) -> None:
-        """The server reports a change."""
+        """Reports a change to the watchers of a path."""
         for callback in self._watchers.pop((table, path), []):
             callback(None)
 
@@ -149,7 +149,7 @@ class _MemoryLink:
     # -- the link's states
 
     def connect(self) -> None:
-        """Up again: with the old session while it lives, else with a new one after EXPIRED."""
+        """Brings the link up: with the old session if it is alive, else with a new one after EXPIRED."""
         if self._session and not self._tree.is_alive(self._session):
             self._owner.link_changing(self, LinkState.EXPIRED)
             self._owner.link_changed(self, LinkState.EXPIRED)
@@ -162,7 +162,7 @@ class _MemoryLink:
         self._owner.link_changed(self, LinkState.CONNECTED)
 
     def cut(self) -> None:
-        """Down: what is in both queues is lost, watches are told."""
+        """Takes the link down: both queues are lost, and watches are told."""
         if not self.up:
             return
         self.up = False
@@ -212,7 +212,7 @@ class MemoryCoordinator(SessionCoordinator):
 
     Args:
         tree: shared with the other coordinators of the test; None: one of its own.
-        auto: see the module. guarded: a thread ends what is past its deadline; default: in auto mode.
+        auto: see the module. guarded: whether a thread ends requests past their deadline; default: in auto mode.
     """
 
     _link: _MemoryLink
@@ -246,54 +246,54 @@ class MemoryCoordinator(SessionCoordinator):
     # -- faults
 
     def lose_reply(self, nth: int = 1) -> None:
-        """The n-th multi from now is executed, and the link falls before its answer."""
+        """Executes the n-th multi from now, and cuts the link before its answer."""
         self._lose_reply = nth
 
     def lose_request(self, nth: int = 1) -> None:
-        """The link falls before the n-th multi from now is executed."""
+        """Cuts the link before the n-th multi from now is executed."""
         self._lose_request = nth
 
     def pause(self) -> None:
-        """The server executes nothing (auto mode)."""
+        """Stops the server from executing requests (auto mode)."""
         self.paused = True
 
     def resume(self) -> None:
-        """The end of `pause`."""
+        """Ends `pause`."""
         self.paused = False
         self.pump()
 
     def cut(self) -> None:
-        """The link falls now; in auto mode it comes back at once."""
+        """Cuts the link; in auto mode it comes back at once."""
         self._link.cut()
         if self.auto:
             self.reconnect()
 
     def lose_watches(self) -> None:
-        """The server forgets them, as when the link falls."""
+        """Makes the server forget the client's watches, as when the link falls."""
         self.tree.drop_watches(self._link)
 
     def reconnect(self) -> None:
-        """The link comes back, with the same session if that is alive."""
+        """Restores the link, with the same session if that is alive."""
         if not self._link.up and not self._closing.is_set():
             self._link.connect()
             self.pump()
 
     def ping(self) -> bool:
-        """The link's heartbeat: the server has answered just now. False: it is down, or the session has ended."""
+        """Sends the link's heartbeat, which the server answers. Returns False if the link is down or the session has ended."""
         if not self._link.up or self.paused or not self.tree.is_alive(self.session_id):
             return False
         self._link.last_answer_s = max(self._link.last_answer_s, self._clock())
         return True
 
     def expire(self) -> None:
-        """The server ends the session; the client hears of it when it connects again (auto mode: at once)."""
+        """Ends the session on the server; the client learns it when it connects again (auto mode: at once)."""
         self.tell(self.tree.end_session(self.session_id))
         self.cut()
 
     # -- movement
 
     def server_step(self) -> bool:
-        """Executes the next request, faults included. False when there was none."""
+        """Executes the next request, with faults. Returns False if there was none."""
         if not self._link.up or not self._link.requests:
             return False
         is_multi = isinstance(self._link.requests[0][0], Commit)
@@ -310,7 +310,7 @@ class MemoryCoordinator(SessionCoordinator):
         return True
 
     def client_step(self) -> bool:
-        """Delivers the next answer or event. False when there was none."""
+        """Delivers the next answer or event. Returns False if there was none."""
         if not self._link.answers:
             return False
         self._link.answers.popleft()()
@@ -322,7 +322,7 @@ class MemoryCoordinator(SessionCoordinator):
             pass
 
     def tell(self, events: list[Event]) -> None:
-        """Hands watches to the links they belong to."""
+        """Passes events to the links whose watches they trigger."""
         for link, table, path in events:
             assert isinstance(link, _MemoryLink)
             link.answers.append(partial(link.event, table, path))
@@ -330,7 +330,7 @@ class MemoryCoordinator(SessionCoordinator):
                 link._owner.pump()
 
     def pump(self) -> None:
-        """Auto mode: steps until nothing moves; one thread at a time, the others leave their work to it."""
+        """In auto mode, steps until nothing moves; one thread at a time, to which other threads leave their work."""
         if not self.auto:
             return
         while True:

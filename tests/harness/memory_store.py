@@ -1,4 +1,4 @@
-"""A data store in the memory of one process, faithful to the port: for property tests and examples, never for a cluster."""
+"""A data store in the memory of one process, which obeys the port: for property tests and examples, never for a cluster."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _SHELVES_LOCK = threading.Lock()
 
 
 class MemoryStore(Store):
-    """A `Store` (coord/protocol/ports.py). Stores of one (non-empty) name share their rows; one without a name is its own."""
+    """A `Store` (coord/protocol/ports.py). Stores with the same non-empty name share their rows; one without a name shares none."""
 
     def __init__(self, name: str = "", *, clock_ms: Callable[[], int] = now_ms) -> None:
-        """`clock_ms` tells the time of expiry, in ms, so that a test can move it."""
+        """clock_ms: the clock of expiry (ms), which a test can move."""
         if name:
             with _SHELVES_LOCK:
                 self._shelf = _SHELVES.setdefault(name, _Shelf())
@@ -65,7 +65,7 @@ class MemoryStore(Store):
             self._shelf = _Shelf()
         self._clock_ms = clock_ms
         self._closed = False
-        self.outage = ""  #: what is wrong with the store; while it says something, every call fails as if it were away
+        self.outage = ""  #: what is wrong with the store; while not empty, every call fails as if the store were away
         self.url = f"memory:{name}"
 
     def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
@@ -174,7 +174,7 @@ class MemoryStore(Store):
         return "the store is closed" if self._closed else self.outage or None
 
     def close(self) -> None:
-        """See `Store.close`. The rows of a named store stay."""
+        """See `Store.close`. Rows of a named store stay."""
         self._closed = True
 
     def _begin(self, timeout_s: float, doing: str) -> CallDeadline:

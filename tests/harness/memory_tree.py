@@ -1,7 +1,7 @@
-"""The znode tree in memory: exactly what a ZooKeeper server does with a multi, a read, a watch and an expired session.
+"""The znode tree in memory, which handles multis, reads, watches and expired sessions exactly as a ZooKeeper server does.
 
-Where the order of checks or the numbering could be otherwise, the server's source was followed (PrepRequestProcessor,
-DataTree, DataNode) and tests/integration/zookeeper/test_coordinator_conformance.py compares.
+The order of checks and the numbering follow the server's source (PrepRequestProcessor, DataTree, DataNode);
+tests/integration/zookeeper/test_coordinator_conformance.py compares both.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rmgr.coord.protocol.multi import Check, Committed, Conflict, ConflictKind, 
 _NO_CHILDREN_FOR_EPHEMERALS = -108
 _BAD_ARGUMENTS = -8
 
-#: What is to be told because of a change: (link, table "data" or "child", path). Whom it concerns the link knows.
+#: A notice of a change: (link, table "data" or "child", path). The link knows its watchers.
 Event = tuple[object, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class RawStat:
-    """A znode's stat with the server's own names."""
+    """A znode's stat under the server's own names."""
 
     version: int
     mzxid: int
@@ -71,10 +71,10 @@ def _parent(path: str) -> str:
 
 
 class MemoryTree:
-    """One ensemble's worth of znodes, shared by the coordinators of a test. Thread-safe; calls nobody back itself.
+    """The znodes of one ensemble, shared by the coordinators of a test. Thread-safe; makes no callbacks.
 
     Args:
-        now_ms: wall clock for ctime and mtime; None: the number of the transaction, which keeps runs identical.
+        now_ms: wall clock for ctime and mtime; None = the number of the transaction, which keeps runs identical.
     """
 
     def __init__(self, now_ms: Callable[[], int] | None = None) -> None:
@@ -85,12 +85,12 @@ class MemoryTree:
         self._sessions: set[int] = set()
         self._next_session = 1
         self._watches: dict[str, dict[str, dict[object, None]]] = {"data": {}, "child": {}}
-        self.commits: list[tuple[int, Multi]] = []  #: (session, multi) in order: what tests check outcomes against
+        self.commits: list[tuple[int, Multi]] = []  #: (session, multi) in order, against which tests check outcomes
 
     # -- sessions
 
     def open_session(self) -> int:
-        """A new session's id."""
+        """Opens a session; returns its id."""
         with self._lock:
             session = self._next_session
             self._next_session += 1
@@ -102,7 +102,7 @@ class MemoryTree:
         return session in self._sessions
 
     def end_session(self, session: int) -> list[Event]:
-        """Deletes the session and its ephemerals, as one transaction."""
+        """Deletes a session and its ephemerals as one transaction."""
         with self._lock:
             if session not in self._sessions:
                 return []
@@ -117,7 +117,7 @@ class MemoryTree:
     # -- writes
 
     def apply(self, session: int, multi: Multi, root: str = "") -> tuple[Committed | Conflict | Failure, list[Event]]:
-        """Carries out `multi` or nothing of it; paths are below `root`, answers are relative to it. Raises: SessionGone."""
+        """Executes a multi, whole or not at all; paths are below `root`, and answers are relative to it. Raises: SessionGone."""
         with self._lock:
             if session not in self._sessions:
                 raise SessionGone
@@ -195,7 +195,7 @@ class MemoryTree:
         self._nodes[_parent(path)].children.add(path.rpartition("/")[2])
 
     def create(self, session: int, path: str) -> tuple[bool, list[Event]]:
-        """One persistent znode without data. False when it exists. Raises: NoZnode without a parent, SessionGone."""
+        """Creates a persistent znode without data. Returns False if it exists. Raises: NoZnode without a parent, SessionGone."""
         with self._lock:
             multi = Multi(name="CREATE", ops=(Create(path),), proof=None)  # type: ignore[arg-type]
             answer, events = self.apply(session, multi)
@@ -218,7 +218,7 @@ class MemoryTree:
     # -- reads and watches
 
     def get(self, path: str, watcher: object = None) -> tuple[bytes, RawStat]:
-        """Data and stat; a watch for the link `watcher` is left only where there is something. Raises: NoZnode."""
+        """Returns data and stat, and leaves a watch for the link `watcher` if the znode exists. Raises: NoZnode."""
         with self._lock:
             node = self._nodes.get(path)
             if node is None:
@@ -227,14 +227,14 @@ class MemoryTree:
             return node.data, node.stat()
 
     def exists(self, path: str, watcher: object = None) -> RawStat | None:
-        """Stat or None; the watch is left either way."""
+        """Returns the stat, or None if absent, and leaves a watch either way."""
         with self._lock:
             node = self._nodes.get(path)
             self._watch("data", path, watcher)
             return None if node is None else node.stat()
 
     def children(self, path: str, watcher: object = None) -> list[str]:
-        """Names of the children, in no order worth relying on. Raises: NoZnode."""
+        """Returns the names of the children, in no particular order. Raises: NoZnode."""
         with self._lock:
             node = self._nodes.get(path)
             if node is None:
@@ -243,19 +243,19 @@ class MemoryTree:
             return sorted(node.children, reverse=True)
 
     def watches(self, table: str) -> int:
-        """How many are set: of "data" or "child"."""
+        """Returns the number of watches in the table "data" or "child"."""
         with self._lock:
             return sum(len(links) for links in self._watches[table].values())
 
     def drop_watches(self, watcher: object) -> None:
-        """Forgets the watches of a link that fell."""
+        """Forgets the watches of a broken link."""
         with self._lock:
             for table in self._watches.values():
                 for links in table.values():
                     links.pop(watcher, None)
 
     def dump(self) -> dict[str, bytes]:
-        """Every path and its data: for assertions."""
+        """Returns every path and its data, for assertions."""
         with self._lock:
             return {path: node.data for path, node in sorted(self._nodes.items())}
 

@@ -1,4 +1,4 @@
-"""All metrics of all daemons, as rmgr/docs/metrics.md has them: `python -m tests.harness.metric_rows` prints the table."""
+"""The table of all metrics in rmgr/docs/metrics.md: `python -m tests.harness.metric_rows` prints it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmgr.daemons.server.owner import ServerMetrics
 from rmgr.daemons.service.metrics_place import CommonMetrics
 from rmgr.daemons.starter.node.service import StarterMetrics
 
-#: Daemon, as the table calls it -> what makes its metrics.
+#: Name of a daemon in the table -> class of its metrics.
 KINDS = {"WatchDog": LeaderMetrics, "Starter": StarterMetrics, "gateway": GatewayMetrics, "server": ServerMetrics}
 
 
@@ -25,7 +25,7 @@ class _Credentials:
 
 
 def of_registry(registry: CollectorRegistry) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
-    """(name as Prometheus has it, type, labels, meaning)."""
+    """Yields (Prometheus name, type, labels, meaning) of each metric."""
     collectors: Any = registry
     for collector in list(collectors._collector_to_names):
         described: list[Metric] = list(collector.describe())
@@ -35,13 +35,13 @@ def of_registry(registry: CollectorRegistry) -> Iterator[tuple[str, str, tuple[s
 
 
 def value_of(metric: Any) -> float:
-    """Of a counter or gauge, or of one of its labels."""
+    """Returns the value of a counter or gauge, or of one of its label sets."""
     (family,) = metric.collect()
     return float(next(sample.value for sample in family.samples if not sample.name.endswith("_created")))
 
 
 def rows() -> list[str]:
-    """Lines of the table, by name."""
+    """Returns the lines of the table, sorted by name."""
     found: dict[tuple[str, str, tuple[str, ...], str], list[str]] = {}
     for daemon, make in KINDS.items():
         registry = make().registry  # type: ignore[attr-defined]

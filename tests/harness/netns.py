@@ -1,6 +1,6 @@
-"""Machines of a test: network namespaces on one bridge, each with an address of its own and nothing on its loopback.
+"""Machines of a test: network namespaces on one bridge, each with its own address and nothing on its loopback.
 
-What runs in one reaches the others by address only, as between machines; the file system is shared. Needs root and iproute2.
+Programs reach other machines only by address, as in a real network, but share the file system. Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PREFIX = 24
 
 
 def missing() -> str:
-    """Why there can be no namespaces here, "" when there can."""
+    """Returns why network namespaces cannot be made here, or "" if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     try:
@@ -30,18 +30,18 @@ def missing() -> str:
 
 
 class Machines:
-    """A bridge with an address of this namespace, and the machines on it. Removes all of it at its end.
+    """A bridge with an address in this namespace, and the machines on it. Removes all of them at its end.
 
     Args:
-        number: makes the network unlike that of other test processes: 10.81.<number>.0/24.
+        number: makes the network 10.81.<number>.0/24, different from those of other test processes.
     """
 
     def __init__(self, number: int | None = None) -> None:
         number = os.getpid() % 250 + 1 if number is None else number
-        self.address = f"10.81.{number}.1"  #: of this namespace, for all machines
+        self.address = f"10.81.{number}.1"  #: address of this namespace on the bridge
         self._network = f"10.81.{number}"
         self._bridge = f"rmgrb{os.getpid() % 100000}"
-        self.addresses: dict[str, str] = {}  #: of machines
+        self.addresses: dict[str, str] = {}  #: machine -> address
         self._names: dict[str, str] = {}  # machine -> namespace
         self._children: list[subprocess.Popen[bytes]] = []
 
@@ -52,7 +52,7 @@ class Machines:
         return self
 
     def add(self, name: str) -> str:
-        """A new machine; returns its address."""
+        """Adds a machine; returns its address."""
         index = len(self._names) + 2
         space, outside = f"rmgr{os.getpid()}{name}", f"rv{os.getpid() % 100000}x{index}"
         address = self.addresses[name] = f"{self._network}.{index}"
@@ -68,7 +68,7 @@ class Machines:
     def run(
         self, name: str, argv: Sequence[str], *, text: str = "", environment: Mapping[str, str], timeout_s: float = 60.0
     ) -> tuple[int, str, str]:
-        """Runs a program on a machine to its end; (exit code, stdout, stderr)."""
+        """Runs a program on a machine to its end; returns (exit code, stdout, stderr)."""
         done = subprocess.run(
             ["ip", "netns", "exec", self._names[name], *argv],
             input=text,

@@ -1,4 +1,4 @@
-"""A server of calls that the test plays: a stream to a gateway, and what it does with each offer."""
+"""A server of calls played by the test: a stream to a gateway, and a function that answers each offer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small programs as users write them. `pool()` is `ProcessPoolExecutor` at home, and `rmgr.Executor` here; both must print the same."""
+"""Small programs as users write them. `pool()` is either `ProcessPoolExecutor` or `rmgr.Executor`; both must print the same."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A TCP proxy between clients and one ZooKeeper server (or another one) that loses, delays, cuts and refuses on order.
+"""A TCP proxy between clients and one server, ZooKeeper or another, that loses, delays, cuts and refuses on demand.
 
-It reads the frames of the protocol (4 bytes length, then xid and opcode of a request; xid of an answer), so it can
-drop exactly the answer to the n-th multi: the server has committed, the client will never know.
+It reads the frames of ZooKeeper's protocol (4 bytes length, then xid and opcode of a request; xid of an answer), so it can
+drop exactly the answer to the n-th multi: the server has committed, but the client gets no answer.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _TWO = struct.Struct("!ii")
 
 
 class _Pair:
-    """One client's connection and its continuation to the server."""
+    """A client's connection and its connection to the server."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
         self.server = server
         self.from_client = b""
         self.from_server = b""
-        self.connected = False  # the first frame each way is the connect request, without xid
+        self.connected = False  # the first frame in each direction belongs to the connect request, which has no xid
         self.answered = False
-        self.lost_xid: int | None = None  # cut when this answer comes
-        self.delayed: deque[tuple[float, bytes]] = deque()  # answers that wait
+        self.lost_xid: int | None = None  # the link is cut when this answer comes
+        self.delayed: deque[tuple[float, bytes]] = deque()  # answers to send later
 
     def close(self) -> None:
         for sock in (self.client, self.server):
@@ -44,12 +44,12 @@ class _Pair:
 class Proxy:
     """Args:
     target: "host:port" of the server; may be changed while it runs.
-    framed: False for a server that does not speak ZooKeeper's protocol: no single answer can be lost then.
+    framed: False for a server that does not speak ZooKeeper's protocol; single answers cannot be lost then.
     """
 
     def __init__(self, target: str, *, framed: bool = True) -> None:
         self.target = target
-        self.sent_bytes = 0  #: that have reached the server
+        self.sent_bytes = 0  #: bytes that have reached the server
         self._framed = framed
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -65,9 +65,9 @@ class Proxy:
         self._refusing = False
         self._silent_to_client = False
         self._silent_to_server = False
-        self._swallows_from = math.inf  #: `sent_bytes`
+        self._swallows_from = math.inf  #: value of `sent_bytes` from which on bytes vanish
         self._delay_s = 0.0
-        self.cuts = 0  #: how many links were cut by a fault
+        self.cuts = 0  #: number of links cut by a fault
         self._wake_read, self._wake_write = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
@@ -75,43 +75,43 @@ class Proxy:
     # -- faults
 
     def lose_reply(self, nth: int = 1) -> None:
-        """The n-th multi from now reaches the server; its answer, and everything after it, does not come back."""
+        """Lets the n-th multi from now reach the server, but drops its answer and everything after it."""
         with self._lock:
             self._multis, self._lose_reply = 0, nth
 
     def lose_request(self, nth: int = 1) -> None:
-        """The n-th multi from now never reaches the server; the link is cut instead."""
+        """Cuts the link instead of sending the n-th multi from now."""
         with self._lock:
             self._multis, self._lose_request = 0, nth
 
     def cut(self) -> None:
-        """Breaks every link now; new ones are accepted."""
+        """Breaks every link now; accepts new ones."""
         with self._lock:
             for pair in list(self._pairs):
                 self._drop(pair)
 
     def refuse(self, refusing: bool = True) -> None:
-        """New links are closed as soon as they are opened, old ones are cut."""
+        """Cuts all links, and closes new ones as soon as they open; `refuse(False)` ends this."""
         with self._lock:
             self._refusing = refusing
             if refusing:
                 self.cut()
 
     def black_hole(self, *, to_client: bool = True, to_server: bool = True) -> None:
-        """Bytes vanish in the given directions, links stay open. Nothing given: all flows again (what vanished is gone)."""
+        """Drops all bytes in the given directions, but leaves links open. Both False: bytes flow again on new links."""
         with self._lock:
             if (self._silent_to_client or self._silent_to_server) and not (to_client or to_server):
-                self.cut()  # a stream with a hole in it cannot go on
+                self.cut()  # a stream with missing bytes cannot go on
             self._silent_to_client, self._silent_to_server = to_client, to_server
             self._swallows_from = math.inf
 
     def swallow_after(self, count: int) -> None:
-        """A black hole towards the server once so many bytes more have reached it."""
+        """Drops bytes towards the server after the next `count` bytes."""
         with self._lock:
             self._swallows_from = self.sent_bytes + count
 
     def delay(self, seconds: float) -> None:
-        """Answers come this much later."""
+        """Delays answers by this time."""
         with self._lock:
             self._delay_s = seconds
 
@@ -139,7 +139,7 @@ class Proxy:
             try:
                 ready, _, _ = select.select([self._listener, self._wake_read, *sockets], [], [], self._until_due())
             except (OSError, ValueError):
-                continue  # a socket was closed under us
+                continue  # another thread has closed a socket
             with self._lock:
                 self._flush_delayed()
                 for sock in ready:
