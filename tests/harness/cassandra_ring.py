@@ -45,7 +45,7 @@ class CassandraRing:
             )
             for address in addresses
         ]
-        self._to_meet: list[tuple[CassandraNode, CassandraNode, int]] = []  # (node, other, n): the node's log must report the other one up more than n times
+        self._to_meet: list[tuple[CassandraNode, CassandraNode, int]] = []  # (node, other, times met before launch)
 
     @property
     def contacts(self) -> str:

@@ -26,9 +26,10 @@ def echoed(_offer: Any, arguments: bytes) -> tuple[Any, bytes]:
 
 
 class PlayedServer:
-    """Answers offers by `work` on a thread each; `verdicts` are given first, one an offer, in place of ACCEPTED; -1: none.
+    """Answers each offer by `work` on its own thread. `verdicts` replace ACCEPTED for the next offers, one each; -1 = no verdict.
 
-    in_one_piece: it sends an answer as one, however large. says: in its stream; `said_bytes=4096`, too: it hears arguments there.
+    in_one_piece: sends an answer of any size in one piece. says: sends answers in its stream; with `said_bytes=4096` it also gets
+    arguments there.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""An interpreter and packages that every local account can reach, for tests of work as its user in a checkout that is closed to others."""
+"""An interpreter and packages that every local account can read: for tests of work as its user, in a checkout closed to other users."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rmgr.adapters.host.accounts import Account
 from rmgr.daemons.starter.staging.accounts import Reach
 from rmgr.runner.host import home
 
-#: What a client of a gateway imports.
+#: Packages that a client of a gateway imports.
 CLIENT = ("grpc", "google", "cryptography", "cffi", "_cffi_backend", "structlog", "typing_extensions", "kazoo", "psutil")
-#: Stands for every account that a test makes.
+#: An account without rights of its own, as those that tests make.
 _ANYBODY = Account(name="anybody", uid=65534, gid=65534)
 
 
 @contextmanager
 def work_that_users_reach(*, also: Collection[str] = ()) -> Iterator[None]:
-    """Work of users starts inside it, wherever the checkout lies: where it is closed to them, from a copy in /var/tmp.
+    """Lets work start as its user inside the block; if the checkout is closed to other users, from a copy in /var/tmp.
 
-    also: further names in site-packages that this work imports (`CLIENT`: work that submits work through a gateway).
-    Root only. Cost: 1 ms, or 0.3 s and 8 MiB for the copy, which goes at the end.
+    also: further names in site-packages that this work imports (`CLIENT`: for work that submits work through a gateway).
+    Needs root. Cost: 1 ms, or 0.3 s and 8 MiB for the copy, which is removed at the end.
     """
     if not Reach(python="", directory=Path("/var/tmp")).problem(_ANYBODY):
         yield
@@ -50,7 +50,7 @@ def work_that_users_reach(*, also: Collection[str] = ()) -> Iterator[None]:
 
 @contextmanager
 def open_place(*, mode: int = 0o755) -> Iterator[Path]:
-    """A directory that users can get to (pytest's own is closed to them)."""
+    """Yields a directory that all users can reach (pytest's own is closed to them)."""
     directory = Path(tempfile.mkdtemp(prefix="rmgr-users-", dir="/var/tmp"))
     directory.chmod(mode)
     try:
@@ -60,8 +60,8 @@ def open_place(*, mode: int = 0o755) -> Iterator[Path]:
 
 
 def _environment(place: Path, also: Collection[str]) -> str:
-    """Fills `place`; returns the interpreter. What only daemons import is found where it is: they are root."""
-    shutil.copytree(home.ROOT / "rmgr", place / "root" / "rmgr")  # with what is compiled: else each process compiles it all, for 0.4 s
+    """Copies what work imports into `place`; returns the interpreter. Daemons, which are root, import the rest from its own place."""
+    shutil.copytree(home.ROOT / "rmgr", place / "root" / "rmgr")  # with compiled files, or each process compiles all, for 0.4 s
     base = Path(sys.base_prefix)
     if not all(above.stat().st_mode & 0o001 for above in (base.resolve(), *base.resolve().parents)):
         shutil.copytree(base, place / "base", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,7 +1,7 @@
-"""One of each record as release 0.1.0 wrote it: `golden(name)` has its bytes, `RECORDS` what they must mean for ever.
+"""One of each record as release 0.1.0 wrote it: `golden(name)` returns its bytes, `RECORDS` holds what they must always mean.
 
-The bytes in tests/golden/records were made by 0.1.0 itself from these values, and are never made again: a later release
-that cannot read them cannot be installed beside it. Only fields that 0.1.0 had are named here.
+Release 0.1.0 itself made the bytes in tests/golden/records from these values. They are never made again: a later release
+that cannot read them cannot run beside 0.1.0. The values name only fields that 0.1.0 had.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ RECORDS: dict[str, Any] = {
     ),
 }  # fmt: skip
 
-#: MessagePack: (encoder's and decoder's suffix in coord/protocol/records.py, value).
+#: MessagePack records: name -> (suffix of encoder and decoder in coord/protocol/records.py, value).
 PACKS: dict[str, tuple[str, Any]] = {
     "block": ("block", BLOCK),
     "block_wide": ("block", WIDE_BLOCK),
@@ -113,6 +113,6 @@ PACKS: dict[str, tuple[str, Any]] = {
 
 
 def golden(name: str) -> bytes:
-    """The bytes that 0.1.0 wrote."""
+    """Returns the bytes that 0.1.0 wrote."""
     suffix = "json" if name in RECORDS else "msgpack"
     return (GOLDEN / "records" / f"{name}.{suffix}").read_bytes()

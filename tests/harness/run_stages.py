@@ -1,11 +1,11 @@
-"""Stages of a run, cheapest first: what is computed, features on real processes, chaos; the longest files of each first.
+"""Orders a run in stages, cheapest first: tests without processes, features on real processes, chaos; in each, the longest files first.
 
-Files that share a cluster of their own stand together, and run one after another in one worker: else each worker would start that cluster.
+Files that share their own cluster run one after another in one worker, or each worker would start that cluster.
 
-How long a file takes stands in `tests/durations.json`, which `RMGR_RECORD_DURATIONS=1 tests/run.sh` refreshes. With `RMGR_STAGED=1`, which
-`tests/run.sh` sets, the first failure of what is computed ends the run: a typo shows in minutes.
+`tests/durations.json` holds how long each file takes; `RMGR_RECORD_DURATIONS=1 tests/run.sh` refreshes it. With `RMGR_STAGED=1`, which
+`tests/run.sh` sets, the first failure of a test without processes ends the run: a typo shows in minutes.
 
-What needs minutes of waiting or gigabytes is marked `long`: `tests/run.sh` leaves it out, `tests/long.sh` runs it and nothing else.
+Tests that need minutes of waiting, or gigabytes, are marked `long`: `tests/run.sh` leaves them out, `tests/long.sh` runs only them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import pytest
 
 from tests.places import TESTS
 
-#: Trees of the later stages; whatever is in none of them is of the first.
+#: Trees of the later stages; all other tests belong to the first.
 _LATER = ("tests/integration/", "tests/chaos/")
 _DURATIONS = TESTS / "durations.json"
-#: Files that share a cluster, by what they share.
+#: Files that share a cluster, by the name of their group.
 _TOGETHER = {
     "pair_of_run": ("bad_work", "descriptors", "gateways", "keyed", "leaders", "starters", "zookeeper"),
     "keys_of_run": ("keys_claimed", "keys_handed"),
@@ -34,23 +34,23 @@ _TOGETHER = {
     "besieged": ("attacks_behind", "fuzz_behind"),
 }
 _GROUP = {f"tests/chaos/test_{name}.py": group for group, names in _TOGETHER.items() for name in names}
-#: Files that are quicker are not worth a line.
+#: Shortest time (s) that is recorded.
 _LEAST_S = 1.0
 
 
 def stage_of(name: str) -> int:
-    """0 = computed, 1 = features, 2 = chaos. name: of a test, as pytest has it."""
+    """Returns a test's stage: 0 = without processes, 1 = features, 2 = chaos. name: pytest's id of the test."""
     return next((number for number, tree in enumerate(_LATER, 1) if name.startswith(tree)), 0)
 
 
 def recorded() -> dict[str, float]:
-    """File -> seconds that its tests took in the run that was recorded, without those that took hardly any."""
+    """Returns the seconds that each file's tests took in the recorded run, without the quickest files."""
     found: dict[str, float] = json.loads(_DURATIONS.read_text(encoding="utf-8")) if _DURATIONS.exists() else {}
     return found
 
 
 def long_tests(path: Path) -> frozenset[str]:
-    """Names of a file's tests of which `tests/run.sh` runs nothing; one of which it runs some parameters is not among them."""
+    """Returns the names of a file's tests that `tests/run.sh` does not run with any parameters."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     marks = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
     tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
@@ -66,7 +66,7 @@ def _is_long(mark: ast.expr) -> bool:
 
 
 class Stages:
-    """Orders the files of a run, ends it early, records how long its files took."""
+    """Orders the files of a run, ends it early, and records how long they took."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -75,7 +75,7 @@ class Stages:
         self._seconds: dict[str, float] = defaultdict(float)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """The order of stages, and the longest files of each first: no worker is left alone with a long one at the end."""
+        """Orders tests by stage, and the longest files of each first, so that no worker is left with a long one at the end."""
         seconds: dict[str, float] = defaultdict(float)
         for file, took_s in recorded().items():
             seconds[group_of(file)] += took_s
@@ -83,7 +83,7 @@ class Stages:
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """Whole files to each worker, or the files of a group."""
+        """Gives each worker whole files, or all files of a group."""
         from xdist.scheduler import LoadFileScheduling
 
         class Together(LoadFileScheduling):  # type: ignore[misc]
@@ -93,7 +93,7 @@ class Stages:
         return Together(config, log) if config.getvalue("dist") == "loadfile" else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Ends the run where what is computed is wrong."""
+        """Adds the test's time, and ends a staged run if a test of the first stage fails."""
         self._seconds[_file(report.nodeid)] += report.duration
         if report.failed and self._is_staged and not self._is_worker and not stage_of(report.nodeid):
             why = f"{report.nodeid} failed, and is computed: the later stages would take long to say the same"
@@ -104,7 +104,7 @@ class Stages:
                 self._config.pluginmanager.get_plugin("session").shouldfail = why  # type: ignore[union-attr]
 
     def pytest_sessionfinish(self) -> None:
-        """Writes down how long files took; those that did not run keep what stands there."""
+        """Records how long files took; files that did not run keep their recorded time."""
         if self._is_worker or not os.environ.get("RMGR_RECORD_DURATIONS"):
             return
         found = recorded() | {name: round(seconds, 1) for name, seconds in self._seconds.items()}
@@ -113,7 +113,7 @@ class Stages:
 
 
 def group_of(name: str) -> str:
-    """The files that run in one worker with this test, or its file alone. name: of a test or a file."""
+    """Returns the group of a test's file, or the file itself if it is in none. name: of a test or a file."""
     return _GROUP.get(_file(name), _file(name))
 
 
@@ -122,6 +122,6 @@ def _file(name: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Joins the run."""
+    """Registers the stages, once per run."""
     if not config.pluginmanager.has_plugin(Stages.__name__):
         config.pluginmanager.register(Stages(config), Stages.__name__)

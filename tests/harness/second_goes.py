@@ -1,8 +1,8 @@
 """Second goes: a test of real processes that fails runs again, alone, at the end of the run, on fresh clusters.
 
-Real processes miss a deadline when the machine stands still. A failure is excused, and not counted, where a witness saw that happen
-during the test; such a test has three goes at most, any other has two. A run fails when a last go fails, or when more tests than
-`RMGR_MOST_RERUNS` (10) needed another go without such a stall: a test that often needs one hides a defect.
+Real processes miss deadlines when the machine stands still. A failure is excused, and not counted, if a witness saw a stall during the
+test; an excused test has at most three goes, any other two. A run fails when a last go fails, or when more than `RMGR_MOST_RERUNS` (10)
+tests needed another go without a stall: a test that often needs one hides a defect.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 
 import pytest
 
-#: Trees of tests with real processes; what is computed has one go.
+#: Trees of tests with real processes; all other tests have one go.
 REAL = ("tests/chaos/", "tests/integration/")
 MOST_VARIABLE = "RMGR_MOST_RERUNS"
-STALLED_VARIABLE = "RMGR_STALLED"  #: set where stalls are made on purpose: they excuse nothing
-_IS_AGAIN = "RMGR_SECOND_GO"  #: set in the process of a second go, which has none of its own
+STALLED_VARIABLE = "RMGR_STALLED"  #: set when stalls are made on purpose, which excuse no failure
+_IS_AGAIN = "RMGR_SECOND_GO"  #: set in the process of a second go, which starts no further ones
 _MOST = 10
 _GOES, _EXCUSED_GOES = 2, 3
 _MOST_CAUSE = 300  # characters
 _LONGEST_GO_S = 1500.0
-#: A thread that wanted to sleep a quarter of a second and slept this long, or so much waiting of all processes for a disk: a stall.
+#: A stall is a sleep of _LOOK_S that lasted _STALL_S, or that much time in which all processes waited for a disk (s).
 _STALL_S, _LOOK_S = 2.0, 0.25
 _PRESSURE = Path("/proc/pressure/io")
 
@@ -43,15 +43,15 @@ class Witness:
         self._thread = threading.Thread(target=self._watch, name="witness", daemon=True)
 
     def start(self) -> None:
-        """Watches from now on."""
+        """Starts watching."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Watches no more."""
+        """Stops watching."""
         self._over.set()
 
     def saw(self, begin_s: float, end_s: float) -> bool:
-        """Whether there was a stall in this time."""
+        """Whether there was a stall between two times."""
         return any(begin < end_s and begin_s < end for begin, end in self.stalls)
 
     def _watch(self) -> None:
@@ -74,12 +74,12 @@ def _disk_wait_s() -> float:
         full = next(line for line in _PRESSURE.read_text().splitlines() if line.startswith("full"))
         return int(full.rpartition("total=")[2]) / 1e6
     except (OSError, StopIteration, ValueError):
-        return 0.0  # a kernel that does not say
+        return 0.0  # the kernel does not report it
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was heard of one test. begin_s, end_s: since the epoch."""
+    """The reports of one test. begin_s, end_s: seconds since the epoch."""
 
     begin_s: float
     end_s: float
@@ -87,7 +87,7 @@ class _Seen:
 
 
 class SecondGoes:
-    """Hears of every report, also of those that workers send, and runs again what failed."""
+    """Listens to every report, also from workers, and runs failed tests again."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -99,7 +99,7 @@ class SecondGoes:
         self._excuses = STALLED_VARIABLE not in os.environ
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keeps failures and when they were."""
+        """Keeps the failures of each test, and their times."""
         if not report.nodeid.startswith(REAL):
             return
         seen = self._seen.setdefault(report.nodeid, _Seen(report.start, report.stop))
@@ -110,7 +110,7 @@ class SecondGoes:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """All tests, then those again that failed; none is when the run was cut short."""
+        """Runs all tests, then the failed ones again, unless the run was cut short."""
         self.witness.start()
         try:
             result = yield
@@ -122,7 +122,7 @@ class SecondGoes:
             self.witness.stop()
 
     def is_excused(self, begin_s: float, end_s: float) -> bool:
-        """Whether the machine stood still meanwhile, and nobody wanted it to."""
+        """Whether the machine stood still between two times, and not on purpose."""
         return self._excuses and self.witness.saw(begin_s, end_s)
 
     def _again(self, session: pytest.Session, name: str, seen: _Seen) -> None:
@@ -145,7 +145,7 @@ class SecondGoes:
             first.sections.append((f"go {number}", said))
 
     def _forgive(self, session: pytest.Session, name: str, seen: _Seen) -> None:
-        """The test passes: its failures become a rerun in the summary, and the run does not fail for them."""
+        """Turns a test's failures into a rerun in the summary, so that the run does not fail for them."""
         terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
         session.testsfailed -= len(seen.failures)
         if terminal is None:
@@ -164,12 +164,12 @@ class SecondGoes:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fails a run that had more of them than it may."""
+        """Fails a run in which too many tests needed another go."""
         if self._counted() > self.most and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Says how many, which, why, and whether that is too many."""
+        """Prints which tests needed another go, why, and whether these are too many."""
         if not self.causes:
             return
         count, total = self._counted(), len(self.causes)
@@ -183,13 +183,13 @@ class SecondGoes:
 
     def _line(self, text: str) -> None:
         terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
-        if terminal is not None:  # at once, so that a run that is cut off has said it, too
+        if terminal is not None:  # at once, so that it shows even if the run is cut short
             terminal.ensure_newline()
             terminal.line(text)
 
 
 def run_alone(name: str, root: Path) -> str | None:
-    """Runs one test in a process of its own; None: it passed, else what it printed."""
+    """Runs one test in a separate process; returns None if it passes, else its output."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")} | {_IS_AGAIN: "1"}
     words = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--rootdir", str(root), name]
     with subprocess.Popen(words, cwd=root, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -203,7 +203,7 @@ def run_alone(name: str, root: Path) -> str | None:
 
 
 def cause_of(report: pytest.TestReport) -> str:
-    """Where it failed and with what, in one line."""
+    """Returns where and with what a test failed, in one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is None:
         return " ".join(str(report.longrepr).split())[-_MOST_CAUSE:]
@@ -212,6 +212,6 @@ def cause_of(report: pytest.TestReport) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Listens, unless this is one of several workers, which report to the one that started them, or a second go itself."""
+    """Registers second goes, except in a worker, whose reports go to the main process, and in a second go itself."""
     if not hasattr(config, "workerinput") and _IS_AGAIN not in os.environ and not config.pluginmanager.has_plugin(SecondGoes.__name__):
         config.pluginmanager.register(SecondGoes(config), SecondGoes.__name__)

@@ -1,4 +1,4 @@
-"""Plays systemd: binds the socket that a daemon notifies, starts the daemon, keeps what it says and when."""
+"""Plays systemd: binds the socket that a daemon notifies, starts the daemon, and records its messages and their times."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.harness.waiting import PATIENCE_S, eventually
 
 
 class Service:
-    """One daemon, started as systemd does it (Type=notify, WatchdogSec).
+    """A daemon, started as systemd does it (Type=notify, WatchdogSec).
 
     Args:
-        words: after `rmgr`. watchdog_s: WatchdogSec. abstract: the socket has no name in the file system.
+        words: arguments of `rmgr`. watchdog_s: WatchdogSec. abstract: whether the socket has no name in the file system.
     """
 
     def __init__(
@@ -59,24 +59,24 @@ class Service:
             self.said.extend((now_s, line) for line in data.decode().splitlines())
 
     def times(self, what: str) -> list[float]:
-        """When it said `what`."""
+        """Returns the times at which the daemon sent `what` (monotonic, s)."""
         return [at for at, line in list(self.said) if line == what]
 
     def status(self) -> str:
-        """What `systemctl status` would show."""
+        """Returns the status that `systemctl status` would show."""
         return next((line.removeprefix("STATUS=") for _, line in reversed(list(self.said)) if line.startswith("STATUS=")), "")
 
     def until(self, what: str, condition: Callable[[], object], *, within: float = PATIENCE_S) -> None:
-        """Waits; fails with its log."""
+        """Waits for a condition; fails with the end of the daemon's log."""
         eventually(condition, lambda: f"{what}\nsaid: {self.said[-12:]}\n{self.log.read_text()[-2000:]}", within_s=within)
 
     def silence_s(self) -> float:
-        """Since its last beat."""
+        """Returns the time since the daemon's last beat (s)."""
         beats = self.times("WATCHDOG=1")
         return time.monotonic() - beats[-1] if beats else 0.0
 
     def stop(self, within: float = 20.0) -> int:
-        """SIGTERM; its exit code."""
+        """Sends SIGTERM and waits; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(within)
 

@@ -1,8 +1,8 @@
-"""A client that begins calls and never sends what they ask.
+"""A client that begins RPCs and never sends their requests.
 
     python -m tests.harness.silent_calls ENDPOINT ROLE BUNDLE CONNECTIONS CALLS METHOD ...
 
-Prints "sent" when all calls were begun, and begins another for each that is ended, until its standard input is closed.
+Prints "sent" when all calls have begun, and replaces each call that is ended, until its standard input is closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.model.cluster.identity import Role
 
-#: Between a call that was ended and the next one (s): a flood is another attack.
+#: Pause between an ended call and the next one (s): floods are tested elsewhere.
 _PAUSE_S = 0.5
 
 

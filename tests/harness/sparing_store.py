@@ -1,4 +1,4 @@
-"""A store that fails who would read a large value whole."""
+"""A store that fails every caller that reads a large value whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHUNK = 512 * 1024
 
 
 class SparingStore(MemoryStore):
-    """large: keys whose values nobody may have in memory."""
+    """A store in memory. large: keys whose values may only be streamed."""
 
     def __init__(self) -> None:
         super().__init__(uuid.uuid4().hex)

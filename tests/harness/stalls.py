@@ -1,7 +1,7 @@
-"""Runs the tests on a machine that stands still: once a minute all processes of the run are stopped for 2 to 10 s (`tests/stalls.sh`).
+"""Runs the tests as on a machine that stands still at times: stops all processes of the run for 2 to 10 s a minute (`tests/stalls.sh`).
 
-Processes of the run are those below the command, and those that have its mark among their variables: daemons may belong to nobody any more.
-What a test has stopped itself stays stopped. Stalls are made here on purpose, so they excuse nothing (`tests/harness/second_goes.py`).
+Processes of the run are the command's descendants, and processes with its mark in their environment, because daemons may be orphaned.
+Processes that a test has stopped stay stopped. These stalls are made on purpose and excuse no failure (`tests/harness/second_goes.py`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import psutil
 
 from tests.harness.second_goes import STALLED_VARIABLE
 
-_MARK = "STALLED_RUN"  # without the prefix of rmgr's variables, which tests take away from what they start
+_MARK = "STALLED_RUN"  # without the prefix RMGR_: tests remove rmgr's variables from processes that they start
 _EVERY_S = 60.0
 _LEAST_S, _MOST_S = 2.0, 10.0
 _STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE)
 
 
 def processes_of(root: psutil.Process, mark: str) -> Iterator[psutil.Process]:
-    """Those of a run, in no order. mark: see the module."""
+    """Yields the processes of a run, in no particular order. mark: see the module."""
     below = {root, *root.children(recursive=True)}
     yield from below
     for process in psutil.process_iter():
@@ -37,7 +37,7 @@ def processes_of(root: psutil.Process, mark: str) -> Iterator[psutil.Process]:
 
 
 def stop_all(root: psutil.Process, mark: str) -> list[psutil.Process]:
-    """Stops every process of the run that is not stopped already; those that were begun meanwhile, too. Returns: whom it has stopped."""
+    """Stops all processes of the run that are not stopped yet, also those started meanwhile. Returns the processes that it has stopped."""
     stopped: list[psutil.Process] = []
     while True:
         found = [process for process in processes_of(root, mark) if process not in stopped and _stop(process)]
@@ -55,14 +55,14 @@ def _stop(process: psutil.Process) -> bool:
 
 
 def go_on(stopped: Sequence[psutil.Process]) -> None:
-    """The end of a stall."""
+    """Continues the stopped processes at the end of a stall."""
     for process in stopped:
         with contextlib.suppress(psutil.Error):
             process.resume()
 
 
 def run(words: Sequence[str], *, every_s: float = _EVERY_S, least_s: float = _LEAST_S, most_s: float = _MOST_S) -> int:
-    """Runs a command in stalls until it ends; its exit code. Ctrl-C is for the command."""
+    """Runs a command with stalls until it ends; returns its exit code. Ctrl-C is left to the command."""
     mark, draw = uuid.uuid4().hex, random.Random()
     with subprocess.Popen(words, env=os.environ | {_MARK: mark, STALLED_VARIABLE: "1"}) as command:
         try:

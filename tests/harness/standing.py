@@ -1,7 +1,7 @@
-"""After each test with processes: none that it has left, or that a cluster of this run has, stands stopped or frozen for long.
+"""Checks after each test that no process of the test, or of a cluster of this run, stays stopped or frozen.
 
-Stopped work is work that nobody will continue: a defect of whoever stopped it, which no other test would notice. Looked at is what
-descends from this process, and what was orphaned and works below the run's own directory; by state (`T`), and by its control group.
+Stopped work that is never continued is a defect that no other test would notice. It looks at descendants of this process, and at orphans
+whose working directory is below the run's; it reads their state (`T`) and their control group.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 
 import pytest
 
-#: So long something may stand still: it may be about to be killed, or between two turns. A stopped node's work is gone in less.
+#: How long a process may stand still (s): it may be about to be killed, or between two turns. A stopped node's work is gone sooner.
 PATIENCE_S = 8.0
 _LOOK_S = 0.1
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"})
 
 
 class Standing:
-    """Looks after tests of one run. Cost: nothing where no process was started, else one pass over /proc, 20 us a process."""
+    """Checks the tests of one run. Cost: nothing if no process was started, else one pass over /proc, 20 us per process."""
 
     def __init__(self, directory: Callable[[], Path]) -> None:
-        """directory: below which the run's processes work; asked when something is looked at."""
+        """directory: returns the directory below which the run's processes work; called at each check."""
         self._directory = directory
         self._has_started = False
         self._told: set[int] = set()
@@ -37,7 +37,7 @@ class Standing:
             self._has_started = True
 
     def found(self, patience_s: float) -> list[str]:
-        """What stands still, and has for so long; each process is told once."""
+        """Returns the processes that have stood still for `patience_s`; reports each process once."""
         if not self._has_started and not _has_children():
             return []
         self._has_started = False
@@ -66,7 +66,7 @@ class Standing:
 
 
 def _stat(pid: int | str) -> tuple[str, int]:
-    """(state, parent); ("X", 0): it is gone."""
+    """Returns (state, parent) of a process, or ("X", 0) if it is gone."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         words = file.read().rpartition(b") ")[2].split(maxsplit=2)
         if len(words) > 1:
@@ -81,7 +81,7 @@ def _works_in(pid: int, directory: str) -> bool:
 
 
 def _stands(pid: int) -> str:
-    """How it stands still, "" = it does not."""
+    """Returns how a process stands still, or "" if it does not."""
     state, _ = _stat(pid)
     if state in "ZX":
         return ""
@@ -97,7 +97,7 @@ def _stands(pid: int) -> str:
 
 @functools.cache
 def unified() -> str:
-    """Where control groups of version 2 are mounted, "/" = nowhere."""
+    """Returns where control groups of version 2 are mounted, or "/" if nowhere."""
     with open("/proc/self/mounts", encoding="utf-8") as file:
         return next((line.split()[1] for line in file if line.split()[2] == "cgroup2"), "/")
 
@@ -121,10 +121,10 @@ _of_run: list[Standing] = []
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Watches from now on what is started."""
+    """Starts watching for started processes (Linux only)."""
     if sys.platform.startswith("linux"):
 
-        def directory() -> Path:  # pytest's own names it later
+        def directory() -> Path:  # pytest sets it later
             return Path(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
 
         _of_run[:] = [Standing(directory)]
@@ -132,7 +132,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown() -> Generator[None]:
-    """Once the test's own fixtures are gone. Fails it."""
+    """Checks after the test's fixtures are torn down, and fails the test if a process stands still."""
     yield
     found = [told for one in _of_run for told in one.found(PATIENCE_S)]
     if found:

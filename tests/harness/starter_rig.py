@@ -1,4 +1,4 @@
-"""A Starter under test: a cluster's tree made by hand, submissions as bare multis, outcomes read from fragments."""
+"""A Starter under test: the rig builds a cluster's tree, submits with bare multis, and reads outcomes from fragments."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 DEADLINE_S = 60.0
-#: Unless a test says otherwise: a queue whose work is pulled, one whose work is placed.
+#: Default queues: one whose work is pulled, one whose work is placed.
 _QUEUES = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE, policy="easy"))
 
 
 @dataclass
 class Running:
-    """A Starter on a thread of this process."""
+    """A Starter that runs on a thread of this process."""
 
     parts: Parts
     coordinator: ZkCoordinator
@@ -75,7 +75,7 @@ class Running:
     server: RpcServer | None = None
 
     def stop(self, deadline_s: float = 15.0) -> None:
-        """In good order."""
+        """Stops the Starter in good order."""
         self.parts.starter.stop()
         self.thread.join(deadline_s)
         alive = self.thread.is_alive()
@@ -125,10 +125,10 @@ class Rig:
         session_timeout_s: float = LONG_S,
         **options: Any,
     ) -> Running:
-        """A Starter in this process.
+        """Starts a Starter in this process.
 
-        Args: serves: other Starters may ask it over gRPC. has_groups: it makes control groups where it can. as_users: its work runs as
-            its users, who need no certificate. session_timeout_s: T, of which its lease is a part.
+        Args: serves: whether other Starters may ask it over gRPC. has_groups: whether it makes control groups if it can. as_users: whether
+            work runs as its users, who need no certificate. session_timeout_s: T, of which its lease is a part.
         """
         config = self.config(node, **options)
         coordinator = ZkCoordinator.connect(self.hosts, self.chroot, session_timeout_s=session_timeout_s)
@@ -138,7 +138,7 @@ class Rig:
         server = RpcServer("127.0.0.1:0") if serves else None
         groups = CgroupConfig() if has_groups else None
         endpoint = server.endpoint if server is not None else "127.0.0.1:1"
-        with pytest.MonkeyPatch.context() as patch:  # undone at once: other tests of this process have Starters of their own
+        with pytest.MonkeyPatch.context() as patch:  # undone at once, for other Starters of this process
             if as_users:
                 patch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
             parts = build(config, names or (node,), directory, coordinator, self.store, self.meta, log, endpoint=endpoint, cgroups=groups)
@@ -160,7 +160,7 @@ class Rig:
         cores: int = 2,
         before: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        """A Starter as a process of its own. before: a command that executes the words after it."""
+        """Starts a Starter as a separate process. before: a command that executes the words after it."""
         command = [
             *before, sys.executable, "-m", "rmgr.cli.main", "--zk", f"{self.hosts}{self.chroot}", "--store", self.store_url,
             "starter", "--node", node, "--cores", str(cores), "--mem", "1G", "--work-dir", str(self.directory / "work" / node),
@@ -199,7 +199,7 @@ class Rig:
     # -- submissions ---------------------------------------------------------------------------------------------------------
 
     def next_number(self) -> int:
-        """The number of the next submission."""
+        """Returns the number of the next submission."""
         return int(self.zk.get(paths.IDS).result(60).data)
 
     def submit(
@@ -222,7 +222,7 @@ class Rig:
         tagged: bool = True,
         **record: Any,
     ) -> int:
-        """One submission with its tasks in `blocks` equal blocks; returns its number. tagged: their names say whose they are."""
+        """Submits work in `blocks` equal blocks; returns the submission's number. tagged: whether names of blocks show the user."""
         found = self.zk.get(paths.IDS).result(60)
         number = int(found.data)
         function = ""
@@ -271,14 +271,14 @@ class Rig:
             made.append((key, data))
         bucket = self.zk.stat(paths.subs_bucket(number)).result(60) is None
         multi = ops.submit(submission, ids_version=found.version, tail=tail, blocks=made, make_bucket=bucket)
-        if drop_gate:  # as if it was held just after it had been submitted
+        if drop_gate:  # as if held just after the submission
             multi = replace(multi, ops=tuple(op for op in multi.ops if op.path != paths.gate(number)))
         outcome = self.zk.commit(multi).result(60)
         assert isinstance(outcome, Committed), outcome
         return number
 
     def outcomes(self, number: int, count: int, deadline_s: float = DEADLINE_S) -> dict[int, Outcome]:
-        """Final outcomes by index once there are `count` of them; a second one for a task is an error."""
+        """Waits for `count` final outcomes and returns them by index; a second one for a task is an error."""
         found: dict[int, Outcome] = {}
         seen = 0
 
@@ -295,7 +295,7 @@ class Rig:
         return found
 
     def outcomes_in_the_end(self, number: int, count: int) -> dict[int, Outcome]:
-        """Outcomes of tasks that are run again whenever they failed, as a Submitter does it (without its pauses)."""
+        """Runs failed tasks again as a Submitter does, without its pauses; returns the final outcomes."""
 
         def over() -> bool:
             for where, failed in self.failed(number).items():
@@ -306,13 +306,13 @@ class Rig:
         return self.outcomes(number, count)
 
     def finals(self, number: int) -> int:
-        """How many of its tasks have a final outcome in a fragment."""
+        """Returns how many tasks of a submission have a final outcome in a fragment."""
         names = self.zk.children(paths.done(number)).result(60) or []
         found = [self.zk.get(f"{paths.done(number)}/{name}").result(60) for name in names]
         return sum(len(self._outcomes_of(one.data)) for one in found if one is not None)
 
     def _outcomes_of(self, data: bytes) -> Sequence[Outcome]:
-        """What a fragment names: large ones stand in a row of the store."""
+        """Returns the outcomes of a fragment; a large fragment's are in a row of the store."""
         fragment = decode_fragment(data)
         if not fragment.row:
             return fragment.outcomes
@@ -321,7 +321,7 @@ class Rig:
         return decode_outcomes(row[0])
 
     def failed(self, number: int) -> dict[tuple[int, int, int], FailedRange]:
-        """Failed ranges that wait for the rule."""
+        """Returns the failed ranges that wait for the rule."""
         names = self.zk.children(paths.failed(number)).result(60) or []
         records = {}
         for name in names:
@@ -332,7 +332,7 @@ class Rig:
         return records
 
     def resubmit(self, number: int, where: tuple[int, int, int], failed: FailedRange) -> Outcome | None:
-        """RESUBMIT of one failed range; the final outcome when the rule said no."""
+        """Commits RESUBMIT of a failed range; returns the final outcome if the rule refuses another attempt."""
         found = self.zk.get(paths.sub(number)).result(60)
         submission = decode_record(found.data, Submission)
         multi, final = leader_ops.resubmit(submission, *where, failed, 0, gate=True, max_losses=5)
@@ -353,12 +353,12 @@ class Rig:
         return self.upload(buffer.getvalue())
 
     def point(self, user_key: str, number: int, index: int, n: int) -> None:
-        """An output key, as a submitter makes it."""
+        """Creates an output key, as a submitter does."""
         pointer = keys.encode_pointer(keys.Pointer(sub=number, index=index, n=n))
         self.store.put(keys.named(user_key), pointer, encoding=Encoding.POINTER)
 
     def spool_is_empty(self, node: str = "n1") -> bool:
-        """No result, input or work directory is left in the node's directory."""
+        """Waits until no result, input or work directory is left in the node's directory."""
 
         def left() -> list[Path]:
             home = self.directory / "work" / node / node
@@ -400,7 +400,7 @@ class Rig:
 
 @contextmanager
 def own_rig(zookeeper: ZooKeeperServer, directory: Path, **settings: Any) -> Iterator[Rig]:
-    """A rig in a chroot of its own, for a file whose tests share one, or a test that needs other settings."""
+    """Yields a rig in its own chroot: for a file whose tests share one, or a test that needs other settings."""
     chroot = f"/test/{uuid.uuid4().hex[:12]}"
     with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as coordinator:
         coordinator.ensure(["/"])
@@ -409,10 +409,10 @@ def own_rig(zookeeper: ZooKeeperServer, directory: Path, **settings: Any) -> Ite
 
 
 def sh(script: str, *arguments: str, **more: Any) -> Command:
-    """A command of the shell. arguments: its $0, $1, ..."""
+    """Returns a shell command. arguments: its $0, $1, ..."""
     return Command(argv=("sh", "-c", script, *arguments), **more)
 
 
 def call(*args: object, **kwargs: object) -> bytes:
-    """Payload of a Python call."""
+    """Returns the payload of a Python call."""
     return pickle.dumps((args, kwargs))

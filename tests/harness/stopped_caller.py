@@ -1,7 +1,7 @@
-"""A client in a process of its own, which a test can stop: `python -m tests.harness.stopped_caller PATH SIZE [deaf]`.
+"""A client process that a test can stop: `python -m tests.harness.stopped_caller PATH SIZE [deaf]`.
 
-Calls `doubled_after` with SIZE numbers, which waits for PATH there, and prints whether all of the answer is right. deaf: its gRPC lives and
-acknowledges, but from the first word of the answer on nothing is read.
+It calls `doubled_after` with SIZE numbers, which waits on the server for PATH, and prints whether the whole answer is right. deaf: its
+gRPC lives and acknowledges, but it reads nothing after the first message of the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmgr.v1 import calls_pb2 as pb
 
 
 def deaf(client: Any, ask: Any, arguments: Callable[[], Iterable[bytes]]) -> None:
-    """In place of `CallsClient.attempt`; never returns."""
+    """Replaces `CallsClient.attempt`; never returns."""
     named, over = threading.Event(), threading.Event()
 
     def sent() -> Iterator[Any]:

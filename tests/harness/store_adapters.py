@@ -1,6 +1,6 @@
-"""The data store adapters as the conformance suite gets at them, and what its tests share.
+"""The data store adapters for the conformance suite, and helpers of its tests.
 
-A new adapter joins by one entry in `ADAPTERS`; tests take it with `ready`, which brings up what it stands on.
+A new adapter needs one entry in `ADAPTERS`; tests get it from `ready`, which starts the server that it needs.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from tests.harness.memory_store import MemoryStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """How the suite gets at one kind of store."""
+    """How the suite opens and damages one kind of store."""
 
     url: Callable[[Path], str]
     options: dict[str, float]
-    is_durable: bool  # outlives the process, and other processes may open it at the same time
+    is_durable: bool  # rows outlive the process, and other processes may open the store meanwhile
     damage: Callable[[Path, str, int], None] | None  # flips a bit in chunk n of a value behind the store's back
     remove_chunk: Callable[[Path, str, int], None] | None
-    sweeps_expired: bool = True  # else they go by themselves, and `sweep` does not count them
-    is_atomic: bool = True  # the rows of one put_many are seen together
+    sweeps_expired: bool = True  # else expired rows vanish by themselves, uncounted by `sweep`
+    is_atomic: bool = True  # the rows of one put_many become visible together
 
 
 def value_file(store: Path, key: str) -> Path | None:
-    """The file that holds the large value of `key` in a SQLite store, None when it stands in its row."""
+    """Returns the file that holds a large value in a SQLite store, or None if the value is in its row."""
     with contextlib.closing(sqlite3.connect(store)) as connection:
         generation, chunks = connection.execute("SELECT generation, chunks FROM manifest WHERE key = ?", (key,)).fetchone()
     return store.with_name(store.name + ".values") / f"{generation:012d}" if chunks else None
 
 
 def flip_bit(path: Path, at: int) -> None:
-    """Changes a file that says that it is not to be changed."""
+    """Flips a bit of a read-only file."""
     path.chmod(0o600)
     with path.open("r+b") as file:
         file.seek(at)
@@ -67,7 +67,7 @@ def _sqlite_damage(folder: Path, key: str, number: int) -> None:
 
 
 def _sqlite_remove_chunk(folder: Path, key: str, number: int) -> None:
-    """The first: the whole file; another one: what comes from there on."""
+    """Removes the whole file for chunk 0, else cuts it at the start of the chunk."""
     path = value_file(folder / "store.db", key)
     assert path is not None
     if number:
@@ -101,20 +101,20 @@ ADAPTERS = {
 
 
 def open_adapter(adapter: Adapter, folder: Path) -> Store:
-    """A store of this kind, made in `folder`; the one in memory is not for users, and has no URL of theirs."""
+    """Opens a store of this kind in `folder`. The one in memory is not for users, so `open_store` does not know its URL."""
     url = adapter.url(folder)
     return MemoryStore() if url == _MEMORY else open_store(url, **adapter.options)
 
 
 def ready(request: pytest.FixtureRequest) -> Adapter:
-    """The adapter that a test is parametrised with, once it can be used."""
+    """Returns the adapter of a parametrised test, ready for use."""
     if request.param == "cassandra":
         cassandra_keyspaces.use(request.getfixturevalue("cassandra").contact)
     return ADAPTERS[request.param]
 
 
 def pattern(size: int, seed: int = 0) -> bytes:
-    """Bytes that differ from chunk to chunk, so that a swapped or repeated one is seen."""
+    """Returns bytes that differ from chunk to chunk, so that a swapped or repeated chunk is noticed."""
     return random.Random(seed).randbytes(size)
 
 

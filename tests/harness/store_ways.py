@@ -1,4 +1,4 @@
-"""A data store, opened directly or through a gateway before it."""
+"""Opens a data store directly or through a gateway."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAYS = ["directly", "through a gateway"]
 
 @contextmanager
 def opened(adapter: Adapter, way: str, folder: Path) -> Iterator[Store]:
-    """way: one of `WAYS`."""
+    """Yields a store of this kind. way: one of `WAYS`."""
     with ExitStack() as stack:
         made: Store = open_adapter(adapter, folder)
         stack.callback(made.close)

@@ -1,4 +1,4 @@
-"""Makes submissions at ZooKeeper itself, as tests want them: signed by whom, with which blocks."""
+"""Submits directly to ZooKeeper, with a choice of signer and blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def submit(
     held: bool | None = None,
     signer: Signer | None = None,
 ) -> Submitted:
-    """One submission."""
+    """Makes one submission."""
     sign: Sign = unsigned
     if signer is not None:
         publish(coordinator, signer._credentials)

@@ -1,4 +1,4 @@
-"""Streams between clients and gateways in the test's own process: a gateway that says every word again, and clients of it."""
+"""Streams between clients and gateways in the test's own process: a gateway that echoes every message, and its clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness.waiting import eventually
 
 
 class Echo:
-    """A `Talker` that says every word again, or ends the stream with `refusal`."""
+    """A `Talker` that echoes every message, or ends the stream with `refusal`."""
 
     refusal: RmgrError | None = None
 
@@ -42,7 +42,7 @@ class Echo:
 
 
 def refusing(error: RmgrError) -> Callable[[Caller, Stream], Echo]:
-    """Makes talkers that end the stream at its first word."""
+    """Returns a maker of talkers that end the stream at its first message."""
 
     def made(caller: Caller, stream: Stream) -> Echo:
         talker = Echo(caller, stream)
@@ -53,7 +53,7 @@ def refusing(error: RmgrError) -> Callable[[Caller, Stream], Echo]:
 
 
 class TalkServer:
-    """A gateway of streams alone. `kill` ends them without a word."""
+    """A gateway that serves only streams."""
 
     def __init__(
         self, talker: Callable[[Caller, Stream], Echo] = Echo, *, listen: str = "127.0.0.1:0", most: int = 200, bounds: Bounds | None = None
@@ -79,18 +79,18 @@ class TalkServer:
         self.counts[what, kind] += 1
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """In good order."""
+        """Stops the gateway in good order."""
         self.talks.stop(grace_s)
         self.rpc.stop(grace_s)
 
     def kill(self) -> None:
-        """At once."""
+        """Ends the gateway and its streams at once, as a crash does."""
         self.rpc.stop(0)
         self.talks.stop(0)
 
 
 class TalkClient:
-    """A `TalkLink`, and what it has heard; `ups` and `downs`: streams that have begun, and ended."""
+    """A `TalkLink` and the messages that it has received; `ups` and `downs` count streams that began and ended."""
 
     def __init__(self, *endpoints: str, credentials: Credentials | None = None) -> None:
         self.heard: list[bytes] = []
@@ -118,7 +118,7 @@ class TalkClient:
         self.downs += 1
 
     def reaches(self, word: bytes) -> bool:
-        """It is heard again, on this stream or a later one."""
+        """Whether a message comes back, on this stream or a later one."""
 
         def said_again() -> bool:
             if self.outbox is not None:

@@ -1,4 +1,4 @@
-"""`rmgr run` as somebody at a terminal sees it: a process with a pseudo-terminal of its own."""
+"""Runs `rmgr` at a pseudo-terminal, as a user at a terminal sees it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 
 from tests.places import ROOT
 
-#: A shell whose prompt is known.
+#: A shell with a known prompt.
 SHELL = ("env", "PS1=$ ", "bash", "--norc", "--noprofile", "+o", "history")
 
 
 class Terminal:
-    """A command line of rmgr at a terminal of its own. environment: what it finds in place of this process's."""
+    """A command of rmgr at its own terminal. environment: replaces this process's environment."""
 
     def __init__(
         self, words: Sequence[str], *, lines: int = 31, columns: int = 97, environment: Mapping[str, str] | None = None
@@ -48,7 +48,7 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def wait(self, pattern: str, deadline_s: float = 60.0) -> re.Match[str]:
-        """What it shows next that looks like this; what was shown before is forgotten."""
+        """Waits until the output matches a pattern; returns the match and forgets the output up to it."""
         end_s = time.monotonic() + deadline_s
         while (found := re.search(pattern, self.seen)) is None:
             assert time.monotonic() < end_s, f"{pattern!r} is not in {self.seen!r}"

@@ -1,7 +1,7 @@
-"""A whole cluster in one thread on a virtual clock: WatchDogs, Starters and clients as they are, on a tree and a store in memory.
+"""A whole cluster in one thread on a virtual clock: real WatchDogs, Starters and clients, on a tree and a store in memory.
 
-`VirtualMachine` stands where `rmgr.runtime.machine` stands; no thread of anybody ever runs. Owners of mailboxes get their turns here, one
-after another, and the clock jumps to the next instant at which something is due. The same seed gives the same run.
+`VirtualMachine` replaces `rmgr.runtime.machine`, and no other thread ever runs. It gives the owners of mailboxes their turns, one after
+another, and moves the clock to the next instant at which something is due. The same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
 
-#: Monotonic and wall time at the beginning.
+#: Monotonic and wall time at the beginning (s).
 _START_S, _START_WALL_S = 1_000.0, 1_800_000_000.0
 SESSION_S = 6.0
-#: What a turn takes. More turns than these without a jump of the clock are a loop that waits for nothing.
+#: Duration of a turn (s). More than _SPINS turns without a jump of the clock mean that a loop never waits.
 _TURN_S, _SPINS = 1e-6, 10_000
 
 
 class _TooLong(Exception):
-    """What was waited for has not come in time."""
+    """A wait has passed its deadline."""
 
 
 class _Thread:
-    """A thread that is never run: whoever made it gets its turns from the machine."""
+    """A thread that never runs: its maker gets turns from the machine instead."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.daemon = True
 
     def start(self) -> None:
-        """Nothing begins."""
+        """Does nothing."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Nothing has begun."""
+        """Does nothing: no thread has started."""
 
     def is_alive(self) -> bool:
         return False
 
 
 class _Pool(Executor):
-    """Calls that are carried out when the machine comes to them."""
+    """An executor whose calls run when the machine gives it a turn."""
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
@@ -90,21 +90,21 @@ class _Pool(Executor):
 
 
 class VirtualMachine:
-    """See the module. What `rmgr.runtime.machine` offers has the same names here."""
+    """See the module. It offers the functions of `rmgr.runtime.machine` under the same names."""
 
     def __init__(self, seed: int = 0) -> None:
         self.now_s = _START_S
         self._chance = random.Random(seed)
-        self._owners: dict[LoopOwner[Any], float] = {}  # -> when it gets a turn even if nothing comes
+        self._owners: dict[LoopOwner[Any], float] = {}  # -> time of its next turn without a message
         self._steps: list[Callable[[], bool]] = []
         self._calls: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._in_turn = False
         self.turns = 0
-        self.ran = 0  # tasks: a `Clockwork` counts them
+        self.ran = 0  # tasks run, counted for `Clockwork`
 
     def installed(self) -> AbstractContextManager[None]:
-        """It is the machine of the calling thread while the block runs; threads that tests before have left keep the real one."""
+        """Makes this the machine of the calling thread during the block; threads left by earlier tests keep the real one."""
         mine = threading.get_ident()
 
         def for_me(virtual: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +134,7 @@ class VirtualMachine:
         return round(self.now_s * 1e9)
 
     def sleep(self, seconds: float) -> None:
-        """Whoever sleeps holds up everybody else, as if the others were slow."""
+        """Moves the clock; all other owners are late then, as if they were slow."""
         self.now_s += seconds
 
     def uniform(self, low: float, high: float) -> float:
@@ -168,12 +168,12 @@ class VirtualMachine:
         return bool(holds())
 
     def _wait(self, holds: Callable[[], object], timeout_s: float | None) -> None:
-        """The user's thread waits, which is the only one that may: meanwhile all others have their turns."""
+        """Waits in the user's thread, the only one that may; gives all owners their turns meanwhile."""
         end_s = math.inf if timeout_s is None else self.now_s + timeout_s
         with suppress(_TooLong):
             self._run(holds, end_s)
 
-    # -- whose turn it is
+    # -- turns
 
     def at(self, due_s: float, call: Callable[[], None]) -> None:
         """As `Clockwork.at`: calls `call` at `due_s`."""
@@ -187,12 +187,12 @@ class VirtualMachine:
         self.at(self.now_s + pause_s, again)
 
     def add(self, owner: LoopOwner[Any], *steps: Callable[[], bool]) -> None:
-        """It gets turns from now on. steps: of its helpers; each does one thing, False = there is none."""
+        """Gives an owner turns from now on. steps: functions of its helpers; each does one thing, and returns False if there is none."""
         self._owners[owner] = self._due_s(owner)
         self._steps += steps
 
     def run_until(self, condition: Callable[[], object], what: str, *, within_s: float = 600.0) -> None:
-        """Turns, and jumps of the clock, until it holds. Raises AssertionError after `within_s` of virtual time."""
+        """Gives turns and moves the clock until the condition is true. Raises: AssertionError after `within_s` of virtual time."""
         try:
             self._run(condition, self.now_s + within_s)
         except _TooLong:
@@ -213,7 +213,7 @@ class VirtualMachine:
                 self.now_s = next_s
 
     def _turn(self) -> bool:
-        """Everybody who has something to do does one thing. False: nobody had."""
+        """Lets each owner and helper with work do one thing. Returns False if none had work."""
         self._in_turn = True
         try:
             return self._turns()
@@ -259,10 +259,10 @@ class VirtualMachine:
 
 
 class VirtualCluster:
-    """Daemons and clients of one cluster. Every line that they log has the virtual second in `at_s`.
+    """Daemons and clients of one cluster. Every line of their logs has the virtual time in `at_s`.
 
     Args:
-        world: is installed. directory: of the Starters' files.
+        world: an installed machine. directory: for the Starters' files.
     """
 
     def __init__(self, world: VirtualMachine, directory: Path, *, settings: ClusterSettings | None = None) -> None:
@@ -288,17 +288,17 @@ class VirtualCluster:
         return made
 
     def cut(self, coordinator: MemoryCoordinator) -> None:
-        """The network between it and ZooKeeper is gone, until `mend`."""
+        """Cuts the network between a client and ZooKeeper until `mend`."""
         coordinator.auto = False
         coordinator.cut()
 
     def mend(self, coordinator: MemoryCoordinator) -> None:
-        """The network is there again."""
+        """Restores the network."""
         coordinator.auto = True
         coordinator.reconnect()
 
     def _keep_sessions(self) -> None:
-        """Who is connected pings; a session of which nothing was heard for its timeout is ended; what is past its deadline ends."""
+        """Sends pings of connected clients, ends sessions that were silent for their timeout, and ends requests past their deadline."""
         for coordinator in self._sessions:
             if coordinator.ping():
                 self._heard_s[coordinator] = self.world.now_s
@@ -306,7 +306,7 @@ class VirtualCluster:
                 coordinator.tell(self.tree.end_session(coordinator.session_id))
             coordinator.guard()
 
-    # -- who is there
+    # -- daemons and clients
 
     def watchdog(self, name: str) -> tuple[Watchdog, MemoryCoordinator]:
         coordinator = self.session()
@@ -318,7 +318,7 @@ class VirtualCluster:
         return made, coordinator
 
     def starter(self, node: str, *, task_s: float, slots: int = 1) -> tuple[Parts, MemoryCoordinator]:
-        """It stands for one node, on which each task takes `task_s`."""
+        """Starts the Starter of a node on which each task takes `task_s`."""
         coordinator = self.session()
         own = StarterConfig(node=node, cores=slots, memory_bytes=1 << 34, stop_grace_s=1.0)
         config = Config(cluster=ClusterConfig(zk="memory", store="memory", session_timeout_s=SESSION_S), starter=own)

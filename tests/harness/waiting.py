@@ -1,4 +1,4 @@
-"""How tests wait for what real processes do: for a condition, with a deadline."""
+"""Waits until real processes have met a condition, with a deadline."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Enough for whatever comes at all, on a machine that is four times slower and busy.
+#: Long enough (s) for everything that comes at all, even on a busy machine that is four times slower.
 PATIENCE_S = 120.0
 _LEAST_S, _MOST_S = 0.005, 1.0
-#: The longer it has waited, the longer it may wait for the next look: this part of it, and at most so long.
+#: The pause before the next look grows with the time waited so far: this share of it, at most so long (s).
 _LATER, _LATEST_S = 0.05, 0.25
 
 
 def eventually(condition: Callable[[], T | None], what: str | Callable[[], object] = "", *, within_s: float = PATIENCE_S) -> T:
-    """The first true answer of `condition`. Fails with `what`, or with what it says then, after `within_s`.
+    """Waits until `condition` returns a true value, and returns it. Fails with `what`, or its result if callable, after `within_s`.
 
-    It waits three times as long as a look has taken before it looks again: who asks by running a command leaves the cores to the cluster.
+    Pauses three times as long as the last look took, so that conditions that run commands leave the cores to the cluster.
     """
     first_s = time.monotonic()
     end_s = first_s + within_s

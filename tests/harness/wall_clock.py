@@ -1,7 +1,7 @@
-"""Runs a program of rmgr on a machine whose wall clock is wrong: `wall_clock.py SECONDS -m MODULE [ARGUMENT...]`.
+"""Runs a program of rmgr as on a machine with a wrong wall clock: `wall_clock.py SECONDS -m MODULE [ARGUMENT...]`.
 
-The clock that rmgr asks for (`runtime/machine.py`) is ahead by so many seconds, behind for a negative number. Libraries, and programs
-that it starts, have the right one: they compare it with the kernel's.
+The clock of rmgr (`runtime/machine.py`) is ahead by SECONDS, or behind if negative. Libraries and started programs keep the right clock,
+because they compare it with the kernel's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    sys.path[0] = ""  # as `python -m` has it, in place of this file's directory
+    sys.path[0] = ""  # as with `python -m`, in place of this file's directory
     from rmgr.runtime import machine
 
     ahead_s = float(sys.argv[1])

@@ -1,4 +1,4 @@
-"""A WatchDog's loop on a thread of the test: its session can be broken in every way, its metrics and log read directly."""
+"""Runs a WatchDog's loop on a thread of the test, which can break its session and read its metrics and log directly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.harness.waiting import eventually
 
 
 class WatchdogThread:
-    """One WatchDog with its gRPC server."""
+    """A WatchDog with its gRPC server."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Real WatchDog processes on a real ZooKeeper: started, signalled, watched by what they write, and always cleaned up."""
+"""Real WatchDog processes on a real ZooKeeper: starts and signals them, reads their logs and records, and always ends them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.harness.waiting import eventually
 
 
 class WatchdogProcess:
-    """One process; its log is JSON lines."""
+    """A WatchDog process, with a log of JSON lines."""
 
     def __init__(self, directory: Path, name: str, *, zk: str, store: str, session_timeout_s: float, failpoint: str = "") -> None:
         self.name = name
@@ -68,7 +68,7 @@ class WatchdogProcess:
         return self._child.wait(deadline_s)
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Lines of its log with this event."""
+        """Returns the lines of the log with this event."""
         found = []
         for line in self.log_file.read_text().split("\n"):
             with contextlib.suppress(ValueError):
@@ -78,7 +78,7 @@ class WatchdogProcess:
         return found
 
     def metric(self, name: str) -> float:
-        """A value from its metrics page."""
+        """Returns a value from the metrics page."""
         address = self.events("watchdog_listens")[-1]["address"]
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as page:
             for line in page.read().decode().splitlines():
@@ -87,7 +87,7 @@ class WatchdogProcess:
         raise AssertionError(f"no metric {name}")
 
     def end(self) -> None:
-        """Kills it, whatever state it is in."""
+        """Kills the process in any state."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self._child.wait(PATIENCE_S)
@@ -104,20 +104,20 @@ class Watchdogs:
         self.coordinator = ZkCoordinator.connect(hosts, chroot, session_timeout_s=LONG_S)
 
     def start(self, failpoint: str = "") -> WatchdogProcess:
-        """Starts one; it stands in the line when this returns."""
+        """Starts a WatchDog and waits until it stands for election."""
         process = WatchdogProcess(self._directory, f"w{len(self._processes) + 1}", failpoint=failpoint, **self._options)  # type: ignore[arg-type]
         self._processes.append(process)
         eventually(lambda: process.pid in self.standing() or not process.is_running, f"{process.name} stands for election")
         return process
 
     def expire_when_dead(self, process: WatchdogProcess) -> None:
-        """Its session ends as soon as it has died by itself: the next one need not wait for an expiry."""
+        """Ends the session of a WatchDog as soon as its process has died, so that the next one need not wait for an expiry."""
         entries = {f"{paths.WATCHDOGS}/{name}" for name in self.line()}
         pids = {path: decode_record(found.data, EpochRecord).pid for path in entries if (found := self.coordinator.get(path).result(60))}
         owners = [owner for path, owner in sessions(self.coordinator).items() if pids.get(path) == process.pid]
 
         def run() -> None:
-            with contextlib.suppress(subprocess.TimeoutExpired, Unavailable):  # then it expires by itself
+            with contextlib.suppress(subprocess.TimeoutExpired, Unavailable):  # the session then expires by itself
                 process.wait(PATIENCE_S)
                 for owner in owners:
                     expire(self._hosts, owner)
@@ -128,21 +128,21 @@ class Watchdogs:
         return sorted(self.coordinator.children(paths.WATCHDOGS).result(60) or [], key=paths.entry_sequence)
 
     def standing(self) -> set[int]:
-        """Pids of the candidates: others may leave the line while one enters it."""
+        """Returns the pids of the candidates; candidates may leave the line while another enters it."""
         found = [self.coordinator.get(f"{paths.WATCHDOGS}/{name}").result(60) for name in self.line()]
         return {decode_record(entry.data, EpochRecord).pid for entry in found if entry is not None}
 
     def epoch(self) -> EpochRecord:
-        """Who leads, by the record."""
+        """Returns the record of the epoch, which names the leader."""
         found = self.coordinator.get(paths.EPOCH).result(60)
         return EpochRecord() if found is None else decode_record(found.data, EpochRecord)
 
     def leads(self, process: WatchdogProcess) -> bool:
-        """The process leads, by the record."""
+        """Whether a process leads, by the record."""
         return self.epoch().pid == process.pid
 
     def wait_leader(self, process: WatchdogProcess) -> float:
-        """Waits until the process leads; returns how long that took, in fair seconds."""
+        """Waits until a process leads; returns how long that took (fair s)."""
         with FairTimer() as timer:
             eventually(lambda: self.leads(process), f"{process.name} leads\n{process.log_file.read_text()[-3000:]}")
         return timer.elapsed_s

@@ -1,4 +1,4 @@
-"""A node's slots under test: real spawners and workers, the events they emit, waits with deadlines."""
+"""A node's slots under test: real spawners and workers, their events, and waits with deadlines."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DEADLINE_S = 60.0
 
 
 class WorkNode:
-    """A NodeRunner with a queue of its events; a context manager that proves that nothing is left."""
+    """A NodeRunner with a queue of its events; a context manager that checks at its end that nothing is left."""
 
     def __init__(self, directory: Path, *, cgroups: bool = True, **options: Any) -> None:
         self.directory = directory
         self._queue: queue.Queue[object] = queue.Queue()
         self.seen: list[object] = []
         self.ends: dict[int, Any] = {}
-        self.messages = 0  # in which they came
+        self.messages = 0  # number of messages that brought events
         self.runner = NodeRunner(
             directory=str(directory), node="n1", on_events=self._enqueue, cgroups=CgroupConfig() if cgroups else None, **options
         )
@@ -49,14 +49,14 @@ class WorkNode:
         assert [process for marker in self.markers for process in marked(marker)] == []
 
     def slot(self, number: int = 0, **options: Any) -> Slot:
-        """An opened slot that is up."""
+        """Opens a slot and waits until it is up."""
         slot = self.runner.open_slot(number, **options)
         self.markers.append(slot.marker)
         self.wait(SlotUp, lambda event: event.slot is slot)
         return slot
 
     def worker(self, slot: Slot, spec: WorkerSpec | None = None) -> Worker:
-        """A worker that is ready."""
+        """Starts a worker and waits until it is ready."""
         worker = slot.start_worker(spec or WorkerSpec())
         eventually(lambda: worker.is_ready, "a worker that is ready")
         return worker
@@ -64,7 +64,7 @@ class WorkNode:
     def wait(
         self, kind: type | tuple[type, ...], condition: Callable[[Any], bool] = lambda event: True, timeout_s: float = DEADLINE_S
     ) -> Any:
-        """The first event of `kind` that fits, among those seen and those to come; the ends of work are in `ends` instead."""
+        """Returns the first event of `kind` that satisfies the condition, seen or yet to come. Ends of work are in `ends` instead."""
         deadline = time.monotonic() + timeout_s
         for event in self.seen:
             if isinstance(event, kind) and condition(event):
@@ -102,7 +102,7 @@ class WorkNode:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def run(self, slot: Slot, *argv: str, shape: BatchShape | None = None, **options: Any) -> int:
-        """Queues one command; its seq."""
+        """Queues one command; returns its seq."""
         seq = self.runner.next_seq()
         item = {key: options.pop(key) for key in ("out", "err", "directory", "index", "attempt", "label") if key in options}
         item.setdefault("index", 0)
@@ -115,14 +115,14 @@ class WorkNode:
         return self.run(slot, "sh", "-c", text, **options)
 
     def end_of(self, seq: int, timeout_s: float = DEADLINE_S) -> CommandEnd:
-        """How command `seq` ended."""
+        """Waits for the end of command `seq`, and returns it."""
         end: CommandEnd = self._end(seq, timeout_s)
         return end
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def batch(self, function: Callable[..., Any], *calls: tuple[Any, ...], shape: BatchShape | None = None) -> TaskBatch:
-        """One batch of calls."""
+        """Returns a batch of calls."""
         blob = cloudpickle.dumps(function)
         items = tuple(
             TaskItem(self.runner.next_seq(), index, payload=cloudpickle.dumps((args, {}))) for index, args in enumerate(calls or ((),))
@@ -130,25 +130,25 @@ class WorkNode:
         return TaskBatch(shape=shape or BatchShape(submission=42), function=hashlib.sha256(blob).hexdigest(), blob=blob, items=items)
 
     def call(self, worker: Worker, function: Callable[..., Any], *args: Any, shape: BatchShape | None = None) -> int:
-        """Sends one call; its seq."""
+        """Sends one call to a worker; returns its seq."""
         batch = self.batch(function, args, shape=shape)
         assert worker.send(batch)
         return batch.items[0].seq
 
     def ended(self, seq: int, timeout_s: float = DEADLINE_S) -> TaskEnd:
-        """How task `seq` ended."""
+        """Waits for the end of task `seq`, and returns it."""
         end: TaskEnd = self._end(seq, timeout_s)
         return end
 
     def result(self, seq: int) -> Any:
-        """What task `seq` returned."""
+        """Waits for task `seq`, and returns its result."""
         end = self.ended(seq)
         assert end.extra is None or not end.extra.reason, end.extra
         return pickle.loads(end.data) if end.pickled else end.data
 
 
 def error_of(end: TaskEnd) -> BaseException:
-    """The exception that a task raised, as its client sees it."""
+    """Returns the exception that a task raised, as its client sees it."""
     assert end.extra is not None
     error = pickle.loads(end.extra.error)
     assert isinstance(error, BaseException)
@@ -156,7 +156,7 @@ def error_of(end: TaskEnd) -> BaseException:
 
 
 def marked(marker: str) -> list[psutil.Process]:
-    """Living processes that a slot has started, found by the mark in their environment."""
+    """Returns the living processes that a slot has started, found by the mark in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -168,7 +168,7 @@ def marked(marker: str) -> list[psutil.Process]:
 
 
 def is_alive(pid: int) -> bool:
-    """A process (not a zombie) with this pid."""
+    """Whether there is a process, not a zombie, with this pid."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -176,12 +176,12 @@ def is_alive(pid: int) -> bool:
 
 
 def pid_in(path: Path) -> int:
-    """The pid that a piece of work wrote to a file."""
+    """Waits for the pid that work writes to a file, and returns it."""
     return int(eventually(lambda: path.read_text().strip() if path.exists() else "", f"{path} has no pid"))
 
 
 def boottime_ns() -> int:
-    """The clock of leases."""
+    """Reads the clock of leases."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
