@@ -1,4 +1,4 @@
-"""Documents are there, and true: references to their sections, links, files and tests that they name, and what they copy from the code."""
+"""Documents exist and are true: their references to sections, links, files and tests, and their copies from the code."""
 
 from __future__ import annotations
 

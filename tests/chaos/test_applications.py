@@ -1,4 +1,4 @@
-"""The example applications on a real cluster whose Starters are killed: the answers stay right.
+"""The example applications give right answers on a real cluster whose Starters are killed.
 
 one cluster: 1 ZooKeeper, 1 WatchDog, 3 Starters of 2 cores
 each test that kills a Starter starts another one under the same name afterwards

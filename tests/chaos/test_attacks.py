@@ -1,4 +1,4 @@
-"""Row 39: whoever writes into ZooKeeper or into the data store what he should not is refused, told of, and nothing of it runs.
+"""Row 39: forged writes into ZooKeeper or the data store are refused and reported, and none of their work runs.
 
 The attacker has what a stolen gateway has: its session in ZooKeeper (he is mallory, and works here himself), and the file of the data
 store. The victim is ann. A canary file says whether anything ran.

@@ -1,4 +1,4 @@
-"""What strangers, a stolen gateway and holders of tokens can do to ZooKeeper and to the door of a secured cluster: tried for real.
+"""Strangers, a stolen gateway and holders of tokens attack ZooKeeper and the door of a real secured cluster.
 
 mallory has ZooKeeper's secret of role submitter; a stranger has nothing but the address.
 """

@@ -1,4 +1,4 @@
-"""What comes from behind the signature (records, rows, frames, files of work) stops nothing but the work it belongs to.
+"""Hostile content behind a valid signature (records, rows, frames, files of work) stops only the work it belongs to.
 
 Each attack is mallory's, on a cluster whose root Starters run work as its users, and each is made while ann works beside it
 (tests/harness/besieged.py says what must hold). Sizes are the smallest at which the attack once succeeded; RMGR_ATTACKS=full takes those

@@ -1,4 +1,4 @@
-"""Whoever floods finds a bound, and nobody else notices: every limit of users is reached here by somebody who means it.
+"""A flooding user meets a limit and other users notice nothing: the tests reach every limit of users on purpose.
 
 Mallory has a gateway user's bundle and clients of his own making; ann works beside him. One secured cluster, one gateway of it as a
 process of its own. Limits are made small for a test, and are what they were after it.

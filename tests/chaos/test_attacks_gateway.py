@@ -1,4 +1,4 @@
-"""A user whose client is of his own making, against a real gateway: what no client of rmgr sends is refused, and others' work goes on.
+"""A hand-made client attacks a real gateway: messages that no client of rmgr sends are refused, and others' work goes on.
 
 The attacker is mallory, a plain user with a certificate of the cluster; ann works beside him, through the same gateway.
 """

@@ -1,4 +1,4 @@
-"""A task attacks the root Starter of its node, its spawner and other users' work, with the rights of its user; nothing of theirs suffers.
+"""A task attacks its node's root Starter, its spawner and other users' work with its user's rights; none of them suffers.
 
     Starter (root, this process) -> spawner (anna's) -> her command, which attacks
                                  -> spawner (ben's)  -> his command, which goes on

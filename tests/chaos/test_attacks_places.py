@@ -1,4 +1,4 @@
-"""Nobody takes all places of a daemon or gateway: sessions, streams, lines, calls, connections; each limit is reached on purpose.
+"""No client can take all places of a daemon or gateway: sessions, streams, lines, calls, connections. Each limit is reached on purpose.
 
 Limits are made small for a test, and are what they were after it.
 """

@@ -1,4 +1,4 @@
-"""Row 39: every field of every record, and every name, with what nobody may write there, by a stolen gateway.
+"""Row 39: a stolen gateway writes forbidden values into every field of every record and into every name.
 
 Mallory writes thousands of such znodes into one living secured cluster while ann works: hers goes on, nothing of his runs, what can be
 ended ends UNTRUSTED, and once all of it has been looked at no daemon uses its processor, memory or log for it any more.

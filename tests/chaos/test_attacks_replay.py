@@ -1,4 +1,4 @@
-"""Old signed work does not run again: whoever puts back what a submission was, once it has ended, is refused on every node.
+"""Old signed work never runs again: every node refuses an ended submission that was put back.
 
 The attacker has a gateway's session in ZooKeeper. He has kept record and block of ann's
 submission as she signed them.

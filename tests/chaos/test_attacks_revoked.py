@@ -1,4 +1,4 @@
-"""A revoked key is worth nothing at once: what its holder has open ends, and what he had submitted starts no more."""
+"""A revoked key is worthless at once: its holder's open streams and sessions end, and submitted work no longer starts."""
 
 from __future__ import annotations
 

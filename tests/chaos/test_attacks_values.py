@@ -1,4 +1,4 @@
-"""Values have owners: who reads, replaces or runs what is another's, by name, by pointer, or by pickle, is refused.
+"""Values have owners: reading, replacing or running another user's value by name, pointer or pickle is refused.
 
 ann works; mallory has a user's session in ZooKeeper, the file of the data store, and a client of his own making; bob and mallory
 also come through a gateway, where nothing but the gateway stands between them and the rows.

@@ -1,4 +1,4 @@
-"""Calls while servers, gateways and leaders die or stand still: each ends, no id runs twice in a life, and an answer is its own."""
+"""Calls while servers, gateways and leaders die or stop: each call ends with its own answer, and no id runs twice in a life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Starter has no file descriptors left for a while: what it could not begin is begun later or counts as lost; nothing hangs."""
+"""A Starter runs out of file descriptors for a while: delayed work begins later or counts as lost, and nothing hangs."""
 
 from __future__ import annotations
 

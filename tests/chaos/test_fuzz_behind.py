@@ -1,4 +1,4 @@
-"""Whatever is said from behind the signature, no daemon is lost: messages by their schemas, spoilt somewhere, to living daemons.
+"""No daemon dies of validly signed nonsense: living daemons get messages of their schemas, spoilt somewhere.
 
 One side a test: what a worker says to its Starter, what stands in a spawner's place, who has a direct line, who calls a gateway, who writes
 rows. After each batch every node serves another user (tests/harness/besieged.py says what else must hold). A batch a test; `tests/fuzz.sh`

@@ -1,4 +1,4 @@
-"""Gangs on real nodes under faults (policy dqt): an outside ledger says who ran when, and trusts nobody."""
+"""Gangs on real nodes under faults (policy dqt), checked by a ledger outside rmgr of when each process ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gateways are killed, stopped and cut off while clients work through them: nothing is lost, nothing runs twice, and clients go on.
+"""Gateways are killed, stopped and cut off while clients use them: no work is lost or runs twice, and clients go on.
 
     clients (two programs, a command that waits) ── proxies ── three gateways ── a cluster of two nodes, with the ledger of its tasks
 """

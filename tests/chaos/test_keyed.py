@@ -1,4 +1,4 @@
-"""Tasks by keys while Starters die with inputs and outputs on the way: each key has one value, of a committed attempt."""
+"""Tasks by keys while Starters die with inputs and outputs under way: each key has one value, of a committed attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that move while they run: programs that count, asked to go on elsewhere again and again, do every step once; nodes are emptied.
+"""Jobs that move while they run: counting programs, moved again and again, do every step once; nodes are emptied.
 
 What is compared is a file that every program adds a line to for each step that it makes: after three migrations, one of them with the
 leader killed in its middle, each step of each program stands there exactly once.

@@ -1,4 +1,4 @@
-"""Row 40 of the fault matrix: everything at random on real processes, and all invariants at the end.
+"""Row 40 of the fault matrix: random faults on real processes, and all invariants at the end.
 
 RMGR_MONKEY_S=600 goes on for longer, RMGR_MONKEY_SEED=7 makes other moves. The seed names the moves; when they fall is up to the machine.
 """

@@ -1,4 +1,4 @@
-"""Placed jobs under kills: rows 2, 3, 9 and 35 of the fault matrix, on one cluster that every test finds healed."""
+"""Placed jobs under kills: rows 2, 3, 9 and 35 of the fault matrix, on one cluster that is healed before each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connection reservation on live nodes (seed 000): each of the three triggers, the leader killed between promise and start."""
+"""Connection reservation on live nodes (seed 000): each of the three triggers, and a leader killed between promise and start."""
 
 from __future__ import annotations
 

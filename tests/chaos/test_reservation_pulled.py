@@ -1,4 +1,4 @@
-"""Reservations beside pulled work (seed 000, 3.2): cores that came free for a job are touched by nobody, whoever leads or nobody does.
+"""Reservations beside pulled work (seed 000, 3.2): cores freed for a job stay free of other work, with any leader or none.
 
 Judged from what the work itself wrote down: who was on how many cores of which node, and when.
 """

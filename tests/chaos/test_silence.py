@@ -1,4 +1,4 @@
-"""ZooKeeper is silent for longer than every session: ranks that the system loses are a loss, never a failure of the work."""
+"""ZooKeeper is silent for longer than every session: ranks lost by the system count as lost, never as failed work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""STARTING is what a job is from its placement to its first instruction: whoever leads, and with a node that stands still."""
+"""A job is STARTING from its placement to its first instruction, across leaders and on a node that stands still."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data store goes and comes: rows 14 and 25 to 29 of the fault matrix, on real Cassandra nodes.
+"""The data store goes away and comes back: rows 14 and 25 to 29 of the fault matrix, on real Cassandra nodes.
 
 Daily one node behind proxies, which many tests share; the ring of three nodes, whose start alone costs a minute of processor, is for
 `tests/long.sh`.

@@ -1,4 +1,4 @@
-"""Submitters die between any two of their commits: whoever goes on with the same token ends with the same results.
+"""Submitters die between any two of their commits: a successor with the same token gets the same results.
 
 The application is the one that a user would write to survive its own death:
 

@@ -1,4 +1,4 @@
-"""An upgrade under load, one daemon at a time: old and new daemons work side by side and nothing is lost."""
+"""An upgrade under load, one daemon at a time: old and new daemons work side by side, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ZooKeeper goes and comes, and answers get lost: rows 16, 19 and 23 of the fault matrix (one server)."""
+"""ZooKeeper goes away and comes back, and answers get lost: rows 16, 19 and 23 of the fault matrix (one server)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of Lublin and Feitelson as papers.md 5.1 states it: distributions within sampling error, streams apart."""
+"""The model of Lublin and Feitelson follows papers.md 5.1: distributions within sampling error, independent streams."""
 
 from __future__ import annotations
 

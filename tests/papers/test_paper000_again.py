@@ -1,4 +1,4 @@
-"""Paper 000 written a second time, naively, from papers.md 1.3 to 1.5: one pool of CPUs, a counter for each job, no records.
+"""Paper 000 implemented a second time, naively, from papers.md 1.3 to 1.5: one pool of CPUs, a counter per job, no records.
 
 The policy must start every job at the same microsecond as this does, on workloads that reserve in all three ways.
 """

@@ -1,4 +1,4 @@
-"""Paper 000, table 2 (papers.md C0.1), on the paper's machine: admission, `--dry-run` and the leader say the same of every row.
+"""Paper 000, table 2 (papers.md C0.1), on the paper's machine: admission, `--dry-run` and the leader agree on every row.
 
 With and without a number of nodes: the processes and threads that a user asks for choose the class.
 """

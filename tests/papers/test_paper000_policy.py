@@ -1,4 +1,4 @@
-"""Paper 000: the exact statements of papers.md 1.7, what the policies do beside them, and the report of `rmgr sim paper 000`."""
+"""Paper 000: the exact statements of papers.md 1.7, other behaviour of the policies, and the report of `rmgr sim paper 000`."""
 
 from __future__ import annotations
 

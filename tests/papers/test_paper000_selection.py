@@ -1,4 +1,4 @@
-"""Paper 000: selection table and ladder (C0.1), individual priority (C0.2), resources that are promised and given back (C0.3 to C0.5)."""
+"""Paper 000: selection table and ladder (C0.1), individual priority (C0.2), promised and returned resources (C0.3 to C0.5)."""
 
 from __future__ import annotations
 

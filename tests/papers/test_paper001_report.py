@@ -1,4 +1,4 @@
-"""Paper 001's report on small workloads: what runs are asked, which orderings hold even there, golden values, what finds mutants."""
+"""Paper 001's report on small workloads: requested runs, orderings that hold even there, golden values, and mutants that it finds."""
 
 from __future__ import annotations
 

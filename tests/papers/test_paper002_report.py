@@ -1,4 +1,4 @@
-"""Paper 002's report on few slots: what runs are asked, golden values of one run, exact statements; skipping equals stepping (C2.12)."""
+"""Paper 002's report on few slots: requested runs, golden values of one run, exact statements; skipping equals stepping (C2.12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paper 004 (papers.md section 4): table 4 decoded and the real environment, by their checks, mostly with few replications."""
+"""Paper 004 (papers.md section 4): decoded table 4 and the real environment, by their checks, mostly with few replications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start times job by job against schedulers written from the specification alone (papers.md section 6), where everything comes at once."""
+"""Start times equal, job by job, those of schedulers written only from the specification (papers.md section 6), with equal arrivals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start times job by job against reference schedules (papers.md section 6), and against a bare loop on random workloads."""
+"""Start times equal, job by job, reference schedules (papers.md section 6) and a bare loop on random workloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Amendments and starts in the same moment, in every order that Hypothesis finds: what starts has the terms of the record as it is then."""
+"""Amendments and starts at the same moment, in every order that Hypothesis finds: a start uses the record's current terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever lies where a decoder reads, it raises its documented error or answers: values of its schema, spoilt somewhere, then their bytes.
+"""Every decoder raises its documented error or answers, for spoilt values of its schema and for spoilt bytes.
 
 `tests/fuzz.sh` runs the same for an hour; RMGR_FUZZ_S says how many seconds each decoder gets.
 """

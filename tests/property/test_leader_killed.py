@@ -1,4 +1,4 @@
-"""A leader dies before or after its k-th commit, for every k; its successor finishes, nothing is lost and nothing done twice.
+"""A leader dies before or after its k-th commit, for every k; its successor finishes, and nothing is lost or done twice.
 
 The scenario (settings that make everything happen within seconds of the test's clock):
 

@@ -1,4 +1,4 @@
-"""The tree in memory answers any multi as a real ZooKeeper server does: outcome, names, versions, and the tree afterwards."""
+"""The tree in memory answers every multi as a real ZooKeeper server does: outcome, names, versions, and the resulting tree."""
 
 from __future__ import annotations
 

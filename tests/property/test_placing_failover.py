@@ -1,4 +1,4 @@
-"""A leader that dies before or after any of its placements, for every one of them: its successor decides what it would have decided.
+"""A leader dies before or after each of its placements; its successor decides as the leader would have.
 
 Nodes and users are played by hand on a tree in memory; what is compared is where each job was put, in which order, and what was remembered.
 """

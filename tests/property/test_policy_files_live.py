@@ -1,4 +1,4 @@
-"""Every policy file that is shipped decides in a live leader what it decides in the simulator: the same starts, nodes and order.
+"""Every shipped policy file decides the same in a live leader and in the simulator: starts, nodes and order.
 
 The simulator plays a workload on the machine of the file, and its log says when each job comes and ends. The same machine is published to a
 leader on a tree in memory, and jobs come and end at the same times.

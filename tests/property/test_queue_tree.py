@@ -1,4 +1,4 @@
-"""The queue tree under random tasks and as `dqt`: skipping equals stepping, laws of states, shares and waits; every schedule is sound."""
+"""The queue tree under random tasks and as `dqt`: skipping equals stepping, laws of states, shares and waits hold; schedules are sound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lost requests, lost answers, expired sessions and deadlines in any order never make a multi happen twice, lie, or change places.
+"""Lost requests and answers, expired sessions and deadlines in any order never make a multi happen twice, lie or change places.
 
 One client pipelines multis of the shapes that the protocol has; hypothesis moves the two queues of its link step by
 step, cuts it anywhere, ends its session, moves a fence, lets deadlines pass. At the end everything is drained.

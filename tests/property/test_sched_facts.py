@@ -1,4 +1,4 @@
-"""Facts in any order: what is derived from records (pools, endings, queues, who is shown) is what a new leader derives from them."""
+"""Facts in any order: a new leader derives the same pools, endings, queues and shown jobs from the records."""
 
 from __future__ import annotations
 

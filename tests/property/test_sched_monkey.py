@@ -1,4 +1,4 @@
-"""Policies that use every verb at random, or with wrong arguments: nothing is over-committed, records say all, the next pass runs."""
+"""Policies that use verbs at random, or with wrong arguments, never over-commit; records stay complete, and the next pass runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every shipped policy, whatever the world: the laws of rmgr/sim/laws/check.py; and what some of them promise beyond those."""
+"""Every shipped policy obeys the laws of rmgr/sim/laws/check.py in any world; and the further promises of some policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fast timelines answer what the plainest ones do, whatever is asked of them in whatever order."""
+"""The fast timelines give the same answers as the plainest ones to any questions in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any sequence of cuts of a sealed block verifies, and any change of what was signed does not; alone or signed with others."""
+"""Any sequence of cuts of a sealed block verifies, and no change of signed fields does; alone or signed with others."""
 
 from __future__ import annotations
 

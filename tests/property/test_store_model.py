@@ -1,4 +1,4 @@
-"""The data store against a dictionary: whatever is put, replaced, deleted, listed, reopened and swept, both tell the same."""
+"""The data store behaves as a dictionary, whatever is put, replaced, deleted, listed, reopened and swept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rmgr bench calls` at tiny sizes: each row that was asked for, beside its baseline of the same run."""
+"""`rmgr bench calls` at tiny sizes: each requested row, beside its baseline of the same run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurements of a cluster without work, of uneven work and of data: the shape of their rows, at tiny sizes, on real clusters."""
+"""Benches of an idle cluster, of uneven work and of data print rows of the right shape, at tiny sizes on real clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rmgr bench gang`: what it reads from stamps, and the shape of its rows, at a tiny size, on a real cluster."""
+"""`rmgr bench gang` reads stamps rightly and prints rows of the right shape, at a tiny size on a real cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rmgr bench jobs`: the shape of its rows, at a tiny size, on a real cluster."""
+"""`rmgr bench jobs` prints rows of the right shape, at a tiny size on a real cluster."""
 
 from __future__ import annotations
 

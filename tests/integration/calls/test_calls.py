@@ -1,4 +1,4 @@
-"""Calls from programs and from the shell: gateway, leader and two servers are real processes."""
+"""Calls from programs and from the shell, through a real gateway, leader and two servers."""
 
 from __future__ import annotations
 

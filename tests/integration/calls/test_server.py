@@ -1,4 +1,4 @@
-"""A real server of calls and a gateway that the test plays: what it runs, how often, what it says when it cannot."""
+"""A real server of calls with a gateway played by the test: what the server runs, how often, and how it reports that it cannot."""
 
 from __future__ import annotations
 

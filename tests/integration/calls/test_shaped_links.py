@@ -1,4 +1,4 @@
-"""A link with a rate between the gateway and each server: what is measured of it, and which policy leaves one that slows down."""
+"""Links with a set rate between the gateway and each server: their measurements, and policies that leave a slow link."""
 
 from __future__ import annotations
 

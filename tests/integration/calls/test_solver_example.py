@@ -1,4 +1,4 @@
-"""The example of a solver service (deploy/examples/solvers) as its first lines say: two servers, a client, answers that are right."""
+"""The example of a solver service (deploy/examples/solvers) runs as its first lines say, and its answers are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What failed is told with its cause: the limit, the last line of stderr, alike ends once, and commands that do what they say."""
+"""Failures are reported with their cause: the limit, the last line of stderr, equal ends once, and hints that work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is broken on a real cluster, one thing after another: `status`, `nodes`, `explain` and `doctor` say the same of it."""
+"""`status`, `nodes`, `explain` and `doctor` agree on each defect of a real cluster, one defect after another."""
 
 from __future__ import annotations
 

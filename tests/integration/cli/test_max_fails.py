@@ -1,4 +1,4 @@
-"""`--max-fails N` on a live cluster: once more tasks have failed the rest is cancelled, pulled or placed, whoever has submitted it."""
+"""`--max-fails N` on a live cluster: after more failures the rest is cancelled, pulled or placed, whoever submitted it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests for placed jobs that cannot be, through the real command line: what each says, what to type next, and the exit code."""
+"""Impossible requests for placed jobs, through the real command line: message, hint and exit code of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placed jobs on a live cluster, as their users see them: submitted, explained, tried out, waited for."""
+"""Placed jobs on a live cluster as users see them: submitted, explained, tried out, waited for."""
 
 from __future__ import annotations
 

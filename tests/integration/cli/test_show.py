@@ -1,4 +1,4 @@
-"""`rmgr show` tells all that was asked for, of work that waits and of work that is history, for people and for programs."""
+"""`rmgr show` prints all requested details of waiting and of ended work, for people and for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts of Slurm on real nodes: variables, steps, arrays; a warning where they would compute nonsense; branches that are not needed."""
+"""Slurm scripts on real nodes: variables, steps, arrays, and warnings where they would compute nonsense."""
 
 from __future__ import annotations
 

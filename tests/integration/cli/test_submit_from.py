@@ -1,4 +1,4 @@
-"""`rmgr submit --from` on a live, secured cluster: all of a list or nothing of it, with ZooKeeper and through a gateway."""
+"""`rmgr submit --from` on a live, secured cluster submits a whole list or nothing, with ZooKeeper and through a gateway."""
 
 from __future__ import annotations
 

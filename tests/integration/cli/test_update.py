@@ -1,4 +1,4 @@
-"""`rmgr update` on a real cluster: what waits gets other terms, what runs another time limit, and everybody sees who has done it."""
+"""`rmgr update` on a real cluster changes terms of waiting work and time limits of running work, and shows its author."""
 
 from __future__ import annotations
 

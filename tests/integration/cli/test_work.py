@@ -1,4 +1,4 @@
-"""The command line on a real cluster: submitting, waiting, output, exit codes; as cli.md promises them."""
+"""The command line on a real cluster keeps the promises of cli.md: submitting, waiting, output, exit codes."""
 
 from __future__ import annotations
 

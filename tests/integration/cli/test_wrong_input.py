@@ -1,4 +1,4 @@
-"""What is typed wrong, or as other systems have it: one line for each, what is said, and the exit code."""
+"""Wrong input, or input in the style of other systems: one line per case, with the message and the exit code."""
 
 from __future__ import annotations
 

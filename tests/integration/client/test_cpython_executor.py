@@ -1,4 +1,4 @@
-"""CPython's own tests of executors, run against rmgr.Executor on a real cluster.
+"""CPython's own tests of executors pass with rmgr.Executor on a real cluster.
 
 From Debian's libpython3-testsuite, or any Python that has its `test` package. Left out, with the reason:
 - tests of ThreadPoolExecutor's and ProcessPoolExecutor's private attributes (`_threads`, `_processes`, `_call_queue`):

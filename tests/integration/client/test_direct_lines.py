@@ -1,4 +1,4 @@
-"""Direct lines between clients and Starters: who may have one, and that nothing said on one counts by itself."""
+"""Direct lines between clients and Starters: who may open one, and that no message on a line counts by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments, results and values above 256 MiB, through a whole cluster: whole, and in little memory of its daemons."""
+"""Arguments, results and values above 256 MiB pass a whole cluster unharmed, with little memory of its daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfers above 256 MiB whose client, gateway or Starter is killed halfway: nothing is seen of them, and the sweep leaves no row."""
+"""Transfers above 256 MiB whose client, gateway or Starter is killed halfway stay invisible, and the sweep removes all rows."""
 
 from __future__ import annotations
 

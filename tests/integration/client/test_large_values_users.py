@@ -1,4 +1,4 @@
-"""Large arguments, results and values of a user who comes through a gateway, where work runs as its user: whole, signed, counted.
+"""Large arguments, results and values of a user behind a gateway, with work run as its user: whole, signed, counted.
 
 anna's program --(gateway)--> store  <-- Starter (root) --copy--> file of anna <-- worker of anna
 """

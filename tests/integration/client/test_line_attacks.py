@@ -1,4 +1,4 @@
-"""Direct lines under attack: floods and messages that no decoder reads end the line they came on, and no other."""
+"""Direct lines under attack: floods and unreadable messages end only the line on which they came."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`store.put_many`, `get_many`, `delete_many`: on every store, directly and through a gateway, and with owners in a secured cluster."""
+"""`store.put_many`, `get_many`, `delete_many` on every store, directly and through a gateway, and with owners in a secured cluster."""
 
 from __future__ import annotations
 

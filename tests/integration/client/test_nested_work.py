@@ -1,4 +1,4 @@
-"""Work that submits work, on Starters that were started by hand in a secured cluster: as its own user, or told the key to set."""
+"""Work that submits work, on hand-started Starters of a secured cluster: it runs as its own user, or names the missing setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`with_options`: calls of one TaskQueue or Executor that need something else than the others."""
+"""`with_options` gives calls of one TaskQueue or Executor other needs than the rest."""
 
 from __future__ import annotations
 

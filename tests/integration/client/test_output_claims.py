@@ -1,4 +1,4 @@
-"""Output keys are created once: of several clients that want the same ones each key has one, on every store, whatever stood there."""
+"""Output keys are created once: several clients that claim the same keys get one owner for each, on every store."""
 
 from __future__ import annotations
 

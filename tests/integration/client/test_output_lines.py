@@ -1,4 +1,4 @@
-"""`future.logs` and `queue.follow`: what tasks write, line by line, while they run and afterwards."""
+"""`future.logs` and `queue.follow` return the lines that tasks write, during the run and afterwards."""
 
 from __future__ import annotations
 

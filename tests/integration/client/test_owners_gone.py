@@ -1,4 +1,4 @@
-"""Programs that die, or stand still for too long, with an Executor or a TaskQueue: what becomes of those, and what is said of them."""
+"""Programs with an Executor or a TaskQueue that die, or stop for too long: what happens to their work, and how it is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ordinary programs: each runs by `ProcessPoolExecutor` and by rmgr, and prints the same."""
+"""Ordinary programs print the same with `ProcessPoolExecutor` and with rmgr."""
 
 from __future__ import annotations
 

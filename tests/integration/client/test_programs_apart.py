@@ -1,4 +1,4 @@
-"""Nothing of one program, and nothing of one call's object, reaches another; what a program binds anew reaches its later calls."""
+"""Programs, and objects of calls, never affect each other; names that a program rebinds reach its later calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program that uses the API sees on its own terminal and in its own log, and how its objects call themselves."""
+"""What a program that uses the API sees on its terminal and in its log, and the repr of its objects."""
 
 from __future__ import annotations
 

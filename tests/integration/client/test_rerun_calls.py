@@ -1,4 +1,4 @@
-"""Calls that FAILED run again with the arguments that they had: small ones came with their end, large ones lie in the store."""
+"""FAILED calls run again with their arguments: small ones come from their outcome, large ones from the store."""
 
 from __future__ import annotations
 

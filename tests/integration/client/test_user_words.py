@@ -1,4 +1,4 @@
-"""What a user is told when something is wrong: the cause, the task, what to type next, and the promised exit code."""
+"""Error messages name the cause, the task and the next command, with the promised exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relay of calls between real gRPC ends: what a client's try comes to, with a server that the test plays."""
+"""The relay of calls between real gRPC ends: outcomes of a client's attempts, with a server played by the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway reports of its servers to the leader, over real gRPC: all of it, however large the interfaces, and each of them once."""
+"""A gateway reports all its servers to the leader over real gRPC, each once, with interfaces of any size."""
 
 from __future__ import annotations
 

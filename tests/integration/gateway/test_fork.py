@@ -1,4 +1,4 @@
-"""A process that is connected through a gateway, and its forked children: they connect, or are told at once why they cannot."""
+"""Forked children of a process that uses a gateway connect themselves, or learn at once why they cannot."""
 
 from __future__ import annotations
 

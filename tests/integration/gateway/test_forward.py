@@ -1,4 +1,4 @@
-"""Questions to daemons through a gateway: only to those that the cluster names, errors and live output as they are."""
+"""Questions to daemons through a gateway reach only daemons of the cluster; errors and live output pass unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions on a stream: answers and errors arrive as they were, long ones in pieces; a gateway that dies is left for the next one."""
+"""Questions on a stream: answers and errors arrive unchanged, long ones in pieces, and clients leave a dead gateway for the next."""
 
 from __future__ import annotations
 

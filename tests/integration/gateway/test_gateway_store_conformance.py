@@ -1,4 +1,4 @@
-"""A store behind a gateway is a store: the conformance suite of the Store port, on SQLite behind a gateway."""
+"""A store behind a gateway passes the conformance suite of the Store port (SQLite behind a gateway)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store behind gateways that die, are full, or refuse: calls go on elsewhere, nothing is written twice or in part."""
+"""A store behind gateways that die, are full or refuse: calls go on elsewhere, and nothing is written twice or in part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user who reaches nothing but a gateway, on a real cluster: every command, the Python API, and gateways that are killed."""
+"""A user who reaches only gateways of a real cluster: every command, the Python API, and killed gateways."""
 
 from __future__ import annotations
 

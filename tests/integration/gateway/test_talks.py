@@ -1,4 +1,4 @@
-"""What a stream between a client and its gateway lives through: gateways that die or fall silent, clients that hang, crowds."""
+"""Streams between clients and gateways survive gateways that die or fall silent, clients that hang, and crowds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terminals through a gateway: a pipe to nodes of the cluster alone, which bears no more than its ends take, and sees nothing."""
+"""Terminals through a gateway: a pipe only to nodes of the cluster, with bounded buffers, which the gateway cannot read."""
 
 from __future__ import annotations
 

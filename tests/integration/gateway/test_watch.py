@@ -1,4 +1,4 @@
-"""A gateway's own session: what the health service says, and a ZooKeeper that turns out to be another cluster's."""
+"""A gateway's own session: the answers of its health service, and a ZooKeeper that belongs to another cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rmgr dev --detach` restarts what died, later each time; what was killed on purpose stays dead; `dev status` says all of it."""
+"""`rmgr dev --detach` restarts dead processes with growing delay, but not those killed on purpose; `dev status` reports both."""
 
 from __future__ import annotations
 

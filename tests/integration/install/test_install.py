@@ -1,4 +1,4 @@
-"""rmgr installed from a checkout: nothing is written there, all that it needs goes along, and no command asks for the checkout again."""
+"""rmgr installed from a checkout is complete: it writes nothing there, and no command needs the checkout again."""
 
 from __future__ import annotations
 

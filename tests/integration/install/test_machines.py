@@ -1,4 +1,4 @@
-"""Other machines: network namespaces join a secured cluster with one command, run work, answer, are revoked, and cannot come back."""
+"""Other machines (network namespaces) join a secured cluster with one command, run work, are revoked, and cannot come back."""
 
 from __future__ import annotations
 

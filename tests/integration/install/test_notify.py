@@ -1,4 +1,4 @@
-"""Daemons under a service manager: READY=1 when they serve, beats from their main loop alone, STOPPING=1 when told to end."""
+"""Daemons under a service manager send READY=1 when they serve, beats only from their main loop, and STOPPING=1 at their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of README.md and its guide run as printed on the cluster that they start (twice in a row: tests/long.sh); others are parsed."""
+"""Blocks of README.md and its guide run as printed on the cluster that they start (twice in tests/long.sh); others are parsed."""
 
 from __future__ import annotations
 

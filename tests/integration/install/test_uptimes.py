@@ -1,4 +1,4 @@
-"""A machine that has just booted, and one that has been up for long: tests that compare moments pass on both.
+"""Tests that compare times pass on a machine that has just booted and on one with a long uptime.
 
 `time.monotonic()` is the time since boot, so whatever stands for "never" or "long ago" is tried where the clock is near 0
 and where it is far from it. Each machine is a time namespace, in which pytest runs a choice of the other tests.

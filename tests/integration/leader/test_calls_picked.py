@@ -1,4 +1,4 @@
-"""Picks of servers for calls by real leaders over gRPC: whoever leads picks, by the policy that is set, and its log replays."""
+"""Real leaders pick servers for calls over gRPC by the set policy, after fail-overs too, and their log replays."""
 
 from __future__ import annotations
 

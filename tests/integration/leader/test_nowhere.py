@@ -1,4 +1,4 @@
-"""Znodes of work that somebody deletes by hand, on a real cluster: claims are put back, what nobody has any more is ended and explained."""
+"""Znodes of work deleted by hand on a real cluster: claims are put back, and work without any copy is ended and explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy files and plug-ins on real daemons: limits hold, and what a plug-in burns stops nobody else, under two leaders."""
+"""Policy files and plug-ins on real daemons: limits hold, and a costly plug-in delays nothing else, under two leaders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every policy of the catalogue that places plain jobs does it on real nodes, in the order in which the simulator starts them."""
+"""Every policy of the catalogue that places plain jobs starts them on real nodes in the simulator's order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A WatchDog whose session is broken: expired, cut off, in doubt, with a wiped ensemble; and what it answers over gRPC."""
+"""A WatchDog with a broken session: expired, cut off, in doubt, with a wiped ensemble; and its answers over gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is recalled, stopped, killed or blocked, in any order: each task is accounted for once, and runs at most once.
+"""Tasks recalled, stopped, killed or blocked in any order are each accounted for once, and run at most once.
 
 The tasks write a ledger outside rmgr; what the node says of each task must agree with it.
 """

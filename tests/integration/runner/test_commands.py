@@ -1,4 +1,4 @@
-"""Commands in a slot: exits, outputs, environment, work directories, limits, taking them back."""
+"""Commands in a slot: exits, outputs, environment, work directories, limits, and taking commands back."""
 
 from __future__ import annotations
 

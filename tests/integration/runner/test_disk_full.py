@@ -1,4 +1,4 @@
-"""A Starter's disk is full when a process is to be written down: nothing of it is left, or the Starter goes on without the record."""
+"""A Starter's disk is full when it records a process: no trace of the process is left, or the Starter goes on without the record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slot whose work stands still as a whole (`Slot.freeze_file`): its spawner goes on, and nothing is lost of what begins meanwhile."""
+"""A slot whose work is frozen as a whole (`Slot.freeze_file`): its spawner goes on, and work that begins meanwhile is not lost."""
 
 from __future__ import annotations
 

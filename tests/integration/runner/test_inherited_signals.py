@@ -1,4 +1,4 @@
-"""Work, daemons and tests begin with default dispositions, whatever `&` in a script, nohup or a service manager left ignored or blocked."""
+"""Work, daemons and tests start with default signal handling, even below `&` in a script, nohup or a service manager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python tasks in a worker: results, outputs, environment, failures, who is blamed when the worker dies."""
+"""Python tasks in a worker: results, outputs, environment, failures, and which task is blamed for a dead worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of calls in a secured cluster: made by `rmgr admin add-server`, known to the cluster, gone when it is revoked."""
+"""A server of calls in a secured cluster: added by `rmgr admin add-server`, accepted by the cluster, out when revoked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls on a secured cluster: who may offer, take, give and call; whose key is refused, and when."""
+"""Calls on a secured cluster: which roles may offer, take, give and call, and which keys are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that enter a secured cluster: tokens redeemed over real TLS, once."""
+"""Machines join a secured cluster with tokens that are redeemed over real TLS, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The secrets of a running secured cluster are nowhere but in its bundles: not in arguments, environments, znodes, rows, logs, answers.
+"""Secrets of a running secured cluster are only in its bundles: not in arguments, environments, znodes, rows, logs or answers.
 
 Not patterns are looked for but the very bytes that the bundles of this cluster hold.
 """

@@ -1,4 +1,4 @@
-"""Strangers who make TLS handshakes as fast as they can at a daemon's gRPC port get a few, and people go on."""
+"""Strangers who flood a daemon's gRPC port with TLS handshakes get only a few, and legitimate users are served."""
 
 from __future__ import annotations
 

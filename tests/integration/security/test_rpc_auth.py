@@ -1,4 +1,4 @@
-"""Nobody gets in who does not belong: every method of every service, without a certificate, with a stranger's, in every role."""
+"""Every method of every service refuses callers without a certificate, with a stranger's, or in the wrong role."""
 
 from __future__ import annotations
 

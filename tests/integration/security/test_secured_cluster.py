@@ -1,4 +1,4 @@
-"""A secured cluster as its people and its machines meet it: what each command says to whom, and what daemons refuse."""
+"""A secured cluster as its users and machines see it: answers of commands in each role, and refusals of daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is believed, on a real ZooKeeper."""
+"""Which certificates and signatures count, on a real ZooKeeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output over its cap, read while it grows: who is behind gets a line for the dropped middle, never the hole's NULs."""
+"""Output over its cap, read while it grows: a slow reader gets a line for the dropped middle, never the hole's NULs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is asked: processes of the job that catch SIGUSR1, and no others; who is ended with a part of it."""
+"""Only processes of the job that catch SIGUSR1 are asked for a checkpoint; and which of them end with a part of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends of a program mean that was asked to save its state: 85 is "saved, run me again", whether it was to stop or not."""
+"""Exit codes of a program that was asked to save its state: 85 means "saved, run me again", whether it was to stop or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who can write the data store puts nothing into another user's job: its Starter restores sealed checkpoints only."""
+"""A writer of the data store cannot inject state into another user's job: its Starter restores only sealed checkpoints."""
 
 from __future__ import annotations
 

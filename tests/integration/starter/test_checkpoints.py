@@ -1,4 +1,4 @@
-"""Checkpoints on real Starters with real processes: asked, stored, restored elsewhere; a counter never repeats a step that was saved.
+"""Checkpoints on real Starters with real processes: asked, stored, restored elsewhere; a counter never repeats a saved step.
 
 Every program counts: it restores its step, writes each new one into a ledger outside of its directory, and saves when it is asked to.
 """

@@ -1,4 +1,4 @@
-"""Users take turns on a real node: its processes run their tasks, ZooKeeper has their blocks."""
+"""Users take turns on a real node with real tasks and blocks in ZooKeeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Starter that is handed blocks: it notices its mark going, runs what it finds, and gives back what it must not run."""
+"""A real Starter that is handed blocks notices when its mark vanishes, runs what it finds, and gives back what it must not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placed jobs on a real Starter: what the leader has assigned runs, outranks what is pulled, and is otherwise as pulled work."""
+"""Placed jobs on a real Starter: jobs assigned by the leader run before pulled work, and otherwise as pulled work does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain `mpirun` of Open MPI inside an allocation of two Starters: no ssh, no option; rmgr is its launcher."""
+"""Plain `mpirun` of Open MPI inside an allocation of two Starters uses rmgr as its launcher, without ssh or options."""
 
 from __future__ import annotations
 

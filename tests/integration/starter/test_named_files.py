@@ -1,4 +1,4 @@
-"""Files that users name are looked at by their slots: a file server that does not answer stops nobody else."""
+"""Slots look at the files that users name, so a file server that does not answer stops no other work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slot that dies under work is that work's failure; a node that cannot open slots any more is quarantined, and everybody can see it."""
+"""A slot that dies under work is that work's failure; a node that cannot open slots any more is visibly quarantined."""
 
 from __future__ import annotations
 

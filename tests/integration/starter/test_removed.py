@@ -1,4 +1,4 @@
-"""Something removes a Starter's directories (a cleaner of temporary files): work goes on, and none of it is blamed."""
+"""Work goes on, and is not blamed, when a Starter's directories are removed (by a cleaner of temporary files)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other resources than cores and memory on real Starters: lent by number, to pulled and placed work, and given back by what was killed."""
+"""Other resources than cores and memory on real Starters: lent by number to pulled and placed work, and returned by killed work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Starter answers over gRPC and Prometheus, as a process and from within."""
+"""A Starter's answers over gRPC and Prometheus, as a process and from within."""
 
 from __future__ import annotations
 

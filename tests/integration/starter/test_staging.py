@@ -1,4 +1,4 @@
-"""Work whose files take a while to come: staged once, where it was claimed, and nothing is left of what was given up.
+"""Work whose files come slowly is staged once, on the node that claimed it, and abandoned files are removed.
 
 n1  idle ─┐
 n2  idle ─┼─ one task with a large upload, from a data store that hands out its bytes slowly

@@ -1,4 +1,4 @@
-"""A Starter on real ZooKeeper, SQLite and spawners: what is submitted is claimed, run and committed, once."""
+"""A Starter on real ZooKeeper, SQLite and spawners claims, runs and commits submitted work once."""
 
 from __future__ import annotations
 

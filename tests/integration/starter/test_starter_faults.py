@@ -1,4 +1,4 @@
-"""A Starter among faults: lost answers, lost sessions, fences, kills at each moment, a store that is away, a full disk."""
+"""A Starter under faults: lost answers, lost sessions, fences, kills at each step, an absent store, a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of several nodes on real Starters: cores held for them, the start when all are ready, revoked starts, lost nodes."""
+"""Jobs of several nodes on real Starters: held cores, the start when all nodes are ready, revoked starts, lost nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and the scheduler ask of a Starter: cancel, signal, drain, hold, stop; and how its nodes share work."""
+"""Orders of users and the scheduler to a Starter: cancel, signal, drain, hold, stop; and how its nodes share work."""
 
 from __future__ import annotations
 

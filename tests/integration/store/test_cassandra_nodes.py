@@ -1,4 +1,4 @@
-"""Real Cassandra nodes as `rmgr dev` and the tests start them."""
+"""Real Cassandra nodes start as `rmgr dev` and the tests start them."""
 
 from __future__ import annotations
 

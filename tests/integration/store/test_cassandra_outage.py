@@ -1,4 +1,4 @@
-"""The store while its Cassandra is away, comes back, refuses the user, or is read-only: on a node of this file's own, with passwords."""
+"""The store while its Cassandra is away, comes back, refuses the user or is read-only: on this file's own node, with passwords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schema in a real Cassandra: made once and again, upgraded, refused; and what the tables hold after the store has written."""
+"""The schema in a real Cassandra: created twice, upgraded, refused; and the contents of the tables after writes of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are named by their content, on every store and through a gateway: kept by who needs them, and removed when nobody does."""
+"""Rows named by their content stay while a user needs them, and are removed afterwards: on every store and through a gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster without its data store: daemons come up and say so, configuration errors end them, `rmgr dev` brings a store along."""
+"""A cluster without its data store: daemons start and report it, configuration errors end them, `rmgr dev` starts a store."""
 
 from __future__ import annotations
 

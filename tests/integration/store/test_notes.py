@@ -1,4 +1,4 @@
-"""What lies beside a value (its note) is kept by every data store, and goes and changes with it in one step."""
+"""Every data store keeps the note beside a value, and changes and removes both in one step."""
 
 from __future__ import annotations
 

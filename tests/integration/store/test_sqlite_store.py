@@ -1,4 +1,4 @@
-"""What only the SQLite store can meet: foreign locks, full and read-only disks, wrong files, forks; and what it leaves in the file."""
+"""Faults that only the SQLite store can meet: foreign locks, full and read-only disks, wrong files, forks; and its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large values of the SQLite store: files that nobody else can read, that outlive no crash half-made, and that a sweep removes."""
+"""Large values of the SQLite store: private files, never left half-made by a crash, and removed by a sweep."""
 
 from __future__ import annotations
 

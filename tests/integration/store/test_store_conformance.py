@@ -1,4 +1,4 @@
-"""What every data store adapter must do: values, keys, time, whose it is. Run on each of them (tests/harness/store_adapters.py)."""
+"""Requirements for every data store adapter: values, keys, time, owners. Runs on each of them (tests/harness/store_adapters.py)."""
 
 from __future__ import annotations
 

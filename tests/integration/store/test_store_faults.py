@@ -1,4 +1,4 @@
-"""What every data store adapter must survive: damage, many processes, a writer killed in mid-write; and how stores are opened."""
+"""Every data store adapter survives damage, many processes and a writer killed in mid-write; and how stores are opened."""
 
 from __future__ import annotations
 

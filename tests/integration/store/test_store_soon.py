@@ -1,4 +1,4 @@
-"""Writes that no thread waits for, on each data store that has them: what they leave, and who wins a key that several want."""
+"""Writes that no thread waits for, on each data store that has them: their effects, and the winner of a contested key."""
 
 from __future__ import annotations
 

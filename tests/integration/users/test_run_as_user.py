@@ -1,4 +1,4 @@
-"""A Starter that is root runs each user's work as that user: commands, calls, files, output; and is not led astray by any of it.
+"""A root Starter runs each user's work as that user, with commands, calls, files and output, and none of it can mislead it.
 
 Starter (root) -> privileges.py (becomes anna) -> spawner of anna -> worker or command of anna
               \\-> privileges.py (becomes ben)  -> spawner of ben  -> ...

@@ -1,4 +1,4 @@
-"""A root Starter whose interpreter, package or directory a user cannot reach refuses his work and says what to type."""
+"""A root Starter whose interpreter, package or directory a user cannot reach refuses the user's work and names the remedy."""
 
 from __future__ import annotations
 

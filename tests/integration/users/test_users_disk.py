@@ -1,4 +1,4 @@
-"""What users' work writes into its directories has a limit: the work of who takes too much ends, that of others goes on."""
+"""Work may write only so much into its directories: the work of a user above the limit ends, other users' work goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that users name, below their directories or anywhere: whatever is wrong with them, their own task ends, and others go on."""
+"""Files that users name, anywhere and in any state: a bad file ends only its own task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two users and an operator of one secured cluster, all through a gateway: each sees and changes his own, the operator everything.
+"""Two users and an operator of one secured cluster behind a gateway: users see and change their own work, the operator all.
 
 anna, ben (role user), olga (role operator) --mutual TLS--> gateway --role submitter--> ZooKeeper, store, leader, Starters
 """

@@ -1,4 +1,4 @@
-"""Users whose work kills what runs it, and directories that are removed, on a Starter that runs work as its users."""
+"""Users' work that kills its own runner, and removed directories, on a Starter that runs work as its users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user who has no process left on a node: none of that user's work runs there, and that of others goes on."""
+"""A user who has used up the processes of a node gets no work there, and other users' work goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Access lists on a real server: what is made has its list, strangers are out, roles have their rights and no more, mending."""
+"""Access lists on a real server: new znodes have their list, strangers are refused, roles have just their rights, mending."""
 
 from __future__ import annotations
 

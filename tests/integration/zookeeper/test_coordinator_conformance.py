@@ -1,4 +1,4 @@
-"""What every Coordinator must do, whatever happens to its connection. Run on ZooKeeper, and on the tree in memory."""
+"""Requirements for every Coordinator under faults of its connection. Runs on ZooKeeper and on the tree in memory."""
 
 from __future__ import annotations
 

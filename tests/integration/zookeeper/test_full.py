@@ -1,4 +1,4 @@
-"""A server with a small heap whose quotas are all full goes on: it is written to, read from, and started again."""
+"""A server with a small heap and full quotas goes on: it accepts writes and reads, and starts again."""
 
 from __future__ import annotations
 

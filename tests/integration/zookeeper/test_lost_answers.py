@@ -1,4 +1,4 @@
-"""Many threads commit while answers, requests and whole links are lost at random: nothing is lost, doubled or misreported."""
+"""Many threads commit while answers, requests and links are lost at random: no commit is lost, doubled or misreported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ensemble that is half there: clients find the half that answers, and say of the other half what it does."""
+"""Clients find the answering half of an ensemble, and report the state of the other half."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole cluster on each release of ZooKeeper, on one server and on three (there secured, by TLS): submitted, run, answered.
+"""A whole cluster works on each release of ZooKeeper, on one server and on three (the latter secured, by TLS).
 
 Debian's 3.8 on one server is what every other test runs on, on three servers what tests/chaos/test_ensemble.py runs on: here it is for
 `tests/long.sh`.

@@ -1,4 +1,4 @@
-"""`rmgr admin init --close-root` on a server that somebody else runs: open before, closed afterwards, and the cluster notices nothing."""
+"""`rmgr admin init --close-root` closes the root of a foreign server, and the cluster notices nothing."""
 
 from __future__ import annotations
 

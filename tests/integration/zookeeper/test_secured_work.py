@@ -1,4 +1,4 @@
-"""A secured cluster at work, on its real znodes: whatever daemons and users made has its access list; secrets get nobody further."""
+"""A secured cluster at work: every znode of daemons and users has its access list, and secrets help no other user."""
 
 from __future__ import annotations
 

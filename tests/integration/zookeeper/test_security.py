@@ -1,4 +1,4 @@
-"""Identity, access lists and TLS pass through to ZooKeeper; refusals are typed, and large answers survive TLS records."""
+"""Identity, access lists and TLS reach ZooKeeper; refusals are typed, and large answers survive TLS records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ZooKeeper dies, hangs, comes back, says nothing: the coordinator notices early, returns early, and hangs nowhere."""
+"""ZooKeeper dies, hangs, comes back or stays silent: the coordinator notices and returns early, and never hangs."""
 
 from __future__ import annotations
 
