@@ -1,4 +1,4 @@
-"""Which way to the cluster a configuration means, and where a gateway may listen."""
+"""Configurations choose the way to the cluster, and the addresses on which a gateway may listen."""
 
 from __future__ import annotations
 

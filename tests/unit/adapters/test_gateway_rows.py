@@ -1,4 +1,4 @@
-"""Rows that a gateway reads for a client: all of them come, and few bytes are in its memory at a time."""
+"""A gateway reads all rows for a client with few bytes in memory at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of store keys: what is built is parsed back, sorts as it should, and families never meet."""
+"""The table of store keys: built keys parse back, sort as they should, and families never meet."""
 
 from __future__ import annotations
 

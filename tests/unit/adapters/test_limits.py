@@ -1,4 +1,4 @@
-"""Limits of users: rates, what is held, places, what a gateway counts of the cluster, lines of audit; the command that shows them."""
+"""Limits of users: rates, held items, places, a gateway's counts of the cluster, audit lines; the command that shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies that users bring: which class of a file is its policy, its parameters, plug-ins, and what every mistake is answered with."""
+"""Policies in users' files: the class that is the policy, its parameters, plug-ins, and the error for every mistake."""
 
 from __future__ import annotations
 

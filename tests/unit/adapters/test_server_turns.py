@@ -1,4 +1,4 @@
-"""Turns of users: whoever has had least goes first, nobody has more than his part, and whoever asks for most makes room."""
+"""Turns of users: the least served user goes first, no user gets more than a fair part, and the most demanding one makes room."""
 
 from __future__ import annotations
 

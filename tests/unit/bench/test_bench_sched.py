@@ -1,4 +1,4 @@
-"""The measurements of the scheduler: shape of their JSON, at tiny sizes; that a policy which fails is not measured."""
+"""Benches of the scheduler print JSON of the right shape at tiny sizes, and do not measure a failing policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forwarder with a rate: all bytes pass, no faster than it says, both ways and over all connections together."""
+"""The forwarder with a rate passes all bytes at most at that rate, both ways and over all connections together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An error names the id, the cause, and what to type next: each that a command raises by itself has a hint."""
+"""Errors name the id, the cause and the next command: every error raised by a command has a hint."""
 
 from __future__ import annotations
 

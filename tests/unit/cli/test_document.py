@@ -1,4 +1,4 @@
-"""rmgr/docs/cli.md says what the parser, the golden JSON, the columns and the Python API say: nothing is missing, nothing is invented."""
+"""rmgr/docs/cli.md matches the parser, the golden JSON, the columns and the Python API: nothing is missing or invented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of failures: once for all that ended alike, with what to type next; and what `rmgr rerun --failed` submits."""
+"""Reports of failures: one for all equal ends, with the next command; and what `rmgr rerun --failed` submits."""
 
 from __future__ import annotations
 

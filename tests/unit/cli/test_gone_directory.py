@@ -1,4 +1,4 @@
-"""A command whose working directory has been removed says so, whatever it wanted to do there."""
+"""A command whose working directory has been removed says so, whatever its task there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of jobs: what their keys mean, and what is said of those that are wrong."""
+"""Lists of jobs: the meaning of their keys, and the errors of wrong lists."""
 
 from __future__ import annotations
 

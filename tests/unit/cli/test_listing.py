@@ -1,4 +1,4 @@
-"""What is listed of a cluster: gangs as a tree, empty lists that say what was looked for, the health check of containers."""
+"""Listings of a cluster: gangs as a tree, empty lists that name the search, the health check of containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plumbing: help of every command, what it imports and loads, global options anywhere, errors and their exit codes."""
+"""The plumbing of commands: their help, imports and loads, global options anywhere, errors and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moments that people type follow the wall clock of the machine's time zone: across jumps, hours that come twice, a day that never came."""
+"""Typed times follow the wall clock of the machine's time zone: across jumps, repeated hours, and a day that never came."""
 
 from __future__ import annotations
 

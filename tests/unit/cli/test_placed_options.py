@@ -1,4 +1,4 @@
-"""Options of placed jobs on the command line and in scripts: what they become, what contradicts itself."""
+"""Options of placed jobs on the command line and in scripts: their meaning, and contradictions."""
 
 from __future__ import annotations
 

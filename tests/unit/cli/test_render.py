@@ -1,4 +1,4 @@
-"""Tables: columns that fit, are chosen, sorted, dropped; text of others that cannot steer a terminal; jobs as people read them."""
+"""Tables: columns that fit, are chosen, sorted, dropped; foreign text that cannot steer a terminal; jobs as people read them."""
 
 from __future__ import annotations
 

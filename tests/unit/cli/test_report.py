@@ -1,4 +1,4 @@
-"""`rmgr report`: exact figures out of fabricated histories, in windows and days, over a real SQLite file and without a cluster."""
+"""`rmgr report` prints exact figures from fabricated histories, by windows and days, over a real SQLite file without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of sbatch, each with the forms of its values that its manual has: carried out as they are meant there, or refused by name."""
+"""Options of sbatch in each form of the manual are carried out with their meaning there, or refused by name."""
 
 from __future__ import annotations
 

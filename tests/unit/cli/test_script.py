@@ -1,4 +1,4 @@
-"""Scripts: directives, their lines, and what is said to people who come from another system."""
+"""Scripts: directives, their lines, and messages for users who come from another system."""
 
 from __future__ import annotations
 

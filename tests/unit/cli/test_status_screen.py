@@ -1,4 +1,4 @@
-"""`rmgr status` as an operator reads it: since when it is well, how busy, whose work; then what is to be done and what is worth knowing."""
+"""`rmgr status` as an operator reads it: health and its start, load, users; then things to do and things to know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that users hand over: a byte-order mark before it, lines that end at line feeds alone, characters that a terminal cannot show."""
+"""Texts from users: a byte-order mark, lines that end only at line feeds, characters that a terminal cannot show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that messages and documents tell people to type are there, with their options; words of other systems lead to one."""
+"""Commands in messages and documents exist, with their options; terms of other systems lead to one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words that people type and read: files as arguments, selectors, exit codes of work, states and reasons."""
+"""Words that users type and read: files as arguments, selectors, exit codes of work, states and reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which outcomes a client believes: signed by a Starter, as they were written, before whatever was revoked since."""
+"""A client believes only unchanged outcomes, signed by a Starter before any revocation of its key."""
 
 from __future__ import annotations
 

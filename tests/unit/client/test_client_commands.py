@@ -1,4 +1,4 @@
-"""Commands of the client: what leaves the submitting machine and what is told of it, names that no node could open, jobs asked at once."""
+"""Commands of the client: what leaves the submitting machine, names that no node could open, jobs submitted at once."""
 
 from __future__ import annotations
 

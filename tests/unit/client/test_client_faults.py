@@ -1,4 +1,4 @@
-"""The client while ZooKeeper or the data store is away: nothing hangs or is half there, nothing is lost, every outcome is named."""
+"""The client while ZooKeeper or the data store is away: nothing hangs, is half done or lost, and every outcome is named."""
 
 from __future__ import annotations
 

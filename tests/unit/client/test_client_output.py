@@ -1,4 +1,4 @@
-"""Output of tasks in a client: the echo of calls, and what the data store has of nodes that do not answer."""
+"""Output of tasks in a client: the echo of calls, and the data store's part for nodes that do not answer."""
 
 from __future__ import annotations
 

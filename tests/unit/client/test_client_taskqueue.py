@@ -1,4 +1,4 @@
-"""TaskQueue on a cluster in memory: what a user may do, what is said of mistakes, what happens after faults."""
+"""TaskQueue on a cluster in memory: permitted calls, messages for mistakes, behaviour after faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a notebook shows: escaped, small, and never a question to the cluster."""
+"""Displays in a notebook are escaped and small, and never ask the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments, functions and modules on their way out, whole and in parts: what travels, and what is said of what cannot."""
+"""Arguments, functions and modules on their way out, whole and in parts: what travels, and the errors for what cannot."""
 
 from __future__ import annotations
 

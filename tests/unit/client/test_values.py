@@ -1,4 +1,4 @@
-"""Values by key: rules of admission, output keys of a queue, where a key leads, and the words of progress."""
+"""Values by key: rules of admission, output keys of a queue, targets of keys, and messages of progress."""
 
 from __future__ import annotations
 

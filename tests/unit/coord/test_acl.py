@@ -1,4 +1,4 @@
-"""Access lists and quotas: every operation of the protocol has the rights it needs, nobody has more, and the server stays alive."""
+"""Access lists and quotas: every operation of the protocol has just the rights it needs, and the server stays alive."""
 
 from __future__ import annotations
 

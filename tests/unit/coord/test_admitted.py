@@ -1,4 +1,4 @@
-"""What a Starter asks before it claims and runs a block: does its queue admit the submission, and what is left of a cap of cores?"""
+"""A Starter's checks before it claims and runs a block: whether its queue admits the submission, and the rest of a cap of cores."""
 
 from __future__ import annotations
 

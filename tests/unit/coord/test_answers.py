@@ -1,4 +1,4 @@
-"""What `jobs`, `nodes`, `queues`, `status`, `explain` and `tasks` say of a snapshot."""
+"""The answers of `jobs`, `nodes`, `queues`, `status`, `explain` and `tasks` about a snapshot."""
 
 from __future__ import annotations
 

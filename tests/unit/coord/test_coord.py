@@ -1,4 +1,4 @@
-"""The protocol as data: names, multis, the resubmit rule, the view. Sections cited are of the protocol's specification."""
+"""The protocol as data: names, multis, the resubmit rule, the view. Cited sections are of the protocol's specification."""
 
 from __future__ import annotations
 

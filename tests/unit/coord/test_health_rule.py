@@ -1,4 +1,4 @@
-"""The rule of health: what is a problem, what a warning, and what is neither."""
+"""The rule of health: problems, warnings, and neither."""
 
 from __future__ import annotations
 

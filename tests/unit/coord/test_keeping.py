@@ -1,4 +1,4 @@
-"""Reconcile actions of the leader for a submission: one table of facts and what follows from them."""
+"""The leader's reconcile actions for a submission: one table of facts and consequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nonces and rows that are named by what they hold: how they are named, what they say, and when they may go."""
+"""Nonces, and rows named by their content: their names, their meaning, and when they may be removed."""
 
 from __future__ import annotations
 

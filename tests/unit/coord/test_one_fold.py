@@ -1,4 +1,4 @@
-"""Who reads fragments sees one and the same end of each task, whatever was written: the first that the table of transitions allows."""
+"""All readers of fragments see the same end of each task: the first one that the table of transitions allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deeds: what they cover, and who may do what with a value. Pure."""
+"""Deeds: what they cover, and which user may do what with a value. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the leader keeps of ended tasks: their codes, whatever order they come in, and how many FAILED for which reason; bounded."""
+"""The leader's bounded record of ended tasks: their exit codes in any order, and the number FAILED for each reason."""
 
 from __future__ import annotations
 

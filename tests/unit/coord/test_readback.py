@@ -1,4 +1,4 @@
-"""The read-back rule, case by case: what a lost answer meant, and what goes out again in which order."""
+"""The read-back rule, case by case: the meaning of a lost answer, and which requests are sent again in which order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is signed, alone or with other blocks: every field is on one side, and each block opens with its own path."""
+"""Signatures over one or several blocks: every field is signed or not, and each block verifies with its own path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Releases side by side: what 0.1.0 wrote is read; what the next release writes is read, and survives being rewritten here."""
+"""Releases side by side: records of 0.1.0 and of the next release are read, and survive being rewritten here."""
 
 from __future__ import annotations
 

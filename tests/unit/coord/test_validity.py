@@ -1,4 +1,4 @@
-"""What may stand in records and names: every field has a rule, hostile values are refused typed and cheaply, honest ones are not."""
+"""Valid records and names: every field has a rule; hostile values are refused typed and cheaply, honest ones accepted."""
 
 from __future__ import annotations
 

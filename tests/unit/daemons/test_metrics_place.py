@@ -1,4 +1,4 @@
-"""Measurements and health over HTTP: answered while the daemon lives, to whom they concern, and held up by nobody; those of calls."""
+"""Metrics and health over HTTP: answered while the daemon lives, to permitted clients, without delays; metrics of calls."""
 
 from __future__ import annotations
 

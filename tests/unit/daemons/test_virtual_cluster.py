@@ -1,4 +1,4 @@
-"""Leader, Starters and client in one thread on a virtual clock: the loss of a lease, what is run again, and who comes back."""
+"""Leader, Starters and client in one thread on a virtual clock: a lost lease, work that runs again, and returning daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of a local cluster: their ends, whoever their parent is, one of each name, and ports that they are given before they listen."""
+"""Processes of a local cluster: their ends under any parent, unique names, and ports that are reserved before they listen."""
 
 from __future__ import annotations
 

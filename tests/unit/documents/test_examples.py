@@ -1,4 +1,4 @@
-"""The example applications without a cluster: what their tasks compute is right, against published and closed-form values."""
+"""The tasks of the example applications compute right values, compared with published and closed-form ones, without a cluster."""
 
 from __future__ import annotations
 

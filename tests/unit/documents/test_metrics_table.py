@@ -1,4 +1,4 @@
-"""The table of all metrics is that of the code; no counter has a second row; label sets are bounded."""
+"""The table of all metrics matches the code; no counter has a second row; label sets are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies that rmgr/docs/policies.md prints and pipelines of deploy/policies: they load, type-check, and do what they say."""
+"""Policies printed in rmgr/docs/policies.md and pipelines of deploy/policies load, type-check, and do what they say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SECURITY.md says who could try what, what stops it, which test shows it, and every module that decodes something."""
+"""SECURITY.md names each attacker, the defence, the test that shows it, and every module that decodes data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""deploy/lib/starter_loss.py kills a Starter that holds something, however its looks at the cluster fall between tasks."""
+"""deploy/lib/starter_loss.py kills a Starter that holds work, even if its looks at the cluster fall between tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of the tests does: which are affected, which run again, what it costs, what stalls stop, and that nothing is left stopped."""
+"""Runs of the tests: affected files, second goes, costs, effects of stalls, and no process left stopped."""
 
 from __future__ import annotations
 

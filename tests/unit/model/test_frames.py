@@ -1,4 +1,4 @@
-"""Frames: what is sent is what arrives, however the stream is cut; broken streams are refused; threads that decode a type first."""
+"""Frames arrive as they were sent, however the stream is cut; broken streams are refused; threads that first decode a type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placed requests at the client: which queue they go to, what contradicts itself, what a partition never has."""
+"""Placed requests at the client: their queue, contradictions, and needs that a partition can never meet."""
 
 from __future__ import annotations
 

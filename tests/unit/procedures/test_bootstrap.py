@@ -1,4 +1,4 @@
-"""The tree of a cluster is made once, recognised afterwards, and refused when it is another's."""
+"""The tree of a cluster is made once, recognised afterwards, and refused if it belongs to another cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that a user may have written: what is too large or nonsense is neither held nor believed, and nobody goes round in it."""
+"""Rows that a user may have written: large or nonsensical ones are neither held nor believed, and cannot cause endless loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a submission while the leader writes pages: nothing that has ended is taken for unended."""
+"""Reads of a submission while the leader writes pages never report an ended task as unended."""
 
 from __future__ import annotations
 

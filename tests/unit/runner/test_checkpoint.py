@@ -1,4 +1,4 @@
-"""rmgr.checkpoint, as a program uses it."""
+"""`rmgr.checkpoint` as a program uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user's spawner may tell a Starter that is root: only what is the user's to give. And how files are used as another user."""
+"""A user's spawner can give a root Starter only the user's own things; and files are used with the rights of another user."""
 
 from __future__ import annotations
 

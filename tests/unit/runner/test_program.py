@@ -1,4 +1,4 @@
-"""Pickles of a program, between a client and a worker that are processes of their own, on the oldest and the newest cloudpickle."""
+"""Pickles of a program between client and worker processes, on the oldest and the newest cloudpickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories that work has had to itself are removed, whatever is in them; what is said of a worker whose directory had gone."""
+"""Directories of work are removed whatever they hold; the report on a worker whose directory has vanished."""
 
 from __future__ import annotations
 

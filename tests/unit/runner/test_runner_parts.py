@@ -1,4 +1,4 @@
-"""Parts of the runner that need no processes: the board, output files and what is stored of them, control groups, scripts."""
+"""Parts of the runner without processes: the board, output files and their stored part, control groups, scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slurm's variables and programs for work that was submitted with --slurm-env: the field's meanings; what cannot be is refused."""
+"""Slurm's variables and programs for work submitted with --slurm-env have Slurm's meanings; impossible ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The turner stops and continues real processes at boundaries that it was told, by control groups and by signals."""
+"""The turner stops and continues real processes at the ordered boundaries, by control groups and by signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that users name: with whose rights they are opened, and where no name leads."""
+"""Files that users name are opened with the right user's rights, and no name leads outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a handler raise is set aside: told once, listed, and in nobody else's way."""
+"""Messages that make a handler raise are set aside: reported once, listed, and out of the way of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gang time is read by least round trip, and a reading under load does not spoil a good one."""
+"""Gang time takes the reading with the least round trip, and a reading under load does not spoil a good one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines: closed fields, no secret wherever it hides, and an audit that says who wanted what."""
+"""Log lines have closed fields and no secrets, and the audit names users and their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lease, back-off, failpoints, stall guard, signals, the line to the service manager, and where a daemon says that it listens."""
+"""Lease, back-off, failpoints, stall guard, signals, notices to the service manager, and a daemon's report of its address."""
 
 from __future__ import annotations
 

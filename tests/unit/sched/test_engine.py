@@ -1,4 +1,4 @@
-"""A pass: what verbs answer, what a bad policy cannot do, stages that share a draft, forks, reasons, names."""
+"""A scheduling pass: answers of verbs, limits of bad policies, stages that share a draft, forks, reasons, names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fair share: use decays, shares weigh, what runs counts, ties fall back to arrival, and records alone decide."""
+"""Fair share: usage decays, shares weigh, running work counts, ties fall back to arrival, and records alone decide."""
 
 from __future__ import annotations
 

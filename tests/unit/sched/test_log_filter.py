@@ -1,4 +1,4 @@
-"""One partition cut out of an event log is a log of its own: it replays to the same decisions, of jobs and of calls."""
+"""One partition cut out of an event log is a complete log: it replays to the same decisions, of jobs and of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy leaves standing when it leaves the pipeline: jobs that it stopped go on, its gangs turn on until they are empty."""
+"""A policy that leaves the pipeline leaves no orphans: its stopped jobs go on, and its gangs take turns until they are empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters as data: what each kind reads, what an error says, which parameters a policy of the catalogue has."""
+"""Parameters as data: the input of each kind, its errors, and the parameters of the catalogue's policies."""
 
 from __future__ import annotations
 

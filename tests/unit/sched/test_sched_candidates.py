@@ -1,4 +1,4 @@
-"""Whom the migration policy moves, in the simulator's driver: decisions are facts at once, and what was counted stays with the job."""
+"""Jobs that the migration policy moves, in the simulator's driver: decisions are facts at once, and counts stay with the job."""
 
 from __future__ import annotations
 

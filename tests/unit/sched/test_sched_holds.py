@@ -1,4 +1,4 @@
-"""Connection reservations as records: cores of named runs are promised, held when those leave, used by one job only (papers.md 1.5)."""
+"""Connection reservations as records: promised cores of named runs, held when those leave, used by one job only (papers.md 1.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines as configuration: what tables become, stages per partition, and errors that name table, key, value and the nearest name."""
+"""Pipelines as configuration: meaning of tables, stages per partition, and errors that name table, key, value and nearest name."""
 
 from __future__ import annotations
 

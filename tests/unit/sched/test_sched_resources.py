@@ -1,4 +1,4 @@
-"""Nodes that close and open, and other resources than cores and memory: counted, never given twice, as derived from records."""
+"""Nodes that close and open, and other resources than cores and memory: counted from records, and never given twice."""
 
 from __future__ import annotations
 

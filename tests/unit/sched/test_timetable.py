@@ -1,4 +1,4 @@
-"""Everybody who has read a generation computes the same slots, however late, and whatever else the tree holds."""
+"""All readers of a generation compute the same slots, however late, and whatever else the tree holds."""
 
 from __future__ import annotations
 

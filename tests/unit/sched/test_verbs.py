@@ -1,4 +1,4 @@
-"""Verbs that move jobs and remember: what each answers, what it leaves in the state, how a fork takes it back."""
+"""Verbs that move jobs and remember: their answers, their effects on the state, and how a fork undoes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens beside the jobs of a simulation, worked by hand: failures, drains, fail-overs, windows, cancellations, limits."""
+"""Events beside the jobs of a simulation, worked by hand: failures, drains, fail-overs, windows, cancellations, limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that share cores in time, in the simulator: slots of the queue tree, positions that survive, one row a job."""
+"""Jobs that share cores in time, in the simulator: slots of the queue tree, lasting positions, one row per job."""
 
 from __future__ import annotations
 

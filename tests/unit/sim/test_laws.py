@@ -1,4 +1,4 @@
-"""The laws find what they are there for: each defect planted into the scheduling core breaks one of them within a few hundred worlds."""
+"""The laws find defects: each defect planted in the scheduling core breaks one of them within a few hundred worlds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rmgr sim paper`: verdicts computed from numbers, exit codes, files whole or not at all, names that are told when they are wrong."""
+"""`rmgr sim paper`: verdicts computed from numbers, exit codes, files written whole or not at all, errors for wrong names."""
 
 from __future__ import annotations
 

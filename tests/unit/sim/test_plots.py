@@ -1,4 +1,4 @@
-"""`rmgr sim plot`: what stands in the pictures, the same bytes twice, and clear errors that leave nothing behind."""
+"""`rmgr sim plot`: contents of the pictures, the same bytes twice, and clear errors that leave no files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded logs: the same decisions again, another policy beside them, and what a damaged log is told."""
+"""Recorded logs replay to the same decisions, also beside another policy; errors name the defect of a damaged log."""
 
 from __future__ import annotations
 

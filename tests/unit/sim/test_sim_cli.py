@@ -1,4 +1,4 @@
-"""`rmgr sim run` and `sweep`: files and JSON as cli.md section 9 has them, the same bytes twice, errors that leave nothing behind."""
+"""`rmgr sim run` and `sweep`: files and JSON as in cli.md section 9, the same bytes twice, errors that leave no files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulator makes of each decision of a policy: jobs that move, stop, wait for named cores, change queues, are refused."""
+"""The simulator carries out each decision of a policy: jobs move, stop, wait for named cores, change queues, are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: every field as it stands, the normalisation of papers.md section 6, and errors that name line and field."""
+"""Traces: every field unchanged, the normalisation of papers.md section 6, and errors that name line and field."""
 
 from __future__ import annotations
 

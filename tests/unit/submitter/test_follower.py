@@ -1,4 +1,4 @@
-"""What following costs: a fragment is asked for when it is there, or told; never twice, never out of order, none behind another one."""
+"""The cost of following: each fragment is read once, when it exists or is announced, in order, and none waits for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HAND from the client's side: when a block goes straight to a node, that it is queued whenever that is refused, and what became of it."""
+"""HAND from the client's side: when a block goes straight to a node, its queueing after a refusal, and its outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that are remembered: a process that submits again and again reads /ids once, and is never wrong about it."""
+"""Remembered numbers: a process that submits repeatedly reads /ids once, and never uses a wrong number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions of users: each has a right and an answer, reads as it was written, and does nothing to work of others."""
+"""Questions of users: each has a right and an answer, reads back as written, and changes no other user's work."""
 
 from __future__ import annotations
 

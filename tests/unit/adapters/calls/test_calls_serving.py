@@ -1,4 +1,4 @@
-"""What a server of calls does with an answer while its machine lacks something."""
+"""A server of calls handles answers while its machine lacks a resource."""
 
 from __future__ import annotations
 

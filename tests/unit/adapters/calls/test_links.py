@@ -1,4 +1,4 @@
-"""Lives of servers at one gateway: who is here is heard, however long nobody asks."""
+"""Lives of servers at one gateway: it hears of every present server, even if no client asks for long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What init-store makes of a Cassandra, where rows lie in it, and the URL that names it."""
+"""`init-store` on Cassandra, the places of rows in it, and the URL that names it."""
 
 from __future__ import annotations
 

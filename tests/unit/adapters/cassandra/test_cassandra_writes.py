@@ -1,4 +1,4 @@
-"""Writes to Cassandra: keys that must be new, and those that no thread waits for; their round trips, what crosses, what fails."""
+"""Writes to Cassandra, of new keys and without a waiting thread: round trips, crossing writes, failures."""
 
 from __future__ import annotations
 

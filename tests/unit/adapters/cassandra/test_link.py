@@ -1,4 +1,4 @@
-"""The link to a Cassandra that comes and goes: which contacts answer, requests that are repeated, and how many are in flight."""
+"""The link to a Cassandra that comes and goes: answering contacts, repeated requests, and the number in flight."""
 
 from __future__ import annotations
 

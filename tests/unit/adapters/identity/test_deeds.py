@@ -1,4 +1,4 @@
-"""Whose a value is, verified with the cluster's certificates: forged and revoked signatures, shares, and a gateway's store."""
+"""Owners of values, verified with the cluster's certificates: forged and revoked signatures, shares, and a gateway's store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates, bundles and tokens to join: what is issued verifies, everything else is refused with a sentence that helps."""
+"""Certificates, bundles and tokens to join: issued ones verify, all others are refused with a helpful sentence."""
 
 from __future__ import annotations
 

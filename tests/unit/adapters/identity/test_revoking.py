@@ -1,4 +1,4 @@
-"""What `rmgr admin revoke` writes down, the first time and later; and how streams and sessions are ended."""
+"""`rmgr admin revoke` records revocations, at first and repeatedly, and ends streams and sessions."""
 
 from __future__ import annotations
 

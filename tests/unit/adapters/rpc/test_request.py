@@ -1,4 +1,4 @@
-"""Calls whose request does not come, and streams that take or say nothing: whoever has most gives way, and everybody else is served."""
+"""Calls whose request never comes, and silent streams: the client with most of them gives way, and all others are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views and words about servers for calls travel through gRPC unchanged, and errors arrive as the class they were."""
+"""Views, and messages about servers for calls, pass gRPC unchanged, and errors arrive as the class they were."""
 
 from __future__ import annotations
 

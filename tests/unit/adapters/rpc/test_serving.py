@@ -1,4 +1,4 @@
-"""Servers and channels of daemons: who cannot listen, what begins late for want of a thread, who is mute, which channels are kept."""
+"""Servers and channels of daemons: ports in use, late starts for want of a thread, silent clients, kept channels."""
 
 from __future__ import annotations
 

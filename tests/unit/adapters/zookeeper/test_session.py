@@ -1,4 +1,4 @@
-"""The client of ZooKeeper without a server: bytes on the wire, requests that leave on their caller's thread, deadlines, pings, links."""
+"""The client of ZooKeeper without a server: bytes on the wire, requests on their caller's thread, deadlines, pings, links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rmgr admin` without a cluster: what `init` makes, once; users' credentials, and new ones for certificates that end."""
+"""`rmgr admin` without a cluster: `init` makes everything once; users' credentials, and new ones for expiring certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `rmgr admin`, `join` and daemons with useless credentials say: one error that names the part and the fix."""
+"""`rmgr admin`, `join` and daemons with useless credentials print one error that names the defect and the remedy."""
 
 from __future__ import annotations
 

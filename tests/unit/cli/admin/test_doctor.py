@@ -1,4 +1,4 @@
-"""What `rmgr doctor` makes of what ZooKeeper's servers say of themselves."""
+"""`rmgr doctor` judges the answers of ZooKeeper's servers about themselves."""
 
 from __future__ import annotations
 

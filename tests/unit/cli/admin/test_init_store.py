@@ -1,4 +1,4 @@
-"""`rmgr admin init-store` where no Cassandra is needed: a SQLite file, what it refuses, and its help."""
+"""`rmgr admin init-store` without Cassandra: a SQLite file, refusals, and its help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rmgr admin limit` on settings in memory: whose cap it is, what is refused; and caps in files of settings."""
+"""`rmgr admin limit` on settings in memory: whose cap it sets, and what it refuses; and caps in files of settings."""
 
 from __future__ import annotations
 

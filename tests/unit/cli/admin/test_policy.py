@@ -1,4 +1,4 @@
-"""`rmgr policy list|check|set|show`, on settings in memory: what is listed, recorded, refused, and what to type instead."""
+"""`rmgr policy list|check|set|show` on settings in memory: what they list, record and refuse, and their hints."""
 
 from __future__ import annotations
 

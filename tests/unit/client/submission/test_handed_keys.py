@@ -1,4 +1,4 @@
-"""Output keys that are claimed beside their HAND: with a store that writes without a thread in between, and when that does not end well."""
+"""Output keys claimed beside their HAND, with a store that writes without an extra thread, and when the claim fails."""
 
 from __future__ import annotations
 

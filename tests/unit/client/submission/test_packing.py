@@ -1,4 +1,4 @@
-"""Packing of tasks into blocks: nothing lost, nothing reordered, every limit kept."""
+"""Packing of tasks into blocks loses nothing, reorders nothing, and keeps every limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client does next for one call, event by event."""
+"""The next step of a client for one call, event by event."""
 
 from __future__ import annotations
 

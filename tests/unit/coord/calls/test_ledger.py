@@ -1,4 +1,4 @@
-"""What one life of a server does with offers that come late, twice, and in any order."""
+"""One life of a server handles offers that come late, twice, and in any order."""
 
 from __future__ import annotations
 

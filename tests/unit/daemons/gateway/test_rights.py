@@ -1,4 +1,4 @@
-"""Rows of the store that a client may read, write and list through a gateway: by family, and by whose submission they are."""
+"""Rows of the store that a client may read, write and list through a gateway: by family, and by their submission's owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway's side of a stream: what a client of any making says is carried out, refused, or ends its stream, and touches nobody else."""
+"""The gateway's side of a stream: it executes or refuses any client's messages, or ends the stream, and harms no other client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader does for a submission whose terms were changed: names of blocks, orders to nodes, jobs that are placed anew."""
+"""A leader applies changed terms of a submission: names of blocks, orders to nodes, jobs that are placed anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader tells of the cluster: since when it is healthy or is not, and which Starters it does not reach."""
+"""A leader's answers about the cluster: since when it is healthy or not, and which Starters the leader cannot reach."""
 
 from __future__ import annotations
 

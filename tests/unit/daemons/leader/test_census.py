@@ -1,4 +1,4 @@
-"""Tasks that lost their znode: found by the leader, put back by a Starter that has them, ended once and for all otherwise."""
+"""Tasks without a znode: the leader finds them, a Starter that has them puts them back, and all others are ended finally."""
 
 from __future__ import annotations
 

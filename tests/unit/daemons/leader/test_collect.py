@@ -1,4 +1,4 @@
-"""What leaves ZooKeeper and the data store: pages of old fragments, ended submissions, orphans, contents that nobody needs."""
+"""Removals from ZooKeeper and the data store: pages of old fragments, ended submissions, orphans, unneeded contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leader's metaserver beside its loop, and its event log of calls on its way into the store."""
+"""The leader's metaserver beside its loop, and the writing of its event log of calls to the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Liveness: Starters vanish, are fenced, and their claimed blocks are marked FAILED; others are left alone."""
+"""Liveness: vanished Starters are fenced, and their claimed blocks are marked FAILED; others are left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the leader does with nonces: ends are said together with CLOSE, what was put back is left alone, and old ones go."""
+"""The leader records the end of a nonce together with CLOSE, leaves put-back submissions alone, and removes old nonces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of a leadership share: the fence of every write, stories that end with it, reads that wait; the line of candidates."""
+"""Shared parts of a leadership: the fence of every write, stories that end with it, reads that wait; the line of candidates."""
 
 from __future__ import annotations
 

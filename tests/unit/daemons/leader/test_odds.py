@@ -1,4 +1,4 @@
-"""What the leader cannot read, is refused, or is asked by no client of ours concerns what it belongs to and nothing else."""
+"""A record that the leader cannot read, a refused write or an unknown question affects only the work it belongs to."""
 
 from __future__ import annotations
 

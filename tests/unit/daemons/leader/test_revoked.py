@@ -1,4 +1,4 @@
-"""What a leader does with the work of a user whose key was revoked; a successor does the same."""
+"""A leader, or its successor, ends the work of a user whose key was revoked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader does for submissions: the resubmit rule, hold and cancel, ends, fail-over."""
+"""A leader's work for submissions: the resubmit rule, hold and cancel, ends, fail-over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps work waiting, and lets it go: caps and dependencies."""
+"""Causes that keep work waiting, and their end: caps and dependencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's owner without sockets and slots: what it says to whom, and when, on a clock that the test moves; its load."""
+"""The server's owner without sockets and slots, on a clock that the test moves: its messages, their receivers and times; its load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories of a Starter that were removed are made again with their modes, and nothing that stands in their place is followed."""
+"""Removed directories of a Starter are made again with their modes, and links or files in their place are not followed."""
 
 from __future__ import annotations
 

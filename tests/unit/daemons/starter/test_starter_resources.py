@@ -1,4 +1,4 @@
-"""Other resources on a node: pieces are one task's own, or a reservation's; who waits for one holds up only who needs the same."""
+"""Other resources on a node: each piece belongs to one task or reservation; a waiting task holds up only tasks with the same need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a user's signature to a Starter's gate: one signature of several blocks is verified once, and is worth what each is worth."""
+"""From a user's signature to a Starter's gate: a signature over several blocks is verified once, and counts as much as single ones."""
 
 from __future__ import annotations
 

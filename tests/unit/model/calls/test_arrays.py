@@ -1,4 +1,4 @@
-"""Values of calls: what fits an interface, and how it travels. What a hostile peer may send: `property/test_decoders.py` too."""
+"""Values of calls: which fit an interface, and how they travel. Hostile ones: `property/test_decoders.py`, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interfaces of functions: what a file says, where it is wrong, which of several is meant; formulas of cost, without Python's eval."""
+"""Interfaces of functions: meaning, errors and choice among several; formulas of cost without Python's eval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the placing leader writes down: more than one commit or znode holds, since when cores are held, and a log that replays exactly."""
+"""The placing leader's records: more than one commit or znode holds, times of held cores, and a log that replays exactly."""
 
 from __future__ import annotations
 

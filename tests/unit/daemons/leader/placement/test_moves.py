@@ -1,4 +1,4 @@
-"""What users and policies ask of jobs that run, and what becomes of it: moved, refused, stopped in place, gone on; told to a successor."""
+"""Requests of users and policies for running jobs, and their outcome: moved, refused, stopped in place, resumed; after fail-overs, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom migration may move: those that lose nothing by it.
+"""Migration moves only jobs that lose nothing by it.
 
 A candidate that does not save its state in its grace goes on, and what the head was given of its nodes is taken back.
 """

@@ -1,4 +1,4 @@
-"""Policies that fail in the leader or in a process of their own: they lose their decisions, are counted and told; all else goes on."""
+"""Policies that fail in the leader or in their own process lose their decisions, and are counted and reported; all else goes on."""
 
 from __future__ import annotations
 

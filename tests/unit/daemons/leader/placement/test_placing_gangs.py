@@ -1,4 +1,4 @@
-"""Gangs of a live cluster as a leader publishes them: the record and the starts in one commit, its clock, its successor, other policies."""
+"""Gangs of a live cluster in the leader: record and starts in one commit, its clock, its successor, other policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who places in a partition, and where a job stands whose user named a queue class."""
+"""The policies that place in a partition, and the queue of a job whose user named a queue class."""
 
 from __future__ import annotations
 

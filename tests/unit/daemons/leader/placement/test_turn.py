@@ -1,4 +1,4 @@
-"""One turn of placement: its steps in their order, the list of waiting jobs that it reads, and the state that it makes again in slices."""
+"""One turn of placement: its ordered steps, the list of waiting jobs that it reads, and the state that it rebuilds in slices."""
 
 from __future__ import annotations
 

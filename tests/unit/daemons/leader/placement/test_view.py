@@ -1,4 +1,4 @@
-"""Reasons of the scheduler as people read them; where and when a request would run."""
+"""Reasons of the scheduler in words for people; where and when a request would run."""
 
 from __future__ import annotations
 

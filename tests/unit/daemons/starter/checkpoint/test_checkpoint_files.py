@@ -1,4 +1,4 @@
-"""Files of a checkpoint into pieces and back, restored with the seal of a Starter of the cluster only; directories that are used again."""
+"""Checkpoint files into pieces and back, restored only with the seal of one of the cluster's Starters; reused directories."""
 
 from __future__ import annotations
 

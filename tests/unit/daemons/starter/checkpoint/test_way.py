@@ -1,4 +1,4 @@
-"""The table of a checkpoint's steps: each state answers each event, each edge can be reached, and no job is ended that was to go on."""
+"""The table of checkpoint steps: each state answers each event, each edge is reachable, and no job ends that was to go on."""
 
 from __future__ import annotations
 

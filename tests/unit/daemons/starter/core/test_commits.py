@@ -1,4 +1,4 @@
-"""Commits of a Starter: what is not known is read back, what is fenced is told, what is old is told to nobody."""
+"""Commits of a Starter: unknown ones are read back, fenced ones are reported, and old ones are reported to no one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments and files of work on their way: in parts, linked or copied, always compared, no larger than clients may make them."""
+"""Arguments and files of work under way: in parts, linked or copied, always compared, no larger than clients may make them."""
 
 from __future__ import annotations
 

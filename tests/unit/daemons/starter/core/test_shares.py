@@ -1,4 +1,4 @@
-"""How much a Starter claims and hands out, and whose turn it is."""
+"""How much a Starter claims and hands out, and which user's turn it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Starter knows of submissions: nonces never older than what it has read beside them, and records that cannot be read."""
+"""A Starter's records of submissions: nonces never older than the records read beside them, and unreadable records."""
 
 from __future__ import annotations
 

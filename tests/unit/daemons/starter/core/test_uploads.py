@@ -1,4 +1,4 @@
-"""Uploads on a node: fetched once, bounded, and unpacked where nothing can lead out and nothing takes its disk, memory or time."""
+"""Uploads on a node are fetched once, bounded, and unpacked safely: no path leads out, and disk, memory and time are limited."""
 
 from __future__ import annotations
 

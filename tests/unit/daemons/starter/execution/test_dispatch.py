@@ -1,4 +1,4 @@
-"""Tasks with large arguments on their way to the slots: what lies in memory meanwhile is bounded, and large ones travel as files."""
+"""Tasks with large arguments on their way to the slots: memory is bounded, and large arguments travel as files."""
 
 from __future__ import annotations
 

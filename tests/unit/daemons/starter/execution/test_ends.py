@@ -1,4 +1,4 @@
-"""Ends of tasks: one that cannot be taken in costs no other and leaves no task RUNNING; output that cannot be stored, or still grows."""
+"""Ends of tasks: a bad one harms no other and leaves no task RUNNING; output that cannot be stored, or still grows."""
 
 from __future__ import annotations
 

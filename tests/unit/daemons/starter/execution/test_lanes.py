@@ -1,4 +1,4 @@
-"""Cores, memory and processors of a node: never over-committed, given back while a task waits; and whose fault a lost slot is."""
+"""Cores, memory and processors of a node are never over-committed, and returned while a task waits; blame for a lost slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's part in gangs: which rows it tells its turner, whatever comes first: the record, the clock or the part."""
+"""A node's part in gangs: the rows for its turner, whether the record, the clock or the part comes first."""
 
 from __future__ import annotations
 

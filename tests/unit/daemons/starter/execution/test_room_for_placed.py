@@ -1,4 +1,4 @@
-"""Room for placed jobs while it is read what they are: nothing that was pulled may take cores that are about to be theirs."""
+"""Room for placed jobs while their records are read: pulled work may not take cores that are about to be theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who comes through a job's door: no more of its processes than may, and to its terminal only its owner."""
+"""Admission at a job's door: a bounded number of the job's processes, and only its owner to its terminal."""
 
 from __future__ import annotations
 

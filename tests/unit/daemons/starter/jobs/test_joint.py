@@ -1,4 +1,4 @@
-"""Ends of placed jobs in one commit: which go together, what is in it, and what becomes of them when it is refused."""
+"""Ends of placed jobs in one commit: which go together, its content, and the consequences of a refusal."""
 
 from __future__ import annotations
 

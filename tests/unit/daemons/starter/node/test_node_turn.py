@@ -1,4 +1,4 @@
-"""The order in which a node acts, what is left out in which mode; and when a Starter that stops is over."""
+"""The order in which a node acts, the steps omitted in each mode, and when a stopping Starter has ended."""
 
 from __future__ import annotations
 

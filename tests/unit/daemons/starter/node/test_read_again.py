@@ -1,4 +1,4 @@
-"""What a node reads once more when it could not be read, or met something else than expected: blocks, orders, records, starts."""
+"""A node reads again what it could not read or did not expect: blocks, orders, records, starts."""
 
 from __future__ import annotations
 

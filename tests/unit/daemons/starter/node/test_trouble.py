@@ -1,4 +1,4 @@
-"""Reasons for a drain come and go by themselves; what users' work takes of a node's disk, and whose work ends for it."""
+"""Reasons for a drain come and go by themselves; users' work on a node's disk, and whose work ends when it is too much."""
 
 from __future__ import annotations
 

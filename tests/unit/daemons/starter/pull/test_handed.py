@@ -1,4 +1,4 @@
-"""Blocks that a node is handed are taken once, whichever way they come; what is announced is read ahead, and given back in the end."""
+"""Blocks handed to a node are taken once, by whichever way they come; announced ones are read ahead, and returned in the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs of keyed calls read before their turn: together, once, within the memory for them; a bad one fails its task only."""
+"""Inputs of keyed calls are read ahead: together, once, within their memory limit; a bad input fails only its task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the end of an attempt to its outcome: what goes to the store, what stays inline, what waits on disk while the store is away."""
+"""From the end of an attempt to its outcome: stored and inline results, and results on disk while the store is away."""
 
 from __future__ import annotations
 
