@@ -1,5 +1,6 @@
-"""Output keys when clients die in the middle of claiming them, and when several want the same ones: each key has one value, of a committed
-attempt, and no task of it has run twice (a ledger outside of the cluster counts).
+"""Clients die while they claim output keys, or compete for the same ones: each key has one value, of a committed attempt.
+
+A ledger outside the cluster shows that no task of such a key has run twice.
 
 on `keys_town`: 1 WatchDog, 1 Starter of 2 cores
 """

@@ -1,5 +1,6 @@
-"""Output keys that a client claims beside its HAND, when it or the Starter dies meanwhile, and when two clients want the same ones: each
-key has one value, of a committed attempt, and no task that has a key has run twice (a ledger outside of the cluster counts).
+"""A client or Starter dies while the client claims output keys beside its HAND, or two clients compete for the same keys.
+
+Each key has one value, of a committed attempt, and a ledger outside the cluster shows that no task with a key has run twice.
 
 with SQLite on `keys_town`, which is secured; with Cassandra on an open cluster for these tests, of the same shape
 """

@@ -1,4 +1,4 @@
-"""Paper 000: ties never matter, and the region of a claim counts the decisive rows (papers.md 1.9)."""
+"""Paper 000: ties decide nothing, and the region of a claim counts only deciding cases (papers.md 1.9)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Live calls under every interleaving that Hypothesis finds: the real client's function against real ledgers, and a world that loses,
-delays, repeats and reorders messages, kills and stops servers and gateways, and lets clocks stand.
+"""Live calls under every interleaving that Hypothesis finds: the real client's function against real ledgers in a hostile world.
+
+The world loses, delays, repeats and reorders messages, kills and stops servers and gateways, and lets clocks stand.
 
 After every step:
 - an id is executed at most once in a life, and one that is not idempotent at most once in all;

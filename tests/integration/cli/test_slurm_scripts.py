@@ -1,4 +1,4 @@
-"""Slurm scripts on real nodes: variables, steps, arrays, and warnings where they would compute nonsense."""
+"""Slurm scripts on real nodes: variables, steps, arrays, warnings where they would compute nonsense, unneeded branches."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Which commits of the SQLite store sync the disk: all, but those of keys whose callers go on once they are decided; and writes that
-nobody waits for.
+"""Commits of the SQLite store sync the disk, except those of keys whose callers go on once they are decided.
+
+Writes without a waiting thread are tested, too.
 """
 
 from __future__ import annotations

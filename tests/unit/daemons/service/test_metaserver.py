@@ -1,4 +1,4 @@
-"""The metaserver on a clock of the test: what counts of reports and picks, who is picked, and that its log replays to the same picks."""
+"""The metaserver on a clock of the test: which reports and picks count, which server it picks, and a log that replays to the same picks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staging on one node: files that stay, files that are given up, a full disk; keys that are left to the node."""
+"""Staging on one node: files that stay, files that are given up, full room for files; keys that are left to the node."""
 
 from __future__ import annotations
 
