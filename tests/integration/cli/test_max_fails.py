@@ -1,4 +1,4 @@
-"""`--max-fails N` on a live cluster: after more failures the rest is cancelled, pulled or placed, whoever submitted it."""
+"""`--max-fails N` on a live cluster cancels the rest of pulled or placed work after more than N failures, also after a fail-over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work goes on, and is not blamed, when a Starter's directories are removed (by a cleaner of temporary files)."""
+"""Work goes on, and is not blamed, when a Starter's directories are removed, as by a cleaner of temporary files."""
 
 from __future__ import annotations
 
