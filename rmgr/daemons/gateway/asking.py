@@ -65,18 +65,18 @@ class Loose:
         parent, _, name = op.path.rpartition("/")
         root = f"/{parent.split('/')[1]}"
         most, most_bytes = MOST[root]
-        if self._counts(user, parent, name, len(op.data), most, most_bytes):
+        if self._has_counted(user, parent, name, len(op.data), most, most_bytes):
             return
         if self._clock() - self._full_s.get((user, parent), -math.inf) > _LOOK_S:
             names = self._coordinator.children(parent, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
             self._settle(user, parent, names or [])
-            if self._counts(user, parent, name, len(op.data), most, most_bytes):
+            if self._has_counted(user, parent, name, len(op.data), most, most_bytes):
                 return
             self._full_s = {key: at for key, at in self._full_s.items() if self._clock() - at < _LOOK_S} | {(user, parent): self._clock()}
         what, advice = _WHAT[root]
         raise LimitReached(f"{user} has {most}, or {most_bytes} bytes, of {what}", hint=advice)
 
-    def _counts(self, user: str, parent: str, name: str, size: int, most: int, most_bytes: int) -> bool:
+    def _has_counted(self, user: str, parent: str, name: str, size: int, most: int, most_bytes: int) -> bool:
         with self._lock:
             made = self._made.setdefault((user, parent), [])
             self._made.move_to_end((user, parent))
@@ -99,7 +99,7 @@ class Loose:
             self._made[user, parent] = kept
 
 
-class _OfUser:
+class _BoundedCoordinator:
     """The gateway's coordinator for orders of one user; bounds what they leave beside submissions."""
 
     def __init__(self, coordinator: Coordinator, loose: Loose, user: str) -> None:
@@ -157,7 +157,7 @@ class Asking:
             return encode_answer(self._answers(person, caller).ask(question, timeout_s=timeout_s))
 
     def _answers(self, person: Person, caller: Caller) -> Answers:
-        bounded = cast(Coordinator, _OfUser(self._coordinator, self._loose, person.name))
+        bounded = cast(Coordinator, _BoundedCoordinator(self._coordinator, self._loose, person.name))
         return Answers(
             self._coordinator if person.is_free else bounded,
             lambda: self._store,
@@ -167,11 +167,11 @@ class Asking:
             own_key=caller.identity.key_id if caller.identity is not None else "",
             certify=self._certify,
             most_tasks=_MOST_TASKS,
-            ordered=partial(self._ordered, person),
+            ordered=partial(self._audit_order, person),
             fates=self._fates,
         )
 
-    def _ordered(self, person: Person, question: Question[Any], others: Collection[str]) -> None:
+    def _audit_order(self, person: Person, question: Question[Any], others: Collection[str]) -> None:
         """Audits what operators do to others' work, and to the whole cluster."""
         if self._log is None or person.is_open or not (others or RIGHTS[type(question)] is Right.OPERATOR):
             return

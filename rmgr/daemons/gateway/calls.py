@@ -125,10 +125,10 @@ class Calls:
         if ask.interface and ask.interface.hex() != interface.digest:
             why = f"{interface.key} has another interface now"
             return pb.NoneNow(kind=pb.NoneNow.CHANGED, reason=why)
-        return replace(self._wanted(caller, interface, ask.sizes), took_s=machine.perf_counter() - began_s)
+        return replace(self._wanted_call(caller, interface, ask.sizes), took_s=machine.perf_counter() - began_s)
 
-    def _wanted(self, caller: Caller, interface: Interface, sizes: str) -> Wanted:
-        allowed = self._users(interface.key)
+    def _wanted_call(self, caller: Caller, interface: Interface, sizes: str) -> Wanted:
+        allowed = self._allowed_users(interface.key)
         if allowed is not None and caller.user not in allowed:  # its servers refuse operators, too
             who = caller.user or "nobody in particular"
             raise PermissionDenied(f"{interface.key} is not for {who}", hint="ask who runs its servers: `users` of the function")
@@ -143,15 +143,15 @@ class Calls:
         sizes = ", ".join(f"{name}={known[name]}" for name in interface.sizes)
         return Wanted(interface.key, cost.operations, cost.bytes, sizes=sizes[:_SIZES_SHOWN])
 
-    def _users(self, key: str) -> frozenset[str] | None:
+    def _allowed_users(self, key: str) -> frozenset[str] | None:
         """Returns the users who may call a function, None = all. Any server may get a call, so all that name users must allow them."""
-        found = self._offered().get(key)
+        found = self._offers().get(key)
         named = [users for link in found[1] if (users := link.users.get(key))] if found is not None else []
         return frozenset.intersection(*named) if named else None
 
     def offering(self, wanted: Wanted) -> Sequence[ServerLink]:
         """See `relay.Choosing`. Cost: O(functions of all servers), once a pick."""
-        found = self._offered().get(wanted.function)
+        found = self._offers().get(wanted.function)
         return () if found is None else found[1]
 
     def functions(self, request: Any) -> Any:
@@ -165,7 +165,7 @@ class Calls:
                 names.add(name)
                 if request.name in ("", name) and all(view.interface != text for view in views):
                     views.append(pb.FunctionView(interface=text, odd=interface if isinstance(interface, str) else ""))
-        offered = {interface.digest: links for interface, links in self._offered().values()}
+        offered = {interface.digest: links for interface, links in self._offers().values()}
         for view in views:
             interface = readable(view.interface)
             holders = offered.get(interface.digest, ()) if isinstance(interface, Interface) else ()
@@ -177,12 +177,12 @@ class Calls:
 
     def _find(self, name: str, version: int) -> Interface | None:
         """Returns the valid interface of this version, or of the highest."""
-        offered = [interface for interface, _ in self._offered().values() if interface.name == name]
+        offered = [interface for interface, _ in self._offers().values() if interface.name == name]
         if version:
             return next((interface for interface in offered if interface.version == version), None)
         return max(offered, key=lambda interface: interface.version, default=None)
 
-    def _offered(self) -> dict[str, tuple[Interface, list[ServerLink]]]:
+    def _offers(self) -> dict[str, tuple[Interface, list[ServerLink]]]:
         """Returns for each name@version its valid interface, and the servers that offer it, by name."""
         return {key: several[0] for key, several in offers((link, link.functions) for link in self.relay.links.all()).items()}
 
@@ -191,7 +191,7 @@ class Calls:
     def pick(self, wanted: Wanted, user: str, links: Sequence[ServerLink]) -> tuple[Any, Sequence[Any]]:
         """See `relay.Choosing`."""
         began_s = machine.perf_counter()
-        found = self._picked(self._request(wanted, user, links))
+        found = self._request_pick(self._request(wanted, user, links))
         took_s = machine.perf_counter() - began_s
         failpoint("calls.picked")
         self._metrics.picks.labels("gateway" if found.degraded else "leader").inc()
@@ -202,9 +202,9 @@ class Calls:
         interface = self._find(request.function, request.function_version)
         if interface is None:
             raise NotFound(f"no server offers {request.function}", hint="rmgr functions")
-        wanted = self._wanted(caller, interface, request.sizes)
+        wanted = self._wanted_call(caller, interface, request.sizes)
         request = self._request(wanted, caller.user, self.relay.links.all())
-        return to_message(self._picked(msgspec.structs.replace(request, explain=True)))
+        return to_message(self._request_pick(msgspec.structs.replace(request, explain=True)))
 
     def _request(self, wanted: Wanted, user: str, links: Sequence[ServerLink]) -> PickRequest:
         return PickRequest(
@@ -217,15 +217,15 @@ class Calls:
             servers=tuple(_candidate(link) for link in links),
         )
 
-    def _picked(self, request: PickRequest) -> Pick:
+    def _request_pick(self, request: PickRequest) -> Pick:
         failpoint("calls.proxy")
-        found = self._asked(lambda leader: leader.pick(request))
+        found = self._ask_leader(lambda leader: leader.pick(request))
         if found is not None and found.unknown:  # a new leader, or a new server
             self._report()
-            found = self._asked(lambda leader: leader.pick(request))
+            found = self._ask_leader(lambda leader: leader.pick(request))
         return msgspec.structs.replace(self._own.pick(request), degraded=True) if found is None else found
 
-    def _asked(self, question: Callable[[MetaserverClient], Any]) -> Any:
+    def _ask_leader(self, question: Callable[[MetaserverClient], Any]) -> Any:
         """Returns the leader's answer, None if there is none in time."""
         if machine.monotonic() - self._shunned_s < AGAIN_S:
             return None
@@ -296,9 +296,9 @@ class Calls:
                     operations=wanted.operations,
                     bytes=wanted.bytes,
                     ran_us=ran_us,
-                    alone_us=ran_us + (_us(wanted.bytes / rate) if rate else 0),
+                    alone_us=ran_us + (_to_us(wanted.bytes / rate) if rate else 0),
                     took_us=took_us,
-                    predicted_us=_us(pick.computing_s + pick.transfer_s),
+                    predicted_us=_to_us(pick.computing_s + pick.transfer_s),
                 )
             )
 
@@ -308,7 +308,7 @@ class Calls:
 
     def servers(self, request: Any) -> Any:
         """See `relay.Choosing`."""
-        found: ServersView | None = self._asked(lambda leader: leader.servers(request.name))
+        found: ServersView | None = self._ask_leader(lambda leader: leader.servers(request.name))
         return to_message(msgspec.structs.replace(self._own.servers(request.name), degraded=True) if found is None else found)
 
     def _run(self) -> None:
@@ -319,7 +319,7 @@ class Calls:
                 if now_s - looked_s >= self._refresh_s:
                     looked_s = reported_s = now_s
                     self._look()
-                elif self._standing() != self._told or now_s - reported_s >= _LIVES_S:
+                elif self._link_states() != self._told or now_s - reported_s >= _LIVES_S:
                     reported_s = now_s
                     self._report()
             except Exception:  # noqa: BLE001 - loop boundary: what one server says must not end the looks at all others
@@ -347,23 +347,23 @@ class Calls:
 
     def _report(self) -> None:
         """Reports what is known here to the leader and to this gateway's own picks."""
-        self._told = self._standing()
+        self._told = self._link_states()
         links = [*self.relay.links.all(), *self.relay.links.gone()]
         report = GatewayReport(
             gateway=self.relay.endpoint,
             site=self._site,
-            servers=tuple(self._reported(link) for link in links),
+            servers=tuple(self._server_report(link) for link in links),
             refresh_us=round(self._refresh_s * 1e6),
         )
         self._own.report(report)
-        answer = self._told_leader(report)
+        answer = self._report_to_leader(report)
         if answer is None:
             return
         self._own.set_pipeline(PipelineSpec(partition=CALLS, document=answer.pipeline, name=answer.policy))
         for life in answer.lives:
             self.relay.links.heard_elsewhere(Life(life.name, life.life), life.heard_ago_us, is_over=life.over)
 
-    def _told_leader(self, report: GatewayReport) -> ReportAnswer | None:
+    def _report_to_leader(self, report: GatewayReport) -> ReportAnswer | None:
         """Reports in portions, without functions that the leader knows. Returns None if the leader does not answer."""
         answer: ReportAnswer | None = None
         for _ in range(len(report.servers) + 1):
@@ -374,7 +374,7 @@ class Calls:
                     part.add(server.life)
                     size += count
             servers = (one if one.life in part else msgspec.structs.replace(one, functions=(), same=True) for one in report.servers)
-            answer = self._asked(methodcaller("report", msgspec.structs.replace(report, servers=tuple(servers))))
+            answer = self._ask_leader(methodcaller("report", msgspec.structs.replace(report, servers=tuple(servers))))
             if answer is None:
                 return None
             self._known = (self._known & {server.life for server in report.servers} | part) - set(answer.untold)
@@ -383,7 +383,7 @@ class Calls:
             report = msgspec.structs.replace(report, servers=tuple(msgspec.structs.replace(one, answered=()) for one in report.servers))
         return answer
 
-    def _reported(self, link: ServerLink) -> ServerReport:
+    def _server_report(self, link: ServerLink) -> ServerReport:
         now_s = machine.monotonic()
         answered = []
         while link.answered:
@@ -406,11 +406,11 @@ class Calls:
             heard_ago_us=_ago_us(now_s, link.heard_s),
         )
 
-    def _standing(self) -> frozenset[tuple[str, int, str]]:
+    def _link_states(self) -> frozenset[tuple[str, int, str]]:
         return frozenset((link.name, link.life, _state(link)) for link in [*self.relay.links.all(), *self.relay.links.gone()])
 
 
-def _us(seconds: float) -> int:
+def _to_us(seconds: float) -> int:
     """Converts to whole microseconds, bounded so that any expectation can be sent."""
     return round(min(seconds, _LONGEST_S) * 1e6)
 

@@ -78,13 +78,13 @@ def check_growth(growth: Growth, submission: Submission, tail: Tail) -> None:
 def _check_blocks(blocks: Sequence[Block], number: int, record: Submission) -> None:
     """Checks new, unclaimed blocks against their submission. Their names say what the user signed; only the leader renames blocks."""
     record = as_signed(record)
-    told = (record.priority, record.request.cores, -(-record.request.memory_bytes // MIB), 1)
+    expected = (record.priority, record.request.cores, -(-record.request.memory_bytes // MIB), 1)
     most = 1 if record.rigid is not None else MAX_TASKS
     for key, data in blocks:
         _require(key.submission == number, "it is a block of another submission")
-        asked = (key.priority, key.cores, key.memory_mib, key.attempt)
+        in_name = (key.priority, key.cores, key.memory_mib, key.attempt)
         _require(key.user in ("", paths.user_tag(record.user)), "its name has the tag of another user")
-        _require(asked == told, f"(priority, cores, MiB, attempt) are {asked}, its submission says {told}")
+        _require(in_name == expected, f"(priority, cores, MiB, attempt) are {in_name}, its submission says {expected}")
         _require(1 <= key.count <= most, f"{key.count} is no number of tasks in a block")
         for name, untouched in _UNTOUCHED:
             _require(getattr(data, name) == untouched, f"{name} is said by the leader and by Starters alone, and of a new block not yet")
@@ -103,8 +103,8 @@ def _check_ended(fragment: Fragment) -> None:
     _require(is_bare, "only a node tells what became of tasks that ran")
     for outcome in fragment.outcomes:
         _require((outcome.state, outcome.reason) in _OUTCOME_ENDS, "only tasks that were cancelled, or refused, end unsent")
-        told = Outcome(index=outcome.index, state=outcome.state, reason=outcome.reason, error=outcome.error)
-        _require(outcome == told and len(outcome.error) <= _WHY_CHARACTERS, "they never ran")
+        plain = Outcome(index=outcome.index, state=outcome.state, reason=outcome.reason, error=outcome.error)
+        _require(outcome == plain and len(outcome.error) <= _WHY_CHARACTERS, "they never ran")
 
 
 def _check_indices(start: int, end: int, blocks: Sequence[Block], ended: Sequence[Fragment]) -> None:

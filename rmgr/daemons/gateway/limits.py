@@ -48,7 +48,7 @@ _CLUSTER = (JOBS, "open_submissions", "unfinished_tasks", "zookeeper_bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class _Added:
+class _Addition:
     """What a user adds: `sizes` are (tasks, bytes) of blocks, `size` is the bytes of everything else."""
 
     submissions: int
@@ -70,7 +70,7 @@ class _Ledger:
         self.tasks = [0] * 32
         self.sizes = [0] * 32
 
-    def add(self, now_s: float, new: _Added) -> None:
+    def add(self, now_s: float, new: _Addition) -> None:
         self.recent.append((now_s, new.submissions, new.tasks, new.size))
         for count, size in new.sizes:
             at = min(31, (size // max(1, count)).bit_length())
@@ -127,15 +127,15 @@ class ClusterUse:
     def check_order(self, user: str, place: Place, order: Order) -> None:
         """Checks a user's submission. place: the encoded message. Raises LimitReached. Cost: 1 us a block."""
         size = len(place.record) + _ZNODES * _ZNODE_BYTES
-        self._check(user, _Added(1, order.tasks, size, _sizes_of(order.blocks, place.blocks)))
+        self._check(user, _Addition(1, order.tasks, size, _sizes_of(order.blocks, place.blocks)))
 
     def check_growth(self, user: str, grow: Grow, growth: Growth) -> None:
         """Checks a user's growth. grow: the encoded message. Raises LimitReached. Cost: as `check_order`."""
         sizes = _sizes_of(growth.blocks, grow.blocks)
         ended = sum(len(data) + _ZNODE_BYTES for data in grow.ended)
-        self._check(user, _Added(0, sum(count for count, _ in sizes), ended, sizes))
+        self._check(user, _Addition(0, sum(count for count, _ in sizes), ended, sizes))
 
-    def _check(self, user: str, new: _Added) -> None:
+    def _check(self, user: str, new: _Addition) -> None:
         name = self._exceeded(user, new)
         if name and self._clock() - self._asked_s > FRESH_S:
             self.refresh(fresh=True)
@@ -156,14 +156,14 @@ class ClusterUse:
             ledger = self._ledgers.get(user)
             recent = list(ledger.recent) if ledger is not None else []
             waiting = sum(ledger.sizes) if ledger is not None else 0
-        told = dict.fromkeys(_CLUSTER, 0) if known is None else {name: known.used.get(name, 0) for name in _CLUSTER}
+        used = dict.fromkeys(_CLUSTER, 0) if known is None else {name: known.used.get(name, 0) for name in _CLUSTER}
         for name in (JOBS, "open_submissions"):
-            told[name] += sum(one[1] for one in recent)
+            used[name] += sum(one[1] for one in recent)
         if known is not None and CORES in known.used:
-            told[CORES] = known.used[CORES]
-        told["unfinished_tasks"] += sum(one[2] for one in recent)
-        told["zookeeper_bytes"] += waiting + sum(one[3] for one in recent)
-        return told
+            used[CORES] = known.used[CORES]
+        used["unfinished_tasks"] += sum(one[2] for one in recent)
+        used["zookeeper_bytes"] += waiting + sum(one[3] for one in recent)
+        return used
 
     def users(self) -> set[str]:
         """Returns all users of whom anything is known."""
@@ -177,22 +177,22 @@ class ClusterUse:
             if began_s - self._asked_s <= (FRESH_S if fresh else ASK_S / 2):
                 return  # another thread has asked meanwhile
             try:
-                told = self._ask(fresh)
+                use_answer = self._ask(fresh)
             except RmgrError as error:
                 self.problem = f"the leader does not say what is in the cluster: {error.message}"
                 self._asked_s = began_s
                 return
             self.problem = ""
             with self._lock:
-                self._known = dict(told.users)
+                self._known = dict(use_answer.users)
                 for user, ledger in list(self._ledgers.items()):
                     known = self._known.get(user)
-                    ledger.settle(began_s - told.age_s - SETTLE_S, known.used.get("unfinished_tasks", 0) if known is not None else 0)
+                    ledger.settle(began_s - use_answer.age_s - SETTLE_S, known.used.get("unfinished_tasks", 0) if known is not None else 0)
                     if known is None and not ledger.recent:
                         del self._ledgers[user]
             self._asked_s = began_s
 
-    def _exceeded(self, user: str, new: _Added) -> str:
+    def _exceeded(self, user: str, new: _Addition) -> str:
         """Returns the limit that the user would exceed, "" if none."""
         limits = self._bounds.limits
         amounts = (new.submissions, new.submissions, new.tasks, new.size + sum(size for _, size in new.sizes))
@@ -230,21 +230,21 @@ class LeaderAsk:
         with self._lock:
             endpoint = self._routes.leader("")
             if self._client is None or self._client.endpoint != endpoint:
-                self._drop()
+                self._drop_client()
                 self._client = UseClient(endpoint, role=Role.WATCHDOG, credentials=self._credentials, timeout_s=_LEADER_S)
             try:
                 return self._client.use(fresh=fresh)
             except Unavailable:
                 self._routes.lost(endpoint)
-                self._drop()
+                self._drop_client()
                 raise
 
     def close(self) -> None:
         """Ends the channel. Idempotent."""
         with self._lock:
-            self._drop()
+            self._drop_client()
 
-    def _drop(self) -> None:
+    def _drop_client(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -266,13 +266,13 @@ class GatewayUse:
                 self._bounds.spend(caller.user)
             except Throttled:  # a refused user may still see why, slowly
                 machine.sleep(_SLOW_S)
-            return self._told(users, fresh=fresh, caller=caller)
+            return self._answer(users, fresh=fresh, caller=caller)
 
-    def _told(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
+    def _answer(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
         names = wanted(users, caller, self._operators, lambda: sorted({*self._cluster.users(), *self._bounds.users()}))
         self._cluster.refresh(fresh=fresh)
-        told = {
+        uses = {
             user: UserUse(used={**self._bounds.used(user), **self._cluster.used(user)}, refused=self._bounds.refused(user))
             for user in names
         }
-        return UseAnswer(users=told, limits=self._bounds.limits, problem=self._cluster.problem)
+        return UseAnswer(users=uses, limits=self._bounds.limits, problem=self._cluster.problem)

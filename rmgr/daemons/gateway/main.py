@@ -124,7 +124,7 @@ def run(config: Config, *, insecure: bool = False) -> int:
         return _serve(config, coordinator, store, meta, log, credentials)
 
 
-def _owned(
+def _owned_store_maker(
     coordinator: ZkCoordinator,
     store: Store,
     meta: Meta,
@@ -145,7 +145,7 @@ def _owned(
     return of
 
 
-def _calls(
+def _make_calls(
     config: Config, routes: ClusterRoutes, metrics: GatewayMetrics, log: Log, credentials: Credentials | None, bounds: Bounds
 ) -> Calls | None:
     """Returns the calls of functions on servers, None if the configuration disables them."""
@@ -183,14 +183,14 @@ def _serve(
     if credentials is not None:
         publish(coordinator, credentials)  # it signs nothing, but others can find the owner of its key, and when its certificate ends
     check_key(trust, credentials, log)
-    owned = _owned(coordinator, store, meta, log, credentials, trust, owners)
+    owned = _owned_store_maker(coordinator, store, meta, log, credentials, trust, owners)
     stores = UserStores(store, log, owner_of=owners, owned=owned, operators=operators, count=metrics.count)
     waiting = MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS
     threads = waiting + 3 * MAX_REMOTE_CALLS + 128
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
     forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
-    calls = _calls(config, routes, metrics, log, credentials, bounds)
+    calls = _make_calls(config, routes, metrics, log, credentials, bounds)
     # The Submitter's own session stays open when the gateway is stopped: owners who go on through another gateway are never missed.
     session = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
     submitter_thread = SubmitterThread()

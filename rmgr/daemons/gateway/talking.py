@@ -112,14 +112,14 @@ class TurnsPool:
                 self._had.add(job.user, machine.monotonic() - began_s)
                 self._had.wait(job.user, -1)
                 with self._lock:
-                    _one_less(self._under_way, job.user)  # this thread takes one of the jobs that the user may run now
+                    _decrement(self._under_way, job.user)  # this thread takes one of the jobs that the user may run now
 
     def _next(self) -> _Job | None:
         with self._lock:
             while not self._closed:
                 user = self._turns.next(self._under_way)
                 if user is not None:
-                    _one_less(self._waiting, user)
+                    _decrement(self._waiting, user)
                     self._under_way[user] += 1
                     if user in self._room and self._waiting[user] <= _MOST_WAITING // 2:
                         self._room.pop(user).notify_all()
@@ -128,7 +128,7 @@ class TurnsPool:
             return None
 
 
-def _one_less(counts: Counter[str], user: str) -> None:
+def _decrement(counts: Counter[str], user: str) -> None:
     """Counts down; forgets users at 0."""
     counts[user] -= 1
     if not counts[user]:
@@ -203,7 +203,7 @@ class ClientTalk:
         self._stream = stream
         self._work: DirectWork | None = None
         self._guid = ""
-        self._kept: dict[int, _KeptHere] = {}  #: on the Submitter's thread
+        self._kept: dict[int, _KeptSubmission] = {}  #: on the Submitter's thread
         self._fresh: Submitted | None = None  #: this stream's last submission: it need not be read to be kept
         self._has_gone = False  #: its work is over
         self._is_over = False
@@ -218,7 +218,7 @@ class ClientTalk:
             for word in words:
                 message = messages.read_client(word)
                 is_his = is_his or not isinstance(message, messages.Ask | messages.Place)
-                self._heard(message, later)
+                self._handle(message, later)
         finally:
             if is_his:
                 taken_in = threading.Event()
@@ -226,11 +226,11 @@ class ClientTalk:
                 taken_in.wait(_LONGEST_S)
         return later
 
-    def _heard(self, message: messages.FromClient, later: list[Callable[[], None]]) -> None:
+    def _handle(self, message: messages.FromClient, later: list[Callable[[], None]]) -> None:
         post = self._desk.submitter.post
         if isinstance(message, messages.Ask):
             answer = partial(self._answer, message, machine.monotonic() + min(_LONGEST_ANSWER_S, message.timeout_ms / 1000))
-            later.append(partial(self._in_turn, answer))
+            later.append(partial(self._queue_job, answer))
         elif isinstance(message, messages.Hello):
             self._hello(message)
         elif self._work is None:
@@ -239,23 +239,23 @@ class ClientTalk:
             self._desk.count("asked", "submit")
             later.append(partial(self._desk.orders.run, self._caller.user, partial(self._place, message)))
         elif isinstance(message, messages.Keep):
-            post(partial(self._begin, message))
-            later.append(partial(self._let_read, message.id))
+            post(partial(self._begin_keeping, message))
+            later.append(partial(self._queue_read, message.id))
         elif isinstance(message, messages.Grow):
             self._desk.count("asked", "grow")
-            post(partial(self._on_kept, message.id, self._growing(message)))
+            post(partial(self._on_kept, message.id, self._growth_handler(message)))
         elif isinstance(message, messages.Leave):
-            post(partial(self._leave, message.id))
+            post(partial(self._leave_kept, message.id))
         elif isinstance(message, messages.Claiming):
             post(partial(self._on_kept, message.id, lambda kept: kept.claimed(message)))
         elif isinstance(message, messages.AskTail):
             post(partial(self._on_kept, message.id, lambda kept: kept.ask_tail(message.serial)))
         else:
-            post(self._let_go)
+            post(self._release_work)
 
     def taken(self) -> None:
         """See `Talker`."""
-        self._desk.submitter.post(self._go_on)
+        self._desk.submitter.post(self._resume_kept)
 
     def over(self) -> None:
         """See `Talker`."""
@@ -287,11 +287,11 @@ class ClientTalk:
 
     def _end(self) -> None:
         self._is_over = True
-        self._let_go(lingers=True)
+        self._release_work(lingers=True)
 
-    def _let_go(self, *, lingers: bool = False) -> None:
+    def _release_work(self, *, lingers: bool = False) -> None:
         for kept_id in list(self._kept):
-            self._leave(kept_id)
+            self._leave_kept(kept_id)
         if self._work is None or self._has_gone:
             return
         self._has_gone = True
@@ -315,11 +315,11 @@ class ClientTalk:
                 raise Throttled("answers wait to be taken", hint="take them, or ask for less at once")
             answer = self._desk.answer(ask.question, self._caller, left_s)
         except RmgrError as error:
-            self._refused(error)
+            self._count_refusal(error)
             self._say(messages.Answer(ask.id, b"", True, messages.Fault.of(error)))
         except Exception as error:
             self._desk.log.exception("question_failed", user=self._caller.user)
-            self._say(messages.Answer(ask.id, b"", True, messages.Fault.of(_failed(error))))
+            self._say(messages.Answer(ask.id, b"", True, messages.Fault.of(_internal_error(error))))
         else:
             for piece in messages.answers_of(ask.id, answer):
                 self._say(piece)
@@ -340,20 +340,20 @@ class ClientTalk:
             self._refuse(place.id, error)
         except Exception as error:
             self._desk.log.exception("order_failed", user=self._caller.user)
-            self._refuse(place.id, _failed(error))
+            self._refuse(place.id, _internal_error(error))
         else:
             self._desk.count("committed", "SUBMIT")
             self._fresh = made if made.created and order.is_owned else None
             self._say(messages.placed_of(place.id, made))
 
     def _refuse(self, order_id: int, error: RmgrError) -> None:
-        self._refused(error)
+        self._count_refusal(error)
         self._say(messages.Refused(order_id, messages.Fault.of(error)))
 
-    def _refused(self, error: RmgrError) -> None:
+    def _count_refusal(self, error: RmgrError) -> None:
         self._desk.count("refused", type(error).__name__)
 
-    def _growing(self, grow: messages.Grow) -> Callable[[_KeptHere], None]:
+    def _growth_handler(self, grow: messages.Grow) -> Callable[[_KeptSubmission], None]:
         """Returns the handling of a growth; a refused one ends its submission for this client."""
         try:
             growth = messages.growth_of(grow)
@@ -366,29 +366,29 @@ class ClientTalk:
 
     # -- kept submissions, on the Submitter's thread
 
-    def _begin(self, keep: messages.Keep) -> None:
+    def _begin_keeping(self, keep: messages.Keep) -> None:
         assert self._work is not None
         if self._has_gone or self._is_over or keep.id in self._kept:
             return
         try:
             self._desk.bounds.take("followed", self._caller.user)
         except RmgrError as error:
-            self._refused(error)
+            self._count_refusal(error)
             self._say(messages.Dead(keep.id, messages.Fault.of(error)))
             return
-        self._kept[keep.id] = kept = _KeptHere(self, keep, self._work)
+        self._kept[keep.id] = kept = _KeptSubmission(self, keep, self._work)
         fresh = self._fresh
         if fresh is not None and keep.is_fresh and keep.is_owned and keep.number == fresh.submission.id:
             self._fresh = None
             kept.begin(fresh)
 
-    def _let_read(self, kept_id: int) -> None:
+    def _queue_read(self, kept_id: int) -> None:
         """Queues the read of a kept submission, on the reader's thread: nothing more is read from a client that keeps too many."""
         kept = self._kept.get(kept_id)
         if kept is not None and kept.is_unread:
-            self._in_turn(partial(self._read, kept_id))
+            self._queue_job(partial(self._read, kept_id))
 
-    def _in_turn(self, call: Callable[[], None]) -> None:
+    def _queue_job(self, call: Callable[[], None]) -> None:
         """Runs a job on a thread that may block, users taking turns; blocks itself while too many of the user's jobs wait."""
         self._desk.reads.run(self._caller.user, call, is_operator=self._caller.is_certified_operator)
 
@@ -409,7 +409,7 @@ class ClientTalk:
             again = partial(self._desk.reads.run_soon, self._caller.user, partial(self._read, kept_id), is_operator=is_operator)
             submitter.post(lambda: submitter.after(submitter.jitter(_AGAIN_S), again))
         except RmgrError as error:
-            self._refused(error)
+            self._count_refusal(error)
             self._desk.submitter.post(partial(kept.failed, error))
         else:
             self._desk.submitter.post(partial(kept.begin, stored))
@@ -425,17 +425,17 @@ class ClientTalk:
                     f"submission {keep.number} is looked after by another Submitter", hint="TaskQueue.attach(name) follows it"
                 )
 
-    def _on_kept(self, kept_id: int, call: Callable[[_KeptHere], None]) -> None:
+    def _on_kept(self, kept_id: int, call: Callable[[_KeptSubmission], None]) -> None:
         kept = self._kept.get(kept_id)
         if kept is not None:
             kept.when_ready(call)
 
-    def _leave(self, kept_id: int) -> None:
+    def _leave_kept(self, kept_id: int) -> None:
         kept = self.forget(kept_id)
         if kept is not None:
             kept.leave()
 
-    def _go_on(self) -> None:
+    def _resume_kept(self) -> None:
         for kept in self._kept.values():
             kept.go_on()
 
@@ -450,7 +450,7 @@ class ClientTalk:
         """Whether so much waits for the client that nothing more is read for it."""
         return self._stream.is_full
 
-    def forget(self, kept_id: int) -> _KeptHere | None:
+    def forget(self, kept_id: int) -> _KeptSubmission | None:
         """Forgets a submission that was left or has died, and returns it."""
         kept = self._kept.pop(kept_id, None)
         if kept is not None:
@@ -458,11 +458,11 @@ class ClientTalk:
         return kept
 
 
-def _failed(error: Exception) -> RmgrError:
+def _internal_error(error: Exception) -> RmgrError:
     return RmgrError(f"the gateway failed: {error!r}"[:500], hint="its log says more")
 
 
-class _KeptHere:
+class _KeptSubmission:
     """Implements `port.KeptListener` for one submission of one client. Messages about it wait until its record was read."""
 
     def __init__(self, talk: ClientTalk, keep: messages.Keep, work: DirectWork) -> None:
@@ -470,7 +470,7 @@ class _KeptHere:
         self._talk = talk
         self._work = work
         self._upkeep: Upkeep | None = None
-        self._waiting: list[Callable[[_KeptHere], None]] = []
+        self._waiting: list[Callable[[_KeptSubmission], None]] = []
         self._most_left = 0
         self._is_over = False
 
@@ -501,7 +501,7 @@ class _KeptHere:
         if not self._is_over:
             self.on_dead(error)
 
-    def when_ready(self, call: Callable[[_KeptHere], None]) -> None:
+    def when_ready(self, call: Callable[[_KeptSubmission], None]) -> None:
         """Calls `call` once the record was read."""
         if self._upkeep is not None:
             call(self)
@@ -540,9 +540,9 @@ class _KeptHere:
             return
         done = upkeep.grow(growth)
         stamp = growth.tail.enqueued
-        done.add_done_callback(lambda _: self._work.submitter.post(partial(self._grown, stamp, done.result)))
+        done.add_done_callback(lambda _: self._work.submitter.post(partial(self._send_growth, stamp, done.result)))
 
-    def _grown(self, stamp: str, result: Callable[[float], object]) -> None:
+    def _send_growth(self, stamp: str, result: Callable[[float], object]) -> None:
         answer = result(0)
         taken = isinstance(answer, Grown)
         tail = encode_record(answer.tail) if isinstance(answer, Grown) else b""
@@ -563,14 +563,14 @@ class _KeptHere:
         """Reads the tail, and sends it to the client."""
         assert self._upkeep is not None
         asked = self._upkeep.read_tail()
-        asked.add_done_callback(lambda _: self._work.submitter.post(partial(self._tail_read, serial, asked)))
+        asked.add_done_callback(lambda _: self._work.submitter.post(partial(self._send_tail, serial, asked)))
 
-    def _tail_read(self, serial: int, asked: Future[Tail]) -> None:
-        error = asked.exception(0)
+    def _send_tail(self, serial: int, tail_read: Future[Tail]) -> None:
+        error = tail_read.exception(0)
         if isinstance(error, RmgrError):
             self._talk.say(messages.TailIs(self.keep.id, b"", serial, messages.Fault.of(error)))
         else:
-            self._talk.say(messages.TailIs(self.keep.id, encode_record(asked.result(0)), serial))
+            self._talk.say(messages.TailIs(self.keep.id, encode_record(tail_read.result(0)), serial))
 
     def _tell_left(self) -> None:
         most = self._upkeep.most_left if self._upkeep is not None else 0

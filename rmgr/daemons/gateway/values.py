@@ -227,8 +227,8 @@ class OwnedStore(Store):
                 (free if held is None else other).append(((key, value), note))
             for some, again in ((free, False), (other, how.overwrite)):
                 if some:
-                    told = msgspec.structs.replace(how, overwrite=again, notes=[note for _, note in some])
-                    self._store.write_many([row for row, _ in some], told)
+                    amended = msgspec.structs.replace(how, overwrite=again, notes=[note for _, note in some])
+                    self._store.write_many([row for row, _ in some], amended)
 
     def delete_many(self, keys: Sequence[str], **how: Any) -> list[str]:
         """See `Store.delete_many`. One row that the person may not delete refuses them all."""

@@ -135,7 +135,7 @@ class SecretKeeper:
         if endpoints and endpoints != self._endpoints:
             self._endpoints = endpoints
             if endpoints != known_endpoints(self._credentials):
-                _keep(self._credentials, endpoints_file(endpoints))
+                _update_bundle(self._credentials, endpoints_file(endpoints))
 
 
 def renew(credentials: Credentials, endpoints: Sequence[str], generation: int = 0) -> Credentials:
@@ -144,7 +144,7 @@ def renew(credentials: Credentials, endpoints: Sequence[str], generation: int = 
     Raises: PermissionDenied if its key was revoked; Unavailable if no WatchDog answers.
     """
     _, secret = rpc_join.renew(endpoints, credentials, generation)
-    _keep(credentials, {"zookeeper.secret": secret.encode()})
+    _update_bundle(credentials, {"zookeeper.secret": secret.encode()})
     return replace(credentials, zookeeper_auth=("digest", secret))
 
 
@@ -190,7 +190,7 @@ def recognise(
     return verify(coordinator, expected, wait_s=wait_s), fresh
 
 
-def _keep(credentials: Credentials, files: Mapping[str, bytes]) -> None:
+def _update_bundle(credentials: Credentials, files: Mapping[str, bytes]) -> None:
     """Writes to the bundle. A read-only bundle stays as it is: a restart fetches the changes again."""
     try:
         write_files(credentials.directory, files, replace=True)
@@ -216,11 +216,11 @@ class LimitsKeeper:
 
     def _read(self) -> None:
         asked = self._coordinator.get(paths.CONFIG, watch=self._read, timeout_s=_CONFIG_S)
-        asked.add_done_callback(self._answered)
+        asked.add_done_callback(self._on_config)
 
-    def _answered(self, asked: Future[Stamped | None]) -> None:
+    def _on_config(self, read: Future[Stamped | None]) -> None:
         try:
-            found = asked.result()
+            found = read.result()
             settings = decode_record(found.data, ClusterSettings, paths.CONFIG) if found is not None and found.data else ClusterSettings()
         except RmgrError as error:
             self._log.warning("limits_unreadable", error=error.message)
@@ -273,7 +273,7 @@ class WrittenKeeper:
     def start(self, *, waits: bool = True) -> WrittenKeeper:
         """Begins: reads the row as soon as the store answers. waits: for the first answer."""
         if waits:
-            self._round()
+            self._load_or_save()
         self._thread.start()
         return self
 
@@ -284,11 +284,11 @@ class WrittenKeeper:
 
     def _run(self) -> None:
         while not self._end.is_set():
-            self._round()
+            self._load_or_save()
             self._end.wait(SAVE_S)
-        self._round()
+        self._load_or_save()
 
-    def _round(self) -> None:
+    def _load_or_save(self) -> None:
         try:
             if self._saved is None:
                 self._load()

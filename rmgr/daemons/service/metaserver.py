@@ -137,7 +137,7 @@ class Metaserver:
             if (pipeline.document, pipeline.name) == (self._spec.document, self._spec.name):
                 return False
             self._spec, self._stage, self._bench = pipeline, stage, None
-            self._renew()
+            self._reset_for_policy()
             return True
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Metaserver:
     def report(self, report: GatewayReport) -> ReportAnswer:
         """Takes in a gateway's measurements. Cost: O(servers known), some 20 us each."""
         with self._lock:
-            now_us = self._begin()
+            now_us = self._begin_change()
             for name in self._book.report(report, now_us):
                 if name in self._servers:
                     self._tell("server_left", name, CALLS)
@@ -170,7 +170,7 @@ class Metaserver:
         """Returns all servers, or one by name; a server with two known lives has two rows."""
         with self._lock:
             now_us = self._now()
-            return ServersView(servers=self._book.views(name, now_us), policy=self._policy_words(now_us), epoch=self._epoch)
+            return ServersView(servers=self._book.views(name, now_us), policy=self._policy_name(now_us), epoch=self._epoch)
 
     def instead(self) -> str:
         """Returns which policy picks in place of the set one, and why; "" while the set one picks."""
@@ -186,13 +186,13 @@ class Metaserver:
         Cost: one pass, and a fact for each candidate whose link has changed.
         """
         with self._lock:
-            now_us = self._begin()
-            able, notes, unknown = self._able(asked, now_us)
-            found = Pick(epoch=self._epoch, policy=self._policy_words(now_us), unknown=unknown)
+            now_us = self._begin_change()
+            able, notes, unknown = self._usable_servers(asked, now_us)
+            found = Pick(epoch=self._epoch, policy=self._policy_name(now_us), unknown=unknown)
             if asked.explain:
-                return self._explained(asked, able, notes, found, now_us)
+                return self._explained_pick(asked, able, notes, found, now_us)
             if not able:
-                return msgspec.structs.replace(found, why=_none_able(asked, notes, unknown))
+                return msgspec.structs.replace(found, why=_why_none(asked, notes, unknown))
             for candidate in asked.servers:
                 if candidate.name in able:
                     self._tell_link(*able[candidate.name], asked, candidate, now_us)
@@ -200,7 +200,7 @@ class Metaserver:
             self._calls += 1
             call = self._call(asked, self._servers.keys() - able.keys(), now_us)
             self._tell("call_submitted", call)
-            plan = self._passed(now_us)
+            plan = self._run_pass(now_us)
             sent = next((one for one in plan.decisions if isinstance(one, Send)), None)
             option = self._option(self._state, call, sent.to, now_us) if sent is not None else None
             for decision in plan.decisions:
@@ -208,25 +208,25 @@ class Metaserver:
             if sent is None or option is None:
                 self._tell("call_left", call.id, CALLS)
                 why = plan.left.get(call.id)
-                return msgspec.structs.replace(found, policy=self._policy_words(now_us), why=_said(why, plan))
+                return msgspec.structs.replace(found, policy=self._policy_name(now_us), why=_explain(why, plan))
             one, _ = able[sent.to]
             one.sent_us.append(now_us)
             return msgspec.structs.replace(
                 found,
                 server=sent.to,
                 life=one.life,
-                policy=self._policy_words(now_us),
-                why=_words(sent.why),
+                policy=self._policy_name(now_us),
+                why=_sentence(sent.why),
                 computing_s=option.forecast.computing_s,
                 transfer_s=option.forecast.transfer_s,
             )
 
-    def _able(self, asked: PickRequest, now_us: int) -> tuple[dict[str, tuple[Life, float]], dict[str, str], tuple[str, ...]]:
+    def _usable_servers(self, request: PickRequest, now_us: int) -> tuple[dict[str, tuple[Life, float]], dict[str, str], tuple[str, ...]]:
         """Returns usable candidates with their bytes/s, why others are not usable, and those that are unknown here."""
         able: dict[str, tuple[Life, float]] = {}
         notes: dict[str, str] = {}
         unknown: list[str] = []
-        for candidate in sorted(asked.servers, key=lambda one: one.name):
+        for candidate in sorted(request.servers, key=lambda one: one.name):
             name = candidate.name
             one = self._book.find(name, candidate.life)
             if one is None or not (one.stream or one.over):
@@ -234,32 +234,33 @@ class Metaserver:
                 unknown.append(name)
             elif one is not self._book.rulings.get(name) or one.leaving or one.unfit:
                 notes[name] = ": ".join(self._book.standing(one, now_us))
-            elif asked.function and asked.function not in one.offered:
-                notes[name] = self._book.standing(one, now_us)[1] if asked.function in one.odd else f"it does not offer {asked.function}"
+            elif request.function and request.function not in one.offered:
+                is_odd = request.function in one.odd
+                notes[name] = self._book.standing(one, now_us)[1] if is_odd else f"it does not offer {request.function}"
             else:
                 rate = candidate.bytes_per_s
-                able[name] = one, rate if is_rate(rate) else self._book.rate(one, asked.gateway)
+                able[name] = one, rate if is_rate(rate) else self._book.rate(one, request.gateway)
         fresh = {name: found for name, found in able.items() if not found[0].is_stale(now_us)}
         if fresh and len(fresh) < len(able):
             notes |= {name: ": ".join(self._book.standing(one, now_us)) for name, (one, _) in able.items() if name not in fresh}
             able = fresh
         return able, notes, tuple(unknown)
 
-    def _tell_link(self, one: Life, rate: float, asked: PickRequest, candidate: Candidate, now_us: int) -> None:
+    def _tell_link(self, one: Life, rate: float, request: PickRequest, candidate: Candidate, now_us: int) -> None:
         """Tells the state the current link of a candidate, if it has changed. Cost: 1 us if not."""
-        self._book.link_told(one, asked, candidate, now_us)
+        self._book.link_told(one, request, candidate, now_us)
         known = self._servers.get(one.name)
-        told = dict(known.throughput) if known is not None else {}
-        if known is None or known.life != one.life or told.get(asked.gateway, 0.0) != rate:
-            self._tell_server(one.record(asked.gateway, rate))
+        rates = dict(known.throughput) if known is not None else {}
+        if known is None or known.life != one.life or rates.get(request.gateway, 0.0) != rate:
+            self._tell_server(one.record(request.gateway, rate))
 
-    def _passed(self, now_us: int) -> Plan:
+    def _run_pass(self, now_us: int) -> Plan:
         """Runs one pass; by RR if the policy raises, or did so lately."""
         if self._bench is not None and now_us >= self._bench[0]:
             self._bench = None
-            self._renew()
+            self._reset_for_policy()
         while True:
-            stage = self._picking(now_us)
+            stage = self._current_stage(now_us)
             plan = run_pass(self._state, frozenset({Cause.CALL_SUBMITTED}), now=now_us, seed=_SEED, pipeline=(stage,))
             if not plan.faults:
                 if self._recorder is not None:
@@ -272,33 +273,33 @@ class Metaserver:
             if stage is self._instead:
                 return plan
             self._bench = now_us + BENCH_US, f"policy {name} failed ({error})"
-            self._renew()
+            self._reset_for_policy()
 
-    def _picking(self, now_us: int) -> Stage:
+    def _current_stage(self, now_us: int) -> Stage:
         return self._stage if self._bench is None or now_us >= self._bench[0] else self._instead
 
-    def _policy_words(self, now_us: int) -> str:
-        return self._spec.name if self._picking(now_us) is self._stage else f"{INSTEAD} instead of {self._spec.name}"
+    def _policy_name(self, now_us: int) -> str:
+        return self._spec.name if self._current_stage(now_us) is self._stage else f"{INSTEAD} instead of {self._spec.name}"
 
-    def _explained(
-        self, asked: PickRequest, able: Mapping[str, tuple[Life, float]], notes: Mapping[str, str], found: Pick, now_us: int
+    def _explained_pick(
+        self, request: PickRequest, able: Mapping[str, tuple[Life, float]], notes: Mapping[str, str], found: Pick, now_us: int
     ) -> Pick:
         """Returns all terms, and the pick that would be made, computed on a copy of the state."""
         state = ClusterState.restored(self._state.snapshot())
         terms = {name: TermView(server=name, note=note) for name, note in notes.items()}
         for one, rate in able.values():
-            state.server_changed(one.record(asked.gateway, rate))
+            state.server_changed(one.record(request.gateway, rate))
         if not able:
-            why = _none_able(asked, notes, found.unknown)
+            why = _why_none(request, notes, found.unknown)
             return msgspec.structs.replace(found, why=why, terms=tuple(terms[name] for name in sorted(terms)))
-        call = self._call(asked, state.partitions[CALLS].servers.keys() - able.keys(), now_us)
+        call = self._call(request, state.partitions[CALLS].servers.keys() - able.keys(), now_us)
         state.call_submitted(call)
-        plan = run_pass(state, frozenset({Cause.CALL_SUBMITTED}), now=now_us, seed=_SEED, pipeline=(self._picking(now_us),))
+        plan = run_pass(state, frozenset({Cause.CALL_SUBMITTED}), now=now_us, seed=_SEED, pipeline=(self._current_stage(now_us),))
         sent = next((one for one in plan.decisions if isinstance(one, Send)), None)
         for name in able if not plan.faults else ():
             option = self._option(state, call, name, now_us)
             rate = throughput_of(option.server, call.client) or 0.0
-            policy = self._picking(now_us).policy
+            policy = self._current_stage(now_us).policy
             mean = isinstance(policy, Choosing) and policy.load == "mean"
             terms[name] = TermView(
                 server=name,
@@ -310,20 +311,20 @@ class Metaserver:
             )
         found = msgspec.structs.replace(found, terms=tuple(terms[name] for name in sorted(terms)))
         if sent is None:
-            return msgspec.structs.replace(found, why=_said(plan.left.get(call.id), plan))
+            return msgspec.structs.replace(found, why=_explain(plan.left.get(call.id), plan))
         chosen = terms[sent.to]
         return msgspec.structs.replace(
             found,
             server=sent.to,
             life=able[sent.to][0].life,
-            why=_words(sent.why),
+            why=_sentence(sent.why),
             computing_s=chosen.computing_s,
             transfer_s=chosen.transfer_s,
         )
 
     def _option(self, state: ClusterState, call: Call, name: str, now_us: int) -> Option:
         """Returns what the policy expects of this call on that server, before the pick is carried out."""
-        policy = self._picking(now_us).policy
+        policy = self._current_stage(now_us).policy
         assert isinstance(policy, Choosing)  # as all policies for calls in the catalogue are
         part = state.partitions[CALLS]
         draft = Draft(part, now_us, _SEED, (policy.name,))
@@ -340,8 +341,9 @@ class Metaserver:
         part = self._state.partitions.get(CALLS)
         return {} if part is None else part.servers
 
-    def _call(self, asked: PickRequest, excluded: Collection[str], now_us: int) -> Call:
-        return Call(self._calls, now_us, asked.operations, asked.bytes, asked.gateway, CALLS, asked.function, tuple(sorted(excluded)))
+    def _call(self, request: PickRequest, excluded: Collection[str], now_us: int) -> Call:
+        barred = tuple(sorted(excluded))
+        return Call(self._calls, now_us, request.operations, request.bytes, request.gateway, CALLS, request.function, barred)
 
     def _tell_server(self, record: Server) -> None:
         if self._servers.get(record.name) != record:
@@ -356,7 +358,7 @@ class Metaserver:
         self._now_us = max(self._now_us, self._clock())
         return self._now_us
 
-    def _begin(self) -> int:
+    def _begin_change(self) -> int:
         """Prepares a change of the state: reads the time, and begins or ends the log as needed."""
         now_us = self._now()
         if self._lines is None:
@@ -377,7 +379,7 @@ class Metaserver:
         lost = {"lost": self._unlogged} if self._unlogged else {}
         self._unlogged, self._logged_us = 0, self._now_us
         policy, parameters = self._spec.name, {}
-        if self._picking(self._now_us) is self._instead:
+        if self._current_stage(self._now_us) is self._instead:
             policy = INSTEAD
         else:
             (table,) = self._spec.tables()["stage"]
@@ -391,7 +393,7 @@ class Metaserver:
             self._recorder.end(now_us)
             self._recorder = None
 
-    def _renew(self) -> None:
+    def _reset_for_policy(self) -> None:
         """Prepares for another policy: drops notes, counts calls sent since the last measurements as `sent`, begins another log."""
         is_logged = self._recorder is not None
         self._end_log(self._now())
@@ -405,28 +407,28 @@ class Metaserver:
             self._begin_log()
 
 
-def _none_able(asked: PickRequest, notes: Mapping[str, str], unknown: tuple[str, ...]) -> str:
+def _why_none(request: PickRequest, notes: Mapping[str, str], unknown: tuple[str, ...]) -> str:
     """Returns why no candidate can have the call."""
-    if not asked.servers:
+    if not request.servers:
         return "no server offers it"
     if unknown:
         return f"{', '.join(unknown)} not reported here yet"
     return "; ".join(f"{name}: {why}" for name, why in notes.items())
 
 
-def _said(why: Why | None, plan: Plan) -> str:
+def _explain(why: Why | None, plan: Plan) -> str:
     if plan.faults:
         return f"{plan.faults[0].policy} failed: {plan.faults[0].error[:_MOST_CHARACTERS]}"
-    return _words(why) if why is not None else "the policy has picked no server"
+    return _sentence(why) if why is not None else "the policy has picked no server"
 
 
-def _words(why: Why) -> str:
+def _sentence(why: Why) -> str:
     """Returns the sentence of a reason, without its policy, which is shown beside it."""
     return why.agreed.format(*why.facts)
 
 
 @dataclass(frozen=True, slots=True)
-class _Word:
+class _GatewayReport:
     """What a gateway last reported of a server."""
 
     at_us: int
@@ -463,7 +465,7 @@ class Life:
     load: ServerLoad | None = None
     measured_us: int = 0
     refresh_us: int = REFRESH_US
-    words: dict[str, _Word] = field(default_factory=dict)
+    words: dict[str, _GatewayReport] = field(default_factory=dict)
     sent_us: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_SENT))
     sent_before: int = 0
     odd: tuple[str, ...] = ()
@@ -543,24 +545,24 @@ class ServerBook:
     def report(self, report: GatewayReport, now_us: int) -> list[str]:
         """Takes in a gateway's measurements. Returns the names that are forgotten. Cost: O(servers known), some 10 us each."""
         listed = {(server.name, server.life) for server in report.servers}
-        for one in self._every():
+        for one in self._all_lives():
             if report.gateway in one.words and (one.name, one.life) not in listed:
                 del one.words[report.gateway]  # the gateway was started anew
         for server in report.servers:
             if not server.same or self.find(server.name, server.life) is not None:  # otherwise its functions are unknown
-                self._heard(report, server, now_us)
+                self._take_report(report, server, now_us)
         gone = self._forget(now_us)
-        for one in self._every():
+        for one in self._all_lives():
             one.settle(now_us)
         self._judge_functions(now_us)
-        self.rulings = {name: ruling for name in sorted(self._lives) if (ruling := self._ruling(name, now_us)) is not None}
+        self.rulings = {name: ruling for name in sorted(self._lives) if (ruling := self._ruling_life(name, now_us)) is not None}
         return gone
 
     def link_told(self, one: Life, asked: PickRequest, candidate: Candidate, now_us: int) -> None:
         """Takes in the gateway's newest measurement of its link, which came with a pick."""
         word = one.words.get(asked.gateway)
         if is_rate(candidate.bytes_per_s) and (word is None or word.bytes_per_s != candidate.bytes_per_s):
-            known = word or _Word(now_us, "open", asked.site, 0.0, 0.0, now_us, now_us)
+            known = word or _GatewayReport(now_us, "open", asked.site, 0.0, 0.0, now_us, now_us)
             rate, round_trip_s = candidate.bytes_per_s, candidate.round_trip_s
             one.words[asked.gateway] = replace(known, bytes_per_s=rate, round_trip_s=round_trip_s, link_us=now_us)
             if word is None:
@@ -574,12 +576,12 @@ class ServerBook:
         known = one.rates()
         if gateway in known or known:
             return known.get(gateway, 0.0)
-        return min((rate for other in self._every() for rate in other.rates().values()), default=UNMEASURED)
+        return min((rate for other in self._all_lives() for rate in other.rates().values()), default=UNMEASURED)
 
     def heard(self, report: GatewayReport, now_us: int) -> tuple[LifeHeard, ...]:
         """Returns what other gateways know of each life: calls bound to it may come to any gateway."""
         found: list[LifeHeard] = []
-        for one in self._every():
+        for one in self._all_lives():
             others = [word.hears_us(now_us) for gateway, word in one.words.items() if gateway != report.gateway]
             if others or one.over:
                 ago_us = now_us - max(others, default=one.seen_us)
@@ -588,7 +590,7 @@ class ServerBook:
 
     def views(self, name: str, now_us: int) -> tuple[ServerView, ...]:
         """Returns all servers, or those of one name; a server with several known lives has several views."""
-        lives = [one for one in self._every() if name in {"", one.name}]
+        lives = [one for one in self._all_lives() if name in {"", one.name}]
         return tuple(self._view(one, now_us) for one in sorted(lives, key=lambda one: (one.name, one.first_us, one.life)))
 
     def standing(self, one: Life, now_us: int) -> tuple[str, str]:
@@ -616,16 +618,16 @@ class ServerBook:
 
     # -- inside -----------------------------------------------------------------------------------------------------------------
 
-    def _every(self) -> Iterator[Life]:
+    def _all_lives(self) -> Iterator[Life]:
         return (one for lives in self._lives.values() for one in lives.values())
 
-    def _heard(self, report: GatewayReport, server: ServerReport, now_us: int) -> None:
+    def _take_report(self, report: GatewayReport, server: ServerReport, now_us: int) -> None:
         lives = self._lives.setdefault(server.name, {})
         one = lives.get(server.life)
         if one is None:
             one = lives[server.life] = Life(server.name, server.life, now_us, now_us, server)
         refresh_us = report.refresh_us or REFRESH_US
-        one.unfit = _unfit(server)
+        one.unfit = _unsound_number(server)
         if one.unfit:  # nothing of it gets into a formula, a log or a view
             server = msgspec.structs.replace(server, mops=0.0, bytes_per_s=0.0, round_trip_s=0.0, load=None)
         functions = one.about.functions if server.same else server.functions
@@ -635,7 +637,7 @@ class ServerBook:
         if before is not None and before.bytes_per_s > 0 and (before.link_us > link_us or not rate):  # a pick brought a newer one
             rate, round_trip_s, link_us = before.bytes_per_s, before.round_trip_s, before.link_us
         heard_us = now_us - server.heard_ago_us
-        one.words[report.gateway] = _Word(now_us, server.state, report.site, rate, round_trip_s, link_us, heard_us)
+        one.words[report.gateway] = _GatewayReport(now_us, server.state, report.site, rate, round_trip_s, link_us, heard_us)
         if server.state in _STREAMS:
             one.seen_us = now_us
         measured_us = now_us - server.measured_ago_us
@@ -646,7 +648,7 @@ class ServerBook:
             one.sent_before = len(one.sent_us)
 
     def _forget(self, now_us: int) -> list[str]:
-        for one in list(self._every()):
+        for one in list(self._all_lives()):
             if now_us - one.seen_us > KEPT_US:
                 del self._lives[one.name][one.life]
         gone = [name for name, lives in self._lives.items() if not lives]
@@ -658,7 +660,7 @@ class ServerBook:
         """Finds the odd functions of servers, those of which another interface is valid (`interface.offers`, by names of servers)."""
         judged: list[Life] = []
         holders: list[tuple[Life, tuple[bytes, ...]]] = []
-        for one in sorted(self._every(), key=lambda one: (one.name, one.first_us, one.life)):
+        for one in sorted(self._all_lives(), key=lambda one: (one.name, one.first_us, one.life)):
             if one.odd:
                 one.odd = ()
                 judged.append(one)
@@ -672,7 +674,7 @@ class ServerBook:
         for one in judged:
             one.settle(now_us)
 
-    def _ruling(self, name: str, now_us: int) -> Life | None:
+    def _ruling_life(self, name: str, now_us: int) -> Life | None:
         there = sorted(
             (one for one in self._lives[name].values() if one.stream and not one.over), key=lambda one: (one.first_us, one.life)
         )
@@ -726,7 +728,7 @@ def is_rate(value: float) -> bool:
     return value > 0 and isfinite(value)
 
 
-def _unfit(server: ServerReport) -> str:
+def _unsound_number(server: ServerReport) -> str:
     """Returns which number of a report cannot be computed with, "" if all are sound."""
     load = server.load or ServerLoad()
     numbers = {name: getattr(load, name) for name in ("other", "mean_load", "arrivals_per_s", "service_s", "service_cv")}

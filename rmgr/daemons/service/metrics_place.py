@@ -81,15 +81,15 @@ def _listen(place: str, role: Role) -> tuple[str, socket.socket]:
     host, colon, port = place.rpartition(":")
     if colon and port.isdigit() and (":" not in host or host.startswith("[")):
         check_place(place, "metrics: ")
-        return host, _bound(host, int(port))
+        return host, _bind(host, int(port))
     if place != "localhost" and not _is_address(place):
         raise ConfigError(f"metrics: {place!r} is not a place to listen on", hint="ADDRESS or HOST:PORT, as in 127.0.0.1 or 0.0.0.0:9720")
     check_place(f"{place}:0", "metrics: ")
     first = PORTS[role]
     for number in range(first, first + _DAEMONS_HERE):
         with contextlib.suppress(Unavailable):
-            return place, _bound(place, number)
-    return place, _bound(place, 0)
+            return place, _bind(place, number)
+    return place, _bind(place, 0)
 
 
 def _is_address(host: str) -> bool:
@@ -99,7 +99,7 @@ def _is_address(host: str) -> bool:
         return False
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind)
     try:

@@ -119,7 +119,7 @@ def check_key(trust: Trust | None, credentials: Credentials | None, log: Log) ->
     if isinstance(found, str):
         raise PermissionDenied(
             f"nobody in this cluster would believe what {who.role} {who.name} signs: {found}",
-            hint=f"is the clock right? {_fresh(credentials)}",
+            hint=f"is the clock right? {_bundle_hint(credentials)}",
         )
 
 
@@ -138,19 +138,19 @@ def check_voice(server: RpcServer, credentials: Credentials | None, log: Log, *,
             log.warning("own_server_is_late", endpoint=server.endpoint, waited_s=patience_s)
         except PermissionDenied as error:
             words = f"this daemon and its own server do not take each other: {error.message}"
-            raise PermissionDenied(words, hint=_fresh(credentials)) from None
+            raise PermissionDenied(words, hint=_bundle_hint(credentials)) from None
         except Unavailable as error:
             if machine.monotonic() < end_s:
                 pause.wait(_AGAIN_S)
                 continue
             raise Unavailable(
                 f"this daemon's own server at {server.endpoint} does not take its connection, so nobody's: {error.message}",
-                hint=f"is the port open on this machine? {_fresh(credentials)}",
+                hint=f"is the port open on this machine? {_bundle_hint(credentials)}",
             ) from None
         return
 
 
-def _fresh(credentials: Credentials | None) -> str:
+def _bundle_hint(credentials: Credentials | None) -> str:
     """Returns a hint for a bundle that does not work."""
     if credentials is None:
         return "rmgr doctor"
@@ -230,9 +230,9 @@ class Working:
 
     def trouble(self) -> str:
         """Returns every reason why the daemon cannot work now, "" while it can. Never blocks."""
-        return "; ".join(dict.fromkeys(why for why in self._reasons() if why))
+        return "; ".join(dict.fromkeys(why for why in self._readiness_problems() if why))
 
-    def _reasons(self) -> tuple[str, ...]:
+    def _readiness_problems(self) -> tuple[str, ...]:
         silent_s, unanswered_s = self._guard.silent_s, machine.monotonic() - self._coordinator.last_answer_s()
         is_over = unanswered_s > self._coordinator.session_timeout_s * _LEASE_SHARE
         return (
