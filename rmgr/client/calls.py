@@ -139,13 +139,13 @@ class Caller:
     def call(self, name: str, *arguments: Any, timeout: float | None = None) -> Any:
         """Calls a function and waits for its result. Raises: as `rmgr.call`."""
         future = CallFuture()
-        self._made(future, name, arguments, timeout).run()
+        self._make_call(future, name, arguments, timeout).run()
         return future.result()
 
     def call_async(self, name: str, *arguments: Any, timeout: float | None = None) -> CallFuture:
         """Calls a function on a thread; calls beyond `AT_ONCE` wait. Checks arguments at once; arrays must not change before the end."""
         future = CallFuture()
-        made = self._made(future, name, arguments, timeout)
+        made = self._make_call(future, name, arguments, timeout)
         with self.lock:
             if self._pool is None:
                 self._pool = machine.pool(AT_ONCE, "rmgr-calls")
@@ -216,7 +216,7 @@ class Caller:
                 raise NoServer(f"no server offers {name!r}", hint="rmgr functions; rmgr servers")
             machine.sleep(_LOOK_S)
 
-    def _made(self, future: CallFuture, name: str, arguments: Sequence[Any], timeout: float | None) -> _Call:
+    def _make_call(self, future: CallFuture, name: str, arguments: Sequence[Any], timeout: float | None) -> _Call:
         from rmgr.client.futures import check_timeout
 
         limit_s = TIMEOUT_S if timeout is None else check_timeout(timeout)
@@ -265,7 +265,7 @@ class _Call:
     def run(self) -> None:
         """Runs the call to its end, and gives its result or error to the future."""
         try:
-            ending = self._decided()
+            ending = self._run_steps()
             result = self._result(ending)
         except BaseException as error:
             if not self._future.cancelled():
@@ -282,7 +282,7 @@ class _Call:
                 self._caller.under_way.discard(self)
                 self._caller.numbers.close(self.id.number)
 
-    def _decided(self) -> Ending:
+    def _run_steps(self) -> Ending:
         call, steps = next_step(
             Calling(call=self.id, deadline_us=self._deadline_us, idempotent=self._interface.idempotent), Begin(), _now_us()
         )
@@ -331,7 +331,7 @@ class _Call:
         life = ask.to
         try:
             for message in attempt.messages():
-                life = self._heard(message, ask.attempt, life)
+                life = self._take_message(message, ask.attempt, life)
         except LimitReached:
             self.put(NoRoom(ask.attempt))
         except Unavailable:
@@ -344,7 +344,7 @@ class _Call:
         finally:
             self._caller.ending.discard(attempt)
 
-    def _heard(self, message: Any, attempt: int, life: Life | None) -> Life | None:
+    def _take_message(self, message: Any, attempt: int, life: Life | None) -> Life | None:
         what = message.WhichOneof("what")
         if what == "named":
             life = Life(message.named.server, message.named.life)
@@ -353,7 +353,7 @@ class _Call:
         elif what == "verdict" and life is not None and message.verdict.kind in {pb.Verdict.REFUSED, pb.Verdict.BARRED}:
             self.put(Rejected(attempt, life, message.verdict.reason, message.verdict.kind == pb.Verdict.REFUSED))
         elif what == "none":
-            self._none(message.none, attempt)
+            self._on_no_server(message.none, attempt)
         elif what == "over" and life is not None:
             standing = {pb.Over.ENDED: Standing.OVER, pb.Over.SILENT: Standing.SILENT}.get(message.over.kind, Standing.HEARD)
             self.put(LifeIs(life, standing))
@@ -368,10 +368,10 @@ class _Call:
         elif what == "data":
             self._answer += message.data
         if what in {"outcome", "data"} and life is not None and len(self._answer) >= self._outcome.bytes:
-            self._answered(life, attempt)
+            self._finish(life, attempt)
         return life
 
-    def _none(self, none: Any, attempt: int) -> None:
+    def _on_no_server(self, none: Any, attempt: int) -> None:
         if none.kind == pb.NoneNow.UNKNOWN:
             self.put(NoneOffers(attempt))
         elif none.kind == pb.NoneNow.FULL:
@@ -385,7 +385,7 @@ class _Call:
                 self._refusal = error
                 self.put(Denied(attempt, error.message))
 
-    def _answered(self, life: Life, attempt: int) -> None:
+    def _finish(self, life: Life, attempt: int) -> None:
         outcome, now_s = self._outcome, machine.monotonic()
         if outcome.kind == pb.CallOutcome.BARRED:
             self.put(Rejected(attempt, life, outcome.error, again=False))

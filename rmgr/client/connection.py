@@ -163,13 +163,13 @@ def connect(
         try:
             made = _open(config, cluster.connect_timeout_s if timeout is None else check_timeout(timeout))
         except (PermissionError, PermissionDenied) as error:
-            raise _refused(error) from error
+            raise _denied_error(error) from error
         _connections[key] = made
         _register_ending()
         return made
 
 
-def _refused(error: PermissionError | PermissionDenied) -> PermissionDenied:
+def _denied_error(error: PermissionError | PermissionDenied) -> PermissionDenied:
     """Returns the error as PermissionDenied; in a task its hint names what the node's Starter lacks for work that submits work."""
     if isinstance(error, PermissionDenied):
         what, hint = error.message, error.hint
@@ -273,26 +273,26 @@ class ConnectionAsks:
     @property
     def hosts(self) -> str:
         """See `Asks`."""
-        return self._made().hosts
+        return self._open_asks().hosts
 
     @property
     def session_timeout_s(self) -> float:
         """See `Asks`."""
-        return self._made().session_timeout_s
+        return self._open_asks().session_timeout_s
 
     def ask(self, question: Question[A], *, timeout_s: float) -> A:
         """See `Asks`."""
-        return self._made().ask(question, timeout_s=timeout_s)
+        return self._open_asks().ask(question, timeout_s=timeout_s)
 
     def close(self) -> None:
         """Does nothing: there is nothing to close."""
 
-    def _made(self) -> Asks:
+    def _open_asks(self) -> Asks:
         if self._asks is None:
-            self._asks = self._here()
+            self._asks = self._local_asks()
         return self._asks
 
-    def _here(self) -> Asks:
+    def _local_asks(self) -> Asks:
         from rmgr.coord.decisions.rights import ANYBODY, Person
         from rmgr.model.cluster.identity import Role
         from rmgr.runtime.secured import certifier

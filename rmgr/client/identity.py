@@ -138,11 +138,11 @@ def update(asks: Asks, number: int, terms: Terms, *, signer: Signer | None, time
     end_s, signed = machine.monotonic() + timeout_s, None
     for _ in range(_TRIES):
         order = UpdateSubmission(number=number, terms=terms, amendment=signed)
-        told = asks.ask(order, timeout_s=max(0.1, end_s - machine.monotonic()))
-        if told.to_sign is None or signer is None:
-            return told
+        answer = asks.ask(order, timeout_s=max(0.1, end_s - machine.monotonic()))
+        if answer.to_sign is None or signer is None:
+            return answer
         signer.publish(asks, timeout_s=max(0.1, end_s - machine.monotonic()))
-        signed = replace(told.to_sign, signature=signer.amendment(number, told.to_sign))
+        signed = replace(answer.to_sign, signature=signer.amendment(number, answer.to_sign))
     raise StateConflict(f"{number} keeps being changed by somebody else", hint=f"rmgr show {number}")
 
 

@@ -93,7 +93,7 @@ def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: s
     except Exception as error:  # noqa: BLE001 - as above
         for name, value in named:
             if (why := _why_not(value)) is not None:
-                message = f"{name} of {function}, a {type(value).__qualname__}, cannot be pickled: {_told(why)}"
+                message = f"{name} of {function}, a {type(value).__qualname__}, cannot be pickled: {_message_of(why)}"
                 raise PickleFailed(message, hint=_hint(why, _PLAIN_DATA)) from None
         message = f"the arguments of {function} cannot be pickled: {type(error).__name__}: {error}"
         raise PickleFailed(message, hint=_PLAIN_DATA) from None
@@ -109,7 +109,7 @@ def dump_function(function: Callable[..., Any]) -> tuple[bytes, program.Snapshot
         raise PickleFailed(f"the function {name_of(function)} cannot be pickled: {error.message}", hint=error.hint) from error
     except Exception as error:  # noqa: BLE001 - as above
         raise PickleFailed(
-            f"the function {name_of(function)} cannot be pickled: {_told(error)}",
+            f"the function {name_of(function)} cannot be pickled: {_message_of(error)}",
             hint=_hint(error, "it, or what it refers to, holds something that cannot travel: an open file, a lock, a connection"),
         ) from None
 
@@ -134,7 +134,7 @@ def dump_value(value: Any, what: str) -> Payload:
         try:
             data = program.dumps(value)
         except Exception as error:  # noqa: BLE001 - as above
-            message = f"{what}, a {type(value).__qualname__}, cannot be pickled: {_told(error)}"
+            message = f"{what}, a {type(value).__qualname__}, cannot be pickled: {_message_of(error)}"
             raise PickleFailed(message, hint=_hint(error, "")) from None
     if len(data) > MAX_VALUE_BYTES:
         raise ValueTooLarge(f"{what} has {len(data)} bytes; the limit is {MAX_VALUE_BYTES}", hint="store it in parts, under several keys")
@@ -179,7 +179,7 @@ def _why_not(value: object) -> Exception | None:
     return None
 
 
-def _told(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     return error.message if isinstance(error, RmgrError) else f"{type(error).__name__}: {error}"
 
 
@@ -216,7 +216,7 @@ class Functions:
         refers = _refers(function)
         with self._lock:
             known = self._pickled.get(id(function))
-            is_known = known is not None and known[0]() is function and _same(known[1], refers) and known[2].holds()
+            is_known = known is not None and known[0]() is function and _is_same(known[1], refers) and known[2].holds()
             if known is not None and is_known and self._is_stored(known[3]):
                 return known[3]
         data, snapshot = dump_function(function)
@@ -297,7 +297,7 @@ def _content(cell: types.CellType) -> object:
         return _MISSING
 
 
-def _same(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
+def _is_same(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
     return len(old) == len(new) and all(one is other for one, other in zip(old, new, strict=True))
 
 

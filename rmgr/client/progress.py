@@ -251,11 +251,11 @@ def escaped(text: object) -> str:
 
 def bar(counts: Counts, *more: str) -> str:
     """Returns a bar with its numbers. more: texts after them."""
-    told = [f"{counts.final:,} of {counts.total:,}"]
-    told += [f"{counts.failed:,} failed"] if counts.failed else []
-    told += [f"{counts.cancelled:,} cancelled"] if counts.cancelled else []
+    parts = [f"{counts.final:,} of {counts.total:,}"]
+    parts += [f"{counts.failed:,} failed"] if counts.failed else []
+    parts += [f"{counts.cancelled:,} cancelled"] if counts.cancelled else []
     line = _BAR.format(done=counts.final, total=max(1, counts.total))
-    return f"{line} {', '.join([*told, *(escaped(text) for text in more if text)])}"
+    return f"{line} {', '.join([*parts, *(escaped(text) for text in more if text)])}"
 
 
 def card(kind: str, name: str, where: str, counts: Counts | None, *more: str) -> str:

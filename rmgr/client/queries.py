@@ -58,7 +58,7 @@ class Query:
         def local() -> list[JobView]:
             from rmgr.submitter.questions import DeriveJobs
 
-            return [*self._derived(DeriveJobs(ids=ids, ended=ended, user=user))]
+            return [*self._derive(DeriveJobs(ids=ids, ended=ended, user=user))]
 
         def ask(leader: LeaderClient | ThinLeader) -> list[JobView]:
             return leader.jobs(ids, ended=ended, user=user)
@@ -92,7 +92,7 @@ class Query:
         def local() -> list[NodeView]:
             from rmgr.submitter.questions import DeriveNodes
 
-            return [*self._derived(DeriveNodes())]
+            return [*self._derive(DeriveNodes())]
 
         return self._ask(lambda leader: leader.nodes(), local, lambda leader: leader.nodes())
 
@@ -102,7 +102,7 @@ class Query:
         def local() -> list[QueueView]:
             from rmgr.submitter.questions import DeriveQueues
 
-            return [*self._derived(DeriveQueues())]
+            return [*self._derive(DeriveQueues())]
 
         return self._ask(lambda leader: leader.queues(), local, lambda leader: leader.queues())
 
@@ -121,7 +121,7 @@ class Query:
             from rmgr.submitter.questions import DeriveExplain
 
             problem = str(self._store_facts().get("problem") or "")
-            return self._derived(DeriveExplain(number=number, position=position, store_problem=problem))
+            return self._derive(DeriveExplain(number=number, position=position, store_problem=problem))
 
         def ask(leader: LeaderClient | ThinLeader) -> ExplainView:
             return leader.explain(number, position)
@@ -226,7 +226,7 @@ class Query:
         self._reach.note(f"{why}; this answer is read from ZooKeeper")
         self.is_local, self._thin = True, None
 
-    def _derived(self, question: Question[T]) -> T:
+    def _derive(self, question: Question[T]) -> T:
         """Returns an answer derived from znodes."""
         return self._reach.ask(question, 30.0)
 
@@ -244,7 +244,7 @@ class Query:
 
         asks = self._reach.asks()
         zookeeper = {"ok": True, "hosts": asks.hosts, "session_timeout_s": asks.session_timeout_s}
-        return self._derived(DeriveStatus(zookeeper=zookeeper, store=self._store_facts()))
+        return self._derive(DeriveStatus(zookeeper=zookeeper, store=self._store_facts()))
 
     def _store_facts(self) -> dict[str, object]:
         """Returns what this process finds out about the data store, in the form that `status` shows."""

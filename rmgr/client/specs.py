@@ -171,8 +171,8 @@ def source_directories() -> tuple[str, ...]:
     """Returns directories of the user's modules: the script's, the current one, and others of sys.path that are not installed."""
     here = current_directory()  # "" once it was removed: nothing can be imported from there
     found = [os.path.normpath(os.path.join(here, path)) if here or os.path.isabs(path) else "" for path in sys.path]
-    mine = [path for path in found[1:] if _is_users(path)]
-    wanted = list(dict.fromkeys(path for path in (*found[:1], here, *mine) if os.path.exists(path)))  # a zip file, too
+    user_modules = [path for path in found[1:] if _is_users(path)]
+    wanted = list(dict.fromkeys(path for path in (*found[:1], here, *user_modules) if os.path.exists(path)))  # a zip file, too
     ends = itertools.accumulate(len(os.fsencode(path)) + 1 for path in wanted)
     kept = [path for path, end in zip(wanted, ends, strict=True) if end <= _MAX_DIRECTORY_BYTES]
     if left_out := len(wanted) - len(kept):

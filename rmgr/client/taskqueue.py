@@ -305,7 +305,7 @@ class TaskQueue:
         if isinstance(inputs, str) or isinstance(outputs, str):
             raise UsageError("inputs and outputs are lists of keys", hint='inputs=["in/7"], outputs=["out/7"]')
         if resubmit is not None and not isinstance(resubmit, bool):
-            message = f"submit takes keys of the data store; resubmit = {_shown(resubmit)} is not True or False"
+            message = f"submit takes keys of the data store; resubmit = {_value_text(resubmit)} is not True or False"
             raise UsageError(message, hint="plain arguments: queue.submit_call(1, 2, 3)")
         try:
             check_names(inputs, outputs)
@@ -351,7 +351,7 @@ class TaskQueue:
         payload = dump_call(args, kwargs, self._function_name)
         self._tasks.wait_room(block=True, timeout_s=None)
         with self._adding:
-            return self._tasks.add(self._plain, [payload])[0]
+            return self._tasks.add(self._plain_spec, [payload])[0]
 
     def map(self, function: Callable[..., Any] | str | None, /, *iterables: Iterable[Any], chunksize: int = 1) -> list[Future]:
         """Submits one call per tuple of arguments, like the built-in `map`. Returns the futures in order.
@@ -367,7 +367,7 @@ class TaskQueue:
             raise UsageError("map needs at least one iterable", hint="queue.map(function, range(1000))")
         if chunksize < 1:
             raise UsageError(f"chunksize = {chunksize} is not a number from 1", hint="leave it out: tasks travel in blocks anyway")
-        spec = self._plain
+        spec = self._plain_spec
         if function is not None:
             digest = function if isinstance(function, str) else self.connection.functions.register(function)
             if digest != spec.function:
@@ -376,7 +376,7 @@ class TaskQueue:
         futures = Futures()
         calls = zip(*iterables, strict=False)
         payloads = (dump_call(args, {}, name) for args in calls)
-        while batch := _some(payloads):
+        while batch := _next_batch(payloads):
             self._tasks.wait_room(block=True, timeout_s=None)
             with self._adding:
                 futures += self._tasks.add(spec, batch)
@@ -407,7 +407,7 @@ class TaskQueue:
         return spec
 
     @property
-    def _plain(self) -> TaskSpec:
+    def _plain_spec(self) -> TaskSpec:
         """The spec of calls with plain arguments."""
         return self._spec(self._record.resubmit, self._record.retries, keyed=False)
 
@@ -600,17 +600,17 @@ def _check_keys(inputs: object, outputs: object) -> None:
     """Raises UsageError if arguments of a call were given in place of keys."""
     for value in (inputs, outputs):
         if not isinstance(value, Iterable) or any(not isinstance(key, str) for key in (value if isinstance(value, Sized) else ())):
-            message = f"submit takes keys of the data store, and {_shown(value)} is none"
+            message = f"submit takes keys of the data store, and {_value_text(value)} is none"
             raise UsageError(message, hint="plain arguments: queue.submit_call(3), or queue.map(None, range(3))")
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     """Returns a value's text for an error message; the type's name if the text would be long."""
     text = repr(value) if isinstance(value, int | float | str | list | tuple | dict | set) else f"a {type(value).__name__}"
     return text if len(text) <= _MOST_SHOWN else f"a {type(value).__name__}"
 
 
-def _some(payloads: Iterator[Payload]) -> list[Payload]:
+def _next_batch(payloads: Iterator[Payload]) -> list[Payload]:
     """Returns the next arguments to add together: fewer if they are large."""
     batch: list[Payload] = []
     size = 0

@@ -161,7 +161,7 @@ class Tasks:
             self._unusual.update(range(len(payloads)))
         self._pending.update(enumerate(futures))
         try:
-            opening.open(self, FirstTasks(spec=spec, payloads=content.whole(payloads), made=self._made))
+            opening.open(self, FirstTasks(spec=spec, payloads=content.whole(payloads), made=self._set_handle))
         except BaseException as error:
             self._pending.clear()
             self._unusual.clear()
@@ -174,12 +174,12 @@ class Tasks:
         """Returns the handle; makes the submission if needed. Raises: as `Engine.open`."""
         if self.handle is None and self._opening is not None and self.dead is None:
             self.connection.check_usable()
-            self._made(self._opening.open(self, None))
+            self._set_handle(self._opening.open(self, None))
             if self._is_closed:
                 self.handle_or_raise().complete()
         return self.handle_or_raise()
 
-    def _made(self, handle: SubmissionHandle) -> None:
+    def _set_handle(self, handle: SubmissionHandle) -> None:
         self.handle = handle
 
     def _add_one(self, handle: SubmissionHandle, spec: TaskSpec, payload: Payload) -> None:

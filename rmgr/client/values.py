@@ -166,7 +166,7 @@ class Values:
             return (data, about.encoding), holder
         pointer = keys.decode_pointer(data)
         if self._is_led and holder.writer != deeds.me.name:
-            return self._led(key, pointer, holder, timeout), holder
+            return self._read_pointed(key, pointer, holder, timeout), holder
         return self._follow(key, pointer, data, lenient, timeout, holder), holder
 
     def locate(self, key: str, find: Callable[[str, Pointer], str], *, timeout: float) -> tuple[str, About]:
@@ -248,7 +248,7 @@ class Values:
         """
         pairs = values.items() if isinstance(values, Mapping) else values
         done = 0
-        with _told("put", values, progress) as tell:
+        with _progress_of("put", values, progress) as tell:
             for step in _steps(pairs):
                 for encoding in (Encoding.RAW, Encoding.PICKLE):
                     rows = {key: data for key, (its, data) in step.items() if its is encoding}
@@ -270,7 +270,7 @@ class Values:
         trusted = rights.trusted(trust)
         found: dict[str, Any] = {}
         asked = dict.fromkeys(keys)
-        with _told("get", asked, progress) as tell:
+        with _progress_of("get", asked, progress) as tell:
             for done, step in _parts(asked, _GET_KEYS):
                 there = _get(self, step, timeout)
                 for key in step:
@@ -289,7 +289,7 @@ class Values:
         """
         deleted = 0
         asked = dict.fromkeys(keys)
-        with _told("delete", asked, progress) as tell:
+        with _progress_of("delete", asked, progress) as tell:
             for done, step in _parts(asked, _DELETE_KEYS):
                 deleted += self.delete_some(step, timeout=timeout)
                 tell(done)
@@ -493,7 +493,7 @@ class Values:
             return self._is_led and self._store.head(keys.led(keys.user_key(name)), timeout_s=timeout) is not None
         return state is State.COMPLETED or (state == "gone" and self._store.head(keys.final(pointer), timeout_s=timeout) is not None)
 
-    def _led(self, key: str, pointer: Pointer, holder: Holder, timeout: float) -> tuple[bytes, Encoding] | None:
+    def _read_pointed(self, key: str, pointer: Pointer, holder: Holder, timeout: float) -> tuple[bytes, Encoding] | None:
         """Returns the output behind another user's pointer, found by the gateway."""
         found = self._store.get_noted(keys.led(key), timeout_s=timeout)
         return None if found is None else self.believed(key, self._origin(key, pointer, found[1]), found, holder)
@@ -654,7 +654,7 @@ def _parts(wanted: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]]:
 
 
 @contextmanager
-def _told(doing: str, of: object, progress: Progress) -> Iterator[Callable[[int], None]]:
+def _progress_of(doing: str, of: object, progress: Progress) -> Iterator[Callable[[int], None]]:
     total = len(of) if isinstance(of, Sized) else 0
     if callable(progress):
         yield lambda done: progress(done, total)

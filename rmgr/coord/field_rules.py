@@ -241,7 +241,7 @@ def extra(value: Any) -> FieldFault | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _FieldColumns:
     """The fields of one kind of record in columns, as they are checked.
 
     values: a record -> its fields, in order. usual: the default of each field if it is immutable and its rule allows it. Most
@@ -255,7 +255,7 @@ class _Asked:
     indices: range
 
     @classmethod
-    def of(cls, kind: type, rules: tuple[tuple[str, Rule], ...]) -> _Asked:
+    def of(cls, kind: type, rules: tuple[tuple[str, Rule], ...]) -> _FieldColumns:
         defaults = {name: of_field.default for name, of_field in signature(kind).parameters.items()}
         fixed = {name for name, value in defaults.items() if isinstance(value, _FIXED) or value == ()}
         usual = [defaults[name] if name in fixed else _NOWHERE for name, _ in rules]
@@ -272,7 +272,7 @@ class Rulebook:
         self._everywhere = everywhere
         self._fields: dict[type, tuple[tuple[str, Rule], ...]] = {}
         self._wholes: dict[type, tuple[Rule, ...]] = {}
-        self._asked: dict[type, _Asked] = {}
+        self._asked: dict[type, _FieldColumns] = {}
 
     def add(self, kind: type, /, *together: Rule, **fields: Rule) -> None:
         """Adds rules of a record. together: of the whole record, checked once each field alone is valid."""
@@ -301,13 +301,13 @@ class Rulebook:
         kind = type(record) if type(record) in self._fields else self._kind(record)
         if kind is None:
             return FieldFault("", record, "a record that rmgr writes")
-        asked = self._asked.get(kind)
-        if asked is None:
-            asked = self._asked[kind] = _Asked.of(kind, self._fields[kind])
-        values = asked.values(record)
-        for index in compress(asked.indices, map(is_not, values, asked.usual)):
-            if (fault := asked.rules[index](values[index])) is not None:
-                return at(asked.names[index], fault)
+        columns = self._asked.get(kind)
+        if columns is None:
+            columns = self._asked[kind] = _FieldColumns.of(kind, self._fields[kind])
+        values = columns.values(record)
+        for index in compress(columns.indices, map(is_not, values, columns.usual)):
+            if (fault := columns.rules[index](values[index])) is not None:
+                return at(columns.names[index], fault)
         for rule in self._wholes[kind]:
             if (fault := rule(record)) is not None:
                 return fault

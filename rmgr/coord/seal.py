@@ -145,8 +145,8 @@ def spec_digest(record: Submission) -> bytes:
     Leaves out fields at their defaults, so that releases with and without a field agree as long as it is not used; a release
     that does not know a used field refuses the record.
     """
-    told = {name: value for name, value in _told(as_signed(record)).items() if name not in RECORD_UNSIGNED}
-    return hashlib.sha256(_json.encode(told)).digest()
+    signed = {name: value for name, value in _signed_fields(as_signed(record)).items() if name not in RECORD_UNSIGNED}
+    return hashlib.sha256(_json.encode(signed)).digest()
 
 
 def record_statement(record: Submission, cluster_id: str) -> bytes:
@@ -156,8 +156,8 @@ def record_statement(record: Submission, cluster_id: str) -> bytes:
 
 def amendment_statement(number: int, change: Amendment, cluster_id: str) -> bytes:
     """Returns the bytes that an amendment's signature must cover: submission, number, user, time, role, and the changes."""
-    told = (change.number, change.by, change.by_us, change.is_operators, _json.encode(_told(change.terms)))
-    return _pack.encode((_AMENDMENT, cluster_id, number, *told))
+    fields_signed = (change.number, change.by, change.by_us, change.is_operators, _json.encode(_signed_fields(change.terms)))
+    return _pack.encode((_AMENDMENT, cluster_id, number, *fields_signed))
 
 
 def amendment_fault(
@@ -177,7 +177,7 @@ def amendment_fault(
     return "" if verify(signature, amendment_statement(number, change, cluster_id)) else "it is not what was signed"
 
 
-def _told(item: object) -> dict[str, object]:
+def _signed_fields(item: object) -> dict[str, object]:
     """Returns the fields of a record that are not at their defaults."""
     assert is_dataclass(item)
     told = {}
@@ -193,7 +193,7 @@ def _told(item: object) -> dict[str, object]:
 
 def _plain(value: object) -> object:
     if is_dataclass(value):
-        return _told(value)
+        return _signed_fields(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value.value if isinstance(value, Enum) else value

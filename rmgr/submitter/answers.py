@@ -196,8 +196,8 @@ def _count_waiting(on: Answers, question: q.CountWaiting, timeout_s: float) -> i
 
 def _read_use(on: Answers, question: q.ReadUse, timeout_s: float) -> q.Use:
     found = on.get(paths.USAGE, timeout_s)
-    told = validity.decode(found.data, CappedUse, paths.USAGE) if found is not None else CappedUse()
-    return q.Use(cores=told.cores.get(question.user, 0), jobs=told.jobs.get(question.user, 0))
+    rows = validity.decode(found.data, CappedUse, paths.USAGE) if found is not None else CappedUse()
+    return q.Use(cores=rows.cores.get(question.user, 0), jobs=rows.jobs.get(question.user, 0))
 
 
 def _read_claims(on: Answers, question: q.ReadClaims, timeout_s: float) -> tuple[q.NodeClaims, ...]:

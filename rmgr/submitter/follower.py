@@ -129,7 +129,7 @@ class Follower:
 
     def nudge(self) -> None:
         """Looks now, because of a hint from elsewhere (a new session, a waiting caller)."""
-        self._announced(-1, None)
+        self._note_fragment(-1, None)
 
     def heard(self, message: Ahead | Told) -> None:
         """Takes a Starter's message about this submission from a direct line. Cost: that of verifying a fragment."""
@@ -143,7 +143,7 @@ class Follower:
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead[0].serial != message.serial or message.number != self._next:
             if message.number >= self._next:
-                self._announced(message.number, None)
+                self._note_fragment(message.number, None)
             return
         self._taken.append(Read(self._next, ahead[1], 0, ahead[0].fragment, True))
         self._next += 1
@@ -157,9 +157,9 @@ class Follower:
         # A guess: the owner's thread decides.
         may_ask = number == self._next and self._ahead is None and not (self._is_looking or self._stopped or self._is_paced)
         asked = self._host.coordinator.get(paths.fragment(self.number, number)) if may_ask else None
-        self._host.post(lambda: self._announced(number, asked))
+        self._host.post(lambda: self._note_fragment(number, asked))
 
-    def _announced(self, number: int, asked: Future[Stamped | None] | None) -> None:
+    def _note_fragment(self, number: int, asked: Future[Stamped | None] | None) -> None:
         """Notes that a fragment is there; -1: perhaps. asked: a request under way."""
         if number == self._watched:
             self._watched = -1
@@ -200,7 +200,7 @@ class Follower:
         while not self._stopped:
             try:
                 self._is_looking = look is not None
-                look = (yield from self._answered(look)) if look is not None else (yield from self._due_look())
+                look = (yield from self._request_fragments(look)) if look is not None else (yield from self._due_look())
                 pauses.reset()
             except (Unavailable, TimeoutError):
                 yield Pause(pauses.next_s())
@@ -231,7 +231,7 @@ class Follower:
             return Look(1, asked=hint[1] if number == self._next else None)
         return None
 
-    def _answered(self, look: Look) -> Story[Look | None]:
+    def _request_fragments(self, look: Look) -> Story[Look | None]:
         """Requests the next fragments and watches the one after them. Returns the next look, None if nothing is due."""
         if self._is_resting:
             return None
@@ -255,7 +255,7 @@ class Follower:
         yield from each(asked)
         found = [get.result(0) for get in gets]
         present = self._take_run(first, found)
-        if done is not None and (told := (yield from self._counted(look, done.result(0)))) is not None:
+        if done is not None and (told := (yield from self._take_paged(look, done.result(0)))) is not None:
             return told
         if present < len(found):  # paged out meanwhile
             return Look(check=True)
@@ -274,7 +274,7 @@ class Follower:
             self._rest()  # a direct line brought the watched fragment meanwhile
         return None
 
-    def _counted(self, look: Look, counted: Stamped | None) -> Story[Look | None]:
+    def _take_paged(self, look: Look, counted: Stamped | None) -> Story[Look | None]:
         """Returns the look that `/done` calls for, None if none, after taking the fragments that are in pages."""
         if counted is None:
             raise NotFound(f"submission {self.number} is gone", hint=f"rmgr history {self.number}")

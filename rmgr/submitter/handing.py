@@ -210,9 +210,9 @@ class Lines:
         from rmgr.adapters.rpc.line import dial
 
         def ended(_line: DirectLine) -> None:
-            self._loop.post(lambda: self._ended(address))
+            self._loop.post(lambda: self._drop_line(address))
 
-        line = dial(address, credentials=self._credentials, key_id=key_id, loop=links, on_message=self._heard, on_end=ended)
+        line = dial(address, credentials=self._credentials, key_id=key_id, loop=links, on_message=self._on_message, on_end=ended)
         if self._closed:  # nothing will use the line
             line.close()
         return line
@@ -229,11 +229,11 @@ class Lines:
             self._lines[address] = line
             self._not_before_s.pop(address, None)
 
-    def _ended(self, address: str) -> None:
+    def _drop_line(self, address: str) -> None:
         if self._lines.pop(address, None) is not None:
             self._not_before_s[address] = machine.monotonic() + 1.0
 
-    def _heard(self, line: DirectLine, message: Message) -> None:
+    def _on_message(self, line: DirectLine, message: Message) -> None:
         """Takes a message on the line's thread."""
         if isinstance(message, Ahead | Told):
             self._loop.post(lambda: self._hear(message))

@@ -56,7 +56,7 @@ def _progress(on: Answers, number: int, timeout_s: float) -> tuple[Submission, P
     return read
 
 
-def _changed(on: Answers, number: int, timeout_s: float, change: Callable[[], control.Changed]) -> q.RecordChange:
+def _record_change(on: Answers, number: int, timeout_s: float, change: Callable[[], control.Changed]) -> q.RecordChange:
     record, progress = _progress(on, number, timeout_s)
     if record.phase is Phase.CLOSED or progress.is_ended:
         return q.RecordChange(before=record, after=record, unchanged=f"it has ended {overall_state(record, progress, 0)}")
@@ -70,7 +70,7 @@ def _cancel(on: Answers, question: q.CancelSubmission, timeout_s: float) -> q.Re
     def change() -> control.Changed:
         return control.cancel_submission(on.coordinator, question.number, detail=question.detail, doer=doer, timeout_s=timeout_s)
 
-    return _changed(on, question.number, timeout_s, change)
+    return _record_change(on, question.number, timeout_s, change)
 
 
 def _hold(on: Answers, question: q.HoldSubmission, timeout_s: float) -> q.RecordChange:
@@ -79,12 +79,12 @@ def _hold(on: Answers, question: q.HoldSubmission, timeout_s: float) -> q.Record
     def change() -> control.Changed:
         return control.hold_submission(on.coordinator, question.number, detail=question.detail, doer=doer, timeout_s=timeout_s)
 
-    return _changed(on, question.number, timeout_s, change)
+    return _record_change(on, question.number, timeout_s, change)
 
 
 def _release(on: Answers, question: q.ReleaseSubmission, timeout_s: float) -> q.RecordChange:
     doer = _doer(on, timeout_s)
-    return _changed(
+    return _record_change(
         on, question.number, timeout_s, lambda: control.release_submission(on.coordinator, question.number, doer=doer, timeout_s=timeout_s)
     )
 
@@ -123,7 +123,7 @@ def _cancel_tasks(on: Answers, question: q.CancelTasks, timeout_s: float) -> q.T
     wanted = TaskRanges(question.ranges, progress.total)
     open_: list[tuple[int, int]] = []
     before: list[tuple[int, int, State]] = []
-    for first, count, state in _by_state(wanted, progress):
+    for first, count, state in _runs_by_state(wanted, progress):
         if state is None:
             open_.append((first, count))
         else:
@@ -137,7 +137,7 @@ def _cancel_tasks(on: Answers, question: q.CancelTasks, timeout_s: float) -> q.T
     return q.TasksCancelled(ended=ended, before=tuple(before))
 
 
-def _by_state(wanted: TaskRanges, progress: Progress) -> Iterator[tuple[int, int, State | None]]:
+def _runs_by_state(wanted: TaskRanges, progress: Progress) -> Iterator[tuple[int, int, State | None]]:
     """Yields (first, count, final state) for runs of tasks in the same state."""
     for first, count in wanted.ranges():
         since, state = first, progress.state_of(first)
@@ -177,8 +177,8 @@ def _move(on: Answers, question: q.MoveTask, timeout_s: float) -> None:
     send_stop(on.coordinator, question.guid, request, timeout_s=timeout_s)
 
 
-def _moved(on: Answers, question: q.ReadMoved, timeout_s: float) -> StopRequest:
-    return _answered(on, question.guid, timeout_s, lambda request: request.submission == question.number and not request.node)
+def _read_moved(on: Answers, question: q.ReadMoved, timeout_s: float) -> StopRequest:
+    return _read_answer(on, question.guid, timeout_s, lambda request: request.submission == question.number and not request.node)
 
 
 def _vacate(on: Answers, question: q.VacateNode, timeout_s: float) -> None:
@@ -187,11 +187,11 @@ def _vacate(on: Answers, question: q.VacateNode, timeout_s: float) -> None:
     send_stop(on.coordinator, question.guid, request, timeout_s=timeout_s)
 
 
-def _vacated(on: Answers, question: q.ReadVacated, timeout_s: float) -> StopRequest:
-    return _answered(on, question.guid, timeout_s, lambda request: request.node == question.node)
+def _read_vacated(on: Answers, question: q.ReadVacated, timeout_s: float) -> StopRequest:
+    return _read_answer(on, question.guid, timeout_s, lambda request: request.node == question.node)
 
 
-def _answered(on: Answers, guid: str, timeout_s: float, is_meant: Callable[[StopRequest], bool]) -> StopRequest:
+def _read_answer(on: Answers, guid: str, timeout_s: float, is_meant: Callable[[StopRequest], bool]) -> StopRequest:
     request = read_stop(on.coordinator, guid, timeout_s=timeout_s)
     if request is None or not is_meant(request):
         raise NotFound("the answer of the leader is gone", hint="rmgr tasks ID shows what has happened")
@@ -207,14 +207,14 @@ def read_drain(on: Answers, node: str, timeout_s: float) -> tuple[Drain, int] | 
     return None if found is None else (validity.decode(found.data, Drain, paths.drain(node)), found.version)
 
 
-def _drained(on: Answers, node: str, reason: str) -> Drain:
+def _drain_record(on: Answers, node: str, reason: str) -> Drain:
     record = Drain(node=node, reason=reason, user=on.who.name, since_us=machine.wall_us())
     validity.check(record, where=paths.drain(node))
     return record
 
 
 def _drain(on: Answers, question: q.DrainNode, timeout_s: float) -> None:
-    record = _drained(on, question.node, question.reason)
+    record = _drain_record(on, question.node, question.reason)
 
     def attempt() -> Multi:
         found = read_drain(on, question.node, timeout_s)
@@ -227,7 +227,7 @@ def _resume(on: Answers, question: q.ResumeNode, timeout_s: float) -> bool:
     found = read_drain(on, question.node, timeout_s)
     if found is None or found[0].is_over:
         return False
-    record = _drained(on, question.node, "")
+    record = _drain_record(on, question.node, "")
 
     def attempt() -> Multi | None:
         found = read_drain(on, question.node, timeout_s)
@@ -320,9 +320,9 @@ ORDERED: dict[type[Question[Any]], Callable[[Answers, Any, float], Any]] = {
     q.CancelTasks: _cancel_tasks,
     q.KillRunning: _kill_running,
     q.MoveTask: _move,
-    q.ReadMoved: _moved,
+    q.ReadMoved: _read_moved,
     q.VacateNode: _vacate,
-    q.ReadVacated: _vacated,
+    q.ReadVacated: _read_vacated,
     q.DrainNode: _drain,
     q.ResumeNode: _resume,
     q.ForgetNode: _forget,

@@ -139,16 +139,16 @@ class OwnerWatch:
             if record is None or tail is None:
                 upkeep.die(NotFound(f"submission {number} is gone", hint=f"rmgr history {number}"))
                 return
-            mine = replace(validity.submission(record.data, number), owner=guid)
+            owned = replace(validity.submission(record.data, number), owner=guid)
             grown = taken_over(validity.tail(tail, number), guid, f"{guid[:12]}-over")
             if grown.complete:
                 return
             failpoint("submitter.before_take_over")
-            outcome = yield submitter.coordinator.commit(take_ownership(mine, record.version, grown, tail.version))
+            outcome = yield submitter.coordinator.commit(take_ownership(owned, record.version, grown, tail.version))
         except RmgrError:
             outcome = None
         if isinstance(outcome, Committed):
             failpoint("submitter.after_take_over")
-            upkeep.taken_over(Stored(submission=mine, version=record.version + 1, tail=grown, tail_version=tail.version + 1))
+            upkeep.taken_over(Stored(submission=owned, version=record.version + 1, tail=grown, tail_version=tail.version + 1))
         else:
             submitter.loop.after(submitter.jitter(0.2), self.look)

@@ -35,7 +35,7 @@ _SHORTEST_S, _END_S = 0.1, 2.0
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingQuestion:
     """A question without an answer. was_said: sent on some stream, so its order may have been carried out."""
 
     question: Question[Any]
@@ -71,11 +71,11 @@ class RemoteAnswers:
         self._session_timeout_s = session_timeout_s
         self._lock = threading.Lock()  # guards the following
         self._last_id = 0
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _PendingQuestion] = {}
         self._beside: Beside | None = None
         self._outbox: Outbox | None = None  #: of the current stream
         self._is_begun = self._is_closed = False
-        self.link = TalkLink(self._gateways, user=user, up=self._up, heard=self._heard, down=self._down)
+        self.link = TalkLink(self._gateways, user=user, up=self._on_up, heard=self._on_messages, down=self._down)
 
     @property
     def hosts(self) -> str:
@@ -100,7 +100,7 @@ class RemoteAnswers:
         data = encode_question(question)
         end_s, pauses = machine.monotonic() + timeout_s, Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S)
         while True:
-            asked = _Asked(question, data, max(end_s, machine.monotonic() + _SHORTEST_S))
+            asked = _PendingQuestion(question, data, max(end_s, machine.monotonic() + _SHORTEST_S))
             try:
                 answer = self._answer(asked)
             except NotConnected:  # closed, or made by the parent process
@@ -131,19 +131,19 @@ class RemoteAnswers:
         with self._lock:
             self._is_closed = True
             for asked in self._asked.values():
-                asked.fail(_closed())
+                asked.fail(_closed_error())
         if self._is_begun:
             self.link.close(_END_S if self._beside is not None else 0.0)
         self._gateways.close()
 
     # -- one question
 
-    def _answer(self, asked: _Asked) -> bytes:
+    def _answer(self, asked: _PendingQuestion) -> bytes:
         """Returns the whole answer. Also raises the error with which a gateway refused this client."""
         check_not_forked()
         with self._lock:
             if self._is_closed:
-                raise _closed()
+                raise _closed_error()
             self._last_id += 1
             number = self._last_id
             self._asked[number] = asked
@@ -170,7 +170,7 @@ class RemoteAnswers:
             return Unavailable(failure.message, hint=failure.hint)
         return Unavailable(f"{self.endpoint} did not answer in time", hint="rmgr doctor")
 
-    def _say(self, number: int, asked: _Asked) -> None:
+    def _say(self, number: int, asked: _PendingQuestion) -> None:
         if self._outbox is not None:
             asked.was_said = True
             left_s = max(_SHORTEST_S, asked.end_s - machine.monotonic())
@@ -183,7 +183,7 @@ class RemoteAnswers:
             self._is_begun = True
             self.link.start()
 
-    def _up(self, outbox: Outbox) -> None:
+    def _on_up(self, outbox: Outbox) -> None:
         with self._lock:
             self._outbox = outbox
             if self._beside is not None:
@@ -204,7 +204,7 @@ class RemoteAnswers:
             if self._beside is not None:
                 self._beside.down()
 
-    def _heard(self, words: list[bytes]) -> None:
+    def _on_messages(self, words: list[bytes]) -> None:
         others: list[messages.FromGateway] = []
         for word in words:
             try:
@@ -213,13 +213,13 @@ class RemoteAnswers:
                 _LOG.warning("gateway_not_understood", extra={"gateway": self.endpoint}, exc_info=True)
                 continue
             if isinstance(message, messages.Answer):
-                self._answered(message)
+                self._take_answer(message)
             else:
                 others.append(message)
         if others and self._beside is not None:
             self._beside.heard(others)
 
-    def _answered(self, answer: messages.Answer) -> None:
+    def _take_answer(self, answer: messages.Answer) -> None:
         with self._lock:
             asked = self._asked.get(answer.id)
             if asked is None or asked.done.done():
@@ -233,5 +233,5 @@ class RemoteAnswers:
                 asked.done.set_result(b"".join(asked.pieces))
 
 
-def _closed() -> NotConnected:
+def _closed_error() -> NotConnected:
     return NotConnected("this connection was closed", hint="call rmgr.connect() again")

@@ -66,7 +66,7 @@ class Repair:
     def _settle(self, name: str) -> Story[None]:
         """Handles one failed range until it is gone."""
         try:
-            is_mine = yield from self._tried(name)
+            is_mine = yield from self._try_commit(name)
         except RmgrError as error:
             if not isinstance(error, Unavailable):
                 _LOG.warning("resubmit_failed", extra={"path": name, "error": str(error)})
@@ -75,7 +75,7 @@ class Repair:
             if not is_mine:  # another process was faster, or the answer is unknown: the list shows which
                 self._submitter.loop.after(self._submitter.jitter(_BEHIND_S), self.look)
 
-    def _tried(self, name: str) -> Story[bool]:
+    def _try_commit(self, name: str) -> Story[bool]:
         """Tries to commit what the rule says. Returns False if another look is due."""
         submitter, upkeep = self._submitter, self._upkeep
         path = f"{paths.failed(upkeep.number)}/{name}"

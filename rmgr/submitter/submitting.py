@@ -114,8 +114,8 @@ def submit(
     is_timely = not nonces.untimely(order.draft, machine.wall_s(), "")  # by this clock; if not, ZooKeeper's clock decides
     guesses = numbers if is_timely and not known_by else None
     while True:
-        asked: Future[Outcome] | None = None
-        step_s = _left(deadline_s, doubtful, token)
+        commit: Future[Outcome] | None = None
+        step_s = _left_s(deadline_s, doubtful, token)
         if guesses is not None:
             with guesses.lock:
                 guess = guesses.take()
@@ -123,18 +123,18 @@ def submit(
                     number, version = guess
                     multi, submitted = _multi(order, owner, number, version, make_bucket=None)
                     failpoint("submitter.before_submit")
-                    asked = coordinator.commit(multi, timeout_s=step_s)
-        if asked is None:
+                    commit = coordinator.commit(multi, timeout_s=step_s)
+        if commit is None:
             guesses = None
-            found = _known(coordinator, order.draft, known_by, deadline_s, doubtful)
+            found = _find_known(coordinator, order.draft, known_by, deadline_s, doubtful)
             if isinstance(found, Submitted):
                 return found
             number, version = found
             multi, submitted = _multi(order, owner, number, version, make_bucket=make_bucket)
             failpoint("submitter.before_submit")
-            asked = coordinator.commit(multi, timeout_s=step_s)
+            commit = coordinator.commit(multi, timeout_s=step_s)
         was_guessed, guesses, known_by = guesses is not None, None, names
-        match asked.result(step_s + 1):
+        match commit.result(step_s + 1):
             case Committed():
                 failpoint("submitter.after_submit")
                 if numbers is not None:
@@ -180,7 +180,7 @@ def submit_many(coordinator: Coordinator, orders: Sequence[Order], *, deadline_s
 
 def _guess(coordinator: Coordinator, window: Sequence[Order], deadline_s: float) -> list[Submitted | Conflict | Unknown]:
     """Returns for each order the submission committed under the predicted number, else the other outcome."""
-    step_s = _left(deadline_s, False, "")
+    step_s = _left_s(deadline_s, False, "")
     ids = coordinator.get(paths.IDS, timeout_s=step_s).result(step_s + 1)
     first, version = _next(ids, window[0].draft)
     tried = []
@@ -191,11 +191,11 @@ def _guess(coordinator: Coordinator, window: Sequence[Order], deadline_s: float)
     return [submitted if isinstance(outcome, Committed) else outcome for submitted, outcome in outcomes]
 
 
-def _known(
+def _find_known(
     coordinator: Coordinator, record: Submission, known_by: Sequence[str], deadline_s: float, doubtful: bool
 ) -> Submitted | tuple[int, int]:
     """Returns the submission that a znode of `known_by` names, else (next number, version of /ids)."""
-    step_s = _left(deadline_s, doubtful, record.token)
+    step_s = _left_s(deadline_s, doubtful, record.token)
     if doubtful:
         coordinator.sync(timeout_s=step_s)
     asked = [coordinator.get(path, timeout_s=step_s) for path in (*known_by, paths.IDS)]
@@ -232,7 +232,7 @@ def _read(coordinator: Coordinator, number: int, step_s: float) -> Submitted:
     )  # fmt: skip
 
 
-def _left(deadline_s: float, doubtful: bool, token: str) -> float:
+def _left_s(deadline_s: float, doubtful: bool, token: str) -> float:
     left = deadline_s - machine.monotonic()
     if left > 0:
         return min(_STEP_S, left)

@@ -68,8 +68,8 @@ class RemoteWork:
         self._is_closed = False
         asks.join(
             Beside(
-                up=lambda outbox: loop.post(lambda: self._up(outbox)),
-                heard=lambda words: loop.post(lambda: self._heard(words)),
+                up=lambda outbox: loop.post(lambda: self._on_up(outbox)),
+                heard=lambda words: loop.post(lambda: self._on_messages(words)),
                 down=lambda: loop.post(self._down),
             )
         )
@@ -132,7 +132,7 @@ class RemoteWork:
         made: list[Submitted] = []
         for start in range(0, len(orders), _WINDOW):
             placing = [self._place(order, deadline_s) for order in orders[start : start + _WINDOW]]
-            made += [self._placed(one, deadline_s, timeout_s) for one in placing]
+            made += [self._wait_placed(one, deadline_s, timeout_s) for one in placing]
         return made
 
     def keep(
@@ -186,7 +186,7 @@ class RemoteWork:
             self.say(messages.repeated(placing.place) if placing.was_said else placing.place)
             placing.was_said = True
 
-    def _placed(self, placing: _Placing, deadline_s: float, timeout_s: float) -> Submitted:
+    def _wait_placed(self, placing: _Placing, deadline_s: float, timeout_s: float) -> Submitted:
         try:
             return machine.result(placing.done, max(0.0, deadline_s - machine.monotonic()) + 0.5)
         except TimeoutError:
@@ -203,7 +203,7 @@ class RemoteWork:
             self._link.check()
             self._loop.after(LOOK_S, self._look)
 
-    def _up(self, outbox: Outbox) -> None:
+    def _on_up(self, outbox: Outbox) -> None:
         self._outbox = outbox
         entry = self._entry
         self.say(messages.Hello(messages.VERSION, self.guid, self._asks.user, entry.host, entry.pid, entry.since_us))
@@ -218,7 +218,7 @@ class RemoteWork:
         for kept in self._kept.values():
             kept.most_left = 0
 
-    def _heard(self, words: list[messages.FromGateway]) -> None:
+    def _on_messages(self, words: list[messages.FromGateway]) -> None:
         for message in words:
             try:
                 if isinstance(message, messages.Welcome):

@@ -202,7 +202,7 @@ class Upkeep:
     def _is_handed(self, growth: Growth, multi: Multi) -> Story[bool]:
         """Returns False, having committed nothing, if the node is not in the expected state."""
         self._last = multi
-        fate = yield from self._committed(growth, multi, announces=True)
+        fate = yield from self._commit(growth, multi, announces=True)
         if isinstance(fate, Conflict):
             self._handing.refused(fate.path)
             return False
@@ -219,21 +219,21 @@ class Upkeep:
             held=self._is_held,
             ended=growth.ended,
         )
-        fate = yield from self._committed(growth, multi)
+        fate = yield from self._commit(growth, multi)
         if isinstance(fate, Conflict):
             what = f"submission {self.number} cannot be extended: {fate.kind} at {fate.path}"
             yield from self._end(StateConflict(what, hint="rmgr doctor"))
 
-    def _committed(self, growth: Growth, multi: Multi, *, announces: bool = False) -> Story[Conflict | None]:
+    def _commit(self, growth: Growth, multi: Multi, *, announces: bool = False) -> Story[Conflict | None]:
         """Commits, however often the answer is lost. Returns a conflict if it was not committed and the tail is not the cause."""
         coordinator, pauses = self.submitter.coordinator, Backoff(_RETRY_S, _LONGEST_S)
         while True:
             failpoint("submitter.before_enqueue")
             try:
-                asked = coordinator.commit(multi, timeout_s=_COMMIT_S)
+                pending = coordinator.commit(multi, timeout_s=_COMMIT_S)
                 if announces:
                     self._handing.announce(multi)
-                answer = yield asked
+                answer = yield pending
                 if not isinstance(answer, Committed):
                     # An earlier try may have been committed late, by a session that is gone: the tail's bytes show that.
                     now, version = yield from self._read_tail()
@@ -254,7 +254,7 @@ class Upkeep:
                         return None
                     case Fate.COMPLETED:
                         count = growth.tail.next - now.next
-                        yield from self._end(_ended_meanwhile(self.number, count))
+                        yield from self._end(_ended_error(self.number, count))
                     case Fate.TAKEN_OVER:
                         what = f"submission {self.number} was taken over by another Submitter"
                         yield from self._end(StateConflict(what, hint="TaskQueue.attach(name) follows it"))
@@ -362,7 +362,7 @@ def fate_of(sent: Tail, *, before: tuple[Tail, int], now: tuple[Tail, int], answ
     return Fate.OPEN if isinstance(answer, Unknown) else Fate.REFUSED
 
 
-def _ended_meanwhile(number: int, count: int) -> StateConflict:
+def _ended_error(number: int, count: int) -> StateConflict:
     """Returns the error if the leader considered the owner dead and completed the submission; what was sent before runs, or has run."""
     return StateConflict(
         f"submission {number} was ended while this program was cut off or stood still: its last {counted(count, 'task')}"

@@ -26,22 +26,22 @@ def move_each(asks: Asks, asked: Sequence[tuple[str, MoveTask | VacateNode]], *,
         (NotFound, StateConflict, Infeasible, Unavailable); DeadlineExceeded if nothing is known in time (the order stands until a
         leader carries it out); CoordinationUnavailable.
     """
-    sent = [(shown, order, _tried(partial(_send, asks, shown, order, deadline_s))) for shown, order in asked]
+    sent = [(shown, order, _result_or_error(partial(_send, asks, shown, order, deadline_s))) for shown, order in asked]
 
     def answer(shown: str, order: MoveTask | VacateNode, error: RmgrError | None) -> StopRequest:
         if error is not None:
             raise error
-        told = _wait(asks, shown, order, deadline_s)
-        if told.error:
-            raise _ERRORS.get(told.code, RmgrError)(told.error, hint=told.hint)
-        if not told.done and len(told.left) == 1 and isinstance(order, MoveTask):
-            raise StateConflict(told.left[0][2], hint=_look_at(order, shown))
-        return told
+        result = _wait(asks, shown, order, deadline_s)
+        if result.error:
+            raise _ERRORS.get(result.code, RmgrError)(result.error, hint=result.hint)
+        if not result.done and len(result.left) == 1 and isinstance(order, MoveTask):
+            raise StateConflict(result.left[0][2], hint=_look_at(order, shown))
+        return result
 
-    return [_tried(partial(answer, *one)) for one in sent]
+    return [_result_or_error(partial(answer, *one)) for one in sent]
 
 
-def _tried(call: Callable[[], _Answer]) -> _Answer | RmgrError:
+def _result_or_error(call: Callable[[], _Answer]) -> _Answer | RmgrError:
     try:
         return call()
     except RmgrError as error:

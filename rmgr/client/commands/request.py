@@ -127,8 +127,8 @@ def command_of(request: CommandRequest) -> Command:
     options = request.options
     out, err = on_node(options.out, options.cwd), on_node(options.err, options.cwd)
     if options.cwd and not os.path.isabs(options.cwd):
-        told = f"--cwd: nodes know no directory of yours, so {options.cwd[:80]!r} says nothing to them"
-        raise UsageError(told, hint=f"the whole path: --cwd={os.path.abspath(options.cwd)[:200]}")
+        hint = f"--cwd: nodes know no directory of yours, so {options.cwd[:80]!r} says nothing to them"
+        raise UsageError(hint, hint=f"the whole path: --cwd={os.path.abspath(options.cwd)[:200]}")
     for option, name in (("--out", out), ("--err", err), ("--cwd", options.cwd), ("--python", options.python)):
         _check_name(option, name)
     _check_files("--input", options.inputs, absolute=False)
@@ -229,7 +229,7 @@ def check_signature(
         elif signer.identity.name != record.user or not signer.identity.is_person:
             why = f"its record was signed by {signer.identity.role} {signer.identity.name}, and is said to be of {record.user}"
         elif signer.verify(bytes.fromhex(signature), record_statement(record, cluster_id)):
-            why = _of_another(record, asks, timeout_s) or _amended_by_others(record, trust, cluster_id, operators, timeout_s)
+            why = _why_foreign(record, asks, timeout_s) or _amended_by_others(record, trust, cluster_id, operators, timeout_s)
             if not why:
                 return
         else:
@@ -237,7 +237,7 @@ def check_signature(
     raise PermissionDenied(f"submission {record.id} cannot be run again: {why}", hint="submit it anew: rmgr submit")
 
 
-def _of_another(record: Submission, asks: Asks, timeout_s: float) -> str:
+def _why_foreign(record: Submission, asks: Asks, timeout_s: float) -> str:
     """Returns why the record is not that of its number, "" if it is. The user signs a nonce, which was assigned a number later."""
     from rmgr.submitter.questions import ReadNonce
 

@@ -472,7 +472,7 @@ def ship_uploads(reach: Reach, names: Sequence[str]) -> tuple[Upload, ...]:
     uploads = []
     for name in names:
         path = Path(name)
-        shown = _shown(name)
+        shown = _upload_name(name)
         try:
             _check_upload(name)
             if path.is_dir():
@@ -557,7 +557,7 @@ def _content(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _shown(name: str) -> str:
+def _upload_name(name: str) -> str:
     """Returns the name of an upload in the work directory."""
     shown = os.path.basename(os.path.abspath(name))
     try:

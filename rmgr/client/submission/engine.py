@@ -115,7 +115,7 @@ class Engine:
         if first is not None and not draft.max_running and draft.phase is Phase.OPEN:
             blocks = first_blocks(draft, first.spec, first.payloads) or []
             order = replace(order, blocks=blocks, tasks=len(first.payloads) if blocks else 0, complete=first.complete and bool(blocks))
-        made = self.work.submit(self._signed(order, timeout_s), timeout_s=timeout_s)
+        made = self.work.submit(self._sign(order, timeout_s), timeout_s=timeout_s)
         handle = SubmissionHandle(self, made, listener, owned=made.created, wants_ownership=not made.created)
         if first is not None:
             first.made(handle)
@@ -128,13 +128,13 @@ class Engine:
 
     def submit(self, order: Order, *, timeout_s: float) -> Submitted:
         """Makes one submission that nothing here follows. Raises: see `submitter.port.WorkPort`."""
-        return self.work.submit(self._signed(order, timeout_s), timeout_s=timeout_s)
+        return self.work.submit(self._sign(order, timeout_s), timeout_s=timeout_s)
 
     def submit_many(self, orders: Sequence[Order], *, timeout_s: float) -> list[Submitted]:
         """Makes several complete submissions without an owner. Raises: see `submitter.port.WorkPort`."""
-        return self.work.submit_many([self._signed(order, timeout_s) for order in orders], timeout_s=timeout_s)
+        return self.work.submit_many([self._sign(order, timeout_s) for order in orders], timeout_s=timeout_s)
 
-    def _signed(self, order: Order, timeout_s: float) -> Order:
+    def _sign(self, order: Order, timeout_s: float) -> Order:
         if self.signer is None:
             return prepared(order)
         self.signer.publish(self.asks, timeout_s=min(_PUBLISH_S, timeout_s))
@@ -215,13 +215,13 @@ class Engine:
 
         self.thread.post(begin)
 
-    def _all(self) -> list[SubmissionHandle]:
+    def _all_handles(self) -> list[SubmissionHandle]:
         return [handle for handles in self._handles.values() for handle in handles]
 
     def _flush(self, timeout_s: float) -> None:
         end_s = machine.monotonic() + timeout_s
         owned: Future[list[SubmissionHandle]] = Future()
-        self.thread.post(lambda: owned.set_result([handle for handle in self._all() if handle.owned]))
+        self.thread.post(lambda: owned.set_result([handle for handle in self._all_handles() if handle.owned]))
         try:
             for handle in machine.result(owned, timeout_s):
                 with contextlib.suppress(RmgrError):  # `on_dead` of the handle raises it where its tasks are waited for
@@ -230,7 +230,7 @@ class Engine:
             _LOG.warning("not_flushed: the Submitter is busy")
 
     def _end_handles(self) -> None:
-        for handle in self._all():
+        for handle in self._all_handles():
             lost = f" as far as it was sent: tasks from {handle.number}_{handle.first_unsent} on may never run" if handle.has_unsent else ""
             handle.on_dead(NotConnected(f"the connection was closed; submission {handle.number} goes on without it{lost}"))
 

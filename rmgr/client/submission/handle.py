@@ -133,9 +133,9 @@ class SubmissionHandle:
         sender = self._sender
         with self.lock:
             unsent = sender.buffer.next_index - sender.buffer.tasks
-            mine = [index for index in indices if index >= unsent]
-            sender.dropped.update(mine)
-        return mine
+            held = [index for index in indices if index >= unsent]
+            sender.dropped.update(held)
+        return held
 
     def take_refused(self, index: int | None = None) -> dict[int, RmgrError]:
         """Returns tasks refused because of their output keys (all, or this one), each once: index -> why."""
@@ -236,7 +236,7 @@ class SubmissionHandle:
         """Notes that one more ENQUEUE is durable."""
         self.progress.tail = self._sender.tail
         self.notify()
-        self._progressed()
+        self._on_progress()
 
     def refuse(self, refused: Mapping[int, RmgrError], *, is_early: bool = False) -> None:
         """Records tasks that cannot have their output keys. is_early: the node that was handed them will report the same."""
@@ -271,9 +271,9 @@ class SubmissionHandle:
                 with self.lock:
                     self._refusals.read(fresh)
             self.listener.on_outcomes(fragment, fresh)
-        self._progressed()
+        self._on_progress()
 
-    def _progressed(self) -> None:
+    def _on_progress(self) -> None:
         self.listener.on_progress()
         if self.progress.is_ended and self._sender.idle:  # every task is final: nothing is left to do
             self._leave()
@@ -316,7 +316,7 @@ class SubmissionHandle:
     def on_tail(self, tail: Tail) -> None:
         """See `KeptListener`."""
         self.progress.tail = tail
-        self._progressed()
+        self._on_progress()
 
     def _end_unsent(self, record: Submission) -> None:
         """Ends unsent tasks after the submission was cancelled by another client; no task can be added."""
@@ -341,7 +341,7 @@ class SubmissionHandle:
             self._sender.rebase(stored.tail)
         self.progress.tail = stored.tail
         self.notify()
-        self._progressed()
+        self._on_progress()
 
 
 class Refusals:

@@ -217,9 +217,9 @@ class Sender:
         return current.growth
 
     def _sure(self, ask: Callable[[], Future[T]], asked: Future[T]) -> Story[T]:
-        return sure(ask, asked, pauses_s=_PAUSES_S, troubled=self._troubled)
+        return sure(ask, asked, pauses_s=_PAUSES_S, troubled=self._note_trouble)
 
-    def _troubled(self, error: Exception) -> None:
+    def _note_trouble(self, error: Exception) -> None:
         self.trouble = error
         self._handle.notify()
 
@@ -412,7 +412,7 @@ class HandedKeys:
 
         failpoint("submitter.before_handed_claim")
         try:
-            if not self._values.begin_pointers(left.rows, left.notes, decided=partial(self._decided, block), done=done):
+            if not self._values.begin_pointers(left.rows, left.notes, decided=partial(self._tell_decided, block), done=done):
                 return False
         except RmgrError:
             return False
@@ -422,11 +422,11 @@ class HandedKeys:
     def _look_and_claim(self, block: Packed) -> dict[int, RmgrError]:
         """Looks at what is under the keys and claims them; slower, on an IO thread."""
         failpoint("submitter.before_handed_claim")
-        refused = claim(self._values, self._handle.number, self._handle.guid, [block], decided=partial(self._decided, block))
+        refused = claim(self._values, self._handle.number, self._handle.guid, [block], decided=partial(self._tell_decided, block))
         failpoint("submitter.handed_claimed")
         return refused
 
-    def _decided(self, block: Packed) -> None:
+    def _tell_decided(self, block: Packed) -> None:
         """Tells the node that the claim is decided. Called on an IO thread, or one of the store."""
         failpoint("submitter.handed_decided")
         self._loop.post(lambda: self._say(block, ClaimStage.DECIDED))

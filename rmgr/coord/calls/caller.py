@@ -226,30 +226,30 @@ def _after(call: Calling, event: Event, now_us: int) -> tuple[Calling, tuple[Ste
         return call, ()
     match event:
         case Broken():
-            return _again(call, now_us)
+            return _ask_again(call, now_us)
         case Rejected(_, life, why, again):
             if life != call.bound:
-                return _again(call, now_us)
+                return _ask_again(call, now_us)
             call = replace(call, bound=None)
             call = replace(call, full=(*call.full, life)) if again else replace(call, refused=(*call.refused, life))
             return _ask(call, now_us)
     if call.stage is Stage.SENT:
-        return _again(call, now_us)  # a gateway that says this now is not to be trusted
+        return _ask_again(call, now_us)  # a gateway that says this now is not to be trusted
     match event:
         case Named(_, life, known):
             if call.bound not in (None, life):
-                return _again(call, now_us)
+                return _ask_again(call, now_us)
             sent = replace(call, stage=Stage.SENT, bound=life, none_since_us=None)
             return sent, () if known else (Send(call.attempt, life),)
         case Denied(_, why):
             if call.bound is not None or call.may_run:
-                return _again(call, now_us)  # the answer may still be there, and rights may come back
+                return _ask_again(call, now_us)  # the answer may still be there, and rights may come back
             return _end(call, Ending(Outcome.DENIED, why))
         case NoRoom():
-            return _again(call, now_us) if call.bound else _pause(replace(call, full=(), none_since_us=None), now_us, PAUSE_US)
+            return _ask_again(call, now_us) if call.bound else _pause(replace(call, full=(), none_since_us=None), now_us, PAUSE_US)
         case NoneOffers():
             if call.bound:
-                return _again(call, now_us)
+                return _ask_again(call, now_us)
             since = now_us if call.none_since_us is None else call.none_since_us
             if now_us - since >= NONE_US:
                 why = f"no server has offered its function for {format_duration(NONE_US / 1e6)}"
@@ -306,7 +306,7 @@ def _ask(call: Calling, now_us: int) -> tuple[Calling, tuple[Step, ...]]:
     return asked, (Ask(asked.attempt, call.bound, without, left_us - min(MARGIN_US, left_us // 4)),)
 
 
-def _again(call: Calling, now_us: int) -> tuple[Calling, tuple[Step, ...]]:
+def _ask_again(call: Calling, now_us: int) -> tuple[Calling, tuple[Step, ...]]:
     """Asks by another gateway: at once the first time, then after growing pauses."""
     broken = replace(call, breaks=call.breaks + 1)
     if not call.breaks:
@@ -331,5 +331,5 @@ def _too_late(call: Calling) -> Ending:
 
 
 def _end(call: Calling, ending: Ending) -> tuple[Calling, tuple[Step, ...]]:
-    told = (Acknowledge(call.bound),) if call.bound is not None else ()
-    return replace(call, stage=Stage.ENDED, ending=ending), (*told, Finish(ending))
+    acknowledgement = (Acknowledge(call.bound),) if call.bound is not None else ()
+    return replace(call, stage=Stage.ENDED, ending=ending), (*acknowledgement, Finish(ending))

@@ -232,7 +232,7 @@ class Ledger:
 
     def heard(self, call: CallId, now_us: int) -> None:
         """Notes a sign of life of the call's client."""
-        entry = self._known(call)
+        entry = self._entry_of(call)
         if entry is not None:
             entry.heard_us = now_us
 
@@ -264,7 +264,7 @@ class Ledger:
             elif now_us - entry.heard_us >= ABSENT_US:
                 self._kill(call, entry, Ending(Outcome.LOST, f"it was killed: its client was away for {format_duration(ABSENT_US / 1e6)}"))
         for call in list(self._answers):
-            answered = self._known(call)
+            answered = self._entry_of(call)
             if answered is not None and now_us - answered.ended_us < KEPT_US:
                 break
             self._lose(call)
@@ -308,7 +308,7 @@ class Ledger:
         client.heard_us = now_us
         return client
 
-    def _known(self, call: CallId) -> _Entry | None:
+    def _entry_of(self, call: CallId) -> _Entry | None:
         client = self._users.get(call.user, {}).get(call.guid)
         return None if client is None else client.entries.get(call.number)
 
@@ -352,7 +352,7 @@ class Ledger:
 
     def _lose(self, call: CallId) -> None:
         """Forgets the answer; remembers that there was one."""
-        entry = self._known(call)
+        entry = self._entry_of(call)
         if entry is not None:
             entry.ending = Ending(Outcome.LOST, "it ran, and its answer was not kept longer")
         self._answer_bytes -= self._answers.pop(call)

@@ -53,7 +53,7 @@ class Change:
 def cancelled(record: Submission, detail: str, doer: Doer = ITS_USER) -> Change | str:
     """Returns the change for CANCEL, or why there is nothing to do."""
     if record.phase in {Phase.CLOSED, Phase.CANCELLED}:
-        return f"{_over(record.phase)} already"
+        return f"{_why_over(record.phase)} already"
     why = doer.of(record, Reason.USER_CANCEL, Reason.OPERATOR_CANCEL)
     gone = replace(record, phase=Phase.CANCELLED, reason_detail=detail[:MAX_DETAIL], **why)  # type: ignore[arg-type]
     return Change(gone, False if record.phase is Phase.OPEN else None)
@@ -66,7 +66,7 @@ def held(record: Submission, detail: str, doer: Doer = ITS_USER) -> Change | str
     if record.phase is Phase.HELD and not takes_over:
         return "it is held already" if record.reason != Reason.DEPENDENCY else "it waits for its dependencies already"
     if record.phase not in {Phase.OPEN, Phase.HELD}:
-        return _over(record.phase)
+        return _why_over(record.phase)
     now = replace(record, phase=Phase.HELD, reason_detail=detail[:MAX_DETAIL], **why)  # type: ignore[arg-type]
     return Change(now, False if record.phase is Phase.OPEN else None)
 
@@ -144,9 +144,9 @@ def amended(record: Submission, terms: Terms, doer: Doer, standing: Standing = S
     standing: as its user saw it; the commit itself checks what must hold (`ops.update`).
     """
     if record.phase in {Phase.CLOSED, Phase.CANCELLED}:
-        return _over(record.phase)
+        return _why_over(record.phase)
     if not (standing.waits or standing.runs):
-        return _over(Phase.CLOSED)  # the leader is about to close it
+        return _why_over(Phase.CLOSED)  # the leader is about to close it
     if record.reason == Reason.REVOKED:
         return f"{record.reason_detail}: submit it again with new ones"
     said = {name: value for name, value in terms.said().items() if value != getattr(terms_of(record), name)}
@@ -233,6 +233,6 @@ def limit_of_running(record: Submission, old_us: int, since: int) -> int:
     return limit_us
 
 
-def _over(phase: Phase) -> str:
+def _why_over(phase: Phase) -> str:
     """Returns why the submission cannot change."""
     return "it has ended" if phase is Phase.CLOSED else f"it is {phase}"

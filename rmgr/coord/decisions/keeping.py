@@ -166,7 +166,7 @@ def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) 
             return ReconcilePlan(actions=(Collect(),))
         page = _page(facts, settings)
         return ReconcilePlan(actions=() if page is None else (page,), again_s=now_s + left_us / 1e6)
-    asks: list[tuple[float, ReconcileAction]] = [*_failed(facts), *_ends(facts, settings)]
+    asks: list[tuple[float, ReconcileAction]] = [*_retries(facts), *_ends(facts, settings)]
     if facts.bar is not None and is_to_be_barred(submission, facts.bar):
         asks.append((now_s, facts.bar))
     elif is_to_be_broken_off(submission, facts.failures) and facts.ended_s is None:
@@ -182,7 +182,7 @@ def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) 
     return ReconcilePlan(actions=tuple(action for due_s, action in asks if due_s <= now_s), again_s=min(later, default=None))
 
 
-def _failed(facts: Facts) -> Iterable[tuple[float, ReconcileAction]]:
+def _retries(facts: Facts) -> Iterable[tuple[float, ReconcileAction]]:
     patience_s = PATIENCE_S if facts.owner_alive else 0.0
     for item in facts.failed:
         if facts.submission.phase is Phase.CANCELLED:

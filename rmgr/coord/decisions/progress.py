@@ -436,7 +436,7 @@ class Codes:
         if type(page) is not bytearray:
             if self._open >= self._most_open:
                 self._fold()
-            page = self.pages[number] = bytearray() if page is None else bytearray(_unfolded(page))
+            page = self.pages[number] = bytearray() if page is None else bytearray(_unfold(page))
             self._open += 1
         low = index & (_TASKS - 1)
         if low >= len(page):
@@ -453,7 +453,7 @@ class Codes:
     @property
     def count(self) -> int:
         """Number of indices with a code. Cost: O(bytes)."""
-        pages = (_unfolded(page) for page in self.pages.values())
+        pages = (_unfold(page) for page in self.pages.values())
         return sum(len(page) - page.count(0) for page in pages)
 
     def without(self, start: int, stop: int, most: int) -> list[int]:
@@ -462,7 +462,7 @@ class Codes:
         at = start
         while at < stop and len(found) < most:
             end = min(stop, ((at >> _BITS) + 1) << _BITS)
-            page, base = _unfolded(self.pages.get(at >> _BITS, b"")), at & -_TASKS
+            page, base = _unfold(self.pages.get(at >> _BITS, b"")), at & -_TASKS
             known = min(end, base + len(page))
             low = page.find(0, at - base, known - base) if at < known else -1
             while low >= 0 and len(found) < most:
@@ -503,7 +503,7 @@ def _folded(page: bytearray) -> bytes | None:
     return bytes(runs)
 
 
-def _unfolded(page: bytearray | bytes) -> bytearray | bytes:
+def _unfold(page: bytearray | bytes) -> bytearray | bytes:
     """Returns the open form of a page, without the codeless end."""
     if type(page) is bytearray or not page:
         return page

@@ -75,10 +75,10 @@ def submit(
 
 def enter(queue: str, key: BlockKey, data: BlockData, *, held: bool) -> Create:
     """Returns the create of a new block: at the end of `pending` (S), or set aside without a place."""
-    return _entered(queue, key, encode_block(data), held=held)
+    return _enter(queue, key, encode_block(data), held=held)
 
 
-def _entered(queue: str, key: BlockKey, data: bytes, *, held: bool) -> Create:
+def _enter(queue: str, key: BlockKey, data: bytes, *, held: bool) -> Create:
     if held:
         return Create(paths.held_block(queue, replace(key, seq=NO_SEQ)), data)
     return Create(f"{paths.pending(queue)}/{paths.block_prefix(key)}", data, sequence=True)
@@ -133,13 +133,13 @@ def set_record(submission: Submission, *, version: int, gate: bool | None, name:
     data = encode_record(submission)
     ops: list[Op] = [Set(paths.sub(submission.id), data, version)]
     if gate is True:
-        ops += _gate_of(submission)
+        ops += _gate_ops(submission)
     elif gate is False:
         ops.append(Delete(paths.gate(submission.id)))
     return Multi(name=name, ops=tuple(ops), proof=Holds(paths.sub(submission.id), data))
 
 
-def _gate_of(submission: Submission) -> list[Op]:
+def _gate_ops(submission: Submission) -> list[Op]:
     """Returns ops that create a gate whose version is the number of amendments: a start by an older record meets another version."""
     path = paths.gate(submission.id)
     return [Create(path), *(Set(path, b"", version) for version in range(len(submission.changes)))]
@@ -158,7 +158,7 @@ def update(submission: Submission, *, version: int, gate: bool | None, waiting: 
     if gate is False or (gate is None and submission.phase is Phase.OPEN):
         ops.append(Delete(paths.gate(submission.id)))
     if submission.phase is Phase.OPEN:
-        ops += _gate_of(submission)
+        ops += _gate_ops(submission)
     ops += map(Check, waiting)
     return Multi(name="UPDATE", ops=tuple(ops), proof=Holds(path, data), most_ops=MAX_OPS_OF_ONE_JOB)
 
@@ -173,7 +173,7 @@ def rename(submission: Submission, queue: str, old: BlockKey, new: BlockKey, dat
     if queue == submission.queue:
         target = Create(where(queue, new), data)
     else:
-        target = _entered(submission.queue, new, data, held=held or submission.phase is not Phase.OPEN)
+        target = _enter(submission.queue, new, data, held=held or submission.phase is not Phase.OPEN)
     return Multi(name="RENAME", ops=(Delete(source, version), target), proof=Gone(source))
 
 

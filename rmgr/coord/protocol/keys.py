@@ -350,12 +350,12 @@ def output_missing(key: str, pointer: Pointer, row: str) -> DataLost:
 
 def history(sub: int) -> str:
     """`hist/<inverted sub>`: `keys("hist/")` lists the newest submission first."""
-    return f"{_HISTORY}{_inverted(sub)}"
+    return f"{_HISTORY}{_descending(sub)}"
 
 
 def history_of_user(user: str, sub: int) -> str:
     """`histu/<user>/<inverted sub>`: as `history`, for one user."""
-    return f"{_HISTORY_OF_USER}{_part(user)}/{_inverted(sub)}"
+    return f"{_HISTORY_OF_USER}{_part(user)}/{_descending(sub)}"
 
 
 def history_prefix(user: str | None = None) -> str:
@@ -374,7 +374,7 @@ def parse_history(key: str) -> int:
 
 def metric(node: str, minute: int) -> str:
     """`metric/<node>/<inverted minute>`: measurements of a node in one minute since the epoch."""
-    return f"{metrics_of(node)}{_inverted(minute)}"
+    return f"{metrics_of(node)}{_descending(minute)}"
 
 
 def metrics_of(node: str) -> str:
@@ -449,7 +449,7 @@ def _short(n: int) -> str:
     return f"{n:05d}"
 
 
-def _inverted(n: int) -> str:
+def _descending(n: int) -> str:
     return _number(_TOP - n)
 
 

@@ -315,15 +315,15 @@ def parse_failed_range(name: str) -> tuple[int, int, int]:
 
 def holds_in(names: Iterable[str] | None) -> list[tuple[str, tuple[int, int, int]]]:
     """Returns (name, its numbers) of the holds in a list; skips other names."""
-    return _parsed(names, parse_hold)
+    return _parse_names(names, parse_hold)
 
 
 def failed_in(names: Iterable[str] | None) -> list[tuple[str, tuple[int, int, int]]]:
     """Returns (name, its numbers) of the failed ranges in a list; skips other names, because submitters may create there, too."""
-    return _parsed(names, parse_failed_range)
+    return _parse_names(names, parse_failed_range)
 
 
-def _parsed(names: Iterable[str] | None, parse: Callable[[str], tuple[int, int, int]]) -> list[tuple[str, tuple[int, int, int]]]:
+def _parse_names(names: Iterable[str] | None, parse: Callable[[str], tuple[int, int, int]]) -> list[tuple[str, tuple[int, int, int]]]:
     found = []
     for name in names or ():
         try:

@@ -132,15 +132,15 @@ def unpack(decode: Callable[[bytes], T], data: bytes, most: int = stream.MAX_VAL
 
 def decode_block(data: bytes) -> BlockData:
     """Reads the data of a block's znode. Raises msgspec.DecodeError."""
-    return unpack(_block_of, data)
+    return unpack(_decode_block, data)
 
 
-def _block_of(data: bytes) -> BlockData:
+def _decode_block(data: bytes) -> BlockData:
     if array_length(data) > _FIELDS:
         elements = _any.decode(data)
         if is_deep(elements):
             raise msgspec.DecodeError("it is nested too deep")
-        known = _block_of(_pack.encode(elements[:_FIELDS]))
+        known = _decode_block(_pack.encode(elements[:_FIELDS]))
         values = {name: getattr(known, name) for name in BlockData.__struct_fields__}
         return _NewerBlock(**values, newer=tuple(elements[_FIELDS:]))
     try:

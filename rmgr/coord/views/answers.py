@@ -204,7 +204,7 @@ def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
                 helped[name].append((cores, processes * block.allocation.memory_mib * MIB))
     views = [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in _shown_nodes(snapshot)]
     return [
-        msgspec.structs.replace(view, resources_used=_at_most(others[view.id], view.resources)) if view.resources else view
+        msgspec.structs.replace(view, resources_used=_capped(others[view.id], view.resources)) if view.resources else view
         for view in views
     ]
 
@@ -231,7 +231,7 @@ def _cores(block: BlockOnNode) -> int:
     return block.key.cores if block.allocation is None else block.allocation.cores[0]
 
 
-def _at_most(used: Counter[str], has: dict[str, int]) -> dict[str, int]:
+def _capped(used: Counter[str], has: dict[str, int]) -> dict[str, int]:
     return {name: min(used[name], count) for name, count in sorted(has.items())}
 
 
@@ -392,10 +392,10 @@ def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Exp
     """Explains why a submission, or one task of it, is in its state: what blocks it, or how it ended. Raises NotFound."""
     if number not in snapshot.submissions:
         raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
-    return with_shares(_explained(snapshot, number, position), snapshot, snapshot.submissions[number][0])
+    return with_shares(_explain(snapshot, number, position), snapshot, snapshot.submissions[number][0])
 
 
-def _explained(snapshot: ClusterSnapshot, number: int, position: int | None) -> ExplainView:
+def _explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> ExplainView:
     submission, progress = snapshot.submissions[number]
     blocks = _blocks(snapshot, number)
     job = job_view(submission, progress, blocks, first_waits(snapshot).get(number), is_ownerless=number in snapshot.ownerless)

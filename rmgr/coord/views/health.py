@@ -194,14 +194,14 @@ def _cannot(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Su
     takes = [view for view in views if view.state == NodeState.UP]
     if not takes:
         return nobody_up(views, queue.partition)
-    why = _no_room(snapshot, views, submission, queue)
+    why = _why_no_room(snapshot, views, submission, queue)
     refused = {} if why else refused_whys(snapshot, takes, submission.user)
-    if refused and _no_room(snapshot, [view for view in views if view.id not in refused], submission, queue):
+    if refused and _why_no_room(snapshot, [view for view in views if view.id not in refused], submission, queue):
         return f"node {next(iter(refused))} cannot run work of user {submission.user}: {next(iter(refused.values())).detail}"
     return why
 
 
-def _no_room(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission, queue: QueueSpec) -> str:
+def _why_no_room(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission, queue: QueueSpec) -> str:
     """Returns what these nodes lack, "" if those that take work have it."""
     if queue.dispatch is Dispatch.PLACE:
         return "; ".join(why.detail for why in room_whys(views, submission.request, submission.rigid, queue.partition))
@@ -331,16 +331,16 @@ def nobody_up(views: Sequence[NodeView], partition: str) -> str:
         hint = "they come back by themselves once that is over" + (f", or rmgr resume {drained[0]}" if drained else "") + "; rmgr nodes"
     else:
         hint = "start their Starters" + (f", or rmgr resume {drained[0]}" if drained else "") + "; rmgr nodes"
-    return f"no node of partition {partition} is up: {_told(views)}: {hint}"
+    return f"no node of partition {partition} is up: {_node_states(views)}: {hint}"
 
 
 def nobody_up_anywhere(views: Sequence[NodeView]) -> str:
     """Says the same of a whole cluster."""
     drained = _resumable(views)
     if any(view.trouble for view in views):
-        return f"no node takes work: {_told(views)} (they come back by themselves once that is over; rmgr nodes)"
+        return f"no node takes work: {_node_states(views)} (they come back by themselves once that is over; rmgr nodes)"
     if drained:
-        return f"no node takes work: {_told(views)} (rmgr resume {drained[0]}, or start another one: rmgr starter)"
+        return f"no node takes work: {_node_states(views)} (rmgr resume {drained[0]}, or start another one: rmgr starter)"
     return "no node is up: nothing can run (start one: rmgr starter)"
 
 
@@ -367,7 +367,7 @@ def room_whys(views: Sequence[NodeView], request: Request, rigid: Rigid | None, 
         (view, room)
         for view in views
         if wanted <= set(view.features) and view.id not in rigid.exclude and (not rigid.nodelist or view.id in rigid.nodelist)
-        if (room := _room(view, request))
+        if (room := _processes_in(view, request))
     ]
     rooms = sorted((room for view, room in able if view.state == NodeState.UP), reverse=True)
     if _fits(rooms, rigid):
@@ -379,7 +379,7 @@ def room_whys(views: Sequence[NodeView], request: Request, rigid: Rigid | None, 
     detail = f"the nodes that are up have room for {sum(rooms)} of its {counted(rigid.processes, 'process')}"
     if sum(rooms) >= rigid.processes:
         detail = f"too few nodes are up for {counted(rigid.processes, 'process')}, spread over {counted(rigid.nodes, 'node')}"
-    kept = kept_for_calls(views) + (f"; {_told(gone)}" if gone else "")
+    kept = kept_for_calls(views) + (f"; {_node_states(gone)}" if gone else "")
     return [WhyView(what="nodes", id=partition, detail=f"{detail}, even when they are empty{kept}: {hint}")]
 
 
@@ -390,7 +390,7 @@ def kept_for_calls(views: Sequence[NodeView]) -> str:
     return "".join(f"; {words}" for words in told) + _more(len(kept))
 
 
-def _room(view: NodeView, request: Request) -> int:
+def _processes_in(view: NodeView, request: Request) -> int:
     """Returns how many of its processes the empty node takes."""
     room = view.cores // max(1, request.cores)
     if request.memory_bytes and view.memory_bytes:
@@ -405,7 +405,7 @@ def _fits(rooms: Sequence[int], rigid: Rigid) -> bool:
     return len(rooms) >= rigid.nodes and rooms[rigid.nodes - 1] >= -(-rigid.processes // rigid.nodes)
 
 
-def _told(views: Sequence[NodeView]) -> str:
+def _node_states(views: Sequence[NodeView]) -> str:
     return ", ".join(f"{view.id} {_state(view)}" for view in views[:_SHOWN]) + _more(len(views))
 
 

@@ -50,7 +50,7 @@ def task_views(
     for fragment, outcomes in fragments:
         for outcome in ends.fold(outcomes, tail.next):
             if outcome.index in shown:
-                views[outcome.index] = _ended(submission, fragment, outcome, number(outcome.index))
+                views[outcome.index] = _ended_view(submission, fragment, outcome, number(outcome.index))
     for node, key, data in claimed:
         for position in _within(key, shown):
             if position not in views and not data.done >> (position - key.first) & 1:
@@ -62,7 +62,7 @@ def task_views(
     for key, data in pending:
         for position in _within(key, shown):
             if position not in views and data.past:
-                views[position] = _again(submission, key, data, position, number(position))
+                views[position] = _retry_view(submission, key, data, position, number(position))
     state, reason = _waiting_state(submission)
     return [
         views.get(position) or TaskView(submission=submission.id, index=number(position), position=position, state=state, reason=reason)
@@ -96,7 +96,7 @@ def _past(past: Sequence[PastAttempt]) -> tuple[AttemptView, ...]:
     )
 
 
-def _ended(submission: Submission, fragment: Fragment, outcome: Outcome, number: int) -> TaskView:
+def _ended_view(submission: Submission, fragment: Fragment, outcome: Outcome, number: int) -> TaskView:
     attempt = outcome.attempt or fragment.attempt
     started_us = fragment.base_us + outcome.started_us if fragment.base_us else 0
     ended_us = started_us + outcome.elapsed_us if started_us else 0
@@ -181,7 +181,7 @@ def _backing_off(submission: Submission, record: FailedRange, attempt: int, posi
     )
 
 
-def _again(submission: Submission, key: BlockKey, data: BlockData, position: int, number: int) -> TaskView:
+def _retry_view(submission: Submission, key: BlockKey, data: BlockData, position: int, number: int) -> TaskView:
     state, reason = _waiting_state(submission)
     return TaskView(
         submission=submission.id,
