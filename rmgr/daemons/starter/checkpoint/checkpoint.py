@@ -365,7 +365,7 @@ class Checkpoints:
             result: str | Exception = yield self.directories.background(job, copies=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, the table says what follows
             result = error
-        self._copied(case, result)
+        self._on_copied(case, result)
 
     def _tell_copy(self, case: OpenCheckpoint) -> None:
         if case.phase is CheckpointPhase.COPYING and not case.is_waiting:
@@ -377,7 +377,7 @@ class Checkpoints:
         if case.answered and not case.block.data.answered:
             case.block.data = msgspec.structs.replace(case.block.data, answered=True)
 
-    def _copied(self, case: OpenCheckpoint, result: str | Exception) -> None:
+    def _on_copied(self, case: OpenCheckpoint, result: str | Exception) -> None:
         if case.is_over:
             return
         block = case.block

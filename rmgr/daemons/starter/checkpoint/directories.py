@@ -149,7 +149,7 @@ class JobDirectories:
         """Returns its directory here, made the first time. Raises: OSError. Cost: a directory."""
         place = self._places.get(block)
         if place is None:
-            place = self._places[block] = self._pool.take(_uid(block)) or self._fresh(block)
+            place = self._places[block] = self._pool.take(_uid(block)) or self._make_place(block)
             self._untouched.lent(place)
         return place
 
@@ -175,7 +175,7 @@ class JobDirectories:
         self._untouched.forget(place)
         place.rmdir()
 
-    def _fresh(self, block: ClaimedBlock) -> Path:
+    def _make_place(self, block: ClaimedBlock) -> Path:
         key = block.key
         place = self._directory / f"saved-{key.submission}_{key.first}.{key.attempt}"
         if os.path.lexists(place):
@@ -579,14 +579,14 @@ class DirectoryPool:
             place = free.pop()
             if place.exists():  # a cleaner may have removed it, and the next job would fail
                 return place
-            self._gone(place)
+            self._remove_quietly(place)
         return None
 
     def give(self, kind: Hashable, place: Path) -> None:
         """Takes back a directory that is not needed now."""
         free = self._free.setdefault(kind, [])
         if len(free) >= MOST:
-            self._gone(place)
+            self._remove_quietly(place)
             return
         free.append(place)
         if not self._is_looking:
@@ -598,7 +598,7 @@ class DirectoryPool:
         for kind, places in self._free.items():
             self._free[kind] = [place for place in places if place.exists()]
             for place in set(places).difference(self._free[kind]):
-                self._gone(place)
+                self._remove_quietly(place)
 
     def _look(self) -> None:
         left_s = self._wanted_s + IDLE_S - machine.monotonic()
@@ -608,10 +608,10 @@ class DirectoryPool:
         self._is_looking = False
         for places in self._free.values():
             for place in places:
-                self._gone(place)
+                self._remove_quietly(place)
         self._free.clear()
 
-    def _gone(self, place: Path) -> None:
+    def _remove_quietly(self, place: Path) -> None:
         with contextlib.suppress(OSError):  # whatever stands there now was not made here, and goes with the next Starter
             self._remove(place)
 

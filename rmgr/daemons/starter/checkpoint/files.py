@@ -205,7 +205,7 @@ def scan(directory: Path, account: Account | None) -> DirectoryListing:
                         status = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue  # a temporary file
-                    seen = _seen(path, entry.path, status, home)
+                    seen = _entry_of(path, entry.path, status, home)
                     if seen is None:
                         listing.left_out.append(path)
                         continue
@@ -229,7 +229,7 @@ def _is_directory(path: Path) -> bool:
         return False
 
 
-def _seen(path: str, name: str, status: os.stat_result, home: str) -> Seen | None:
+def _entry_of(path: str, name: str, status: os.stat_result, home: str) -> Seen | None:
     mode, link = status.st_mode, ""
     try:
         path.encode()

@@ -296,7 +296,7 @@ class ClaimedBlock:
             outcomes=outcomes,
             failed=tuple(failed),
             written=msgspec.Raw(encoded),  # encoded once for its size, its signature and its commit
-            data=self._marked([outcome.index for outcome in outcomes] + [index for index, _ in failed]),
+            data=self._data_after([outcome.index for outcome in outcomes] + [index for index, _ in failed]),
             row=keys.fragment(self.key.submission, hashlib.sha256(encoded).hexdigest()) if needs_row else "",
             row_bytes=encoded if needs_row else b"",
         )
@@ -364,7 +364,7 @@ class ClaimedBlock:
         first = end - count
         for _ in range(count):
             self.ready.pop()
-        data = msgspec.structs.replace(self._marked(()), stamp=stamp)
+        data = msgspec.structs.replace(self._data_after(()), stamp=stamp)
         multi, _ = ops.give_back(
             self.node, node_version, self.queue, self.key, data, self.version, first=first, end=end, name=name, held=held
         )
@@ -427,7 +427,7 @@ class ClaimedBlock:
         kept = {name: getattr(self.data, name) for name in _KEPT}
         self.data, self.version = msgspec.structs.replace(data, **kept), version
 
-    def _marked(self, indices: Iterable[int]) -> BlockData:
+    def _data_after(self, indices: Iterable[int]) -> BlockData:
         """Returns the data of the running znode once `indices` are done, without arguments that are no longer needed."""
         first = self.key.first
         done = self.data.done

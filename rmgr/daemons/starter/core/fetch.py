@@ -146,7 +146,7 @@ class Fetched(Generic[V]):
         if found is None or (type(found) is FetchFailure and machine.monotonic() - self._failed_s.get(key, -math.inf) > _FAILURE_S):
             if key not in self._coming:
                 self._coming.add(key)
-                self._io.run(lambda store: self._load(store, key), lambda result: self._arrived(key, result), user=user, is_read=True)
+                self._io.run(lambda store: self._load(store, key), lambda result: self._on_loaded(key, result), user=user, is_read=True)
             return None
         self._here.move_to_end(key)
         self._asked_s[key] = machine.monotonic()
@@ -159,7 +159,7 @@ class Fetched(Generic[V]):
             if isinstance(found, FetchFailure) or (path and not os.path.lexists(path)):
                 self.forget(key)
 
-    def _arrived(self, key: str, result: V | Exception) -> None:
+    def _on_loaded(self, key: str, result: V | Exception) -> None:
         self._coming.discard(key)
         self.forget(key)
         if isinstance(result, Exception):

@@ -162,7 +162,7 @@ class StoreIO:
 
         def over(error: RmgrError | None) -> None:
             if not self._closing.is_set():
-                self._post(lambda: self._answered(begun, error))
+                self._post(lambda: self._end_call(begun, error))
 
         is_begun = False
         with suppress(Exception):  # a thread will do it instead, and meet the error again
@@ -176,9 +176,9 @@ class StoreIO:
     def settle(self, now_s: float) -> None:
         """Gives up the begun write if its answer is overdue. Owner's thread."""
         if self._begun is not None and now_s >= self._begun.until_s:
-            self._answered(self._begun, StoreUnavailable(f"the data store has not answered for {format_duration(_ANSWER_S)}"))
+            self._end_call(self._begun, StoreUnavailable(f"the data store has not answered for {format_duration(_ANSWER_S)}"))
 
-    def _answered(self, begun: _Begun, error: RmgrError | None) -> None:
+    def _end_call(self, begun: _Begun, error: RmgrError | None) -> None:
         if self._begun is begun:
             self._begun = None
             self.count(-begun.size)
@@ -232,9 +232,9 @@ class StoreIO:
         except StoreUnavailable:
             self._park(job, was_parked=was_parked)
         except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the caller is told
-            self._over(job, error, was_parked=was_parked)
+            self._on_job_over(job, error, was_parked=was_parked)
         else:
-            self._over(job, result, was_parked=was_parked)
+            self._on_job_over(job, result, was_parked=was_parked)
 
     def _call(self, job: _Job) -> Any:
         """Calls the job, and once more if directories of this Starter had been removed."""
@@ -261,7 +261,7 @@ class StoreIO:
                     return self._begun_now(self._jobs.take(user)), False
                 wait_s = self._retries_in_s()
                 if wait_s is not None and wait_s <= 0:
-                    return self._retried(), True
+                    return self._next_retry(), True
                 if not waits:
                     return None
                 self._waiting += 1
@@ -279,7 +279,7 @@ class StoreIO:
                     return self._begun_now(waiting.take(user)), False
                 wait_s = self._retries_in_s()
                 if wait_s is not None and wait_s <= 0:  # all other threads may hang
-                    return self._retried(), True
+                    return self._next_retry(), True
                 left_s = end_s - machine.monotonic()
                 if left_s <= 0:
                     break
@@ -293,7 +293,7 @@ class StoreIO:
         """Returns the seconds until a parked job is tried again; None if none is parked, or one is being tried."""
         return self._retry_s - machine.monotonic() if self._parked and not self._is_trying else None
 
-    def _retried(self) -> _Job:
+    def _next_retry(self) -> _Job:
         self._is_trying = True
         return self._begun_now(self._parked.popleft())
 
@@ -324,7 +324,7 @@ class StoreIO:
             self._helped.add(user)
             self._help(_HELPERS + _NEWCOMERS)
 
-    def _stopped(self, job: _Job) -> None:
+    def _count_stopped(self, job: _Job) -> None:
         self._busy -= 1
         self._long_busy -= job.is_long
         self._under_way[job.user] -= 1
@@ -334,7 +334,7 @@ class StoreIO:
     def _park(self, job: _Job, *, was_parked: bool) -> None:
         now_s = machine.monotonic()
         with self._arrived:
-            self._stopped(job)
+            self._count_stopped(job)
             self.down_since_s = now_s if self.down_since_s is None else self.down_since_s
             if job.is_read:
                 self.starved_since_s = now_s if self.starved_since_s is None else self.starved_since_s
@@ -346,9 +346,9 @@ class StoreIO:
                 self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
             self._arrived.notify()
 
-    def _over(self, job: _Job, result: Any, *, was_parked: bool) -> None:
+    def _on_job_over(self, job: _Job, result: Any, *, was_parked: bool) -> None:
         with self._arrived:
-            self._stopped(job)
+            self._count_stopped(job)
             self._pending_bytes -= job.size
             if job.is_long:
                 self._arrived.notify()
@@ -361,9 +361,9 @@ class StoreIO:
                 self.down_since_s = self.starved_since_s = None
                 self._arrived.notify_all()
         if not self._closing.is_set():
-            self._post(Quietly(lambda: self._told(job, result) or was_parked))
+            self._post(Quietly(lambda: self._tell_owner(job, result) or was_parked))
 
-    def _told(self, job: _Job, result: Any) -> bool:
+    def _tell_owner(self, job: _Job, result: Any) -> bool:
         """Tells the owner, on its thread. Returns: whether the nodes have to settle."""
         settles = job.done(result)
         return bool(settles) or not job.tells
@@ -468,7 +468,7 @@ class Convoy(Generic[T]):
 
     def _send(self) -> None:
         load: _Load[T] = _Load()
-        self._io.run(partial(self._try, load), partial(self._over, load), is_read=self._is_read, tells=True)
+        self._io.run(partial(self._try, load), partial(self._on_load_over, load), is_read=self._is_read, tells=True)
 
     def _try(self, load: _Load[T], store: Store) -> Any:
         if not load.items:
@@ -501,7 +501,7 @@ class Convoy(Generic[T]):
                 self._under_way -= 1
             return bool(self._waiting)
 
-    def _over(self, load: _Load[T], result: Any) -> bool:
+    def _on_load_over(self, load: _Load[T], result: Any) -> bool:
         if load.size:
             self._io.count(-load.size)
         if self._gave_up_place(load):

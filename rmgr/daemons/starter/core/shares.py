@@ -140,7 +140,7 @@ class Turns:
         if user not in self._had and len(self._had) >= _REMEMBERED_USERS:
             for old in sorted(self._had, key=self._had.__getitem__)[: _REMEMBERED_USERS // 4]:
                 del self._had[old]
-        self._had[user] = self._had.get(user, 0.0) + cores * tasks * _faded(seconds / tasks) * self._scale(now_s)
+        self._had[user] = self._had.get(user, 0.0) + cores * tasks * _decayed_s(seconds / tasks) * self._scale(now_s)
 
     def owe(self, node: str, owed: Mapping[str, float]) -> None:
         """Replaces what users owe for one node of the Starter: what they have claimed and were not charged for (`owed_of`)."""
@@ -196,10 +196,10 @@ def owed_of(*, cores: int, count: int, unfinished: int, live: int, task_s: float
     """
     each_s = UNKNOWN_S if task_s is None else task_s
     ran_s = max(0.0, age_s - (count - unfinished) * each_s / live) if live else 0.0
-    return cores * max(unfinished * _faded(each_s), live * _faded(ran_s))
+    return cores * max(unfinished * _decayed_s(each_s), live * _decayed_s(ran_s))
 
 
-def _faded(seconds: float) -> float:
+def _decayed_s(seconds: float) -> float:
     """Returns what remains of `seconds`, used one after another, at their end."""
     return HALF_LIFE_S / log(2) * -expm1(-log(2) * seconds / HALF_LIFE_S)
 

@@ -334,11 +334,11 @@ class RecordCache:
         pause_s = _PAUSE_S if why == _ABSENT else min(_MOST_PAUSE_S, self._pauses_s.get(submission, _PAUSE_S / 2) * 2)
         self._pauses_s[submission] = pause_s
         self._refused_s[submission] = machine.monotonic() + pause_s
-        if self._refused_whys.get(submission) != why and BOOK.admits("unreadable submissions", self._told_often):
+        if self._refused_whys.get(submission) != why and BOOK.admits("unreadable submissions", self._log_further):
             self._log.warning("submission_not_readable", submission=submission, why=why)
         self._refused_whys[submission] = why
 
-    def _told_often(self, more: int) -> None:
+    def _log_further(self, more: int) -> None:
         """Logs that `more` further records could not be read: names of blocks may contain any number."""
         self._log.warning("submissions_not_readable", count=more)
 
@@ -406,7 +406,7 @@ class Nonces:
     def _read(self, nonce: Nonce) -> Story[None]:
         nonce.is_known = nonce.has_fired = False
         try:
-            found: Stamped | None = yield self._coordinator.get(nonce.path, watch=lambda: self._fired(nonce))
+            found: Stamped | None = yield self._coordinator.get(nonce.path, watch=lambda: self._on_watch(nonce))
         except PermissionDenied:
             found = None  # its maker has closed it to nodes: nothing may run by it
         except (RmgrError, TimeoutError):
@@ -415,7 +415,7 @@ class Nonces:
         if before is not None and before != found:
             self.generation += 1
 
-    def _fired(self, nonce: Nonce) -> None:
+    def _on_watch(self, nonce: Nonce) -> None:
         """On the thread of the connection: from now on the nonce is only trusted to have ended, which is the usual reason of the event."""
         nonce.has_fired = True
         self._post(self._changed)
@@ -461,7 +461,7 @@ class Gate:
         self._revocations = 0
         self._zookeeper_less_boot_s: float | None = None
         self._doubted_s = -math.inf  #: monotonic
-        trust.listen(self._heard)
+        trust.listen(self._on_revocations)
 
     @property
     def generation(self) -> int:
@@ -553,7 +553,7 @@ class Gate:
             fragment, cluster_id=self._cluster_id, submission=submission, key_id=mine.identity.key_id, sign=mine.sign
         )
 
-    def _heard(self) -> None:
+    def _on_revocations(self) -> None:
         """Notes, on any thread, that keys may have been revoked."""
         self._revocations = self._trust.revocations
 

@@ -150,7 +150,7 @@ class Committer:
         if early is not None:
             future.add_done_callback(partial(_tell_early, early))
         registration = self._registration
-        future.add_done_callback(lambda answer: self._post(partial(self._answered, registration, multi, done, answer)))
+        future.add_done_callback(lambda answer: self._post(partial(self._on_outcome, registration, multi, done, answer)))
 
     def outcome_of(self, multi: Multi) -> Future[Outcome]:
         """Commits for a story; there is no answer once the registration is over."""
@@ -160,7 +160,7 @@ class Committer:
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
-    def _answered(self, registration: int, multi: Multi, done: Callable[[Outcome], None], answer: Future[Outcome]) -> None:
+    def _on_outcome(self, registration: int, multi: Multi, done: Callable[[Outcome], None], answer: Future[Outcome]) -> None:
         if registration != self._registration:
             return
         try:

@@ -178,13 +178,13 @@ class Dispatcher:
         if launch is not None:
             return launch
         try:
-            return self._prepared(block)
+            return self._prepare(block)
         except OSError:
             raise  # the node is at fault
         except Exception as error:  # noqa: BLE001 - the boundary of one block: whatever it is, it is this block's alone
             return FetchFailure.of(error, f"the node cannot start it: {words_of(error)}")
 
-    def _prepared(self, block: ClaimedBlock) -> LaunchSpec | FetchFailure | None:
+    def _prepare(self, block: ClaimedBlock) -> LaunchSpec | FetchFailure | None:
         admission = admission_of(block, self._shared.gate)
         if admission is not Admission.GRANTED:
             return admission if isinstance(admission, FetchFailure) else None
@@ -233,20 +233,20 @@ class Dispatcher:
             return launch
         archives = []
         for archive in launch.spec.archives if launch.spec is not None else ():
-            mine = accounts.copy(account, archive)
-            if not isinstance(mine, str):
-                return mine
-            archives.append(mine)
+            copy = accounts.copy(account, archive)
+            if not isinstance(copy, str):
+                return copy
+            archives.append(copy)
         if launch.spec is not None:
             launch.spec = replace(launch.spec, archives=tuple(archives))
         for blob in (launch.blob, launch.stdin):
-            mine = accounts.copy(account, blob.path) if blob is not None else ""
-            if not isinstance(mine, str):
-                return mine
+            copy = accounts.copy(account, blob.path) if blob is not None else ""
+            if not isinstance(copy, str):
+                return copy
             if blob is launch.blob and blob is not None:
-                launch.blob = replace(blob, path=mine)
+                launch.blob = replace(blob, path=copy)
             elif blob is not None:
-                launch.stdin = replace(blob, path=mine)
+                launch.stdin = replace(blob, path=copy)
         return launch
 
     def _python_launch(self, block: ClaimedBlock, info: Info, shape: BatchShape) -> LaunchSpec | FetchFailure | None:

@@ -86,7 +86,7 @@ _RECENT = 1000
 Logs = tuple[int, tuple[bytes, bytes], tuple[int, int]]
 
 
-class _Contained:
+class _AttemptBoundary:
     """The boundary of one attempt while its end is handled: an exception there ends this attempt, for `reason`, and nothing else."""
 
     __slots__ = ("_block", "_counts", "_ends", "_index", "_now_s", "_reason")
@@ -223,7 +223,7 @@ class Ends:
                 quick.append(Outcome(index, completed, end.started_us - base_us, elapsed_us, data, end.pickled, end.cpu_us, past=past))
             else:
                 counts[2] += 1
-                with _Contained(self, block, index, Reason.BAD_OUTPUT, now_s):
+                with _AttemptBoundary(self, block, index, Reason.BAD_OUTPUT, now_s):
                     self._task_ended(event, end, block, index, now_s)
         if quick and current is not None:
             self._settle_quick(current, quick, now_s)
@@ -270,14 +270,14 @@ class Ends:
         self._lanes.drop_worker(event.worker)
         if event.seq and event.seq in tasks:
             block, index = tasks.pop(event.seq)
-            with _Contained(self, block, index, Reason.WORKER_LOST, now_s):
+            with _AttemptBoundary(self, block, index, Reason.WORKER_LOST, now_s):
                 self._flushed(block, index, event.seq, of_worker(event), now_s)
             block.in_vain = 0
         if refusal is None:
             self._unbegun(list(tasks.values()), event.detail or "its worker has died", now_s)
             return
         for block, index in tasks.values():
-            with _Contained(self, block, index, Reason.START_FAILED, now_s):
+            with _AttemptBoundary(self, block, index, Reason.START_FAILED, now_s):
                 self.ended(block, index, refusal, now_s)
 
     # -- commands ------------------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class Ends:
                 if end.out.size or end.err.size:
                     self._logs.remember(block.key.submission, block.key.attempt, outcome, index)
                 continue
-            with _Contained(self, block, index, Reason.BAD_OUTPUT, now_s):
+            with _AttemptBoundary(self, block, index, Reason.BAD_OUTPUT, now_s):
                 self._command_ended(event, end, block, index, now_s)
         for block, outcomes in plain.items():
             if outcomes:
@@ -377,7 +377,7 @@ class Ends:
                 ending = Ending(
                     reason=Reason.WORKER_LOST, error=lost_words(event.why), started_us=machine.wall_us() - ran_us, elapsed_us=ran_us
                 )
-                with _Contained(self, block, index, Reason.WORKER_LOST, now_s):
+                with _AttemptBoundary(self, block, index, Reason.WORKER_LOST, now_s):
                     self._flushed(block, index, seq, ending, now_s)
                 block.in_vain = 0
                 self._charge(block, 1, ran_us / 1e6, now_s)
@@ -402,7 +402,7 @@ class Ends:
         for block, index in tasks:
             if block.in_vain >= MOST_IN_VAIN:
                 error = f"what was to run it died {block.in_vain} times before it began, the last time: {why}"
-                with _Contained(self, block, index, Reason.WORKER_LOST, now_s):
+                with _AttemptBoundary(self, block, index, Reason.WORKER_LOST, now_s):
                     self.ended(block, index, Ending(reason=Reason.WORKER_LOST, error=error, started_us=machine.wall_us()), now_s)
 
     # -- from an end to an outcome ---------------------------------------------------------------------------------------------
@@ -410,10 +410,10 @@ class Ends:
     def returned(self, tasks: list[Task], now_s: float) -> None:
         """Lets tasks that did not start wait again; ends them as CANCELLED if that was asked for."""
         for block, index in tasks:
-            with _Contained(self, block, index, Reason.WORKER_LOST, now_s):
-                self._returned(block, index, now_s)
+            with _AttemptBoundary(self, block, index, Reason.WORKER_LOST, now_s):
+                self._put_back(block, index, now_s)
 
-    def _returned(self, block: ClaimedBlock, index: int, now_s: float) -> None:
+    def _put_back(self, block: ClaimedBlock, index: int, now_s: float) -> None:
         block.put_back((index,))
         words = block.cancel_words(index)
         if words is not None:
@@ -427,7 +427,7 @@ class Ends:
             block.live += 1
             now_us = machine.wall_us()
             ending = Ending(reason=failure.reason, error=failure.error, started_us=now_us, is_final=failure.is_final)
-            with _Contained(self, block, index, failure.reason, now_s):
+            with _AttemptBoundary(self, block, index, failure.reason, now_s):
                 self.ended(block, index, ending, now_s)
         if failure.is_refusal and indices:
             key, user = block.key, block.info.record.user
@@ -438,11 +438,11 @@ class Ends:
 
     def ended(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         """Takes the end of a live attempt."""
-        if block.is_placed and self._node.jobs.is_awaited(block, ending, lambda: self._told(block, index, ending, machine.monotonic())):
+        if block.is_placed and self._node.jobs.is_awaited(block, ending, lambda: self._end_run(block, index, ending, machine.monotonic())):
             return
-        self._told(block, index, ending, now_s)
+        self._end_run(block, index, ending, now_s)
 
-    def _told(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
+    def _end_run(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         block.live -= 1
         if ending.reason is Reason.NODE_LOST or (ending.reason is Reason.WORKER_LOST and block.info.account is not None):
             self._node.missed()  # processes of a user never report that the node was at fault (`adapters/host/distrust.py`)
@@ -459,10 +459,10 @@ class Ends:
             self._conclude(block, index, ending, None, now_s)
             return
         block.writing += 1
-        done = partial(self._stored, block, index, ending)
+        done = partial(self._on_stored, block, index, ending)
         self._rows.add(StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._shared.settings().log_ttl_s, done=done))
 
-    def _stored(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
+    def _on_stored(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
         counts = block.live, block.writing - 1
         try:
             self._written(block, index, ending, result)
@@ -496,11 +496,11 @@ class Ends:
     def _conclude(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, now_s: float) -> None:
         if ending.reason is Reason.NONE and self._stager.left.has(block):
             block.writing += 1
-            self._stager.left.when_claimed(block, index, partial(self._claimed, block, index, ending, written))
+            self._stager.left.when_claimed(block, index, partial(self._on_claimed, block, index, ending, written))
         else:
             self._end(block, index, ending, written, now_s)
 
-    def _claimed(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, refusal: Exception | None) -> None:
+    def _on_claimed(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, refusal: Exception | None) -> None:
         """Ends a task once its output keys are claimed, or another process has them (its client died before it claimed them)."""
         block.writing -= 1
         if refusal is not None:
@@ -563,7 +563,7 @@ def _outcome_of_a_defect(block: ClaimedBlock, index: int, reason: Reason, words:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _StoredStream:
     """Stored parts of one stream: about its first and its last half cap, as in the file itself, and a line for the rest.
 
     head: bytes before the gap. tail: (part, its bytes in the original output, its bytes in the store). gap: the part whose line counts
@@ -606,7 +606,7 @@ class _Kept:
 class _Flushing(Flushed):
     """Flushed output of a running task."""
 
-    kept: tuple[_Kept, _Kept] = field(default_factory=lambda: (_Kept(), _Kept()))
+    kept: tuple[_StoredStream, _StoredStream] = field(default_factory=lambda: (_StoredStream(), _StoredStream()))
 
 
 class LiveLogs:
@@ -694,9 +694,9 @@ class LiveLogs:
                     kept.cut(store, row, cap, ttl_s)
             return is_behind
 
-        self._io.run(job, partial(self._done, flushed), user=block.info.record.user)
+        self._io.run(job, partial(self._on_flushed, flushed), user=block.info.record.user)
 
-    def _done(self, flushed: Flushed, is_behind: bool | Exception) -> None:
+    def _on_flushed(self, flushed: Flushed, is_behind: bool | Exception) -> None:
         now_s = machine.monotonic()
         if is_behind is True:  # there is more: it would be lost with the node
             flushed.next_s = min(flushed.next_s, now_s + FIRST_FLUSH_S)

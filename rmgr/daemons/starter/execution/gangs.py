@@ -209,7 +209,7 @@ class Gangs:
         """
         if not self._parts and not self._gangs:
             return math.inf
-        lanes, wanted = self._node.lanes, self._held()  # part -> its gang
+        lanes, wanted = self._node.lanes, self._held_parts()  # part -> its gang
         heads: dict[str, ClaimedBlock] = {}
         for block in self._node.blocks.values():
             allocation = block.data.allocation
@@ -234,7 +234,7 @@ class Gangs:
             self._close(self._gangs.pop(gone))
         return machine.monotonic() + (_LOOK_S if is_ahead else _SOON_S) if self._gangs else math.inf
 
-    def _held(self) -> dict[str, str]:
+    def _held_parts(self) -> dict[str, str]:
         """Returns the parts here of attempts whose script runs elsewhere, with their gangs."""
         holds = self._node.jobs.holds
         return {hold.name: hold.record.gang for hold in holds if hold.record is not None and hold.record.gang}

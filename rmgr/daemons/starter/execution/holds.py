@@ -408,7 +408,7 @@ class Reservations:
         """Keeps freed resources for the jobs to which they are promised. Cost: O(blocks + holds) while there are promises."""
         if not self._promises:
             return
-        self._let_go()
+        self._release_promises()
         here = self._runs_here()
         is_owed = False
         for promise in self._promises.values():
@@ -419,7 +419,7 @@ class Reservations:
         self.is_owed = is_owed
         self.is_unsure = any(one.record is None and not one.is_bad for one in self._promises.values())
 
-    def _let_go(self) -> None:
+    def _release_promises(self) -> None:
         """Frees what was kept for placed jobs; they take it first, since they come before pulled work."""
         jobs = self._node.jobs
         for promise in [promise for promise in self._promises.values() if promise.is_leaving]:

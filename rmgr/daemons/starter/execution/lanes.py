@@ -55,7 +55,7 @@ _CONTINUE_S = 2.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0
 
 
-class _Kept(NamedTuple):
+class _KeptResources(NamedTuple):
     """Resources kept for one purpose. pieces: numbers, ascending, by name of the resource."""
 
     cores: int
@@ -63,7 +63,7 @@ class _Kept(NamedTuple):
     pieces: Mapping[str, list[int]]
 
 
-_NOTHING = _Kept(0, 0, {})
+_NOTHING = _KeptResources(0, 0, {})
 
 
 @dataclass(slots=True, eq=False)
@@ -176,7 +176,7 @@ class Lanes:
         self.unproven: set[Account | None] = set()  #: users whose next slot must be up before it gets work
         self.is_owed = False  #: a placed job does not fit yet: nothing else may start
         self.is_unsure = False  #: what must be kept is being read: nothing pulled may start
-        self._kept: dict[str, _Kept] = {}  #: by purpose: free resources that are lent for it alone
+        self._kept: dict[str, _KeptResources] = {}  #: by purpose: free resources that are lent for it alone
         for number in range(min(cores, _EARLY_SLOTS) if early else 0):
             self._open(number, (python, None))
 
@@ -407,7 +407,7 @@ class Lanes:
             del free[len(free) - len(kept[name]) :]
         lent = {name: some for name, some in kept.items() if some}
         if any(found) or lent:
-            self._kept[whose] = _Kept(*found, lent)
+            self._kept[whose] = _KeptResources(*found, lent)
         return found == (cores, memory_mib) and all(len(kept[name]) == count for name, count in needs)
 
     def dismiss(self, now_s: float, state_of: Callable[[int], RecordState]) -> float:
@@ -481,7 +481,7 @@ class Lanes:
 
         Waiting for results uses a little, so the sum over all tasks is rounded to whole cores. Cost: 100 us a blocked task.
         """
-        blocked = self._blocked()
+        blocked = self._blocked_lanes()
         self._unproven &= set(blocked)
         if not blocked:
             self._overdrawn = 0
@@ -508,7 +508,7 @@ class Lanes:
         """Returns when the next measurement is due, or earlier the first one of a task that was not measured yet."""
         return min([self._looks_s, *(lane.looked[2] + _LEAST_S for lane in self._unproven)])
 
-    def _blocked(self) -> list[WorkerLane]:
+    def _blocked_lanes(self) -> list[WorkerLane]:
         return [lane for lane in self._workers.values() if lane.blocked_seq]
 
     @staticmethod
@@ -519,7 +519,7 @@ class Lanes:
         """Gives resources that have become free to tasks that wait for them."""
         while self._waiting:
             lane = self._waiting[0]
-            others = round(sum(other.uses for other in self._blocked() if other is not lane)) if self._overdrawn else 0
+            others = round(sum(other.uses for other in self._blocked_lanes() if other is not lane)) if self._overdrawn else 0
             cores, memory_mib, _ = lane.shape
             if cores > self._unheld - others or memory_mib > self.free_memory_mib:
                 return
@@ -677,7 +677,7 @@ class Reopening:
         elif trial.is_spoilt:
             trial.slot, trial.next_s, trial.is_spoilt = None, now_s, False
         else:
-            self._failed(trial, "slot_lost", why, now_s, slot.account, his=self._lanes.is_his_own_doing(slot))
+            self._note_failure(trial, "slot_lost", why, now_s, slot.account, his=self._lanes.is_his_own_doing(slot))
 
     def up(self, slot: Slot) -> None:
         """Notes that a slot is up."""
@@ -720,11 +720,11 @@ class Reopening:
         try:
             trial.slot = self._lanes.open_idle(trial.number, account)
         except OSError as error:
-            self._failed(trial, "slot_not_opened", str(error), now_s)
+            self._note_failure(trial, "slot_not_opened", str(error), now_s)
             return
         trial.next_s = now_s + _UP_S
 
-    def _failed(self, trial: _Trial, what: str, why: str, now_s: float, account: Account | None = None, *, his: bool = False) -> None:
+    def _note_failure(self, trial: _Trial, what: str, why: str, now_s: float, account: Account | None = None, *, his: bool = False) -> None:
         """Notes a failed trial. his: no strike, since other work of the user may have killed the slot or used up the user's processes."""
         trial.slot, trial.is_spoilt = None, False
         trial.next_s = now_s + min(_LONGEST_PAUSE_S, _PAUSE_S * 2**trial.failures)

@@ -195,9 +195,9 @@ class Jobs:
                 self._not_read(coming, error)
             return
         for guid, found in zip(guids, answers, strict=True):
-            self._found(guid, found)
+            self._on_block(guid, found)
 
-    def _found(self, guid: str, found: Stamped | None) -> None:
+    def _on_block(self, guid: str, found: Stamped | None) -> None:
         coming = self._coming[guid]
         coming.is_reading = False
         try:

@@ -70,7 +70,7 @@ class Promise:
         return record.state is NodeState.FENCED or is_another
 
 
-def _promised(node: NodeAgent, block: ClaimedBlock, helper: str, endpoint: str, *, cores: int, timeout_s: float) -> Future[Promise]:
+def _request_promise(node: NodeAgent, block: ClaimedBlock, helper: str, endpoint: str, *, cores: int, timeout_s: float) -> Future[Promise]:
     """Asks the Starter at `endpoint`; the future is done once the job has its cores there. cores: 0 = any."""
     answer: Future[Promise] = Future()
 
@@ -167,7 +167,7 @@ class Barriers:
                     raise RmgrError(f"node {helper} has no Starter that could be asked")
                 failpoint("starter.before_prepare")
                 left_s = max(0.1, barrier.end_s - machine.monotonic())
-                answer = _promised(self._node, barrier.block, helper, record.endpoint, cores=cores, timeout_s=left_s)
+                answer = _request_promise(self._node, barrier.block, helper, record.endpoint, cores=cores, timeout_s=left_s)
                 barrier.asked[helper] = record, answer
                 barrier.ready[helper] = yield answer
                 return
@@ -266,7 +266,7 @@ class Lookouts:
             self._jobs.setdefault(node, []).append(block)
             if node not in self._watches:
                 get, path, aside = self._shared.coordinator.get, paths.node(node), self._shared.aside
-                self._watches[node] = WatchedZnode(get, path, self._seen, node, loop=self._shared, aside=aside, resync_s=SELDOM_S)
+                self._watches[node] = WatchedZnode(get, path, self._on_record, node, loop=self._shared, aside=aside, resync_s=SELDOM_S)
                 self._watches[node].start()
 
     def end(self, block: ClaimedBlock) -> None:
@@ -280,7 +280,7 @@ class Lookouts:
                 del self._jobs[node]
                 self._watches.pop(node).stop()
 
-    def _seen(self, node: str, found: Stamped | None) -> None:
+    def _on_record(self, node: str, found: Stamped | None) -> None:
         try:
             record = decode_record(found.data, NodeRecord, node) if found is not None else None
         except RmgrError as error:
@@ -346,19 +346,19 @@ class Verdicts:
                     self._decide(case, helper)
                     return
                 try:
-                    now: Promise = yield _promised(self._node, case.block, helper, record.endpoint, cores=0, timeout_s=_ASK_S)
+                    now: Promise = yield _request_promise(self._node, case.block, helper, record.endpoint, cores=0, timeout_s=_ASK_S)
                 except RmgrError:
                     if not case.is_decided and jobs.lost_ranks(case.block):  # this is known, whatever the node would answer
                         self._decide(case, "")
                 else:
                     if not case.is_decided:
-                        self._answered(case, helper, now)
+                        self._on_promise(case, helper, now)
                     return
             if not case.is_decided and machine.monotonic() >= case.end_s:
                 self._decide(case, helper)
             yield Pause(_PAUSE_S)
 
-    def _answered(self, case: _Case, helper: str, now: Promise) -> None:
+    def _on_promise(self, case: _Case, helper: str, now: Promise) -> None:
         promise = self._node.jobs.barriers.promise_of(case.block, helper)
         if promise is not None and now.life != promise.life:  # all work there was killed meanwhile
             self._decide(case, helper)

@@ -302,7 +302,7 @@ class Joint:
             self._node.idle.answered(stands=stands_after(self._node, outcome))
         if not isinstance(outcome, Committed):
             assert isinstance(outcome, Conflict)
-            self._refused(some, outcome)
+            self._on_conflict(some, outcome)
             return
         failpoint("starter.after_complete")
         self._shared.metrics.committed(len(some), 0)
@@ -311,7 +311,7 @@ class Joint:
             self._node.orders.settled(part.orders)
             self._node.over(block)
 
-    def _refused(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], conflict: Conflict) -> None:
+    def _on_conflict(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], conflict: Conflict) -> None:
         """Handles the conflict of a joint commit: the mark, an order that is gone, or an unexpected block. The other jobs go with the next
         commit."""
         node = self._node
@@ -606,7 +606,7 @@ class Notes:
                 return
             if isinstance(outcome, Committed):
                 waiting.popleft()
-                self._committed(wish)
+                self._on_committed(wish)
                 if self._waiting.get(block) is not waiting:  # a STOP ends the block
                     return
                 continue
@@ -655,7 +655,7 @@ class Notes:
         outcome: Committed | Conflict = yield self._shared.committer.outcome_of(multi)
         return outcome
 
-    def _committed(self, wish: _Wish) -> None:
+    def _on_committed(self, wish: _Wish) -> None:
         block = wish.block
         failpoint("starter.after_stop" if wish.past is not None else "starter.after_note")
         for guid in wish.orders:

@@ -191,11 +191,11 @@ class Inbox:
         watch = None
         if not self._watched:
             self._watched = True
-            watch = partial(self._shared.post, Quietly(partial(self._fired, generation)))
+            watch = partial(self._shared.post, Quietly(partial(self._on_watch, generation)))
         future = self._shared.coordinator.children(paths.inbox_node(self._node.name), watch=watch)
-        future.add_done_callback(lambda done: self._shared.post(Quietly(partial(self._listed, generation, done))))
+        future.add_done_callback(lambda done: self._shared.post(Quietly(partial(self._on_list, generation, done))))
 
-    def _fired(self, generation: int) -> bool:
+    def _on_watch(self, generation: int) -> bool:
         """Handles the watch. Returns: whether the node has to settle."""
         if generation != self._generation:
             return False
@@ -206,7 +206,7 @@ class Inbox:
             return False
         return True
 
-    def _listed(self, generation: int, done: Future[list[str] | None]) -> bool:
+    def _on_list(self, generation: int, done: Future[list[str] | None]) -> bool:
         """Takes the list. Returns: whether the node has to settle."""
         if generation != self._generation:
             return False

@@ -51,7 +51,7 @@ class _Live:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _EndedTask:
     attempt: int
     log: tuple[bytes, bytes]
     parts: tuple[int, int]
@@ -113,7 +113,7 @@ class NodeAnswering:
                 machine.sleep(_POLL_S)
                 continue
             seen = found.attempt
-            if isinstance(found, _Ended):
+            if isinstance(found, _EndedTask):
                 yield from self._rest(submission, index, found, streams, at)
                 yield LogPiece(stream="", data=b"", offset=0, attempt=seen, ended=True)
                 return
@@ -135,26 +135,26 @@ class NodeAnswering:
             if not grew:
                 machine.sleep(_POLL_S)
 
-    def _rest(self, submission: int, index: int, ended: _Ended, streams: list[str], at: dict[str, int]) -> Iterator[LogPiece]:
+    def _rest(self, submission: int, index: int, ended: _EndedTask, streams: list[str], at: dict[str, int]) -> Iterator[LogPiece]:
         """Yields the output of an ended attempt beyond the offsets: parts from the store, then the inline rest."""
         for number, name in enumerate(keys.STREAMS):
             if name not in streams:
                 continue
-            for placed in place(self._stored(submission, index, ended, number)):
+            for placed in place(self._stored_parts(submission, index, ended, number)):
                 if fresh := placed.fresh(at[name]):
                     offset = placed.end - len(fresh)
                     yield LogPiece(stream=name, data=fresh, offset=offset, attempt=ended.attempt, time_us=machine.wall_us())
 
-    def _stored(self, submission: int, index: int, ended: _Ended, number: int) -> Iterator[bytes]:
+    def _stored_parts(self, submission: int, index: int, ended: _EndedTask, number: int) -> Iterator[bytes]:
         for part in range(ended.parts[number]):
             row = keys.log(submission, index, ended.attempt, keys.STREAMS[number], part)
             yield rows_within(self._store, [row], MOST_LOG_PART_BYTES).get(row, b"")
         yield ended.log[number]
 
-    def _find(self, submission: int, index: int) -> _Live | _Ended | None:
+    def _find(self, submission: int, index: int) -> _Live | _EndedTask | None:
         return self._ask(lambda: self._look(submission, index))
 
-    def _look(self, submission: int, index: int) -> _Live | _Ended | None:
+    def _look(self, submission: int, index: int) -> _Live | _EndedTask | None:
         for agent in self._starter.agents.values():
             for lane in agent.lanes:
                 seq = lane.running_seq
@@ -164,7 +164,7 @@ class NodeAnswering:
                     return _Live(block.key.attempt, seq, read)
             ended = agent.logs.recent.get((submission, index))
             if ended is not None:
-                return _Ended(*ended)
+                return _EndedTask(*ended)
         return None
 
     def _is_here(self, submission: int, index: int) -> bool:

@@ -245,7 +245,7 @@ class Strikes:
             if len(self._starts) >= SUBMISSIONS:
                 self._out(now_s)
             return False
-        his = self._of(user, now_s) if user else 0
+        his = self._count_failure(user, now_s) if user else 0
         if his <= OF_ONE_USER:
             self._own.append(now_s)
             if len(self._own) == OWN and now_s - self._own[0] < WINDOW_S:
@@ -255,14 +255,14 @@ class Strikes:
         del self._users[user]
         return True
 
-    def _of(self, user: str, now_s: float) -> int:
+    def _count_failure(self, user: str, now_s: float) -> int:
         """Returns the number of recent failures of this user, with a new one."""
         self._users = {one: seen for one, seen in self._users.items() if now_s - seen[-1] < WINDOW_S}
-        mine = self._users.setdefault(user, deque())
-        mine.append(now_s)
-        while now_s - mine[0] >= WINDOW_S:
-            mine.popleft()
-        return len(mine)
+        failures = self._users.setdefault(user, deque())
+        failures.append(now_s)
+        while now_s - failures[0] >= WINDOW_S:
+            failures.popleft()
+        return len(failures)
 
     def success(self) -> None:
         """Notes that work ran well here."""
@@ -337,13 +337,13 @@ def count(path: str, uid: int, *, max_things: int) -> Use:
     seen: set[int] = set()
     stack: list[tuple[int, Any]] = []
     try:
-        stack.append(_opened(path, None))
+        stack.append(_open_directory(path, None))
         device = os.fstat(stack[0][0]).st_dev
         while stack and things <= max_things and not is_deep:
             fd, entries = stack[-1]
             entry = next(entries, None)
             if entry is None:
-                _closed(*stack.pop())
+                _close_directory(*stack.pop())
                 continue
             try:
                 found = entry.stat(follow_symlinks=False)
@@ -355,18 +355,18 @@ def count(path: str, uid: int, *, max_things: int) -> Use:
                 size += found.st_blocks * 512
                 if stat.S_ISDIR(found.st_mode) and found.st_dev == device:
                     is_deep = len(stack) > MAX_DEPTH
-                    stack += [] if is_deep else [_opened(entry.name, fd)]
+                    stack += [] if is_deep else [_open_directory(entry.name, fd)]
             except OSError:
                 continue  # it is gone or something else by now
     except OSError:
         pass  # the directory itself is gone
     finally:
         for fd, entries in stack:
-            _closed(fd, entries)
+            _close_directory(fd, entries)
     return Use(path=path, uid=uid, size_bytes=size, things=things, is_deep=is_deep)
 
 
-def _opened(name: str, below: int | None) -> tuple[int, Any]:
+def _open_directory(name: str, below: int | None) -> tuple[int, Any]:
     fd = os.open(name, _DIRECTORY, dir_fd=below)
     try:
         return fd, os.scandir(fd)
@@ -375,7 +375,7 @@ def _opened(name: str, below: int | None) -> tuple[int, Any]:
         raise
 
 
-def _closed(fd: int, entries: Any) -> None:
+def _close_directory(fd: int, entries: Any) -> None:
     entries.close()
     os.close(fd)
 

@@ -245,7 +245,7 @@ class PendingQueue:
         if candidate.data is None and not candidate.is_coming and candidate.stage is not CandidateStage.GONE:
             candidate.is_coming = True
             future = self._coordinator.get(paths.pending_block(self.spec.name, candidate.key))
-            future.add_done_callback(lambda done: self._post(partial(self._fetched, candidate, done)))
+            future.add_done_callback(lambda done: self._post(partial(self._on_fetched, candidate, done)))
 
     def fetch_ahead(self, count: int) -> list[BlockCandidate]:
         """Fetches the data of the first candidates of each user, `count` in all, and returns these candidates; none under competition.
@@ -339,7 +339,7 @@ class PendingQueue:
         left = self._left_of(line, candidate.key.priority) if line is not None else 0
         self._stale = self._stale or self._gone >= _GONE or left < _ENOUGH
 
-    def _left(self) -> int:
+    def _count_left(self) -> int:
         """Returns the number of remaining candidates; stops counting at `_ENOUGH`. Cost: as `fetch_ahead`."""
         left = 0
         for line in self._lines.values():
@@ -395,7 +395,7 @@ class PendingQueue:
         It sets a new watch, since the claim itself fires the old one. So the node knows before the task ends that nothing else
         waits, and its COMPLETE can carry the idle mark.
         """
-        if not self._reading and not self._left():
+        if not self._reading and not self._count_left():
             self._watched = False
             self._read(now_s, watch=True)
 
@@ -412,20 +412,20 @@ class PendingQueue:
         if watch and not self._watched:
             self._watched = True
             self._watches += 1
-            fired = partial(self._post, partial(self._fired, generation, self._watches))
+            fired = partial(self._post, partial(self._on_watch, generation, self._watches))
         future = self._coordinator.children(paths.pending(self.spec.name), watch=fired)
-        future.add_done_callback(lambda done: self._post(partial(self._listed, generation, number, done)))
+        future.add_done_callback(lambda done: self._post(partial(self._on_list, generation, number, done)))
 
-    def _fired(self, generation: int, watch: int) -> None:
+    def _on_watch(self, generation: int, watch: int) -> None:
         if generation == self._generation and watch == self._watches:
             self._watched, self._was_called = False, True
-            self._stale = self._stale or not self._left()
+            self._stale = self._stale or not self._count_left()
             self._next_read_s = max(self._next_read_s, self._clock() + self._yield_s())
 
     def _yield_s(self) -> float:
         return machine.uniform(0.0, _YIELD_S * 2**self._late) if self._late else 0.0
 
-    def _listed(self, generation: int, number: int, done: Future[list[str] | None]) -> None:
+    def _on_list(self, generation: int, number: int, done: Future[list[str] | None]) -> None:
         if generation != self._generation:
             return
         self._reading = False
@@ -459,7 +459,7 @@ class PendingQueue:
             and not (candidate.stage is CandidateStage.GONE and candidate.gone_at < number)
         }
 
-    def _fetched(self, candidate: BlockCandidate, done: Future[Stamped | None]) -> None:
+    def _on_fetched(self, candidate: BlockCandidate, done: Future[Stamped | None]) -> None:
         candidate.is_coming = False
         try:
             found = done.result()

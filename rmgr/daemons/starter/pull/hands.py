@@ -165,16 +165,16 @@ class Hands:
         self._watched = True
         fired = partial(self._on_fired, self._generation, self._next)
         future = self._coordinator.stat(paths.idle(self._node.name), watch=fired)
-        future.add_done_callback(lambda done: self._post(partial(self._seen, self._generation, done)))
+        future.add_done_callback(lambda done: self._post(partial(self._on_stat, self._generation, done)))
 
     def _on_fired(self, generation: int, key: BlockKey | None) -> None:
         """On the thread that brings the event."""
         idle = self._node.idle
         may_ask = key is not None and generation == self._generation and idle.stage is not IdleStage.CLEARING  # else a CLAIM deleted it
         asked = self._coordinator.get(paths.running_block(self._node.name, key)) if may_ask and key is not None else None
-        self._post(partial(self._fired, generation, key, asked))
+        self._post(partial(self._on_watch, generation, key, asked))
 
-    def _fired(self, generation: int, key: BlockKey | None, asked: Future[Stamped | None] | None) -> None:
+    def _on_watch(self, generation: int, key: BlockKey | None, asked: Future[Stamped | None] | None) -> None:
         if generation != self._generation:
             return
         self._watched = False
@@ -183,7 +183,7 @@ class Hands:
             idle.goes(IdleStage.ABSENT)
             self.look(key, asked)
 
-    def _seen(self, generation: int, done: Future[Stat | None]) -> None:
+    def _on_stat(self, generation: int, done: Future[Stat | None]) -> None:
         if generation != self._generation:
             return
         try:
@@ -225,7 +225,7 @@ class Hands:
         """Takes a block that was handed over, by the content of its znode."""
         name = paths.block_name(key)
         try:
-            block = self.hints.meet(key, found.data) or ClaimedBlock.claimed(self._node.name, "", key, _handed(key, found.data))
+            block = self.hints.meet(key, found.data) or ClaimedBlock.claimed(self._node.name, "", key, _decode_handed(key, found.data))
             if not block.data.incarnation:  # else it was given back and claimed here, and has ended meanwhile
                 self._met[key] = block, found.version
                 return
@@ -267,7 +267,7 @@ class Hands:
             node.giving.give_back(block, block.tail(key.count), name="RETURN", held=False)
 
 
-def _handed(key: BlockKey, data: bytes) -> BlockData:
+def _decode_handed(key: BlockKey, data: bytes) -> BlockData:
     """Returns a block as a Submitter hands it over, without marks of a run. Raises: InvalidRecord, WrongCluster."""
     name = paths.block_name(key)
     found = decode(data, BlockData, name)
@@ -456,9 +456,9 @@ class Hints:
 def _has_room(line: DirectLine, others: Iterable[DirectLine]) -> bool:
     """Returns whether one more block of this line may be kept beside those of `others`: no user takes the room of others."""
     kept = list(others)
-    whose = _user_of(line)
+    user = _user_of(line)
     most = _OF_GATEWAY if _is_gateway(line) else _OF_ONE
-    return len(kept) < _OF_ALL and sum(_user_of(one) == whose for one in kept) < most
+    return len(kept) < _OF_ALL and sum(_user_of(one) == user for one in kept) < most
 
 
 def _user_of(line: DirectLine) -> str | int:
@@ -494,13 +494,13 @@ class Switchboard:
     ) -> None:
         self._nodes = nodes
         self._log = log
-        self._loop = Loop("rmgr-lines", on_crash=self._crashed)
+        self._loop = Loop("rmgr-lines", on_crash=self._log_crash)
         self._server = LineServer(
             address,
             loop=self._loop,
             credentials=credentials,
             is_revoked=is_revoked,
-            on_message=self._heard,
+            on_message=self._on_message,
             of_one=lambda: bounds.limits.lines,
         )
         self.port = self._server.port
@@ -510,7 +510,7 @@ class Switchboard:
         self._server.close()
         self._loop.close()
 
-    def _heard(self, line: DirectLine, message: Message) -> None:
+    def _on_message(self, line: DirectLine, message: Message) -> None:
         node = self._nodes.get(message.node) if isinstance(message, Hint | Claimed) else None
         if isinstance(message, Hint) and node is not None:
             node.hands.heard(line, message)
@@ -519,6 +519,6 @@ class Switchboard:
         else:
             line.close()
 
-    def _crashed(self, error: BaseException) -> None:
+    def _log_crash(self, error: BaseException) -> None:
         """Logs the end of all lines; work goes on without, as for clients that have none."""
         self._log.error("lines_ended", error=repr(error))

@@ -341,15 +341,15 @@ class Puller:
             if self._caps.is_on:
                 self._caps.uses(self._node.name, self.in_use(), self._node.lanes.cores)
             for board in self._fair:
-                board.turns.owe(self._node.name, self._owed(board.spec.name))
+                board.turns.owe(self._node.name, self._owed_core_seconds(board.spec.name))
         return self._seen
 
-    def _owed(self, queue: str) -> dict[str, float]:
+    def _owed_core_seconds(self, queue: str) -> dict[str, float]:
         """Returns the core-seconds of a queue that users have claimed here and were not charged for. Cost: 2 us a block."""
         owed: dict[str, float] = {}
         now_us = machine.wall_us()
-        mine = [block for block in self._node.blocks.values() if not block.is_placed]
-        for block in [*mine, *(flying.block for flying in self._flying.values())]:
+        pulled = [block for block in self._node.blocks.values() if not block.is_placed]
+        for block in [*pulled, *(flying.block for flying in self._flying.values())]:
             if block.queue != queue or block.info is None:
                 continue
             key, user = block.key, paths.user_tag(block.info.record.user)
@@ -432,14 +432,14 @@ class Puller:
         self._seen = None
         self._claims += 1
         failpoint("starter.before_claim")
-        self._shared.committer.commit(multi, partial(self._answered, flying))
+        self._shared.committer.commit(multi, partial(self._on_outcome, flying))
         if take == key.count and self._is_soon_hungry(flying):
             board.look_behind(machine.monotonic())
         if self._shared.gate is not None:
             self._shared.gate.admission(block)  # while the claim is in flight: verified by its answer, or asked again then
         self._node.stager.meet(block)
 
-    def _answered(self, flying: _Flying, outcome: Outcome) -> None:
+    def _on_outcome(self, flying: _Flying, outcome: Outcome) -> None:
         if self._flying.pop(flying.block.key, None) is not flying:
             return  # of an older registration
         node = self._node

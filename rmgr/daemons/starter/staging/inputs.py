@@ -300,7 +300,7 @@ class OutputClaims:
         refused: dict[tuple[int, int], Exception] = {}
         tasks = []
         for ask in asks:
-            if (why := self._foul(store, ask)) is None:
+            if (why := self._why_foul(store, ask)) is None:
                 tasks.append(ask)
             else:
                 refused[number, ask.index] = why
@@ -310,7 +310,7 @@ class OutputClaims:
             refused[number, index] = KeyExists(why.message, hint=HOW_TO_REPLACE)  # also if the key belongs to another user
         return refused
 
-    def _foul(self, store: Store, ask: Left) -> RmgrError | None:
+    def _why_foul(self, store: Store, ask: Left) -> RmgrError | None:
         """Returns why nothing is written for a task: a row under a user's key counts only with the user's own deed."""
         if self._deeds is None:
             return None

@@ -384,7 +384,7 @@ def write_log(
     if not output.path:
         rest = output.data[offset:]
         return rest, part
-    pieces = _unflushed(output, offset, account, most)
+    pieces = _read_unflushed(output, offset, account, most)
     data = next(pieces, b"")
     while data:
         following = next(pieces, b"")
@@ -396,7 +396,7 @@ def write_log(
     return b"", part
 
 
-def _unflushed(output: Output, offset: int, account: Account | None, most: int) -> Iterator[bytes]:
+def _read_unflushed(output: Output, offset: int, account: Account | None, most: int) -> Iterator[bytes]:
     """Yields an output file beyond its first `offset` bytes as written, in pieces of LOG_PART_BYTES except the last."""
     with open(open_regular(output.path, account), "rb") as file:
         # A growing file, or one with terabytes of holes, would keep its thread for ever. A line replaces the gap above `most`.
@@ -583,7 +583,7 @@ class OutputRows:
         with self._lock:
             self.in_memory_bytes += leaving.in_memory_bytes
         if ending.has_files or ending.largest_bytes > _LARGE_BYTES:
-            done = lambda result: self._ended(leaving, result)  # noqa: E731 - beside what it is the end of
+            done = lambda result: self._on_ended(leaving, result)  # noqa: E731 - beside what it is the end of
             # A hanging file server may keep its thread: one thread is left for endings with local files.
             size, far = ending.size_bytes, ending.is_far
             self._io.run(lambda store: self._alone(store, leaving), done, user=leaving.owner, size=size, is_synced=not far, is_long=far)
@@ -605,7 +605,7 @@ class OutputRows:
 
         def done(error: RmgrError | None) -> None:
             if error is None:
-                self._ended(leaving, told[0])
+                self._on_ended(leaving, told[0])
             else:
                 self._convoy.add(leaving, size=leaving.ending.size_bytes)
 
@@ -635,7 +635,7 @@ class OutputRows:
             except Exception:
                 if len(load) == 1:
                     raise
-            return [self._tried(store, leaving) for leaving in load]  # a value that cannot be stored only fails its own task
+            return [self._store_alone(store, leaving) for leaving in load]  # a value that cannot be stored only fails its own task
         except StoreUnavailable:
             for leaving in load:
                 self._spill(leaving)
@@ -675,7 +675,7 @@ class OutputRows:
         made = iter(self._deeds.notes(named, encoding))
         return [next(made) if row.is_named else b"" for row, _ in rows]
 
-    def _tried(self, store: Store, leaving: StoringEnding) -> Written | Exception:
+    def _store_alone(self, store: Store, leaving: StoringEnding) -> Written | Exception:
         try:
             return self._together(store, [leaving])[0]
         except StoreUnavailable:
@@ -717,10 +717,10 @@ class OutputRows:
 
     def _arrived(self, load: list[StoringEnding], result: list[Written | Exception] | Exception) -> bool:
         for number, leaving in enumerate(load):
-            self._ended(leaving, result if isinstance(result, Exception) else result[number])
+            self._on_ended(leaving, result if isinstance(result, Exception) else result[number])
         return True
 
-    def _ended(self, leaving: StoringEnding, result: Written | Exception) -> None:
+    def _on_ended(self, leaving: StoringEnding, result: Written | Exception) -> None:
         self._left_memory(leaving, 0)
         leaving.done(result)
 
@@ -737,7 +737,7 @@ def _weight(leaving: StoringEnding) -> int:
 
 def put_hashed(store: Store, key: str, value: Value, account: Account | None, *, most: int) -> tuple[int, bytes]:
     """Stores a value; returns its size and the SHA-256 of its bytes, for the task's outcome. Raises: as `put`."""
-    made = _adopted(store, key, value, account, b"")
+    made = _adopt(store, key, value, account, b"")
     if made is not None:
         return made
     digest = hashlib.sha256()
@@ -768,7 +768,7 @@ def put(
     if not value.path:
         store.put(key, value.data, encoding=encoding, note=note)
         return len(value.data)
-    if not is_kept and (made := _adopted(store, key, value, account, note)) is not None:
+    if not is_kept and (made := _adopt(store, key, value, account, note)) is not None:
         return made[0]
     return _put_file(store, key, open_regular(value.path, account), value.path, encoding, note, most=most, digest=digest)
 
@@ -817,7 +817,7 @@ def _put_file(
     return size
 
 
-def _adopted(store: Store, key: str, value: Value, account: Account | None, note: Note) -> tuple[int, bytes] | None:
+def _adopt(store: Store, key: str, value: Value, account: Account | None, note: Note) -> tuple[int, bytes] | None:
     """Stores a value from a file of the Starter's own that need not be copied; returns its size and SHA-256, None if that is impossible."""
     if not value.path or account is not None:
         return None

@@ -274,17 +274,17 @@ class Stager:
         if state is not None and wish.is_wanted and isinstance(result, FoundInputs):
             self._io.run(
                 lambda store: self._files.make(store, block, index, wish, want, result),
-                lambda staged: self._settled(want, state, staged),
+                lambda staged: self._on_staged(want, state, staged),
                 user=block.info.record.user,
                 is_read=True,
             )
         elif state is not None and staged is not None:
-            self._settled(want, state, staged)
+            self._on_staged(want, state, staged)
         else:
             self._reading.settle(want.need_bytes, 0)
         return state is None or not wish.is_wanted or self._blocks.get(block.key) is block
 
-    def _settled(self, want: Want, state: _State, staged: Staged | Exception) -> None:
+    def _on_staged(self, want: Want, state: _State, staged: Staged | Exception) -> None:
         self._reading.settle(want.need_bytes, staged.memory_bytes if isinstance(staged, Staged) else 0)
         self._staged(want.block, state, want.index, want.wish, staged)
 
