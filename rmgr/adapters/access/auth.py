@@ -263,7 +263,7 @@ class Doorkeeper(grpc.ServerInterceptor):
         self._is_revoked = is_revoked
         self._refused = refused or (lambda *_: None)
         self._made = Wrapped(self._wrap)
-        self._streams = Expeller(is_revoked, lambda method, who: self._refused(method, who, _revoked(who).message))
+        self._streams = Expeller(is_revoked, lambda method, who: self._refused(method, who, _revoked_error(who).message))
 
     def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
         """See grpc: wraps the method's handler."""
@@ -271,7 +271,7 @@ class Doorkeeper(grpc.ServerInterceptor):
 
     def _wrap(self, handler: Handler, method: str) -> Handler:
         is_stream = bool(handler.response_streaming or (handler.request_streaming and not isinstance(handler, Single)))
-        return _wrapped(handler, lambda context: self._check(method, context, is_stream=is_stream))
+        return _with_check(handler, lambda context: self._check(method, context, is_stream=is_stream))
 
     def _check(self, method: str, context: grpc.ServicerContext, *, is_stream: bool) -> None:
         """Ends the call by an exception unless it is allowed."""
@@ -285,7 +285,7 @@ class Doorkeeper(grpc.ServerInterceptor):
                 hint = "" if is_person else "commands take a person's bundle: rmgr admin add-user NAME makes one"
                 raise PermissionDenied(f"{method} is not for a {who.role} such as {who.name}", hint=hint)
             if not who.key_id or self._is_revoked(who.key_id):
-                raise _revoked(who)
+                raise _revoked_error(who)
             if is_stream:
                 self._streams.watch(method, who, context)
         except PermissionDenied as error:
@@ -298,7 +298,7 @@ class Doorkeeper(grpc.ServerInterceptor):
 # -- inside ------------------------------------------------------------------------------------------------------------------
 
 
-def _revoked(who: Identity) -> PermissionDenied:
+def _revoked_error(who: Identity) -> PermissionDenied:
     return PermissionDenied(f"the key of {who.role} {who.name} was revoked", hint="ask the cluster's admin for a new one")
 
 
@@ -307,7 +307,7 @@ def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfigurat
     return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=credentials.ca_pem)
 
 
-def _wrapped(handler: Handler, check: Callable[[grpc.ServicerContext], None]) -> Handler:
+def _with_check(handler: Handler, check: Callable[[grpc.ServicerContext], None]) -> Handler:
     """Returns the handler with `check` before it."""
     make, behaviour = next(
         (make, behaviour)

@@ -358,8 +358,8 @@ class Rates:
     def may(self, who: str) -> bool:
         """Returns whether this address or user may act now, and counts it if so."""
         now_s = self._clock()
-        mine = _filled(self._of.pop(who, (math.inf, now_s)), self._rate, self._burst, now_s)
-        whole = _filled(self._all, self._rate * self._times, self._burst * self._times, now_s)
+        mine = _refill(self._of.pop(who, (math.inf, now_s)), self._rate, self._burst, now_s)
+        whole = _refill(self._all, self._rate * self._times, self._burst * self._times, now_s)
         is_free = mine >= 1 and whole >= 1
         self._of[who] = mine - is_free, now_s
         self._all = whole - is_free, now_s
@@ -369,6 +369,6 @@ class Rates:
         return is_free
 
 
-def _filled(bucket: tuple[float, float], rate: float, burst: float, now_s: float) -> float:
+def _refill(bucket: tuple[float, float], rate: float, burst: float, now_s: float) -> float:
     left, at_s = bucket
     return min(burst, left + (now_s - at_s) * rate)

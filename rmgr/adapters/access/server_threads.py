@@ -137,7 +137,7 @@ class Requests(grpc.ServerInterceptor):
         if handler.stream_stream is not None:  # sessions, tunnels and terminals are counted before they are read
             return handler
         if handler.stream_unary is not None:
-            return self._gathered(handler)
+            return self._with_first_request(handler)
         return self._whole(handler) if handler.unary_unary is not None else self._parts(handler)
 
     def _whole(self, handler: Handler) -> Handler:
@@ -156,7 +156,7 @@ class Requests(grpc.ServerInterceptor):
 
         return Single(True, True, None, handler.response_serializer, stream_stream=parts)
 
-    def _gathered(self, handler: Handler) -> Handler:
+    def _with_first_request(self, handler: Handler) -> Handler:
         """Waits for the first of many requests; the others are waited for where their sender is counted."""
         answer = handler.stream_unary
 
@@ -229,7 +229,7 @@ class Turnstile(grpc.ServerInterceptor):
         return self._wrapped(handler, self._place if method in _STREAMS else self._turn)
 
     @contextmanager
-    def _admitted(self, context: grpc.ServicerContext, enter: Callable[[Caller, ExitStack], None]) -> Iterator[None]:
+    def _admit(self, context: grpc.ServicerContext, enter: Callable[[Caller, ExitStack], None]) -> Iterator[None]:
         """Admits daemons; people by `enter`, or ends the call by an exception."""
         caller = caller_of(context)
         with ExitStack() as stack:
@@ -247,14 +247,14 @@ class Turnstile(grpc.ServerInterceptor):
                 raise self._bounds.no_place("streams", caller.user, self._streams)
             stack.callback(self._streams.give_back, _name(caller))
 
-        return self._admitted(context, enter)
+        return self._admit(context, enter)
 
     def _turn(self, context: grpc.ServicerContext) -> AbstractContextManager[None]:
         def enter(caller: Caller, stack: ExitStack) -> None:
             wait_s = min(_LONGEST_S, context.time_remaining() or _LONGEST_S)
             stack.enter_context(self._calls.turn(_name(caller), wait_s, is_operator=caller.is_certified_operator))
 
-        return self._admitted(context, enter)
+        return self._admit(context, enter)
 
     def _wrapped(self, handler: Handler, admitted: Callable[[grpc.ServicerContext], AbstractContextManager[None]]) -> Handler:
         if handler.unary_unary is not None or handler.stream_unary is not None:

@@ -91,7 +91,7 @@ class Attempt:
         self._ended = threading.Event()
         self._is_named = self._is_known = self._has_answer = self._is_over = False
         self._waits, self._stalled = silent, stalled  #: the first ends the try on silence until the answer begins
-        self._call = call(self._sent())
+        self._call = call(self._messages())
 
     def messages(self) -> Iterator[Any]:
         """Yields each `pb.ToCaller` except beats. Raises: Unavailable if the gateway is gone or silent; the gateway's refusals."""
@@ -139,7 +139,7 @@ class Attempt:
             self._is_over |= over
             self._changed.notify_all()
 
-    def _sent(self) -> Iterator[Any]:
+    def _messages(self) -> Iterator[Any]:
         """Yields the messages to send, on a thread of gRPC."""
         yield pb.FromCaller(ask=self._ask)
         with self._changed:

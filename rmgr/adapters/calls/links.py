@@ -239,7 +239,7 @@ class Links:
             hello = next(requests).hello
         except (StopIteration, grpc.RpcError):
             return
-        link = self._greeted(hello, identity)
+        link = self._link_of(hello, identity)
         welcome = pb.ServerWelcome(version=VERSION, gateway=gateway)
         refusal = self._enter(link)
         if refusal:
@@ -255,11 +255,11 @@ class Links:
             link.ask()
             link.probe(KEEP_S)
             self._changed()
-            yield from self._told(link)
+            yield from self._messages_to(link)
         finally:
             self._leave(link)
 
-    def _told(self, link: ServerLink) -> Iterator[Any]:
+    def _messages_to(self, link: ServerLink) -> Iterator[Any]:
         while True:
             try:
                 message = link.out.get(timeout=BEAT_S)
@@ -281,14 +281,14 @@ class Links:
             context.cancel()
 
     @staticmethod
-    def _greeted(hello: Any, identity: str) -> ServerLink:
+    def _link_of(hello: Any, identity: str) -> ServerLink:
         if hello.version != VERSION:
             words = f"server {hello.name or '?'} speaks version {hello.version} of calls, this gateway {VERSION}"
             raise VersionMismatch(words, hint="rmgr version")
         if identity and identity != hello.name:
             raise UsageError(f"server {hello.name[:100]!r} has a certificate of {identity}", hint=f"rmgr server --name {identity}")
         check_name("server", hello.name[:100])
-        wrong = _crooked(hello)
+        wrong = _why_impossible(hello)
         if wrong:
             raise UsageError(f"server {hello.name} says hello with {wrong}")
         return ServerLink(
@@ -344,7 +344,7 @@ class Links:
         self._changed()
 
 
-def _crooked(hello: Any) -> str:
+def _why_impossible(hello: Any) -> str:
     """Returns what is impossible in a hello, or "". A hello that passes is kept, reported every 5 s and shown."""
     if not hello.life:
         return "no life"

@@ -97,7 +97,7 @@ _Accepted: TypeAlias = tuple[ServerLink, Any, Sequence[Any]]
 
 
 @dataclass(eq=False)
-class _Given:
+class _ServerAnswer:
     """An answer from a server: its `Give` waits until the client's RPC has read all of it.
 
     first: first bytes of the answer; the rest is in `parts`. context: of the `Give`, None for an answer that is complete here.
@@ -167,7 +167,7 @@ class Try:
 
     def answered(self, answer: Any) -> None:
         """Takes the server's whole answer (`pb.GivePart`)."""
-        self.put(_Given(answer.outcome, answer.data))
+        self.put(_ServerAnswer(answer.outcome, answer.data))
 
     def lost(self) -> None:
         """Notes that the server's stream is gone."""
@@ -238,11 +238,11 @@ class Relay:
 
     def _take(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
-            yield from self._stalls.watched(context, self._taken(request.key, context))
+            yield from self._stalls.watched(context, self._take_arguments(request.key, context))
         except RmgrError as error:
             fail(context, error)
 
-    def _taken(self, key: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
+    def _take_arguments(self, key: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
         """Returns the arguments for this key. Raises: NotFound, StateConflict; UsageError for a client that broke off."""
         _, one = self._link_of(key, context)
         if one is None:
@@ -292,7 +292,7 @@ class Relay:
                 if link.probe_given(first.key, requests, len(first.data)):
                     return pb.GiveReply(is_taken=True)
             return pb.GiveReply()
-        given = _Given(first.outcome, first.data, requests, context)
+        given = _ServerAnswer(first.outcome, first.data, requests, context)
         one.put(given)
         while not given.done.wait(BEAT_S):
             if not context.is_active() or (one.has_ended and not given.is_read):
@@ -315,7 +315,7 @@ class Relay:
         try:
             one = self._begun(caller, requests, context)
             if one is not None:
-                yield from self._stalls.watched(context, self._tried(one))
+                yield from self._stalls.watched(context, self._run_try(one))
         except RmgrError as error:
             self._choosing.count("refused", type(error).__name__)
             fail(context, error)
@@ -337,16 +337,16 @@ class Relay:
         one = Try(caller, ask, requests, context, time.monotonic() + min(ask.left_ms / 1000, _LONGEST_S))
         return one if context.add_callback(lambda: one.put("gone")) else None
 
-    def _tried(self, one: Try) -> Iterator[Any]:
+    def _run_try(self, one: Try) -> Iterator[Any]:
         """Yields the messages of one try, from its question to its end."""
         life = Life(one.ask.bound_server, one.ask.bound_life)
         if life.number and self.links.find(life) is None:  # even if no server offers its function any more
-            yield self._over(life)
+            yield self._life_ended(life)
             return
         wanted = yield from self._understood(one)
         if wanted is None:
             return
-        accepted = yield from self._accepted(one, wanted)
+        accepted = yield from self._offer_call(one, wanted)
         if accepted is None:
             return
         link, pick, trace = accepted
@@ -359,16 +359,16 @@ class Relay:
                 link.tell(arguments=pb.GivePart(key=one.key, data=data))
         while True:
             event = one.take(min(BEAT_S, max(0.0, one.left_s)))
-            if isinstance(event, _Given):
+            if isinstance(event, _ServerAnswer):
                 given_s = time.monotonic()
-                yield from self._answered(one, event)
+                yield from self._forward_answer(one, event)
                 ended_s = time.monotonic()
                 self._choosing.ended(wanted, link, event.outcome, ended_s - began_s, ended_s - given_s, pick)
                 return
             if event == "gone":
                 return
             if event in ("lost", "cut") or (event is None and time.monotonic() - link.heard_s > SILENT_S):
-                yield self._over(Life(link.name, link.life))
+                yield self._life_ended(Life(link.name, link.life))
                 return
             if isinstance(event, pb.Verdict):
                 if event.kind in _REFUSALS:
@@ -382,14 +382,14 @@ class Relay:
         """Returns the interpreted request, or None if the try has ended."""
         wanted = self._choosing.understood(one.caller, one.ask)
         if wanted is None:
-            yield from self._paused(one, _LOOK_S)  # its server may be starting
+            yield from self._wait_for_servers(one, _LOOK_S)  # its server may be starting
             wanted = self._choosing.understood(one.caller, one.ask)
         if isinstance(wanted, Wanted):
             return wanted
         yield pb.ToCaller(none=wanted or pb.NoneNow(kind=pb.NoneNow.UNKNOWN, reason=f"no server offers {one.ask.function}"))
         return None
 
-    def _accepted(self, one: Try, wanted: Wanted) -> Generator[Any, None, _Accepted | None]:
+    def _offer_call(self, one: Try, wanted: Wanted) -> Generator[Any, None, _Accepted | None]:
         """Offers the call until a server takes it. Returns (link, pick, trace), or None if the try has ended.
 
         Raises: UsageError if every server that offers the function has barred the call, for instance as too large.
@@ -416,7 +416,7 @@ class Relay:
             if barred and one.left_s > _OVER_S and all(link.life in barred for link in offering):
                 why = next(iter(barred.values()))
                 raise UsageError(f"no server takes this call of {wanted.function}: {why}", hint="rmgr functions; rmgr servers")
-            yield from self._paused(one, _LOOK_S, seen)  # the next attempt asks a server that gets room, or a new one
+            yield from self._wait_for_servers(one, _LOOK_S, seen)  # the next attempt asks a server that gets room, or a new one
             reason = pick.why or (f"every server of {wanted.function} is full" if full else f"no server takes {wanted.function} now")
             yield pb.ToCaller(none=pb.NoneNow(kind=pb.NoneNow.FULL, reason=reason))
             return None
@@ -427,7 +427,7 @@ class Relay:
         link = self.links.find(life)
         verdict = self._offer(one, link, None) if link is not None else None
         if link is None or verdict is None:
-            yield self._over(life)
+            yield self._life_ended(life)
             return None
         if verdict.kind in _TAKES:
             return link, pb.PickReply(server=link.name, life=link.life), ()
@@ -461,7 +461,7 @@ class Relay:
                 if event.kind not in _TAKES:
                     link.tries.pop(one.key, None)
                 return event
-            if isinstance(event, _Given):  # the answer has overtaken the verdict: they travel on two connections
+            if isinstance(event, _ServerAnswer):  # the answer has overtaken the verdict: they travel on two connections
                 one.events.appendleft(event)
                 one.is_known = True
                 return pb.Verdict(key=one.key, kind=pb.Verdict.JOINED)
@@ -469,7 +469,7 @@ class Relay:
                 link.tries.pop(one.key, None)
                 return None
 
-    def _answered(self, one: Try, given: _Given) -> Iterator[Any]:
+    def _forward_answer(self, one: Try, given: _ServerAnswer) -> Iterator[Any]:
         """Reads the server's answer, on the thread that forwards it; then the client's acknowledgement."""
         one.has_ended = given.is_read = True
         link, outcome = one.link, given.outcome
@@ -503,7 +503,7 @@ class Relay:
             if next(one.requests).acknowledged and link is not None:
                 link.tell(closed=pb.Closed(user=one.caller.user, guid=one.ask.guid, lowest=one.ask.lowest, numbers=[one.ask.number]))
 
-    def _more(self, given: _Given) -> bytes | None:
+    def _more(self, given: _ServerAnswer) -> bytes | None:
         """Returns the next bytes of the answer, or None if its server has ended it. Raises: grpc.RpcError if the stream has broken."""
         if given.context is None:
             return None
@@ -516,13 +516,13 @@ class Relay:
             raise grpc.RpcError
         return None
 
-    def _over(self, life: Life) -> Any:
+    def _life_ended(self, life: Life) -> Any:
         """Returns what is known here of a life that does not answer."""
         standing = self.links.standing(life)
         kind = {Standing.OVER: pb.Over.ENDED, Standing.SILENT: pb.Over.SILENT, Standing.HEARD: pb.Over.ELSEWHERE}[standing]
         return pb.ToCaller(over=pb.Over(kind=kind, life=life.number))
 
-    def _paused(self, one: Try, most_s: float, seen: int | None = None) -> Iterator[Any]:
+    def _wait_for_servers(self, one: Try, most_s: float, seen: int | None = None) -> Iterator[Any]:
         """Waits until servers have changed; sends the client a beat first."""
         yield pb.ToCaller(beat=True)
         with self._changed:

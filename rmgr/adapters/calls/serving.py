@@ -381,7 +381,7 @@ class GatewayLine:
         self._heard_s = time.monotonic()
         channel = open_channel(self.endpoint, self._credentials, Role.SUBMITTER, _OPTIONS)
         try:
-            call = self._call = calls_pb2_grpc.CallsStub(channel).Serve(self._said(out))
+            call = self._call = calls_pb2_grpc.CallsStub(channel).Serve(self._messages(out))
             try:
                 for message in call:
                     self._heard_s = time.monotonic()
@@ -396,7 +396,7 @@ class GatewayLine:
             channel.close()
         return ""
 
-    def _said(self, out: queue.SimpleQueue[Any]) -> Iterator[Any]:
+    def _messages(self, out: queue.SimpleQueue[Any]) -> Iterator[Any]:
         """Yields the messages to send; gRPC takes them on a thread of its own."""
         hello = {name: getattr(self._hello, name) for name in Hello.__slots__ if name != "users"}
         users = [pb.FunctionUsers(function=function, users=users) for function, users in self._hello.users]
@@ -524,7 +524,7 @@ class GatewayLine:
     def _say(self, key: bytes, end: CallEnd, path: str, *, patience_s: float = 0.0) -> None:
         trouble = ""
         try:
-            with _opened(path, patience_s) as file:
+            with _open_answer(path, patience_s) as file:
                 data = file.read()
             self._out.put(pb.FromServer(answer=pb.GivePart(key=key, outcome=_outcome(end), data=data)))
         except OSError as error:
@@ -539,7 +539,7 @@ class GatewayLine:
         trouble, is_taken = "", False
         transfer = self._begun(key)
         try:
-            with _opened(path, STALLED_S) as file:
+            with _open_answer(path, STALLED_S) as file:
                 first = pb.GivePart(key=key, outcome=_outcome(end))
                 method = self._stub().Give.future(_parts(first, file, transfer))
                 transfer.call = method
@@ -572,7 +572,7 @@ class GatewayLine:
             self._over(key)
 
 
-def _opened(path: str, patience_s: float) -> Any:
+def _open_answer(path: str, patience_s: float) -> Any:
     """Opens an answer ("" = none). A machine that lacks descriptors has some again soon; an answer that is given up is lost.
 
     Raises: OSError.

@@ -265,7 +265,7 @@ class DriverConnection:
 
     def close(self) -> None:
         """Closes the connection."""
-        _let_go(self._cluster)
+        _end_driver(self._cluster)
 
     def _local_hosts(self) -> list[Any]:
         return [host for host, state in self._session.get_pool_state().items() if state["open_count"] and not state["shutdown"]]
@@ -355,7 +355,7 @@ def enter(target: CassandraTarget, *, agreement_s: float = 10.0) -> DriverConnec
         connection = DriverConnection(target, cluster, session, plan)
     except Exception as error:
         known = tuple(sorted({host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter}))
-        _let_go(cluster)
+        _end_driver(cluster)
         if known and target.local_dc not in known:
             raise no_datacenter(target.local_dc, known) from error
         raise meaning(error, target) from error
@@ -365,7 +365,7 @@ def enter(target: CassandraTarget, *, agreement_s: float = 10.0) -> DriverConnec
     return connection
 
 
-def _let_go(cluster: Cluster) -> None:
+def _end_driver(cluster: Cluster) -> None:
     """Ends a driver, waiting half a second. The driver itself would wait for connections to hanging nodes up to their timeout."""
 
     def shut_down() -> None:
@@ -391,7 +391,7 @@ def _tls(target: CassandraTarget) -> ssl.SSLContext:
     return context
 
 
-class _Tamed(logging.Handler):
+class _QuietHandler(logging.Handler):
     """Turns the driver's warnings about failed connections into debug lines: our own log has one line about the outage."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -402,7 +402,7 @@ def _tame_driver_log() -> None:
     log = logging.getLogger("cassandra")
     own = [handler for handler in log.handlers if type(handler).__name__ != "NullHandler"]  # the driver has a NullHandler class of its own
     if log.level == logging.NOTSET and not own:  # an application that has configured it keeps its settings
-        log.addHandler(_Tamed())
+        log.addHandler(_QuietHandler())
         log.propagate = False
 
 
@@ -415,7 +415,7 @@ def meaning(error: BaseException, target: CassandraTarget) -> Exception:
         case RmgrError() | Lost():
             return error
         case NoHostAvailable():
-            return _of_several(error, target)
+            return _decisive_error(error, target)
         case driver.OperationTimedOut():
             host = getattr(error.last_host, "address", "") or "any node"
             return Lost(f"no answer from {host} within {format_duration(target.request_timeout_s)}", is_outage=False)
@@ -454,7 +454,7 @@ def _without_tls(text: str) -> ConfigError | None:
     )
 
 
-def _of_several(error: NoHostAvailable, target: CassandraTarget) -> Exception:
+def _decisive_error(error: NoHostAvailable, target: CassandraTarget) -> Exception:
     """Returns the first of the nodes' errors that waiting does not cure, else a summary."""
     causes = dict(error.errors) if isinstance(error.errors, dict) else {}
     meanings = {getattr(host, "address", str(host)): meaning(_root(cause), target) for host, cause in causes.items()}

@@ -113,7 +113,7 @@ class Reader:
                 else:
                     found[key] = self._noted(key, manifest, deadline, doing)
             keys = []
-            for key, value in self._chunked(chunked, deadline, doing):
+            for key, value in self._assemble(chunked, deadline, doing):
                 if value is None:
                     keys.append(key)
                 else:
@@ -133,7 +133,7 @@ class Reader:
         value = self._inline(key, manifest, deadline, doing)
         return iter((value,) if value else ())
 
-    def _chunked(self, manifests: Mapping[str, ValueManifest], deadline: CallDeadline, doing: str) -> Iterator[tuple[str, bytes | None]]:
+    def _assemble(self, manifests: Mapping[str, ValueManifest], deadline: CallDeadline, doing: str) -> Iterator[tuple[str, bytes | None]]:
         """Yields chunked values, one by one while chunks of later ones are on their way; None for one replaced in the meantime."""
         asked = [(key, _chunk_request(manifest, number)) for key, manifest in manifests.items() for number in range(manifest.chunks)]
         answers = self._calls.each([request for _, request in asked], deadline, doing, window=_WINDOW)
@@ -233,8 +233,8 @@ class Listing:
         """Yields live entries with `prefix` after `after`, sorted by key. `limit` is about how many the caller wants."""
         page = min(_LARGEST_PAGE, max(_LEAST_PAGE, 2 * limit // schema.INDEX_BUCKETS))
         walk = _Walk(self._calls, *schema.span(prefix, after), page, deadline, doing)
-        streams = [walk.scope(scope) for scope in self._undivided(prefix, deadline, doing)]
-        streams += [walk.family(self._divided(family, prefix, after, deadline, doing)) for family in _divided_families(prefix)]
+        streams = [walk.scope(scope) for scope in self._undivided_scopes(prefix, deadline, doing)]
+        streams += [walk.family(self._divided_scopes(family, prefix, after, deadline, doing)) for family in _divided_families(prefix)]
         return heapq.merge(*streams)
 
     def scopes(self, register: str, start: str, deadline: CallDeadline, doing: str) -> Iterator[tuple[str, int]]:
@@ -246,7 +246,7 @@ class Listing:
                 return
             start = rows[-1][0] + "\x01"
 
-    def _undivided(self, prefix: str, deadline: CallDeadline, doing: str) -> list[str]:
+    def _undivided_scopes(self, prefix: str, deadline: CallDeadline, doing: str) -> list[str]:
         """Returns the scopes that are a whole family, or the keys without one."""
         family, slash, rest = prefix.partition("/")
         if slash:
@@ -254,7 +254,7 @@ class Listing:
         known = [scope for scope, _ in self.scopes(schema.FAMILIES, prefix, deadline, doing) if schema.may_hold(scope, prefix)]
         return [schema.NO_FAMILY, *(scope for scope in known if scope != schema.NO_FAMILY)]
 
-    def _divided(self, family: str, prefix: str, after: str, deadline: CallDeadline, doing: str) -> Iterator[str]:
+    def _divided_scopes(self, family: str, prefix: str, after: str, deadline: CallDeadline, doing: str) -> Iterator[str]:
         """Yields the scopes of a divided family in order, from the one that holds the first key."""
         if prefix.count("/") > 1:  # the prefix names the scope
             yield schema.scope_of(prefix)

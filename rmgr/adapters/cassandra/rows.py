@@ -291,7 +291,7 @@ class KeyClaim:
 
     def questions(self) -> list[StatementRequest]:
         """Returns requests for the claims of all keys; for up to 32 keys, also for the values under them."""
-        return [ask("claims", key) for key in self._keys] + (_asked(self._keys) if len(self._keys) <= TOGETHER else [])
+        return [ask("claims", key) for key in self._keys] + (_read_requests(self._keys) if len(self._keys) <= TOGETHER else [])
 
     def read(self, answers: Sequence[Rows]) -> tuple[dict[str, list[tuple[bool, int]]], Seen]:
         """Decodes the answers to `questions`: by key, the others' claims (held or withdrawn, time written in us); and the values seen."""
@@ -313,10 +313,10 @@ class KeyClaim:
 
 def look(calls: Calls, keys: Sequence[str], deadline: CallDeadline, doing: str) -> Seen:
     """Returns what lies under `keys` now, with timestamps."""
-    return _seen(keys, calls.all(_asked(keys), deadline, doing))
+    return _seen(keys, calls.all(_read_requests(keys), deadline, doing))
 
 
-def _asked(keys: Sequence[str]) -> list[StatementRequest]:
+def _read_requests(keys: Sequence[str]) -> list[StatementRequest]:
     return [ask("value_seen", key) for key in keys]
 
 

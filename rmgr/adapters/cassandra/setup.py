@@ -55,7 +55,7 @@ def init_store(
         tell: called with each step before it is taken.
     Raises: `ConfigError` (with the fix), `PermissionDenied`, `StoreUnavailable`.
     """
-    connection = _entered(target, timeout_s, tell)
+    connection = _connect(target, timeout_s, tell)
     try:
         ring = Ring(connection)
         factor = replication_factor or target.replication_factor
@@ -164,7 +164,7 @@ def _take(ring: Ring, target: CassandraTarget, step: MigrationStep) -> None:
     ring.ask(cql, (VERSION_NAME, str(step.version)))
 
 
-def _entered(target: CassandraTarget, timeout_s: float, tell: Callable[[str], None]) -> DriverConnection:
+def _connect(target: CassandraTarget, timeout_s: float, tell: Callable[[str], None]) -> DriverConnection:
     """Returns a connection; waits for a cluster that is just starting."""
     end_s = time.monotonic() + timeout_s
     message = ""

@@ -419,7 +419,7 @@ class SoonWrites:
         """Writes values and their index entries in one round trip. For keys with one possible value, whose leftovers are freed by name."""
         session = self._session(manifests)
         if session is not None:
-            self._publish(session, manifests, {key: self._clock.next_us() for key in manifests}, _once(done))
+            self._publish(session, manifests, {key: self._clock.next_us() for key in manifests}, _run_once(done))
         return session is not None
 
     def create(self, manifests: Mapping[str, ValueManifest], done: Done, decided: Callable[[], None] | None) -> bool:
@@ -429,7 +429,7 @@ class SoonWrites:
             return False
         claim, begun_s = KeyClaim(self._calls, self._clock, tuple(manifests)), time.monotonic()
 
-        @_once
+        @_run_once
         def over(error: RmgrError | None) -> None:
             claim.withdraw()
             done(error)
@@ -469,11 +469,11 @@ class SoonWrites:
         def arrived(result: list[Rows] | BaseException) -> None:
             try:
                 if isinstance(result, BaseException):
-                    failed(_explained(result))
+                    failed(_to_rmgr_error(result))
                 else:
                     then(result)
             except Exception as error:  # noqa: BLE001 - on a thread of the driver, where nobody would see it
-                failed(_explained(error))
+                failed(_to_rmgr_error(error))
 
         _Answers([session.send(request, self._timeout_s) for request in requests], arrived).await_all()
 
@@ -501,7 +501,7 @@ class _Answers:
         self.arrived([future.result() for future in self.futures] if failure is None else failure)
 
 
-def _once(done: Done) -> Done:
+def _run_once(done: Done) -> Done:
     """Makes `done` run at most once, and ignores its errors: its owner may have ended, and the driver's thread must go on."""
     ends: list[RmgrError | None] = []
 
@@ -514,7 +514,7 @@ def _once(done: Done) -> Done:
     return end
 
 
-def _explained(error: BaseException) -> RmgrError:
+def _to_rmgr_error(error: BaseException) -> RmgrError:
     if isinstance(error, RmgrError):
         return error
     message = str(error) if isinstance(error, Lost) else f"{type(error).__name__}: {error}"

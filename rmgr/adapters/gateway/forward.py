@@ -87,7 +87,7 @@ class Forwarder:
 
     def _unary(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Any]:
         def pass_on(request: bytes, context: grpc.ServicerContext) -> Any:
-            caller, end_s = self._counted(context), time.monotonic() + min(_left_s(context) or _DEFAULT_S, _LONGEST_S)
+            caller, end_s = self._charge_caller(context), time.monotonic() + min(_left_s(context) or _DEFAULT_S, _LONGEST_S)
             with self._turn(context, caller, end_s):
                 endpoint = self._target(context, route)
                 call = self._channel(endpoint, service).unary_unary(f"/rmgr.v1.{service}/{name}")
@@ -121,7 +121,7 @@ class Forwarder:
 
         return pass_on
 
-    def _counted(self, context: grpc.ServicerContext) -> Caller:
+    def _charge_caller(self, context: grpc.ServicerContext) -> Caller:
         """Returns the caller, whose question is charged; ends the call by an exception if the caller is over the limit."""
         caller = caller_of(context)
         try:
@@ -142,7 +142,7 @@ class Forwarder:
 
     def _enter(self, context: grpc.ServicerContext) -> Caller:
         """Returns the caller and takes a place for a stream, to be given back; ends the call by an exception if there is none."""
-        caller = self._counted(context)
+        caller = self._charge_caller(context)
         if not self._streams.take(caller.user, is_operator=caller.is_certified_operator):
             self._refused(context, self._bounds.no_place("streams", caller.user, self._streams))
         return caller

@@ -95,17 +95,17 @@ class Rows:
         streams, gathers = make is grpc.unary_stream_rpc_method_handler, make is grpc.stream_unary_rpc_method_handler
 
         def whole(message: Any, context: grpc.ServicerContext) -> Any:
-            with self._guarded(context) as call:
+            with self._guard(context) as call:
                 return answer(self._uploads.awaited(message, context) if gathers else message, call)
 
         def parts(message: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-            with self._guarded(context) as call:
+            with self._guard(context) as call:
                 yield from self._stalls.watched(context, answer(message, call))
 
         handler = parts if streams else whole
         return make(handler, request_deserializer=request.FromString, response_serializer=lambda reply: reply.SerializeToString())
 
-    def _guarded(self, context: grpc.ServicerContext) -> _Call:
+    def _guard(self, context: grpc.ServicerContext) -> _Call:
         return _Call(self._gate, self._turns, self._bounds, context)
 
     # -- writing

@@ -224,11 +224,11 @@ def obstacle(account: Account, *, directories: Iterable[Path] = (), programs: It
     Cost: about 30 us a directory. Raises: OSError if the rights of the account cannot be taken.
     """
     for path in directories:
-        if found := _closed(account, path, path):
+        if found := _closed_directory(account, path, path):
             return found
     read = list(modules)
     for path in (*programs, *read):
-        if found := _closed(account, path.parent, path) or _closed(account, Path(os.path.realpath(path)).parent, path):
+        if found := _closed_directory(account, path.parent, path) or _closed_directory(account, Path(os.path.realpath(path)).parent, path):
             return found
         if found := _missing(account, path):
             return found
@@ -238,7 +238,7 @@ def obstacle(account: Account, *, directories: Iterable[Path] = (), programs: It
     return ""
 
 
-def _closed(account: Account, directory: Path, wanted: Path) -> str:
+def _closed_directory(account: Account, directory: Path, wanted: Path) -> str:
     """Names the first directory on the way to `directory` that the account cannot pass."""
     for place in _way(directory):
         try:

@@ -73,7 +73,7 @@ class Slot:
         self._talk = distrust.Talk() if account is not None else None
         self._ordered_ends = distrust.OrderedEnds()
         self._gone = threading.Event()
-        ours = self._started(python)
+        ours = self._start(python)
         group = self._cgroup
         self._channel = Channel(self.loop, ours, frames.FromSpawner, on_frames=self._on_frames, on_end=self._on_end, passes_fds=True)
         self.order(
@@ -91,7 +91,7 @@ class Slot:
             )
         )
 
-    def _started(self, python: str) -> socket.socket:
+    def _start(self, python: str) -> socket.socket:
         """Makes its directory and groups, and starts its spawner; returns our end of the socket. Raises: OSError, leaving nothing."""
         with contextlib.ExitStack() as undone:
             account = self.account

@@ -101,13 +101,13 @@ class Credentials:
         who = signer.identity
         if link.identity != who:
             raise ConfigError(
-                f"{where}: tls.crt is that of {_told(link.identity)}, sign.crt that of {_told(who)}",
+                f"{where}: tls.crt is that of {_describe(link.identity)}, sign.crt that of {_describe(who)}",
                 hint="files of two bundles are mixed: restore one",
             )
         if roles and who.role not in roles:
             meant = " or ".join(roles)
             raise ConfigError(
-                f"{where} is the bundle of {_told(who)}, and a {meant} needs its own",
+                f"{where} is the bundle of {_describe(who)}, and a {meant} needs its own",
                 hint=f"set [security] dir (RMGR_SECURITY_DIR) to that of a {meant}; {_MAKERS.get(roles[0], 'rmgr admin init')} makes it",
             )
         key = _private_key(where / "sign.key", files["sign.key"], signer)
@@ -358,7 +358,7 @@ def _mapping(path: Path, data: bytes) -> dict[str, str]:
         raise ConfigError(f"{path} is not readable JSON", hint="restore the bundle") from None
 
 
-def _told(who: Identity) -> str:
+def _describe(who: Identity) -> str:
     return f"{who.role} {who.name} of {who.cluster}"
 
 
@@ -418,13 +418,13 @@ def _parts_of(der: bytes) -> Said:
         key=_items(fields[_BEFORE_KEY][1])[1][1][1:],  # a bit string: its first byte counts the unused bits
         not_before_s=before,
         not_after_s=after,
-        key_info=_encoded(*fields[_BEFORE_KEY]),
-        signed=_encoded(*certificate[0]),
+        key_info=_encode(*fields[_BEFORE_KEY]),
+        signed=_encode(*certificate[0]),
         signature=certificate[2][1][1:],
     )
 
 
-def _encoded(tag: int, content: bytes) -> bytes:
+def _encode(tag: int, content: bytes) -> bytes:
     """Encodes a value as it is in the certificate: DER has exactly one form for each."""
     size = len(content)
     if size < 0x80:

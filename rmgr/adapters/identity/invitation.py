@@ -65,7 +65,7 @@ def decode(text: str) -> Token:
     try:
         return msgspec.msgpack.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=Token)
     except UNREADABLE:  # errors of base64, too
-        raise _damaged() from None
+        raise _damaged_error() from None
 
 
 def tls_pair(token: Token) -> TlsPair:
@@ -79,7 +79,7 @@ def tls_pair(token: Token) -> TlsPair:
         key = ec.derive_private_key(int.from_bytes(token.key, "big"), ec.SECP256R1())
         ca, certificate = load_certificate(token.ca, is_pem=False), load_certificate(token.certificate, is_pem=False)
     except ValueError:
-        raise _damaged() from None
+        raise _damaged_error() from None
     pem = serialization.Encoding.PEM
     return TlsPair(
         ca=ca.public_bytes(pem),
@@ -88,7 +88,7 @@ def tls_pair(token: Token) -> TlsPair:
     )
 
 
-def _damaged() -> UsageError:
+def _damaged_error() -> UsageError:
     what = "the token is damaged: a part of it is missing or was changed"
     return UsageError(what, hint="copy the whole line that rmgr admin add-node printed")
 

@@ -221,7 +221,7 @@ class Trust:
             if pem is None:
                 found = f"nobody is known by the key {key_id}"
             else:
-                found = _parsed(pem, self._ca_pem)
+                found = _parse(pem, self._ca_pem)
                 if not isinstance(found, str) and found.identity.key_id != key_id:
                     found = f"the certificate under the key {key_id} is that of another key"
         except RmgrError:
@@ -284,7 +284,7 @@ class Trust:
             self._reading = False
 
 
-def _parsed(pem: bytes, ca_pem: bytes) -> Certified | str:
+def _parse(pem: bytes, ca_pem: bytes) -> Certified | str:
     """Returns the certificate, whatever its dates (`look` compares them), or why it is not one of this cluster."""
     from rmgr.adapters.identity.pki import load_certificate, verify_certificate
 

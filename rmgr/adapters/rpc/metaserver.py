@@ -66,7 +66,7 @@ def handler_of(answers: MetaserverAnswers) -> Any:
         return to_message(answers.report(from_message(GatewayReport, request)))
 
     def pick(request: Any, _: grpc.ServicerContext) -> Any:
-        return to_message(answers.pick(_asked(request)))
+        return to_message(answers.pick(_to_pick_request(request)))
 
     def servers(request: Any, _: grpc.ServicerContext) -> Any:
         return to_message(answers.servers(request.name))
@@ -97,7 +97,7 @@ class MetaserverClient(Client):
         return from_message(ServersView, self._call(self._stub.Servers, pb.ServersRequest(name=name)))
 
 
-def _asked(request: Any) -> PickRequest:
+def _to_pick_request(request: Any) -> PickRequest:
     """Converts by hand: a pick among 50 servers takes 0.1 ms this way, and 0.6 ms field by field."""
     candidates = (
         Candidate(name=one.name, life=one.life, bytes_per_s=one.bytes_per_s, round_trip_s=one.round_trip_s) for one in request.servers
