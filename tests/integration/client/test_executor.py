@@ -19,6 +19,7 @@ import pytest
 import rmgr
 from rmgr.errors import PickleFailed
 from tests.harness.fair_time import FairTimer
+from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 if TYPE_CHECKING:
@@ -194,23 +195,37 @@ def test_ctrl_c_says_what_still_runs_and_another_one_leaves_it_to_the_cluster(co
     assert rmgr.TaskQueue.attach(int(number), connection=connection).future(0).result(60) is None, "it did not go on"
 
 
-class EndsWhenPickled:
-    """A result that raises what would end its worker while it is pickled."""
+def worker_of_a_moment() -> int:
+    """Lasts long enough for all workers to get some of several calls."""
+    time.sleep(0.05)
+    return os.getpid()
 
-    def __init__(self, end: type[BaseException]) -> None:
-        self.end = end
+
+class EndsWhenPickled:
+    """A result that raises what would end its worker while it is pickled, and says in a file which worker that is."""
+
+    def __init__(self, end: type[BaseException], told: Path) -> None:
+        self.end, self.told = end, told
 
     def __reduce__(self) -> str:
+        self.told.write_text(str(os.getpid()))
         raise self.end("pickled")
 
 
 @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_a_result_that_ends_its_process_when_it_is_pickled_fails_its_call_alone(connection: Connection, end: type[BaseException]) -> None:
+def test_a_result_that_ends_its_process_when_it_is_pickled_fails_its_call_alone(
+    connection: Connection, tmp_path: Path, end: type[BaseException]
+) -> None:
     with rmgr.Executor(connection=connection) as executor:
-        first = executor.submit(os.getpid).result(60)
         with pytest.raises(PickleFailed, match=f"the result, a .*EndsWhenPickled, cannot be pickled: {end.__name__}: pickled"):
-            executor.submit(EndsWhenPickled, end).result(60)
-        assert first in {executor.submit(os.getpid).result(60) for _ in range(20)}, "the worker lives on"
+            executor.submit(EndsWhenPickled, end, tmp_path / "pid").result(60)
+        worker = int((tmp_path / "pid").read_text())
+
+        def lives_on() -> bool:
+            calls = [executor.submit(worker_of_a_moment) for _ in range(12)]
+            return worker in [call.result(60) for call in calls]
+
+        eventually(lives_on, "no other call finds its worker")
 
 
 async def promise(x: int) -> int:
