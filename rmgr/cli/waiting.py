@@ -8,7 +8,6 @@ The only change that a wait may ask for is the cancellation that Ctrl-C means.
 from __future__ import annotations
 
 import math
-import os
 import queue
 import signal
 import socket
@@ -37,6 +36,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.array import Array, parse_array
 from rmgr.model.tasks.block import Fragment, Outcome
+from rmgr.model.tasks.output_names import expand, has_own_name
 from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.model.views import JobView
 
@@ -530,7 +530,9 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
         if not pattern:
             continue
         for end in sorted(item.ends.values(), key=lambda end: end.position):
-            target = Path(expand(pattern, end, submission.name))
+            target = Path(
+                expand(pattern, job=end.submission, index=end.index, attempt=end.attempt, name=submission.name, node=end.node)
+            )
             try:
                 if not target.parent.is_dir():
                     where = f"{('-o', '-e')[number]} {target}: there is no directory {target.parent} here"
@@ -538,7 +540,7 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
                     break  # one message covers all tasks
                 if str(target) not in started and target.exists():
                     continue  # the node wrote it: the node is this machine, or shares a file system with it
-                if len(item.ends) > 1 and "%a" not in pattern:
+                if len(item.ends) > 1 and not has_own_name(pattern):
                     session.note(f"{('-o', '-e')[number]} {target} stays on the nodes: several tasks write into it, %a gives each its own")
                     break
                 store = session.data_store() if end.log_parts[number] else None
@@ -550,20 +552,6 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
                 started.add(str(target))
             except OSError as error:
                 session.note(f"{target} cannot be written on {socket.gethostname()}: {error.strerror}; rmgr logs {end.id} -o FILE")
-
-
-def expand(pattern: str, end: FollowedEnd, name: str) -> str:
-    """Expands the file name pattern for one task, as the Starter does."""
-    values = {"j": str(end.submission), "a": str(end.index), "t": str(end.attempt), "x": name.replace(os.sep, "_"), "N": end.node, "%": "%"}
-    out, at = [], 0
-    while at < len(pattern):
-        if pattern[at] == "%" and pattern[at + 1 : at + 2] in values:
-            out.append(values[pattern[at + 1]])
-            at += 2
-        else:
-            out.append(pattern[at])
-            at += 1
-    return "".join(out)
 
 
 def summary(item: AwaitedSubmission) -> str:

@@ -517,6 +517,7 @@ def raised_by(outcome: Outcome) -> BaseException | None:
         return None
     return error if isinstance(error, BaseException) else None
 
+
 #: Ends of what has not run, or of which no log is left.
 _MUTE = frozenset({Reason.START_FAILED, Reason.OUTPUT_EXISTS, Reason.UNTRUSTED, Reason.POISON, Reason.NODE_LOST, Reason.DATA_LOST})
 #: How a user raises a limit: TaskQueue and Executor take the same keywords.

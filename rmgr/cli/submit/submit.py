@@ -54,6 +54,7 @@ from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.block import MOST_ATTEMPTS, PRIORITY_RANGE
+from rmgr.model.tasks.output_names import has_own_name, unknown_placeholder
 from rmgr.model.tasks.submission import FROM_CHECKPOINT, FROM_START, OnDisconnect, Phase, Rigid
 from rmgr.model.views import WhatIfView
 
@@ -117,8 +118,6 @@ OF_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE", else_="; what the work print
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish", "perl", "ssh", "make", "xargs", "parallel"})
 #: A variable of rmgr that a shell would read.
 _OURS = re.compile(r"\$\{?RMGR_[A-Z_]+\}?")
-#: A placeholder in the name of a file, as other systems have them too.
-_PLACEHOLDER = re.compile(r"%(\d*)([A-Za-z%])")
 
 _EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"
 
@@ -356,10 +355,10 @@ def doubts(options: CommandOptions, script: Script | None, words: Sequence[str])
         if options.each_line and any("{}" in word for word in words):
             messages.append("{} stays as it is: each line is in RMGR_ENTRY; sh -c 'CMD \"$RMGR_ENTRY\"'")
     for option, name in (("-o", options.out), ("-e", options.err)):
-        strange = next((found[0] for found in _PLACEHOLDER.finditer(name) if found[1] or found[2] not in "jatxN%"), "")
+        strange = unknown_placeholder(name)
         ours = "%j is the job, %a the index, %t the attempt, %x the name, %N the node"
         messages.append(f"{option}: {strange} stays as it is: {ours}" if strange else "")
-        if name and name != os.devnull and (options.array or options.each_line) and "%a" not in name:
+        if name and name != os.devnull and (options.array or options.each_line) and not has_own_name(name):
             messages.append(f"{option}: all tasks write into {name}, and rmgr logs has none of it; %a in its name gives each its own file")
     return list(filter(None, messages))
 

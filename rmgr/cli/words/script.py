@@ -144,9 +144,7 @@ def unset_slurm(script: Script | None, words: Sequence[str], known: Collection[s
     Args:
         words: its command, or the arguments of its script. known: variables that its user has set.
     """
-    lines = script.text.decode("utf-8", "replace").split("\n") if script is not None else []
-    code = [(f"{script.where(number)}: it" if script is not None else "it", line) for number, line in enumerate(lines, 1)]
-    for where, line in [*((where, line) for where, line in code if not line.lstrip().startswith("#")), *(("it", word) for word in words)]:
+    for where, line in _executed(script, words):
         read = next((name for name in _SLURMS.findall(line) if name not in known), "")
         what = f"reads {read}, which nothing sets" if read else "calls srun, which is not there" if _SRUN.search(line) else ""
         if what:
@@ -155,19 +153,26 @@ def unset_slurm(script: Script | None, words: Sequence[str], known: Collection[s
 
 
 def unset_other(script: Script | None, words: Sequence[str], known: Collection[str] = ()) -> str:
-    """Returns a warning for work that reads a variable of PBS, Grid Engine, LSF or HyperQueue; "" where it does not.
+    """Returns a warning for work that reads a variable of PBS, Grid Engine, LSF or HyperQueue; "" for other work.
 
-    Args:
-        words: its command, or the arguments of its script. known: variables that its user has set.
+    Args: as of `unset_slurm`.
     """
-    lines = script.text.decode("utf-8", "replace").split("\n") if script is not None else []
-    where = [(f"{script.where(number)}: it" if script is not None else "it", line) for number, line in enumerate(lines, 1)]
-    for what, line in [*((what, line) for what, line in where if not line.lstrip().startswith("#")), *(("it", word) for word in words)]:
+    for where, line in _executed(script, words):
         read = next((name for name in _OTHERS.findall(line) if name not in known), "")
         if read:
             instead = f"here it is {_EQUALS[read]}" if read in _EQUALS else f"--env {read}=VALUE sets it"
-            return f"{what} reads {read}, which nothing sets: {instead}"
+            return f"{where} reads {read}, which nothing sets: {instead}"
     return ""
+
+
+def _executed(script: Script | None, words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields (subject of a sentence about it, text) for each line of the script without comments, and for each word."""
+    if script is not None:
+        for number, line in enumerate(script.text.decode("utf-8", "replace").split("\n"), 1):
+            if not line.lstrip().startswith("#"):
+                yield f"{script.where(number)}: it", line
+    for word in words:
+        yield "it", word
 
 
 def refused(script: Script) -> UsageError:

@@ -164,8 +164,7 @@ class WorkerProcess:
                 import pickle
 
                 function, args = pickle.loads(spec.initializer)  # noqa: S301 - unpickled in the runner only
-                mask = os.umask(0o022)
-                os.umask(mask)
+                mask = _current_umask()
                 function(*args)
                 self._begins = self._left_by_initializer(mask)
         except BaseException as error:  # noqa: BLE001 - an initializer raises anything, SystemExit too
@@ -177,8 +176,7 @@ class WorkerProcess:
 
     def _left_by_initializer(self, mask: int) -> _Beginning:
         """What it has changed of that with which each batch begins. mask: the umask that it found."""
-        umask = os.umask(0o022)
-        os.umask(umask)
+        umask = _current_umask()
         outputs = {}
         for number, fd in enumerate(self._fds, 1):
             with contextlib.suppress(OSError):  # it has closed it
@@ -566,6 +564,12 @@ def _terminated(extra: TaskExtra | None, reason: Reason) -> TaskExtra:
     if extra is None or not extra.error:
         return failure(TaskTerminated(f"terminated: {reason}"), reason)
     return msgspec.structs.replace(extra, reason=reason)
+
+
+def _current_umask() -> int:
+    mask = os.umask(0o022)  # reading it means setting it
+    os.umask(mask)
+    return mask
 
 
 def _end_of_child(error: BaseException) -> NoReturn:

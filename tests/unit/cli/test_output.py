@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from rmgr.cli.submit.run import JsonLines, Labelled, Plain, ToFiles
-from rmgr.cli.waiting import AwaitedSubmission, Follow, FollowedEnd, expand, fetch_files, how, tell_failure
+from rmgr.cli.waiting import AwaitedSubmission, Follow, FollowedEnd, fetch_files, how, tell_failure
 from rmgr.client.logs import OutputPiece, read_ended, read_flushed, tail_of
 from rmgr.coord.decisions.keeping import SubmissionEnd, Unmet, is_branch_not_taken, weigh
 from rmgr.coord.protocol import keys
@@ -90,10 +90,6 @@ def test_stored_output_is_parts_then_the_rest() -> None:
     assert b"".join(read_flushed(store, 42, 7, 2, "stdout")) == b""
     assert list(read_ended(None, 42, 7, 1, "stderr", parts=0, rest=b"x")) == [b"x"]
     assert tail_of([b"a\nb\n", b"c\nd"], 2) == ["c", "d"]
-
-
-def test_names_of_output_files_are_expanded_as_on_the_node() -> None:
-    assert expand("o/%x.%j.%a.%t.%N.%%.%q", an_end(4, attempt=2), "a/b") == "o/a_b.42.5.2.n1.%.%q"
 
 
 def test_an_end_is_told_in_one_line() -> None:

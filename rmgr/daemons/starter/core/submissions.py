@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import WorkerSpec
+from rmgr.adapters.identity.pki import SKEW_S
 from rmgr.coord import nonces
 from rmgr.coord.nonces import place_of
 from rmgr.coord.protocol import keys, paths
@@ -52,8 +53,6 @@ _PAUSE_S, _MOST_PAUSE_S = 5.0, 600.0
 _ABSENT = "there is none, or none any more"
 #: Most verified signatures kept: the parts of one block share a signature, and so do blocks that left together.
 _KEEP_VERIFIED = 1024
-#: A clock that differs from ZooKeeper's by more is not believed; certificates allow for as much (s).
-_CLOCKS_DIFFER_S = 300.0
 #: How long a node whose clock is wrong takes no work after it would have refused some (s).
 _DOUBT_S = 60.0
 
@@ -480,7 +479,7 @@ class Gate:
         if self._zookeeper_less_boot_s is None:
             return ""
         ahead_s = machine.wall_s() - self._zookeeper_less_boot_s - machine.boottime_ns() / 1e9
-        if abs(ahead_s) <= _CLOCKS_DIFFER_S:
+        if abs(ahead_s) <= SKEW_S:
             return ""
         return f"its clock is {format_duration(round(abs(ahead_s)))} {'ahead of' if ahead_s > 0 else 'behind'} ZooKeeper's: set it right"
 

@@ -294,7 +294,7 @@ class Starter:
             check_release(check_same(read_meta(self._coordinator), self._cluster_id))  # the cluster may have been upgraded meanwhile
             self._registry.register(list(self.agents.values()))
             if self._shared.gate is not None:
-                self._shared.gate.registered(self._registry.registered_ms)
+                self._shared.gate.registered(self._registry.registered_ms(next(iter(self.agents))))
         except (PermissionDenied, StateConflict, VersionMismatch, WrongCluster) as error:
             self._log.error("starter_gives_up", error=error.message)
             self.failure = error

@@ -90,7 +90,6 @@ class Registry:
         self._is_stopping = is_stopping
         self._log = log
         self.guid = ""
-        self.registered_ms = 0  #: of the last time, by ZooKeeper's clock
         self._guids: set[str] = set()
         self._records: dict[str, tuple[NodeRecord, int]] = {}  # as registered, with its version
 
@@ -197,12 +196,15 @@ class Registry:
             return None
         fences = {agent.name: 0 if old is None else old.version + 1 for agent, old in zip(agents, found, strict=True)}
         self._records = {record.node: (record, fences[record.node]) for record in fresh}
-        stat = self._wait(self._coordinator.stat(paths.node(agents[0].name)))
-        self.registered_ms = stat.mtime_ms if stat is not None else 0
         self._log.info(
             "registered", nodes=[agent.name for agent in agents], incarnation=fresh[0].incarnation, guid=self.guid, outcome=_how(outcome)
         )
         return fences
+
+    def registered_ms(self, node: str) -> int:
+        """Asks ZooKeeper when it registered the node, by its clock; 0 = not known. Raises: as `register`."""
+        stat = self._wait(self._coordinator.stat(paths.node(node)))
+        return stat.mtime_ms if stat is not None else 0
 
     def _rival(self, records: Sequence[NodeRecord]) -> tuple[NodeRecord, bool] | None:
         """Returns a record whose Starter may be alive, and whether it certainly is; None if there is none."""

@@ -11,13 +11,12 @@ import contextlib
 import hashlib
 import math
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,6 +31,7 @@ from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
 from rmgr.daemons.starter.staging.inputs import ROWS_TOGETHER, Input, Inputs, Left, OutputClaims, TaskReads
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, RmgrError, StoreUnavailable, UsageError, ValueTooLarge
 from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, MAX_LEFT_KEYS, KeyedPayload
+from rmgr.model.tasks.output_names import expand, has_own_name
 from rmgr.model.tasks.submission import Command
 from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
 from rmgr.model.wire.line import ClaimStage
@@ -59,7 +59,6 @@ VALUES_CAP_BYTES = 64 * 1024 * 1024
 INLINE_INPUT = 256 * 1024
 #: Most bytes of one step of a file's name, and of the whole name (the path above it is the Starter's).
 _MAX_STEP, _MAX_NAME = 255, 3000
-_PLACEHOLDER = re.compile(r"%([jatxN%])")
 #: Called after the claim of a task: with the error if it cannot have its keys, else with None.
 Waiting = Callable[[Exception | None], None]
 
@@ -248,7 +247,10 @@ class Stager:
             return "", ""
         found = []
         for pattern in (command.out, command.err):
-            name = expand(pattern, block.info, index, block.key.attempt, block.node)
+            record = block.info.record
+            name = expand(
+                pattern, job=record.id, index=block.info.label(index), attempt=block.key.attempt, name=record.name, node=block.node
+            )
             path = os.path.join(command.cwd, name) if name else ""
             found.append(os.path.abspath(path) if os.path.isabs(path) else "")
         return found[0], found[1]
@@ -845,27 +847,3 @@ def to_file(store: Store, key: str, found_in: Input, path: str, share: StagingSh
             if found_in.about is not None:
                 digest.update(chunk)
     found_in.check(key, digest.digest())
-
-
-# -- names of output files -------------------------------------------------------------------------------------------------
-# Placeholders in the names of output files: %j job, %a array index, %t attempt, %x name, %N node, %% a percent sign.
-
-
-def expand(pattern: str, info: Any, index: int, attempt: int, node: str) -> str:
-    """Returns `pattern` for one attempt of one task, with its placeholders replaced."""
-    if "%" not in pattern:
-        return pattern
-    values = {
-        "j": str(info.record.id),
-        "a": str(info.label(index)),
-        "t": str(attempt),
-        "x": info.record.name.replace("/", "_"),
-        "N": node,
-        "%": "%",
-    }
-    return _PLACEHOLDER.sub(lambda match: values[match[1]], pattern)
-
-
-def has_own_name(pattern: str) -> bool:
-    """Returns whether each task of a submission has a file of its own."""
-    return any(match[1] == "a" for match in _PLACEHOLDER.finditer(pattern))

@@ -9,7 +9,6 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from rmgr.daemons.starter.core.home import DiskWatch
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.tree import CountedChildren, WatchedZnode
 from rmgr.daemons.starter.node.trouble import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
-from rmgr.daemons.starter.staging.stage import expand, has_own_name, inside
+from rmgr.daemons.starter.staging.stage import inside
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import MAX_INLINE_FUNCTION
@@ -80,26 +79,6 @@ def test_one_bad_submission_puts_no_node_out_several_do() -> None:
 
 
 # -- names ---------------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Record:
-    id: int = 42
-    name: str = "a/b"
-
-
-class _Info:
-    record = _Record()
-
-    def label(self, index: int) -> int:
-        return index * 10
-
-
-def test_placeholders_of_output_files() -> None:
-    assert expand("/d/%j-%a.%t.%x@%N%%%q", _Info(), 7, 2, "n1") == "/d/42-70.2.a_b@n1%%q"
-    assert has_own_name("x-%a.txt")
-    assert not has_own_name("x-%j.txt")
-    assert not has_own_name("100%%a")
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd"])
