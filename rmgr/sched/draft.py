@@ -610,7 +610,7 @@ class Draft(View):
                 tree = known or Tree(gang.width, sum((last - first + 1) * cores for first, last, cores in gang.leaves))
             if node >= tree.nodes:
                 return self._never(Why("gang", "job {} stands in tree node {}, of {}", (job_id, node, tree.nodes)))
-            if run is not None and grown and stands_in(run, gang.leaves, tree.span(node), nodes):
+            if run is not None and grown and stands_in(run, gang.leaves, tree.span(node)):
                 stands[job_id] = run  # where it would be placed now does not matter: nodes have closed and opened since
                 continue
             placement = placed_in(job, gang.leaves, tree.span(node), nodes)

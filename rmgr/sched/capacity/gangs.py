@@ -188,14 +188,21 @@ def placed_in(job: Job, carousel_leaves: Cores, span: tuple[int, int], nodes: Ma
     return None
 
 
-def stands_in(run: Running, leaves: Cores, span: tuple[int, int], nodes: Mapping[int, Node]) -> bool:
-    """Whether every core of the run is among the leaves `span`, regardless of nodes that closed or opened since it began."""
+def stands_in(run: Running, leaves: Cores, span: tuple[int, int]) -> bool:
+    """Whether every core of the run is among the leaves `span`, and every leaf of its nodes if it is exclusive.
+
+    How many cores the nodes have now does not count: a node that came back with more has its old leaves until the gang's jobs have ended.
+    """
     has = {node: cores for node, _, cores in cores_within(leaves, *span)}
     job = run.job
     return all(
-        has.get(node, 0) >= (nodes[node].cores if job.exclusive and node in nodes else count * job.threads)
-        for node, count in each_node(run.placement)
+        has.get(node, 0) >= (leaves_on(node, leaves) if job.exclusive else count * job.threads) for node, count in each_node(run.placement)
     )
+
+
+def leaves_on(node: int, leaves: Cores) -> int:
+    """Returns how many leaves of a tree are cores of the node. Cost: O(spans)."""
+    return next((cores for first, last, cores in leaves if first <= node <= last), 0)
 
 
 def too_many_leaves(leaves: Cores) -> bool:

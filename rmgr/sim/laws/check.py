@@ -18,7 +18,7 @@ from traceback import extract_tb
 from typing import TypeAlias, cast
 
 from rmgr.model.base.units import format_duration
-from rmgr.sched.capacity.gangs import cores_within
+from rmgr.sched.capacity.gangs import cores_within, leaves_on
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Node, Placement, Running, nodes_of
 from rmgr.sched.plan import Decision, Plan, Reserve, Start, WakeAt
@@ -320,7 +320,7 @@ def _crowded(gang: Gang, stands: dict[int, Running], nodes: dict[int, Node], alo
         for node, processes in processes_on(run.placement):
             if processes * run.job.threads > leaves.get(node, 0):
                 yield f"job {job_id} stands on node {node} outside of tree node {home} of gang {gang.name}"
-            if run.job.exclusive and leaves.get(node, 0) < nodes[node].cores:
+            if run.job.exclusive and leaves.get(node, 0) < leaves_on(node, gang.leaves):
                 yield f"job {job_id} is exclusive, and others have cores of node {node} in its slots"
             if run.job.spread and processes > 1:
                 yield f"node {node} has several processes of job {job_id}, which is spread"

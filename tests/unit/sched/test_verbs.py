@@ -435,6 +435,16 @@ def test_a_gang_of_a_policy_that_has_left_turns_on_and_loses_only_what_has_ended
     assert restored.snapshot() == state.snapshot()
 
 
+def test_a_newcomer_joins_a_gang_that_has_grown_although_the_node_of_an_exclusive_member_has_more_cores_now() -> None:
+    state = with_jobs(cluster(1), a_job(1, exclusive=True), a_job(2))
+    done(state, lambda draft: draft.gang(shared((1, 0), leaves=1), WHY))
+    state.node_changed(Node(id=0, cores=2))
+    state.node_changed(Node(id=1))
+    grown = shared((1, 1), (2, 2))._replace(leaves=((0, 0, 1), (1, 1, 1)))
+    (begun,) = [d for d in done(state, lambda draft: draft.gang(grown, WHY), now=1).decisions if isinstance(d, Start)]
+    assert (begun.job_id, begun.placement) == (2, ((1, 1, 1),))
+
+
 def test_a_member_that_was_sent_back_and_begins_alone_stands_in_no_record_any_more() -> None:
     state = with_jobs(cluster(3), a_job(1), a_job(2))
     done(state, lambda draft: draft.gang(shared((1, 0), (2, 0)), WHY))

@@ -26,6 +26,7 @@ from rmgr.sim.laws.world import LawsJob, Outage, Seeded, SmallWorld, shrunk, sma
 
 CLASSES = (QueueClass(name="large", max_cpus=8, max_processes=8, max_threads=2, max_reservations=2, head_trigger=True),)
 MOST = 400
+SECOND = 1_000_000
 
 
 def nothing(*_: object, **__: object) -> None:
@@ -123,6 +124,16 @@ def test_who_waits_for_a_job_that_no_node_holds_any_longer_is_not_starved() -> N
         outages=(Outage(at_us=2, until_us=4, node=0, loses=True, cores=1),),
     )
     assert tried(world, lambda: (Stage(policy_named("fcfs")),)).breach is None
+
+
+def test_an_exclusive_job_of_a_gang_keeps_its_leaves_when_its_node_comes_back_with_more_cores() -> None:
+    world = SmallWorld(
+        nodes=(Node(id=0, cores=1),),
+        works=tuple(LawsJob(job=Job(id=n, submit_us=n * SECOND, limit_us=9 * SECOND, exclusive=n == 1), run_us=5 * SECOND) for n in (1, 2)),
+        outages=(Outage(at_us=2 * SECOND, until_us=3 * SECOND, node=0, loses=False, cores=2),),
+    )
+    result = tried(world, lambda: (Stage(policy_named("dqt", {"quantum": "1s"})),))
+    assert result.breach is None, result.breach.text
 
 
 def test_shrinking_ends_with_nothing_to_spare() -> None:
