@@ -295,6 +295,34 @@ class Cancellable(Protocol):
         """Ends the call."""
 
 
+class Silence:
+    """How long another end has been silent, for an owner that looks every `look_s` seconds and may stand still itself.
+
+    Each look adds at most twice `look_s`: what came while this process stood still has not been read yet. `heard` may be called on any
+    thread, `look` on one.
+    """
+
+    __slots__ = ("_clock", "_heard_s", "_looked_s", "_most_s", "_silent_s")
+
+    def __init__(self, look_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._most_s = clock, 2 * look_s
+        self._silent_s = 0.0
+        self._heard_s = self._looked_s = clock()
+
+    def heard(self) -> None:
+        """Notes that something has come."""
+        self._heard_s = self._clock()
+
+    def look(self) -> float:
+        """Returns for how many seconds nothing has come."""
+        now_s, heard_s = self._clock(), self._heard_s
+        if heard_s >= self._looked_s:
+            self._looked_s, self._silent_s = heard_s, 0.0
+        self._silent_s += min(now_s - self._looked_s, self._most_s)
+        self._looked_s = now_s
+        return self._silent_s
+
+
 class Stalls:
     """Args: most_s: how long one message may wait to be taken, or to come. cut: called for every call thus ended. Thread-safe."""
 
@@ -330,10 +358,14 @@ class Stalls:
 
     def _look(self) -> None:
         """Checks for late calls as long as any wait."""
+        looked_s = time.monotonic()
         while True:
             time.sleep(_LOOK_S)
             now_s = time.monotonic()
+            stood_s, looked_s = now_s - looked_s - _LOOK_S, now_s
             with self._lock:
+                if stood_s > _LOOK_S:  # this process stood still, which is not their silence
+                    self._waiting = {number: (since_s + stood_s, context) for number, (since_s, context) in self._waiting.items()}
                 if not self._waiting:
                     self._looks = False
                     return

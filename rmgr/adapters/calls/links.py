@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from rmgr.adapters.access.server_threads import Silence
 from rmgr.coord.calls.ledger import Life, Lives, Standing
 from rmgr.errors import RmgrError, UsageError, VersionMismatch
 from rmgr.model.base.ids import check_name
@@ -84,6 +85,7 @@ class ServerLink:
     said_bytes: int = 0  #: most bytes of arguments that may go into its stream
     identity: str = ""  #: the name in its certificate, "" in an open cluster
     heard_s: float = field(default_factory=time.monotonic)
+    silence: Silence = field(default_factory=lambda: Silence(BEAT_S))
     load: Any = field(default_factory=pb.Load)
     loaded_s: float = -math.inf  #: when `load` was asked for
     link: Measured = field(default_factory=Measured)
@@ -125,6 +127,7 @@ class ServerLink:
     def take_in(self, message: Any) -> None:
         """Handles a message of the server's stream."""
         self.heard_s = time.monotonic()
+        self.silence.heard()
         what = message.WhichOneof("what")
         if what == "load" and message.load.ask == self._asked[0]:
             self.load, self.loaded_s = message.load, self._asked[1]
@@ -265,7 +268,7 @@ class Links:
                 message = link.out.get(timeout=BEAT_S)
             except queue.Empty:
                 message = pb.ToServer(beat=True)
-            if message is None or time.monotonic() - link.heard_s > SILENT_S:
+            if message is None or link.silence.look() > SILENT_S:
                 return
             yield message
 

@@ -27,7 +27,7 @@ import grpc
 from rmgr.adapters.access.auth import Caller, caller_of, fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Stalls
-from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, SILENT_S, STALLED_S, VERSION, Links, ServerLink
+from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, STALLED_S, VERSION, Links, ServerLink
 from rmgr.coord.calls.ledger import Life, Standing
 from rmgr.errors import NotFound, RmgrError, StateConflict, UsageError, VersionMismatch
 from rmgr.model.calls.arrays import PIECE_BYTES
@@ -367,7 +367,7 @@ class Relay:
                 return
             if event == "gone":
                 return
-            if event in ("lost", "cut") or (event is None and time.monotonic() - link.heard_s > SILENT_S):
+            if event in ("lost", "cut"):
                 yield self._life_ended(Life(link.name, link.life))
                 return
             if isinstance(event, pb.Verdict):

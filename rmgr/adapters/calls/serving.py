@@ -9,7 +9,6 @@ Events come on threads of the lines; their receiver must only enqueue. Orders to
 from __future__ import annotations
 
 import errno
-import math
 import os
 import queue
 import random
@@ -26,6 +25,7 @@ import grpc
 import msgspec
 
 from rmgr.adapters.access.auth import open_channel, rebuild
+from rmgr.adapters.access.server_threads import Silence
 from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, SILENT_S, STALLED_S, VERSION
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS
@@ -277,7 +277,7 @@ class GatewayLine:
         self._call: Any = None
         self._bulk: grpc.Channel | None = None
         self._bulk_stub: Any = None
-        self._heard_s = math.inf
+        self._silence = Silence(_LOOK_S)
         self._is_up = False
         self._lock = threading.Lock()
         self._transfers: dict[bytes, _Transfer] = {}
@@ -329,10 +329,10 @@ class GatewayLine:
         self._thread.start()
 
     def check(self) -> None:
-        """Ends streams and transfers that have been silent for too long. Called about once a second."""
+        """Ends streams and transfers that have been silent for too long. Called every `_LOOK_S`."""
         now_s = time.monotonic()
         call = self._call
-        if call is not None and now_s - self._heard_s > SILENT_S:
+        if self._silence.look() > SILENT_S and call is not None:
             call.cancel()
         with self._lock:
             stalled = [one for one in self._transfers.values() if now_s - one.moved_s > STALLED_S]
@@ -378,13 +378,13 @@ class GatewayLine:
         out = self._out = queue.SimpleQueue()
         if self._closing.is_set():
             return ""
-        self._heard_s = time.monotonic()
+        self._silence.heard()
         channel = open_channel(self.endpoint, self._credentials, Role.SUBMITTER, _OPTIONS)
         try:
             call = self._call = calls_pb2_grpc.CallsStub(channel).Serve(self._messages(out))
             try:
                 for message in call:
-                    self._heard_s = time.monotonic()
+                    self._silence.heard()
                     refused = self._on_message(message)
                     if refused:
                         return refused

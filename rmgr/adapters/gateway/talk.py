@@ -17,6 +17,7 @@ import grpc
 
 from rmgr.adapters.access.auth import Caller, caller_of, expel, fail, rebuild
 from rmgr.adapters.access.limits import SESSION_COST, Bounds, Rates
+from rmgr.adapters.access.server_threads import Silence
 from rmgr.adapters.access.turns import Turns
 from rmgr.adapters.gateway.bounds import SMALL_BYTES, Booking, take_place
 from rmgr.adapters.rpc.channels import Gateways, user_metadata
@@ -115,7 +116,8 @@ class TalkLink:
         self._metadata = user_metadata(user)
         self._up, self._heard, self._down = up, heard, down
         self._clock = clock
-        self._begun_s = self._heard_s = clock()
+        self._begun_s = clock()
+        self._silence = Silence(LOOK_S, clock)
         self._call: Any = None
         self._outbox: Outbox | None = None
         self._closing = threading.Event()
@@ -150,8 +152,8 @@ class TalkLink:
     def check(self) -> None:
         """Leaves a gateway that is silent. To be called every `LOOK_S` while the client waits for anything."""
         limit_s = SILENCE_S if self._has_others else ALONE_S
-        if self._call is not None and self._clock() - self._heard_s > limit_s:
-            self._heard_s = self._clock()
+        if self._silence.look() > limit_s and self._call is not None:
+            self._silence.heard()
             self._leave(f"the gateway at {self.endpoint} says nothing")
 
     def leave(self, why: str) -> None:
@@ -191,7 +193,8 @@ class TalkLink:
     def _stream(self, endpoint: str) -> bool:
         """Runs one stream to its end; returns whether anything was heard on it."""
         outbox = Outbox()
-        self._begun_s = self._heard_s = self._clock()
+        self._begun_s = self._clock()
+        self._silence.heard()
         stub = work_pb2_grpc.WorkStub(self._gateways.channel(endpoint))
         call = self._call = stub.Talk(outbox.messages(self._clock), metadata=self._metadata)
         self._outbox = outbox
@@ -199,7 +202,7 @@ class TalkLink:
         try:
             self._up(outbox)
             for message in call:
-                self._heard_s = self._clock()
+                self._silence.heard()
                 if not was_up:
                     was_up, self.failure, self.refusal = True, None, None
                 if message.words:
@@ -331,14 +334,10 @@ class Talks:
             raise Throttled(message, hint="ask, and submit, on one connection: rmgr.connect(), or --array")
 
     def _look(self) -> None:
-        looked_s = time.monotonic()
         while not self._stopping.wait(LOOK_S):
-            stood_s, looked_s = time.monotonic() - looked_s - LOOK_S, time.monotonic()
             with self._lock:
                 live = list(self._live)
             for talk in live:
-                if stood_s > LOOK_S:
-                    talk.excuse(stood_s)
                 talk.look()
                 if talk.key_id and self._is_revoked(talk.key_id):
                     expel(talk.drain, talk.end, talk.cut)
@@ -366,7 +365,7 @@ class _Talk:
         self._held_up = False
         self._ping = 0  #: the last ping without an answer; a client that reads no answers cannot pile them up
         self._over = threading.Event()
-        self._heard_s = self._sent_s = time.monotonic()
+        self._unheard, self._untaken = Silence(LOOK_S), Silence(LOOK_S)  #: what the client does not say, what it does not take
 
     # -- Stream
 
@@ -380,7 +379,7 @@ class _Talk:
     def say(self, word: bytes) -> None:
         with self._lock:
             if not self._unsent:
-                self._sent_s = time.monotonic()
+                self._untaken.heard()
             self._unsent += len(word)
         self._holds.book(len(word))
         self._out.put(word)
@@ -423,19 +422,14 @@ class _Talk:
         if self._talker is not None:
             self._talker.over()
 
-    def excuse(self, stood_s: float) -> None:
-        """Forgives the client `stood_s` of silence: this gateway stood still, and has not yet read what came in that time."""
-        self._heard_s += stood_s
-        self._sent_s += stood_s
-
     def look(self) -> None:
         """Cuts off a silent or stalled client; tells the talker when there is room again."""
-        now = time.monotonic()
+        unheard_s, untaken_s = self._unheard.look(), self._untaken.look()
         if self._over.is_set():
             return
-        if now - self._heard_s > GONE_S and not self._held_up:
+        if unheard_s > GONE_S and not self._held_up:
             self.cut("silent")
-        elif self._unsent > 0 and now - self._sent_s > STALLED_S:
+        elif self._unsent > 0 and untaken_s > STALLED_S:
             self.cut("stalled")
         elif self._was_full and not self.is_full:
             self._was_full = False
@@ -451,7 +445,7 @@ class _Talk:
     def _read(self, requests: Iterator[Any]) -> None:
         try:
             for message in requests:
-                self._heard_s = time.monotonic()
+                self._unheard.heard()
                 if message.ping:
                     self._pong(message.ping)
                 with self._bounds.had.waiting(self.user, len(message.words)):
@@ -497,7 +491,8 @@ class _Talk:
 
     def _pause(self, begins: bool) -> None:
         """Begins or ends a pause in reading, in which the client's silence does not count."""
-        self._held_up, self._heard_s = begins, time.monotonic()
+        self._held_up = begins
+        self._unheard.heard()
 
     # -- to the client
 
@@ -525,7 +520,7 @@ class _Talk:
             if message.words or message.ping:
                 yield message  # returns when gRPC has taken it
                 with self._lock:
-                    self._sent_s = time.monotonic()
+                    self._untaken.heard()
                     self._unsent -= size
                 self._holds.release(booked)
             if entry is _END:

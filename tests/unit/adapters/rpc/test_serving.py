@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import socket
+import subprocess
 import threading
 import time
 import weakref
@@ -18,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rmgr.adapters.access.auth import Expeller
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.access.server_threads import Stalls
+from rmgr.adapters.access.server_threads import Silence, Stalls
 from rmgr.adapters.rpc.channels import IDLE_OPTIONS, KEEP_S, OPTIONS, Channels
 from rmgr.adapters.rpc.server import RpcServer, check_place
 from rmgr.daemons.service.serving import VoiceCheck, check_voice, telling
@@ -147,6 +150,39 @@ def test_stalled_streams_are_cut_after_a_thread_was_refused_once(no_threads: thr
     second = stalls.watched(Context(), ["a", "b"])  # type: ignore[arg-type]
     assert next(second) == "a"
     assert Context.cut.wait(20)
+
+
+def test_nobody_is_cut_for_the_time_in_which_this_process_stood_still() -> None:
+    cut = threading.Event()
+    stalls = Stalls(1.7, cut.set)
+    with stalls.waited(threading.Event()):  # type: ignore[arg-type]
+        with subprocess.Popen(["/bin/sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"]):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        assert not cut.wait(0.6), "it has looked once since"
+
+
+@pytest.mark.parametrize(
+    ("events", "silent_s"),
+    [
+        ("1 1 1", 3),
+        ("1 heard 1 1", 2),
+        ("9", 2),  # it stood still: a look adds twice its pause at most
+        ("1 heard 9 1", 3),
+        ("9 heard 1", 1),
+        ("9 9 9", 6),
+    ],
+)
+def test_silence_counts_only_while_its_owner_runs(events: str, silent_s: float) -> None:
+    """events: seconds until each look, and what was heard right after one."""
+    now = 100.0
+    silence, seen = Silence(1.0, lambda: now), 0.0
+    for event in events.split():
+        if event == "heard":
+            silence.heard()
+        else:
+            now += float(event)
+            seen = silence.look()
+    assert seen == silent_s
 
 
 def test_revoked_callers_are_expelled_after_a_thread_was_refused_once(no_threads: threading.Event) -> None:
