@@ -57,12 +57,13 @@ def test_a_node_dies_under_jobs_of_several_nodes(jobs: Chaos) -> None:
         killed_s = timer.elapsed_s
         eventually("the nodes are free again", lambda: is_free(jobs, never), within=RECOVERY_S)
         free_s = timer.elapsed_s
-        started(jobs, again, 2, attempt=2)
+        runs = lambda: any(len(jobs.spans(again, later)) == 2 for later in (2, 3, 4))  # noqa: E731
+        eventually("it runs again: twice where a stall has ended the sessions of its nodes, too", runs, within=PATIENCE_S)
         print(f"T = {T} s: ranks elsewhere dead after {killed_s:.1f} s, nodes free {free_s:.1f} s, run again {timer.elapsed_s:.1f} s")
     tasks = jobs.finish(within=60)
     lost, rerun = tasks[f"{never}_0"], tasks[f"{again}_0"]
     assert (lost.state, lost.reason, lost.attempt) == ("FAILED", "NODE_LOST", 1)
-    assert (rerun.state, rerun.attempt, rerun.attempts[0].reason) == ("COMPLETED", 2, "NODE_LOST")
+    assert (rerun.state, {view.reason for view in rerun.attempts[:-1]}) == ("COMPLETED", {"NODE_LOST"})
 
 
 def test_the_node_of_the_script_dies_and_its_ranks_elsewhere_with_it(jobs: Chaos) -> None:

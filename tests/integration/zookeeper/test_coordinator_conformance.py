@@ -357,9 +357,11 @@ def test_what_was_given_up_before_it_was_sent_is_never_sent(world: World, coord:
         states.wait(SUSPENDED)  # noticed: from here on nothing is sent at all
     assert isinstance(coord.commit(enqueue(1), timeout_s=0.3).result(60), Unknown)
     world.silence(coord, silent=False)
-    assert isinstance(coord.commit(enqueue(2)).result(60), Committed)
+    later = coord.commit(enqueue(2)).result(60)
+    assert isinstance(later, Committed) or LOST in states.seen, "a stall may outlive the short session, and end what waits with it"
     if isinstance(world, ZkWorld):
-        assert coord.children("/names").result(60) == ["2"]
+        names = world.open().children("/names").result(60)
+        assert names == ["2"] if isinstance(later, Committed) else "1" not in (names or [])
 
 
 # -- sessions -------------------------------------------------------------------------------------------------------------
