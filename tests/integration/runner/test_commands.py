@@ -12,9 +12,7 @@ import cloudpickle
 import pytest
 
 from rmgr.adapters.host.process import Slot
-from rmgr.adapters.host.workevents import (
-    TasksReturned,
-)
+from rmgr.adapters.host.workevents import TasksReturned
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandBatch, CommandItem
 from tests.harness.fair_time import FairTimer

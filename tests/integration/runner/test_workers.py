@@ -17,15 +17,7 @@ import cloudpickle
 import pytest
 
 from rmgr.adapters.host.process import Account, Slot, Worker, WorkerSpec
-from rmgr.adapters.host.workevents import (
-    SlotUp,
-    TasksEnded,
-    TasksReturned,
-    WorkerBlocked,
-    WorkerEnded,
-    WorkerFailed,
-    WorkerUnblocking,
-)
+from rmgr.adapters.host.workevents import SlotUp, TasksEnded, TasksReturned, WorkerBlocked, WorkerEnded, WorkerFailed, WorkerUnblocking
 from rmgr.errors import StateConflict, VersionMismatch
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import BatchShape, TaskBatch, TaskItem

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rmgr import errors
 from rmgr.cli.display.columns import where_or_why
 from rmgr.cli.display.shapes import LINE_BYTES, Failure, cell, harmless, of_job, sentence, steps
 from rmgr.cli.listing import show
 from rmgr.cli.listing.show import BadEnds, told
+from rmgr.cli.main import run
 from rmgr.cli.submit.rerun import _check_numbers
 from rmgr.cli.waiting import FollowedEnd
 from rmgr.client.commands.request import array_of, lines_of
@@ -22,6 +27,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.model.views import ExplainView, FailureView, JobView, WhyView
+from tests.places import ROOT
 
 MIB = 1 << 20
 
@@ -228,3 +234,58 @@ def test_what_can_be_said_in_few_numbers_is_not_refused(array: str, positions: l
 
 def test_of_a_long_command_it_is_not_the_numbers_that_are_refused() -> None:
     _check_numbers(record("1-9000", "x" * 20_000), SCATTERED, " --failed")
+
+
+KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.RmgrError)}
+#: Where people's words are read. (click's own errors get theirs from `with_hint`; an empty one is caught beside it.)
+READERS = ("cli", "procedures", "client/commands")
+
+
+def told_without_hint(source: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS and node.args:
+            has_hint = any(keyword.arg in {"hint", None} for keyword in node.keywords)
+            if not has_hint and ast.unparse(node.args[0]) not in {"''", '""'}:
+                yield node.lineno, ast.unparse(node)
+
+
+@pytest.mark.parametrize("room", READERS)
+def test_what_is_wrong_is_told_with_what_to_type(room: str) -> None:
+    paths = sorted((ROOT / "rmgr" / room).rglob("*.py"))
+    assert paths
+    found = [f"{path.relative_to(ROOT)}:{line} {told}" for path in paths for line, told in told_without_hint(path.read_text("utf-8"))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("raise UsageError('no')", 1),
+        ("raise NotFound('no', hint='rmgr jobs')", 0),
+        ("kind(message, hint=hint)", 0),
+        ("RmgrError(*told)", 1),
+    ],
+)
+def test_an_error_without_a_hint_is_seen(source: str, count: int) -> None:
+    assert len(list(told_without_hint(source))) == count
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sim", "run", "lublin99", "--policy", "fcfs", "--nodes", "8", "--count", "5", "--out", "here"],
+        ["policy", "check", "./mine.py"],
+    ],
+)
+def test_a_command_says_that_its_directory_is_gone(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setenv("PWD", str(gone))
+    assert run(words) == 2
+    told = capsys.readouterr().err
+    assert "the directory that this command was started in has been removed: " + str(gone) in told
+    assert "cd to one that exists" in told

@@ -21,15 +21,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Multi
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record
-from rmgr.errors import (
-    CoordinationUnavailable,
-    DataLost,
-    DeadlineExceeded,
-    StateConflict,
-    StoreUnavailable,
-    SubmitUnknown,
-    ValueTooLarge,
-)
+from rmgr.errors import CoordinationUnavailable, DataLost, DeadlineExceeded, StateConflict, StoreUnavailable, SubmitUnknown, ValueTooLarge
 from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.block import Outcome

@@ -1,4 +1,4 @@
-"""Nouns: the transition table, ids, units, blocks, array expressions."""
+"""Nouns: the transition table, ids, units, blocks, array expressions, names of output files."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rmgr.model.base.states import TRANSITIONS, State, diagram
 from rmgr.model.base.units import MAX_DURATION_US, format_duration, format_size, parse_duration_us, parse_size
 from rmgr.model.tasks.array import parse_array, shown_index
 from rmgr.model.tasks.block import STORY_CHARS, BlockKey, pending_indices, runs, story_line
+from rmgr.model.tasks.output_names import expand, has_own_name, unknown_placeholder
 from tests.places import ROOT
 
 
@@ -224,3 +225,26 @@ def test_of_a_long_sentence_of_a_story_the_beginning_and_the_reason_at_its_end_s
     assert len(told) == STORY_CHARS
     assert (told.startswith("checkpoint refused: cannot put"), told.endswith("no space left on the disk")) == (True, True)
     assert story_line("x" * STORY_CHARS) == "x" * STORY_CHARS
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("o/%x.%j.%a.%t.%N.%%.%q", "o/a_b.42.5.2.n1.%.%q"),
+        ("/d/%j-%a.%t.%x@%N%%%q", "/d/42-5.2.a_b@n1%%q"),
+        ("plain", "plain"),
+    ],
+)
+def test_placeholders_are_replaced_and_others_stay(pattern: str, name: str) -> None:
+    assert expand(pattern, job=42, index=5, attempt=2, name="a/b", node="n1") == name
+
+
+def test_the_array_index_gives_each_task_a_file_of_its_own() -> None:
+    assert has_own_name("x-%a.txt")
+    assert not has_own_name("x-%j.txt")
+    assert not has_own_name("100%%a")
+
+
+@pytest.mark.parametrize(("pattern", "found"), [("x-%A_%a", "%A"), ("%j-%4j", "%4j"), ("%j.%a.%t.%x.%N.%%A", ""), ("plain", "")])
+def test_placeholders_of_other_systems_are_found(pattern: str, found: str) -> None:
+    assert unknown_placeholder(pattern) == found
