@@ -125,6 +125,7 @@ class WorkerProcess:
         self._seq = 0
         self._in_call = False
         self._missed = 0  # task of a SIGTERM that came outside of a call
+        self._ordered = 0  # task of the last SIGTERM that the spawner had announced
         self._forking: dict[int, set[int]] = {}  # forking threads, with their signal masks
         self._late = 0  # a signal that came meanwhile
         self._submission = -1
@@ -382,12 +383,17 @@ class WorkerProcess:
     def _on_signal(self, signum: int, _frame: object) -> None:
         if self._forking:
             self._late = signum  # an exception raised while a hook of fork runs would be lost
-        elif not self._in_call:
-            self._missed = self._board.terminated[0]  # the call that is just beginning will check this
+            return
+        before, self._ordered = self._ordered, self._board.terminated[0]
+        if not self._in_call:
+            self._missed = self._ordered  # the call that is just beginning will check this
         elif signum == signal.SIGINT:
             raise KeyboardInterrupt
-        elif self._board.terminated[0] == self._seq:
+        elif self._ordered == self._seq:
             self._give_way()
+        elif self._ordered == before:  # not a late one for an earlier task: the call, or somebody else, sent it to end this process
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _before_fork(self) -> None:
         """Delays a child's early SIGTERM until `_in_child`: before, the handler inherited from this process would take and lose it."""

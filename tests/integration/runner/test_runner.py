@@ -351,6 +351,7 @@ def test_a_function_or_argument_that_cannot_be_unpickled_fails_to_start(node: Wo
         (lambda: os._exit(3), Reason.EXIT_CODE, 3, 0),
         (lambda: os.kill(os.getpid(), signal.SIGSEGV), Reason.SIGNAL, None, signal.SIGSEGV),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), Reason.WORKER_LOST, None, signal.SIGKILL),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), Reason.SIGNAL, None, signal.SIGTERM),
     ],
 )
 def test_only_the_task_that_ends_its_worker_is_blamed(
