@@ -20,8 +20,8 @@ from rmgr.daemons.leader.calls import LeaderCalls
 from rmgr.daemons.leader.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.gangs import OpenClock
 from rmgr.daemons.leader.placement.placer import Placer
-from rmgr.daemons.leader.submissions.census import Census
 from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
+from rmgr.daemons.leader.submissions.sweep import Census
 from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.daemons.leader.use import CapKeeper
 from rmgr.errors import RmgrError, WrongCluster

@@ -39,9 +39,8 @@ from rmgr.daemons.starter.core.tree import Committer, settle_again
 from rmgr.daemons.starter.core.uploads import StagingRoom
 from rmgr.daemons.starter.execution.lanes import processors_of
 from rmgr.daemons.starter.jobs.ranks import RanksAnswering, TerminalAnswering
-from rmgr.daemons.starter.node.loop import Call, Starter
+from rmgr.daemons.starter.node.loop import Call, Registrant, Registry, Starter
 from rmgr.daemons.starter.node.node import NodeAgent, Shared
-from rmgr.daemons.starter.node.registry import Registrant, Registry
 from rmgr.daemons.starter.node.service import NodeAnswering, StarterMetrics
 from rmgr.daemons.starter.node.trouble import DiskCaps, WorkLimits
 from rmgr.daemons.starter.pull.hands import Switchboard

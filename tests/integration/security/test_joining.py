@@ -21,7 +21,7 @@ from rmgr.config import StarterConfig, check_file
 from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
-from rmgr.daemons.leader.join import Joining
+from rmgr.daemons.leader.answering import Joining
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import AclRecord, Invitation, Revocation, Role
 from rmgr.procedures import securing

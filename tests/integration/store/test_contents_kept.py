@@ -19,7 +19,7 @@ from rmgr.coord import contents
 from rmgr.coord.contents import KEPT_S, RENEW_S
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
-from rmgr.daemons.leader.submissions import collect
+from rmgr.daemons.leader.submissions import actions
 from rmgr.errors import PermissionDenied
 from tests.harness.gateways import GatewayServer, OpenGate
 from tests.harness.store_adapters import ADAPTERS, Adapter, pattern
@@ -48,9 +48,9 @@ def of(data: bytes) -> str:
 
 def look(store: Store, now_s: float) -> int:
     """What the leader does with files while there is no submission; how many are removed."""
-    marks = collect._marks(store, prefix="file/", after="", now_s=now_s)
+    marks = actions._marks(store, prefix="file/", after="", now_s=now_s)
     old = {key: note for key, note in marks.items() if contents.is_old(note, now_s)}
-    return collect.remove_contents(store, marks=old)
+    return actions.remove_contents(store, marks=old)
 
 
 @pytest.mark.parametrize("adapter", sorted(name for name, one in ADAPTERS.items() if one.is_durable), indirect=True)

@@ -20,8 +20,8 @@ from rmgr.adapters.sqlite.store import STAGE_BYTES
 from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding, Store
-from rmgr.daemons.leader.submissions import collect as leader_collect
-from rmgr.daemons.leader.submissions.collect import stored_submissions
+from rmgr.daemons.leader.submissions import actions as leader_actions
+from rmgr.daemons.leader.submissions.actions import stored_submissions
 from rmgr.daemons.starter.staging.outputs import Ending, write
 from rmgr.errors import KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
 from rmgr.model.base.states import State
@@ -373,7 +373,7 @@ def test_rows_of_a_collected_submission_go_and_those_that_are_kept_longer_stay(s
         kept = [keys.log(number, 0, 1, "stdout", 0), keys.final(keys.Pointer(sub=number, index=0)), keys.history(number)]
         store.put_many([(key, b"x") for key in (*gone, *kept)])
     assert stored_submissions(store) == [41, 42]
-    while leader_collect._delete_some(store, number=42):
+    while leader_actions._delete_some(store, number=42):
         pass
     assert stored_submissions(store) == [41]
     left = store.keys()

@@ -19,7 +19,7 @@ from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_record
 from rmgr.coord.views.answers import moving_state
 from rmgr.coord.views.snapshot import BlockOnNode
-from rmgr.daemons.leader.submissions.collect import keep_outputs
+from rmgr.daemons.leader.submissions.actions import keep_outputs
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound
 from rmgr.model.base.states import TRANSITIONS, State

@@ -32,7 +32,7 @@ from rmgr.coord.protocol.records import (
     join_page,
 )
 from rmgr.daemons.leader.placement.requests import _newest
-from rmgr.daemons.leader.submissions import actions, collect, follow
+from rmgr.daemons.leader.submissions import actions, follow
 from rmgr.errors import DataLost, WrongCluster
 from rmgr.model.base.states import State
 from rmgr.model.tasks.block import BlockData, Fragment, Outcome
@@ -111,7 +111,7 @@ def test_outputs_are_kept_although_another_row_of_outcomes_is_none(store: Sparin
     huge = msgspec.structs.replace(huge, outcomes=(Outcome(index=1, outputs=1),))  # what it says beside its row does not count
     store.put(keys.output(7, 1, 1), b"of no task")
     store.grow(huge.row, monkeypatch)
-    assert collect.keep_outputs(store, number=7, tail=Tail(next=2, complete=True), base=0, fragments=[huge, good]) == 1
+    assert actions.keep_outputs(store, number=7, tail=Tail(next=2, complete=True), base=0, fragments=[huge, good]) == 1
     assert store.get(keys.final(Pointer(sub=7, index=0))) == (b"value", Encoding.RAW)
 
 
@@ -141,7 +141,7 @@ def test_a_page_has_a_fragment_at_least_and_an_end(store: Sparing, reader: str, 
     store.grow(keys.page(7, 0), monkeypatch)
     with pytest.raises(DataLost, match="more than rmgr ever writes"):
         read(store)
-    assert collect.paged(store, 7, 1) == []
+    assert actions.paged(store, 7, 1) == []
 
 
 def test_ranges_state_no_more_than_one_commit_could_have_brought(store: Sparing) -> None:

@@ -19,14 +19,12 @@ from rmgr.daemons.leader.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.arrivals import Arrivals, JobLists, SubmissionRecords
 from rmgr.daemons.leader.placement.event_log import Recording, StateUpdates
 from rmgr.daemons.leader.placement.gangs import GangKeeper, OpenClock
-from rmgr.daemons.leader.placement.holds import PlacedHolds, Promises
 from rmgr.daemons.leader.placement.job_table import JobTable
-from rmgr.daemons.leader.placement.orders import PlanExecution
+from rmgr.daemons.leader.placement.orders import PlacedHolds, PlanExecution, Promises
 from rmgr.daemons.leader.placement.passes import INSTEAD, Faults, Foreign, Passes, PassLost
 from rmgr.daemons.leader.placement.pipeline import ServedPartitions
 from rmgr.daemons.leader.placement.rebuild import Rebuild
-from rmgr.daemons.leader.placement.requests import UserRequests
-from rmgr.daemons.leader.placement.scheduled_nodes import NextStarts, NodeBackoffs, ScheduledNodes
+from rmgr.daemons.leader.placement.requests import NextStarts, NodeBackoffs, ScheduledNodes, UserRequests
 from rmgr.daemons.leader.placement.stops import Stops
 from rmgr.daemons.leader.placement.view import ClassMetrics, jobs_view, ledger_view, partitions_view, promised_starts, shares_view, views_of
 from rmgr.daemons.leader.tree import LeaderContext

@@ -18,8 +18,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.leader.facts import job_of, known_of, marked, misplaced, node_mark, running_of, with_known
-from rmgr.daemons.leader.placement.holds import standing
 from rmgr.daemons.leader.placement.job_table import PlacedJob, Records, decode_records
+from rmgr.daemons.leader.placement.orders import standing
 from rmgr.daemons.leader.placement.stops import PendingStop
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import MOST_QUANTUM_US

@@ -46,7 +46,7 @@ SHORT_S, GATHER_S = 0.02, 0.01
 _FIELDS_BYTES = 100
 #: Pause before a block is read again after a failed read, and before a commit that could not be built is built again.
 _REREAD_S = 0.5
-#: Pause between two looks for deleted claims: the leader ends tasks that are nowhere after 8 s or more (`leader/submissions/census.py`).
+#: Pause between two looks for deleted claims: the leader ends tasks that are nowhere after 8 s or more (`leader/submissions/sweep.py`).
 _LOOK_S = 3.0
 #: A tail is given to a hungry node only if the waiting work would last longer than this.
 _SPLIT_WORTH_S = 0.03
@@ -368,7 +368,7 @@ def _since(base_us: int, block: ClaimedBlock, ended: Ended) -> Ended:
 # -- giving work back ------------------------------------------------------------------------------------------------------
 # Work that has not begun goes back to its queue: half of a long tail for hungry nodes (SPLIT), and work that this node may not or
 # cannot run (RETURN). The node may run nothing new while it drains; nothing of an ended submission, which is refused as if it came now;
-# nothing signed with a key that was revoked since, whose fate the leader decides (`leader/submissions/owners.py`); and nothing of users
+# nothing signed with a key that was revoked since, whose fate the leader decides (`leader/submissions/subs.py`); and nothing of users
 # whom the node cannot serve.
 
 

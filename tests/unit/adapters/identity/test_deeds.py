@@ -18,7 +18,7 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.daemons.gateway.values import OwnedStore
-from rmgr.daemons.leader.submissions.collect import keep_outputs
+from rmgr.daemons.leader.submissions.actions import keep_outputs
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import PermissionDenied, UsageError
 from rmgr.model.cluster.identity import Revocation, Role

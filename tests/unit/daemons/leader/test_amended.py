@@ -15,8 +15,7 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict
 from rmgr.coord.protocol.records import decode_block, decode_record
-from rmgr.daemons.leader.submissions.census import CENSUS_S
-from rmgr.daemons.leader.submissions.sweep import Sweeper
+from rmgr.daemons.leader.submissions.sweep import CENSUS_S, Sweeper
 from rmgr.errors import NotFound, UsageError
 from rmgr.model.base.resources import MIB, Request
 from rmgr.model.base.states import Reason

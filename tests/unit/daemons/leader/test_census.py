@@ -15,7 +15,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Delete, Gone, Multi
 from rmgr.coord.protocol.records import decode_block
 from rmgr.coord.views import answers
-from rmgr.daemons.leader.submissions.census import CENSUS_S
+from rmgr.daemons.leader.submissions.sweep import CENSUS_S
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Phase

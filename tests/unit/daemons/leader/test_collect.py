@@ -12,8 +12,7 @@ from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import decode_page, decode_record, encode_block, encode_record
-from rmgr.daemons.leader.submissions import collect
-from rmgr.daemons.leader.submissions import collect as leader_history
+from rmgr.daemons.leader.submissions import actions
 from rmgr.daemons.leader.submissions import subs as leader_subs
 from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
@@ -174,7 +173,7 @@ def test_history_is_removed_after_its_own_retention_and_kept_for_ever_at_zero(be
     for hours, expected in ((0, 9), (6, 4), (1, 0)):
         found = bench.outside.get(paths.CONFIG).result(60)
         committed(bench.outside, set_settings(ClusterSettings(history_retention_us=hours * hour_us), found.version))
-        bench.advance(1.3 * leader_history.LOOK_S)
+        bench.advance(1.3 * actions.LOOK_S)
         assert expected <= len(left()) <= expected + (hours == 6)
         assert left() == [100 - age for age in range(len(left()))], "the oldest go first"
     assert left() == bench.store.keys(keys.history_prefix("u")) == []
@@ -198,7 +197,7 @@ def put(aged: Bench, key: str, age_s: float) -> None:
 
 def look(aged: Bench) -> list[str]:
     """What is left after the leader has looked."""
-    aged.idle(collect.CONTENTS_S * 1.3)
+    aged.idle(actions.CONTENTS_S * 1.3)
     return [key for family in sorted(keys.BY_CONTENT) for key in aged.store.keys(f"{family}/")]
 
 
@@ -245,7 +244,7 @@ def test_who_needs_it_again_at_the_last_moment_has_it(aged: Bench) -> None:
     put(aged, key, KEPT_S + 60)
     seen = {key: contents.mark(aged.now_s - KEPT_S - 60)}
     put(aged, key, 0)  # a client made sure of it after the leader had looked
-    assert collect.remove_contents(aged.store, marks=seen) == 0
+    assert actions.remove_contents(aged.store, marks=seen) == 0
     assert aged.store.get(key) is not None
 
 

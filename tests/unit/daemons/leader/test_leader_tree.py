@@ -16,8 +16,8 @@ from rmgr.coord.ops.leader import epoch_check, epoch_version, fail, fenced, take
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_record
-from rmgr.daemons.leader.election import Candidacy
 from rmgr.daemons.leader.tree import LeaderTree
+from rmgr.daemons.leader.watchdog import Candidacy
 from rmgr.errors import InvalidRecord, Unavailable
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.procedures.bootstrap import bootstrap

@@ -14,8 +14,8 @@ from rmgr.adapters.host.worker import WorkerSpec
 from rmgr.config import Config, StarterConfig, check_file, load
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.facts import Names
-from rmgr.daemons.leader.placement.holds import Promises
 from rmgr.daemons.leader.placement.job_table import JobTable
+from rmgr.daemons.leader.placement.orders import Promises
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.shares import Caps

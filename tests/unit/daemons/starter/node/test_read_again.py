@@ -17,8 +17,8 @@ from rmgr.coord.protocol.records import encode_block, encode_record
 from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock, failed_record
 from rmgr.daemons.starter.jobs.jobs import Jobs
 from rmgr.daemons.starter.node.commits import Completing, DeletedClaims, Giving, Notes
+from rmgr.daemons.starter.node.loop import Registry
 from rmgr.daemons.starter.node.orders import Amendments, Inbox
-from rmgr.daemons.starter.node.registry import Registry
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RequestTooLarge
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import InboxOrder, OrderKind
