@@ -38,16 +38,20 @@ from rmgr.coord.views import answers, health
 from rmgr.coord.views.answers import on_the_move
 from rmgr.coord.views.health import CertificateHolder, unreached, with_part
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
+from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.daemons.leader.placement.view import copied, tried
+from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.daemons.service.serving import audited, person_of
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, RmgrError, Unavailable, UsageError
 from rmgr.log import audit
 from rmgr.model.cluster.identity import AclRecord, Identity, Invitation, Role, SealedSecret
 from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.cluster.servers import GatewayReport, Pick, PickRequest, ReportAnswer, ServersView
 from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView, WhatIfView
 from rmgr.procedures.snapshot import claimed_blocks
 from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Log
 from rmgr.runtime.secured import is_loopback
 
@@ -68,6 +72,8 @@ LOOK_S, CHANGED_S = 30.0, 1.0
 _REST = 20
 #: Longest wait for a copy of the scheduler's state, which is made between two passes.
 COPY_S = 1.0
+#: Longest time until a new leader knows its settings; until then no server is picked.
+BEGINS_S = 0.8
 #: Interval between dials, timeout of one dial, dials in parallel.
 _EVERY_S, _DIAL_S, _AT_ONCE = 10.0, 3.0, 16
 #: Failed dials in a row before a Starter is reported: a Starter may just be restarting.
@@ -259,10 +265,7 @@ class LeaderAnswering:
         return answer
 
     def _require_leader(self) -> Leader:
-        leader = self._leader()
-        if leader is None:
-            raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")
-        return leader
+        return _required(self._leader())
 
     def _read_claimed(self) -> tuple[BlockOnNode, ...]:
         """Returns claimed blocks. Callers that arrive during a read wait for the next one and share it."""
@@ -275,6 +278,12 @@ class LeaderAnswering:
                 found = claimed_blocks(self._coordinator, names, timeout_s=ANSWER_S)
                 self._claimed = (started_s, machine.monotonic() - started_s, found)
             return self._claimed[2]
+
+
+def _required(leader: Leader | None) -> Leader:
+    if leader is None:
+        raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")
+    return leader
 
 
 def _without_final(claimed: Sequence[BlockOnNode], facts: ClusterSnapshot) -> tuple[BlockOnNode, ...]:
@@ -290,6 +299,47 @@ def _without_final(claimed: Sequence[BlockOnNode], facts: ClusterSnapshot) -> tu
         if done != (1 << block.key.count) - 1:
             kept.append(replace(block, done=done))
     return tuple(kept)
+
+
+class CallAnswering:
+    """Implements `adapters.rpc.metaserver.MetaserverAnswers`; called on threads of the server.
+
+    Args: leader: the current leadership, None while this WatchDog does not lead.
+    """
+
+    def __init__(self, leader: Callable[[], Leader | None], metrics: LeaderMetrics) -> None:
+        self._leader = leader
+        self._metrics = metrics
+
+    def report(self, report: GatewayReport) -> ReportAnswer:
+        """See `MetaserverAnswers`."""
+        answer = self._metaserver().report(report)
+        self._metrics.call_reports.inc()
+        return answer
+
+    def pick(self, asked: PickRequest) -> Pick:
+        """See `MetaserverAnswers`."""
+        metaserver = self._metaserver()
+        began_s = machine.perf_counter()
+        failpoint("calls.scheduler")
+        found = metaserver.pick(asked)
+        took_s = machine.perf_counter() - began_s
+        if not asked.explain:
+            outcome = "sent" if found.server else "unknown" if found.unknown else "none"
+            self._metrics.call_picks.labels(outcome).inc()
+            self._metrics.call_pick_seconds.observe(took_s)
+        return msgspec.structs.replace(found, took_us=round(took_s * 1e6))
+
+    def servers(self, name: str) -> ServersView:
+        """See `MetaserverAnswers`."""
+        return self._metaserver().servers(name)
+
+    def _metaserver(self) -> Metaserver:
+        """Returns the leader's metaserver. Raises: Unavailable."""
+        leader = _required(self._leader())
+        if not leader.server_calls.is_ready(BEGINS_S):
+            raise Unavailable("this WatchDog has just begun to lead, and does not know the settings yet", hint="ask again in a moment")
+        return leader.server_calls.metaserver
 
 
 class StarterReach:

@@ -2,38 +2,50 @@
 
 Facts come from watches and a jittered resync; actions go out as fenced multis. Every decision lives in committed znodes, so a successor
 reads the same facts and continues. Liveness is read first, then the rest.
+
+Picks of servers for calls are made in the threads of RPCs, not in the leader's loop: a pick takes 0.1 ms and needs nothing that the loop
+owns. The loop passes the settings to the metaserver, and its log to the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections import Counter
 from dataclasses import replace
-from functools import partial
+
+import msgspec
 
 from rmgr.coord.decisions.liveness import MassLoss
 from rmgr.coord.ops import leader as leader_ops
-from rmgr.coord.protocol import paths
+from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Stamped
 from rmgr.coord.protocol.records import decode_record
+from rmgr.coord.views.health import of_servers, with_part
 from rmgr.coord.views.snapshot import ClusterSnapshot
-from rmgr.daemons.leader.calls import LeaderCalls
 from rmgr.daemons.leader.nodes import NodeKeeper
+from rmgr.daemons.leader.placement.event_log import EVERY_S, PIECE_BYTES, LogPieces
 from rmgr.daemons.leader.placement.gangs import OpenClock
+from rmgr.daemons.leader.placement.pipeline import pipeline_of
 from rmgr.daemons.leader.placement.placer import Placer
 from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
 from rmgr.daemons.leader.submissions.sweep import Census
 from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.daemons.leader.use import CapKeeper
-from rmgr.errors import RmgrError, WrongCluster
+from rmgr.daemons.service.metaserver import Metaserver
+from rmgr.errors import ConfigError, RmgrError, WrongCluster
 from rmgr.model.base.version import raised
 from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings, UserLimits
 from rmgr.model.cluster.servers import CALLS
+from rmgr.model.views import FaultView, Level, PartView, PolicyView, StatusView
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.gang_clock import ClockReader
 from rmgr.runtime.release import release
 from rmgr.runtime.story import Pause, Story, each
+
+#: Most characters that may wait for the loop; lines beyond it are in no log.
+MOST_BYTES = 16 * PIECE_BYTES
 
 
 class Leader:
@@ -65,12 +77,11 @@ class Leader:
         self._watchdogs = self._tree.mirror.names(paths.WATCHDOGS, lambda: None)
         window_s = 2 * context.coordinator.session_timeout_s
         self.nodes = NodeKeeper(context, self._queue_of, window_s=window_s, changed=self._on_nodes)
-        open_clock = open_clock or partial(ClockReader, context.credentials)
+        open_clock = open_clock or (lambda told: ClockReader(context.credentials, told))
         self.placer = Placer(context, self.nodes, open_clock=open_clock, inline=inline_passes)
         self.submissions = SubmissionKeeper(context, lambda: self.node_names, self.placer.amended)
         self._census = Census(context, self.submissions.followed, lambda: self.node_names)
         self.caps = CapKeeper(context, self.submissions.followed, self.nodes)
-        self._release = ReleaseKeeper(context, self.living, lambda: self._watchdogs.value or ())
         self.server_calls = LeaderCalls(context)
 
     def start(self) -> None:
@@ -80,7 +91,7 @@ class Leader:
         self.submissions.start()
         self.placer.start()
         self._watchdogs.refresh()
-        self._release.look()
+        self._tree.tell(self._keep_release(), paths.META)
         self._census.start()
         self.caps.start()
         self._tree.tell(self._resyncs(), "the resync")
@@ -159,12 +170,33 @@ class Leader:
             self._term.aside.attempt(self._resync)
 
     def _resync(self) -> None:
-        self._release.look()
+        self._tree.tell(self._keep_release(), paths.META)
         self.nodes.resync()  # records before the list of entries
         self._tree.tell(self._tree.mirror.read_again(), "what is mirrored")
         self.submissions.resync()
         self.placer.resync()
         self._term.metrics.backlog.set(self._tree.backlog)
+
+    def _keep_release(self) -> Story[None]:
+        """Raises the cluster's protocol version once all members support it, and marks the data store as bound. Cost: one read mostly."""
+        found = yield self._tree.get(paths.META)
+        if found is None:
+            return
+        meta, mine = decode_record(found.data, Meta, paths.META), release().protocol
+        if not meta.store_bound_us:
+            owner = yield self._calls.store(lambda store: store.cluster_id())
+            if owner == meta.cluster_id:
+                self._tree.commit(leader_ops.mark_store(meta, found.version, self._term.wall_us()))
+            return  # the protocol is checked by the next look
+        members, names = [mine, *(record.protocol for record in self.living())], sorted(self._watchdogs.value or ())
+        if mine <= meta.protocol or raised(meta.protocol, members) == meta.protocol or not names:
+            return
+        entries = yield from each([self._tree.get(f"{paths.WATCHDOGS}/{name}") for name in names])  # an unreadable entry postpones the rise
+        protocol = raised(meta.protocol, [*members, *(mine if one is None else _protocol(one) for one in entries)])
+        if protocol > meta.protocol:
+            outcome = yield self._tree.commit(leader_ops.raise_protocol(meta, found.version, protocol))
+            if isinstance(outcome, Committed):
+                self._term.log.info("protocol_raised", version=protocol, epoch=self._term.epoch)
 
     def living(self) -> list[NodeRecord]:
         """Returns the nodes whose Starters are alive. In the loop."""
@@ -218,50 +250,132 @@ def _placement_settings(settings: ClusterSettings) -> ClusterSettings:
     return replace(settings, pipelines=pipelines, limits=UserLimits(), changed_by="", changed_us=0)
 
 
-class ReleaseKeeper:
-    """Raises the cluster's protocol version once all members support it, and marks the data store as bound.
-
-    Args: starters: records of the nodes whose Starters live. watchdogs: names of all candidates.
-    """
-
-    def __init__(
-        self,
-        context: LeaderContext,
-        starters: Callable[[], Iterable[NodeRecord]],
-        watchdogs: Callable[[], Iterable[str]],
-    ) -> None:
-        self._tree, self._term, self._calls = context.tree, context.term, context.calls
-        self._starters = starters
-        self._watchdogs = watchdogs
-
-    def look(self) -> None:
-        """Starts one comparison. Cost: one read while nothing changes."""
-        self._tree.tell(self._look(), paths.META)
-
-    def _look(self) -> Story[None]:
-        found = yield self._tree.get(paths.META)
-        if found is None:
-            return
-        meta, mine = decode_record(found.data, Meta, paths.META), release().protocol
-        if not meta.store_bound_us:
-            owner = yield self._calls.store(lambda store: store.cluster_id())
-            if owner == meta.cluster_id:
-                self._tree.commit(leader_ops.mark_store(meta, found.version, self._term.wall_us()))
-            return  # the protocol is checked by the next look
-        members, names = [mine, *(record.protocol for record in self._starters())], sorted(self._watchdogs())
-        if mine <= meta.protocol or raised(meta.protocol, members) == meta.protocol or not names:
-            return
-        entries = yield from each([self._tree.get(f"{paths.WATCHDOGS}/{name}") for name in names])  # an unreadable entry postpones the rise
-        protocol = raised(meta.protocol, [*members, *(mine if one is None else _protocol(one) for one in entries)])
-        if protocol > meta.protocol:
-            outcome = yield self._tree.commit(leader_ops.raise_protocol(meta, found.version, protocol))
-            if isinstance(outcome, Committed):
-                self._term.log.info("protocol_raised", version=protocol, epoch=self._term.epoch)
-
-
 def _protocol(found: Stamped) -> int:
     """Returns the protocol that a candidate supports, 0 if its entry cannot be read."""
     try:
         return decode_record(found.data, EpochRecord, paths.WATCHDOGS).protocol
     except WrongCluster:
         return 0
+
+
+class LeaderCalls:
+    """Calls of one leadership. Attributes: metaserver: may be asked from any thread once `is_ready`."""
+
+    def __init__(self, context: LeaderContext) -> None:
+        self._term = term = context.term
+        self._ready = threading.Event()
+        self._log = CallLog(context)
+        self._problem = ""
+        self._faults: Counter[str] = Counter()
+        self._errors: dict[str, str] = {}
+        ahead_us = term.wall_us() - _monotonic_us()
+        self.metaserver = Metaserver(
+            lambda: _monotonic_us() + ahead_us,
+            epoch=term.epoch,
+            lines=self._log,
+            failed=self._report_fault,
+            about={"epoch": term.epoch, "calls": "live"},
+        )
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Waits until the settings are known. Returns False after `timeout_s`."""
+        return self._ready.wait(timeout_s)
+
+    def settings_read(self, settings: ClusterSettings) -> None:
+        """Sets the policy of partition `calls`. In the loop. An unusable policy changes nothing, and is reported."""
+        spec = pipeline_of(settings, CALLS)
+        try:
+            self._problem = ""
+            if self.metaserver.set_pipeline(spec):
+                self._term.log.info("call_policy_set", policy=spec.name, partition=CALLS)
+        except ConfigError as error:
+            self._problem = f"{spec.name}: {error.message}"
+            self._term.log.error("pipeline_unusable", partition=CALLS, error=error.message)
+        self._ready.set()
+
+    def shown_in(self, view: StatusView) -> StatusView:
+        """Adds what `rmgr status` shows about calls; nothing while no server was reported. From any thread."""
+        told = self.metaserver.servers()
+        able = [server for server in told.servers if server.state in {"open", "stale", "odd"}]
+        problem = self._problem or self.metaserver.instead()
+        if told.servers:
+            mine = PolicyView(
+                partition=CALLS,
+                policy=told.policy,
+                passes=self.metaserver.passes,
+                faults=tuple(FaultView(policy=name, count=count, error=self._errors[name]) for name, count in sorted(self._faults.items())),
+                problem=problem,
+                servers=len(able),
+                age_s=max((server.age_s for server in able), default=0.0),
+            )
+            view = msgspec.structs.replace(of_servers(view) if able else view, policies=(*view.policies, mine))
+        if not problem:
+            return view
+        fix = f"rmgr policy set NAME --partition {CALLS}"
+        return with_part(view, PartView(kind="partition", id=CALLS, state="policy", reason=problem, fix=fix, level=Level.WARNING))
+
+    def close(self) -> None:
+        """Ends the metaserver with the leadership. In the loop."""
+        self.metaserver.close()
+        self._log.flush()
+
+    def _report_fault(self, policy: str, error: str) -> None:
+        self._errors[policy] = error
+        self._faults[policy] += 1
+        self._term.metrics.policy_faults.inc()
+        self._term.log.error("policy_failed", policy=policy, partition=CALLS, error=error)
+
+
+class CallLog:
+    """Implements `service.metaserver.LogLines` for any thread; the loop stores pieces, a few times a second at most."""
+
+    def __init__(self, context: LeaderContext) -> None:
+        self._loop = context.tree
+        self._pieces = LogPieces(context, keys.PICKS, lambda: context.settings.log_ttl_s)
+        self._lock = threading.Lock()
+        self._lines: list[str | None] = []  # None: a new log begins
+        self._bytes = 0
+        self._is_due = False  # a flush is scheduled in the loop
+        self._is_hurried = False
+
+    @property
+    def has_room(self) -> bool:
+        """See `LogLines`."""
+        return self._bytes < MOST_BYTES and self._pieces.has_room
+
+    def begin(self) -> None:
+        """See `LogLines`."""
+        with self._lock:
+            self._lines.append(None)
+
+    def write(self, line: str, /) -> None:
+        """See `LogLines`. Cost: 1 us."""
+        with self._lock:
+            self._lines.append(line)
+            self._bytes += len(line)
+            hurry = self._bytes >= PIECE_BYTES and not self._is_hurried
+            first = not self._is_due
+            self._is_due, self._is_hurried = True, self._is_hurried or hurry
+        if hurry:
+            self._loop.soon(self.flush)
+        elif first:
+            self._loop.soon(self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._loop.after(EVERY_S, self.flush)
+
+    def flush(self) -> None:
+        """Passes all written lines to the store. In the loop."""
+        with self._lock:
+            lines, self._lines, self._bytes = self._lines, [], 0
+            self._is_due = self._is_hurried = False
+        for line in lines:
+            if line is None:
+                self._pieces.begin()
+            else:
+                self._pieces.write(line)
+        self._pieces.flush()
+
+
+def _monotonic_us() -> int:
+    return round(machine.monotonic() * 1e6)

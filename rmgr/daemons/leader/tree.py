@@ -110,13 +110,13 @@ class LeaderTree:
 
     def soon(self, what: Callable[[*Ts], object], *given: *Ts) -> None:
         """Calls `what` with the given arguments in the loop, after what is already queued. From any thread."""
-        self._mailbox.put(partial(self._if_open, what, *given))
+        self._mailbox.put(lambda: self._if_open(what, *given))
 
     post = soon  # the name that stories use
 
     def after(self, delay_s: float, what: Callable[[*Ts], object], *given: *Ts) -> Timer:
         """Calls `what` in the loop after `delay_s` seconds."""
-        return self._mailbox.after(delay_s, partial(self._if_open, what, *given))
+        return self._mailbox.after(delay_s, lambda: self._if_open(what, *given))
 
     def others_first(self) -> Future[None]:
         """Returns an answer on which a long story waits: the loop first does what is already queued."""
@@ -218,7 +218,7 @@ class LeaderTree:
         if not self._paused:
             return ask()
         answer: Future[T] = Future()
-        self._parked.append(lambda: ask().add_done_callback(partial(_pass_on, answer)))
+        self._parked.append(lambda: ask().add_done_callback(lambda done: _pass_on(answer, done)))
         return answer
 
     def _arrived(self, answer: Future[T], then: Callable[[T], None], failed: Thunk, about: str) -> None:

@@ -15,7 +15,6 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from rmgr import log as logs
@@ -36,8 +35,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.answering import Joining, LeaderAnswering, StarterReach, certificate_ends
-from rmgr.daemons.leader.calls import CallAnswering
+from rmgr.daemons.leader.answering import CallAnswering, Joining, LeaderAnswering, StarterReach, certificate_ends
 from rmgr.daemons.leader.leader import Leader
 from rmgr.daemons.leader.metrics import ClusterMetrics, LeaderMetrics
 from rmgr.daemons.leader.submissions.follow import Followed
@@ -477,7 +475,7 @@ def _serve(
         hosts=hosts,
         operators=config.security.operators,
         log=log,
-        ends_s=partial(certificate_ends, trust, credentials),
+        ends_s=lambda snapshot: certificate_ends(trust, credentials, snapshot),
         unreached=reach.unreached,
     )
     server.add_generic(leader_handler(answering))

@@ -7,7 +7,6 @@ are missing at the end of its log; nothing waits for the log. All facts go throu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -122,7 +121,7 @@ class Recording:
             pipelines={partition: spec.tables() for partition, spec in pipelines.items()},
         )
         opening = self._recorder.opening(state, seed=0, half_life_us=half_life_us)
-        self._pieces.put(partial(_encode_line, opening))
+        self._pieces.put(lambda: _encode_line(opening))
 
     def told(self, now_us: int, name: str, *arguments: Any, **named: Any) -> None:
         """Logs a fact."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import Generic, TypeVar
 
 from rmgr.coord.protocol import paths
@@ -148,9 +147,9 @@ class Committer:
         future = self._coordinator.commit(multi, timeout_s=_TIMEOUT_S)
         self.in_flight += 1
         if early is not None:
-            future.add_done_callback(partial(_tell_early, early))
+            future.add_done_callback(lambda answer: _tell_early(early, answer))
         registration = self._registration
-        future.add_done_callback(lambda answer: self._post(partial(self._on_outcome, registration, multi, done, answer)))
+        future.add_done_callback(lambda answer: self._post(lambda: self._on_outcome(registration, multi, done, answer)))
 
     def outcome_of(self, multi: Multi) -> Future[Outcome]:
         """Commits for a story; there is no answer once the registration is over."""

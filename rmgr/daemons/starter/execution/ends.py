@@ -496,7 +496,7 @@ class Ends:
     def _conclude(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, now_s: float) -> None:
         if ending.reason is Reason.NONE and self._stager.left.has(block):
             block.writing += 1
-            self._stager.left.when_claimed(block, index, partial(self._on_claimed, block, index, ending, written))
+            self._stager.left.when_claimed(block, index, lambda refusal: self._on_claimed(block, index, ending, written, refusal))
         else:
             self._end(block, index, ending, written, now_s)
 
@@ -694,7 +694,7 @@ class LiveLogs:
                     kept.cut(store, row, cap, ttl_s)
             return is_behind
 
-        self._io.run(job, partial(self._on_flushed, flushed), user=block.info.record.user)
+        self._io.run(job, lambda is_behind: self._on_flushed(flushed, is_behind), user=block.info.record.user)
 
     def _on_flushed(self, flushed: Flushed, is_behind: bool | Exception) -> None:
         now_s = machine.monotonic()

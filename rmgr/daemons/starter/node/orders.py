@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rmgr.coord.decisions.changing import limit_of_running
@@ -188,12 +187,10 @@ class Inbox:
     def _list(self, now_s: float) -> None:
         self._listing, self._listed_s = True, now_s
         generation = self._generation
-        watch = None
-        if not self._watched:
-            self._watched = True
-            watch = partial(self._shared.post, Quietly(partial(self._on_watch, generation)))
+        watch = None if self._watched else lambda: self._shared.post(Quietly(lambda: self._on_watch(generation)))
+        self._watched = True
         future = self._shared.coordinator.children(paths.inbox_node(self._node.name), watch=watch)
-        future.add_done_callback(lambda done: self._shared.post(Quietly(partial(self._on_list, generation, done))))
+        future.add_done_callback(lambda done: self._shared.post(Quietly(lambda: self._on_list(generation, done))))
 
     def _on_watch(self, generation: int) -> bool:
         """Handles the watch. Returns: whether the node has to settle."""

@@ -23,7 +23,6 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from itertools import chain, groupby
 
 from rmgr.coord.protocol import paths
@@ -245,7 +244,7 @@ class PendingQueue:
         if candidate.data is None and not candidate.is_coming and candidate.stage is not CandidateStage.GONE:
             candidate.is_coming = True
             future = self._coordinator.get(paths.pending_block(self.spec.name, candidate.key))
-            future.add_done_callback(lambda done: self._post(partial(self._on_fetched, candidate, done)))
+            future.add_done_callback(lambda done: self._post(lambda: self._on_fetched(candidate, done)))
 
     def fetch_ahead(self, count: int) -> list[BlockCandidate]:
         """Fetches the data of the first candidates of each user, `count` in all, and returns these candidates; none under competition.
@@ -408,13 +407,14 @@ class PendingQueue:
         self._next_read_s = now_s + _PAUSE_S + self._yield_s()
         self._reads += 1
         generation, number = self._generation, self._reads
-        fired = None
-        if watch and not self._watched:
+        is_new = watch and not self._watched
+        if is_new:
             self._watched = True
             self._watches += 1
-            fired = partial(self._post, partial(self._on_watch, generation, self._watches))
+        mine = self._watches
+        fired = (lambda: self._post(lambda: self._on_watch(generation, mine))) if is_new else None
         future = self._coordinator.children(paths.pending(self.spec.name), watch=fired)
-        future.add_done_callback(lambda done: self._post(partial(self._on_list, generation, number, done)))
+        future.add_done_callback(lambda done: self._post(lambda: self._on_list(generation, number, done)))
 
     def _on_watch(self, generation: int, watch: int) -> None:
         if generation == self._generation and watch == self._watches:

@@ -172,7 +172,7 @@ class Hands:
         idle = self._node.idle
         may_ask = key is not None and generation == self._generation and idle.stage is not IdleStage.CLEARING  # else a CLAIM deleted it
         asked = self._coordinator.get(paths.running_block(self._node.name, key)) if may_ask and key is not None else None
-        self._post(partial(self._on_watch, generation, key, asked))
+        self._post(lambda: self._on_watch(generation, key, asked))
 
     def _on_watch(self, generation: int, key: BlockKey | None, asked: Future[Stamped | None] | None) -> None:
         if generation != self._generation:
@@ -352,12 +352,12 @@ class Hints:
         if hint.is_early:
             if key not in self._announced and _has_room(line, [*self._lines(), *self._early.values()]):
                 self._early[key] = line
-                self._shared.post(Quietly(partial(self._announce, line, key, hint.data)))
+                self._shared.post(Quietly(lambda: self._announce(line, key, hint.data)))
             return
         self._asking[key] = line
         asked = self._shared.coordinator.get(paths.running_block(self._node.name, key))
-        self._shared.post(Quietly(partial(self._announce, line, key, hint.data)))
-        asked.add_done_callback(lambda _: self._shared.post(partial(self._answered, generation, key, asked)))
+        self._shared.post(Quietly(lambda: self._announce(line, key, hint.data)))
+        asked.add_done_callback(lambda _: self._shared.post(lambda: self._answered(generation, key, asked)))
 
     def reset(self) -> None:
         """Forgets announcements after a new registration."""
@@ -385,7 +385,7 @@ class Hints:
         except ValueError:
             line.close()
             return
-        self._shared.post(Quietly(partial(self._advance, line, key, message.stage)))
+        self._shared.post(Quietly(lambda: self._advance(line, key, message.stage)))
 
     def _lines(self) -> list[DirectLine]:
         """Returns the lines of announced blocks. On any thread."""

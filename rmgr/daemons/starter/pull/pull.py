@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -432,7 +431,7 @@ class Puller:
         self._seen = None
         self._claims += 1
         failpoint("starter.before_claim")
-        self._shared.committer.commit(multi, partial(self._on_outcome, flying))
+        self._shared.committer.commit(multi, lambda outcome: self._on_outcome(flying, outcome))
         if take == key.count and self._is_soon_hungry(flying):
             board.look_behind(machine.monotonic())
         if self._shared.gate is not None:

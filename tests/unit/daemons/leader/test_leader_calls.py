@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rmgr.coord.protocol import keys
-from rmgr.daemons.leader.calls import MOST_BYTES, CallAnswering, CallLog, LeaderCalls
+from rmgr.daemons.leader.answering import CallAnswering
+from rmgr.daemons.leader.leader import MOST_BYTES, CallLog, LeaderCalls
 from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.daemons.leader.placement.event_log import EVERY_S, MOST_PIECES, PIECE_BYTES
 from rmgr.errors import Unavailable
@@ -75,7 +76,7 @@ REPORT = GatewayReport(gateway="g:1", servers=SERVERS)
 
 
 def test_who_does_not_lead_or_does_not_know_its_settings_yet_refuses(calls: LeaderCalls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmgr.daemons.leader.calls.BEGINS_S", 0.01)
+    monkeypatch.setattr("rmgr.daemons.leader.answering.BEGINS_S", 0.01)
 
     class Leading:
         server_calls = calls
