@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
+from rmgr.errors import RmgrError
+
 T = TypeVar("T")
 _LOG = logging.getLogger("rmgr.story")
 
@@ -53,6 +55,15 @@ class StoryLoop(Protocol):
     def after(self, delay_s: float, job: Callable[[], object]) -> Any:
         """Runs `job` on that thread later."""
         ...
+
+
+def insist(ask: Callable[[], Future[T]], pause_s: float, error: type[Exception] = RmgrError) -> Story[T]:
+    """Returns the first answer; after each such error it asks again, `pause_s` later."""
+    while True:
+        try:
+            return (yield ask())  # type: ignore[no-any-return]
+        except error:
+            yield Pause(pause_s)
 
 
 class Stories:

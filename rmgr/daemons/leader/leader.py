@@ -32,7 +32,7 @@ from rmgr.daemons.leader.submissions.sweep import Census
 from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.daemons.leader.use import CapKeeper
 from rmgr.daemons.service.metaserver import Metaserver
-from rmgr.errors import ConfigError, RmgrError, WrongCluster
+from rmgr.errors import ConfigError, WrongCluster
 from rmgr.model.base.version import raised
 from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings, UserLimits
@@ -42,7 +42,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.gang_clock import ClockReader
 from rmgr.runtime.release import release
-from rmgr.runtime.story import Pause, Story, each
+from rmgr.runtime.story import Pause, Story, each, insist
 
 #: Most characters that may wait for the loop; lines beyond it are in no log.
 MOST_BYTES = 16 * PIECE_BYTES
@@ -112,12 +112,7 @@ class Leader:
         self._tree.tell(self._read_fence(), "the fence")
 
     def _read_fence(self) -> Story[None]:
-        while True:
-            try:
-                found = yield self.context.coordinator.get(paths.EPOCH, timeout_s=5.0)
-                break
-            except RmgrError:
-                yield Pause(0.2)
+        found = yield from insist(lambda: self.context.coordinator.get(paths.EPOCH, timeout_s=5.0), 0.2)
         if found is None or found.version != self._term.epoch_version:
             self._tree.depose("the epoch has moved while the session was in doubt")
             return

@@ -57,7 +57,7 @@ from rmgr.runtime.mailbox import Mailbox, SignalMessages, run_loop
 from rmgr.runtime.release import check_release, release
 from rmgr.runtime.secured import advertised, advertised_metrics, check_exposure, credentials_of, open_trust
 from rmgr.runtime.store_watch import WatchedStore
-from rmgr.runtime.story import Bell, Pause, Stories, Story, StoryLoop
+from rmgr.runtime.story import Bell, Pause, Stories, Story, StoryLoop, insist
 from rmgr.runtime.supervision import Lease, Notifier, StallGuard
 
 _AGAIN_S = 0.2
@@ -352,12 +352,7 @@ class Watchdog:
 
     def _recognise(self) -> Story[None]:
         """Checks that a new session is with the same cluster: it may be with other servers, or with wiped ones."""
-        while True:
-            try:
-                found = yield self._coordinator.get(paths.META)
-                break
-            except RmgrError:
-                yield Pause(0.5)
+        found = yield from insist(lambda: self._coordinator.get(paths.META), 0.5)
         meta = None if found is None else decode_record(found.data, Meta, paths.META)
         try:
             check_release(check_same(meta, self.meta.cluster_id))  # the cluster may have been upgraded meanwhile

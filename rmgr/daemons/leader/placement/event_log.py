@@ -7,8 +7,6 @@ are missing at the end of its log; nothing waits for the log. All facts go throu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
-from typing import Any
 
 from rmgr.coord.protocol import keys
 from rmgr.daemons.leader.placement.pipeline import named, pipeline_of
@@ -20,11 +18,10 @@ from rmgr.runtime.story import Story
 from rmgr.sched.plan import Plan
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.event_log import Entry, Recorder, encode
+from rmgr.sched.state.event_log import Recorder, encode
 
 #: Lines are written after this time, or at this number of bytes.
 EVERY_S, PIECE_BYTES = 2.0, 256 * 1024
-NOBODY: Mapping[str, str] = MappingProxyType({})
 #: Most pieces that wait while the store is away; later ones are dropped.
 MOST_PIECES = 64
 
@@ -90,25 +87,58 @@ class LogPieces:
         self._unwritten -= 1
 
 
-class Recording:
-    """The logs of one leader's placement."""
+class StateUpdates:
+    """Passes all facts of one leadership to the state and its log. In the leader's loop.
 
-    def __init__(self, context: LeaderContext) -> None:
+    Args: wake: asks for a turn of placement; repeated calls cause one turn.
+    Attributes: causes: why the next pass is due.
+    """
+
+    def __init__(self, context: LeaderContext, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        self.causes: frozenset[Cause] = frozenset()
         self._term = context.term
         self._pieces = LogPieces(context)
-        self._recorder: Recorder | None = None
+        self._recorder: Recorder | None = None  # of the current log
+        self._now_us = self._term.wall_us()
 
-    def begin(
+    def now_us(self) -> int:
+        """Returns the scheduler's time: the wall clock, but never going back."""
+        self._now_us = max(self._now_us, self._term.wall_us())
+        return self._now_us
+
+    def tell(self, state: ClusterState, fact: str, *arguments: object, **named: object) -> None:
+        """Passes one fact to the state and to the log."""
+        getattr(state, fact)(*arguments, **named)
+        if self._recorder is not None:
+            self._recorder.told(self._now_us, fact, arguments, named)
+
+    def because(self, cause: Cause) -> None:
+        """Adds a cause for the next pass."""
+        self.causes |= {cause}
+
+    def take_causes(self) -> frozenset[Cause]:
+        """Returns the causes of this pass, and resets them."""
+        causes, self.causes = self.causes, frozenset()
+        return causes
+
+    def passed(self, now_us: int, causes: frozenset[Cause], plan: Plan) -> None:
+        """Logs a pass whose plan is carried out at this time."""
+        if self._recorder is not None:
+            self._recorder.passed(now_us, causes, plan)
+
+    def begin_log(
         self,
         state: ClusterState,
         settings: ClusterSettings,
         partitions: Collection[str],
         *,
         half_life_us: int,
-        instead: Mapping[str, str] = NOBODY,
+        instead: Mapping[str, str],
     ) -> None:
         """Begins the log of a new state and of the pipelines of these partitions. instead: partition -> policy that replaces its own."""
-        self.end()
+        if self._recorder is not None:
+            self._recorder.end(0)
         self._pieces.begin()
         pipelines = {partition: pipeline_of(settings, partition) for partition in sorted(partitions)}
         pipelines |= {partition: named(partition, policy, {}) for partition, policy in instead.items() if partition in pipelines}
@@ -121,28 +151,14 @@ class Recording:
             pipelines={partition: spec.tables() for partition, spec in pipelines.items()},
         )
         opening = self._recorder.opening(state, seed=0, half_life_us=half_life_us)
-        self._pieces.put(lambda: _encode_line(opening))
+        self._pieces.put(lambda: encode(opening).encode() + b"\n")
 
-    def told(self, now_us: int, name: str, *arguments: Any, **named: Any) -> None:
-        """Logs a fact."""
-        if self._recorder is not None:
-            self._recorder.told(now_us, name, arguments, named)
-
-    def passed(self, now_us: int, causes: frozenset[Cause], plan: Plan) -> None:
-        """Logs a pass whose plan is carried out at this time."""
-        if self._recorder is not None:
-            self._recorder.passed(now_us, causes, plan)
-
-    def end(self, now_us: int = 0) -> None:
+    def end_log(self) -> None:
         """Ends the log: the state is dropped, or the leadership is over."""
         if self._recorder is not None:
-            self._recorder.end(now_us)
+            self._recorder.end(self._now_us)
             self._recorder = None
         self._pieces.flush()
-
-
-def _encode_line(entry: Entry) -> bytes:
-    return f"{encode(entry)}\n".encode()
 
 
 def _only_policy(pipelines: Mapping[str, PipelineSpec]) -> tuple[str, dict[str, str]]:
@@ -151,41 +167,3 @@ def _only_policy(pipelines: Mapping[str, PipelineSpec]) -> tuple[str, dict[str, 
     if len(stages) == 1 and stages[0].get("policy"):
         return str(stages[0]["policy"]), {name: str(value) for name, value in stages[0].get("parameters", {}).items()}
     return ", ".join(dict.fromkeys(spec.name or "pipeline" for spec in pipelines.values())), {}
-
-
-class StateUpdates:
-    """Passes all facts of one leadership to the state and its log. In the leader's loop.
-
-    Args: wall_us: wall clock in us. wake: asks for a turn of placement; repeated calls cause one turn.
-    Attributes: causes: why the next pass is due. log: of events.
-    """
-
-    def __init__(self, log: Recording, wall_us: Callable[[], int], wake: Callable[[], None]) -> None:
-        self.log = log
-        self.wake = wake
-        self.causes: frozenset[Cause] = frozenset()
-        self._wall_us = wall_us
-        self._now_us = wall_us()
-
-    def now_us(self) -> int:
-        """Returns the scheduler's time: the wall clock, but never going back."""
-        self._now_us = max(self._now_us, self._wall_us())
-        return self._now_us
-
-    def tell(self, state: ClusterState, fact: str, *arguments: object, **named: object) -> None:
-        """Passes one fact to the state and to the log."""
-        getattr(state, fact)(*arguments, **named)
-        self.log.told(self._now_us, fact, *arguments, **named)
-
-    def because(self, cause: Cause) -> None:
-        """Adds a cause for the next pass."""
-        self.causes |= {cause}
-
-    def take_causes(self) -> frozenset[Cause]:
-        """Returns the causes of this pass, and resets them."""
-        causes, self.causes = self.causes, frozenset()
-        return causes
-
-    def end_log(self) -> None:
-        """Ends the log: the state is dropped, or the leadership is over."""
-        self.log.end(self._now_us)

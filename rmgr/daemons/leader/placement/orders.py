@@ -45,7 +45,7 @@ from rmgr.model.cluster.node import LEAD_US, InboxOrder, NodeState, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey, job_id, run_label, task_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.story import Pause, Story
+from rmgr.runtime.story import Pause, Story, insist
 from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.job import Job, Running
 from rmgr.sched.plan import (
@@ -210,15 +210,9 @@ class PlacedHolds:
 
     def prepare(self, nodes: list[str]) -> None:
         """Makes the directories for holds on these nodes."""
-        self._tree.tell(self._prepare([paths.hold(node) for node in nodes]), "directories of holds", key=object())
-
-    def _prepare(self, wanted: list[str]) -> Story[None]:
-        while True:
-            try:
-                yield self._calls.coordinator(lambda zookeeper: zookeeper.ensure(wanted))
-                return
-            except RmgrError:
-                yield Pause(_RETRY_S)
+        wanted = [paths.hold(node) for node in nodes]
+        made = insist(lambda: self._calls.coordinator(lambda zookeeper: zookeeper.ensure(wanted)), _RETRY_S)
+        self._tree.tell(made, "directories of holds", key=object())
 
     def look_for_holds(self, nodes: list[str]) -> None:
         """Deletes holds of jobs that are gone, left by an earlier leader. The job table must be complete."""
@@ -226,12 +220,7 @@ class PlacedHolds:
             self._tree.tell(self._look_on(node), paths.hold(node), key=object())
 
     def _look_on(self, node: str) -> Story[None]:
-        while True:
-            try:
-                names = yield self._tree.children(paths.hold(node))
-                break
-            except RmgrError:
-                yield Pause(_RETRY_S)
+        names = yield from insist(lambda: self._tree.children(paths.hold(node)), _RETRY_S)
         self._promises.look_after(node, names)
         for _, (submission, index, attempt) in paths.holds_in(names):
             placed = self._job_table.placed.get(job_id(submission, index))

@@ -17,7 +17,7 @@ from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.facts import Names
 from rmgr.daemons.leader.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.arrivals import Arrivals, JobLists, SubmissionRecords
-from rmgr.daemons.leader.placement.event_log import Recording, StateUpdates
+from rmgr.daemons.leader.placement.event_log import StateUpdates
 from rmgr.daemons.leader.placement.gangs import GangKeeper, OpenClock
 from rmgr.daemons.leader.placement.job_table import JobTable
 from rmgr.daemons.leader.placement.orders import PlacedHolds, PlanExecution, Promises
@@ -30,7 +30,7 @@ from rmgr.daemons.leader.placement.view import ClassMetrics, jobs_view, ledger_v
 from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import StateConflict
 from rmgr.model.tasks.block import task_of
-from rmgr.model.views import PlacingView, QueueView
+from rmgr.model.views import PlacingView
 from rmgr.runtime.mailbox import Timer
 from rmgr.runtime.story import Bell, Story
 from rmgr.sched.plan import Plan, WakeAt
@@ -137,7 +137,7 @@ class Placer:
 
         self.faults = Faults(context, self._on_benches_changed)
         self.served = ServedPartitions(lambda: context.settings, self.faults.forgive, self._term.log)
-        self.updates = StateUpdates(Recording(context), self._term.wall_us, self.wake)
+        self.updates = StateUpdates(context, self.wake)
         self.now_us = self.updates.now_us
         self.job_table = JobTable()
         # Each part takes from here what it needs of the parts that were made before it.
@@ -253,11 +253,6 @@ class Placer:
             shares=shares_view(state, stages, self.now_us()),
             classes=views_of(state, promised, self.served, self.job_table, stages),
         )
-
-    def class_views(self) -> tuple[QueueView, ...]:
-        """Returns the queue classes as users see them."""
-        promised = promised_starts(self.state, self.plan)
-        return views_of(self.state, promised, self.served, self.job_table, self.pipeline[0])
 
     @property
     def is_passing(self) -> bool:
@@ -395,7 +390,7 @@ class Placer:
         self._timer = None
         if wakes:
             self._timer = self._tree.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), lambda: self.look_again(Cause.TIMER))
-        self.updates.log.passed(now_us, causes, plan)
+        self.updates.passed(now_us, causes, plan)
         self._on_orders_done((yield from self._orders.carry_out(state, plan, now_us=now_us)))
 
     def _carry_out(self, orders: Story[str]) -> None:
@@ -422,7 +417,7 @@ class Placer:
         self._is_other_log = False
         served = self.served
         placed = {partition for stage in served.every for partition in stage.partitions}
-        self.updates.log.begin(state, served.settings(), placed, half_life_us=served.half_life_us, instead=self.faults.instead)
+        self.updates.begin_log(state, served.settings(), placed, half_life_us=served.half_life_us, instead=self.faults.instead)
 
     def _on_benches_changed(self) -> None:
         self._is_other_log = True

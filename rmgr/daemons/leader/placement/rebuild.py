@@ -21,11 +21,10 @@ from rmgr.daemons.leader.facts import job_of, known_of, marked, misplaced, node_
 from rmgr.daemons.leader.placement.job_table import PlacedJob, Records, decode_records
 from rmgr.daemons.leader.placement.orders import standing
 from rmgr.daemons.leader.placement.stops import PendingStop
-from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import MOST_QUANTUM_US
 from rmgr.model.tasks.block import MAX_INDEX, Allocation, BlockKey, job_id
 from rmgr.model.tasks.submission import Submission, as_started
-from rmgr.runtime.story import Bell, Pause, Story
+from rmgr.runtime.story import Bell, Pause, Story, insist
 from rmgr.sched.capacity.gangs import leaves_of
 from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.job import Job, Node, Running, nodes_of
@@ -75,8 +74,8 @@ class Rebuild:
         began_s, partitions = self._tree.clock(), sorted(self._served.partitions)
         for cache in (*self._pending.values(), *self._running.values()):
             cache.refresh()
-        remembered = yield from self._read_all([paths.placing(partition) for partition in partitions])
-        gangs = dict(zip(partitions, (yield from self._read_all([paths.gangs(partition) for partition in partitions])), strict=True))
+        remembered = yield from self._read([paths.placing(partition) for partition in partitions])
+        gangs = dict(zip(partitions, (yield from self._read([paths.gangs(partition) for partition in partitions])), strict=True))
         for partition, found in zip(partitions, remembered, strict=True):
             self.records[partition] = (b"", None) if found is None else (found.data, found.version)
         while not self._placer.knows_nodes():
@@ -280,20 +279,16 @@ class Rebuild:
 
     # -- reading
 
-    def _read_all(self, wanted: list[str]) -> Story[list[Stamped | None]]:
+    def _read(self, wanted: list[str]) -> Story[list[Stamped | None]]:
         """Reads the data of znodes, however long it takes."""
-        while True:
-            try:
-                return (yield self._tree.get_all(wanted))  # type: ignore[no-any-return]
-            except RmgrError:
-                yield Pause(_RETRY_S)
+        return insist(lambda: self._tree.get_all(wanted), _RETRY_S)
 
     def _read_blocks(self, wanted: list[str]) -> Story[dict[str, StandingJob | None]]:
         """Reads blocks by path; None for gone or pulled ones."""
         blocks: dict[str, StandingJob | None] = {}
         for at in range(0, len(wanted), _TOGETHER):
             some = wanted[at : at + _TOGETHER]
-            for path, found in zip(some, (yield from self._read_all(some)), strict=True):
+            for path, found in zip(some, (yield from self._read(some)), strict=True):
                 blocks[path] = None
                 if found is not None:
                     self._term.aside.run(path, found.version, self._take_block, blocks, path, found)

@@ -21,11 +21,10 @@ from rmgr.daemons.leader.facts import Known, known_of, with_known
 from rmgr.daemons.leader.placement.job_table import PlacedJob
 from rmgr.daemons.leader.placement.view import label
 from rmgr.daemons.leader.tree import WatchedCache
-from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey, task_of
 from rmgr.runtime import machine
-from rmgr.runtime.story import Pause, Story
+from rmgr.runtime.story import Story, insist
 from rmgr.sched.job import Job, Running, nodes_of
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
@@ -187,22 +186,15 @@ class Stops:
 
     def _look_at_block(self, stop: PendingStop) -> Story[None]:
         """Looks how the order was obeyed: the job gave up its nodes, ended, or refused."""
-        while self._is_open(stop) and stop.stage is StopStage.OBEYED:
-            try:
-                found = yield self._tree.get(paths.running_block(stop.placed.node, stop.placed.key))
-            except RmgrError:
-                yield Pause(_RETRY_S)
-                continue
-            if not self._is_open(stop) or stop.stage is not StopStage.OBEYED or found is None:
-                return
-            stop.become(StopStage.REFUSED)
-            stop.why = self.said_of(stop.job, found.data)
-            submission, index = task_of(stop.job)
-            self._term.log.warning(
-                "stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why, epoch=self._term.epoch
-            )
-            self._updates.wake()
+        found = yield from insist(lambda: self._tree.get(paths.running_block(stop.placed.node, stop.placed.key)), _RETRY_S)
+        if not self._is_open(stop) or stop.stage is not StopStage.OBEYED or found is None:
             return
+        stop.become(StopStage.REFUSED)
+        stop.why = self.said_of(stop.job, found.data)
+        submission, index = task_of(stop.job)
+        node, epoch = stop.placed.node, self._term.epoch
+        self._term.log.warning("stop_refused", submission=submission, first=index, node=node, why=stop.why, epoch=epoch)
+        self._updates.wake()
 
     def vacated(self, job: int, placed: PlacedJob) -> bool:
         """Handles a block gone from its head. Returns whether the job was asked to leave, so that its fate is being looked up."""
@@ -219,19 +211,12 @@ class Stops:
 
     def _look_for_return(self, stop: PendingStop, placed: PlacedJob) -> Story[None]:
         """Looks where the job went. STOP, and RETURN of an unbegun job, commit both changes at once: it waits, ended, or is set aside."""
-        while self._is_open(stop):
-            try:
-                is_back = False
-                for key in _next_names(placed):
-                    is_back = is_back or (yield self._tree.stat(paths.pending_block(placed.queue, key))) is not None
-            except RmgrError:
-                yield Pause(_RETRY_S)
-                continue
-            if self._is_open(stop):
-                stop.become(StopStage.BACK if is_back else StopStage.ENDED)
-                stop.back_s = self._tree.clock()
-                self._lists.look_at(paths.pending(stop.placed.queue))
-            return
+        wanted = [paths.pending_block(placed.queue, key) for key in _next_names(placed)]
+        found = yield from insist(lambda: self._tree.get_all(wanted), _RETRY_S)
+        if self._is_open(stop):
+            stop.become(StopStage.BACK if any(found) else StopStage.ENDED)
+            stop.back_s = self._tree.clock()
+            self._lists.look_at(paths.pending(stop.placed.queue))
 
     def _is_open(self, stop: PendingStop) -> bool:
         return self.by_job.get(stop.job) is stop

@@ -320,8 +320,9 @@ class ClassMetrics:
     def _measure(self) -> None:
         self._is_due = False
         self.clear()
-        metrics = self._metrics
-        for view in self._placer.class_views():
+        metrics, placer = self._metrics, self._placer
+        promised = promised_starts(placer.state, placer.plan)
+        for view in views_of(placer.state, promised, placer.served, placer.job_table, placer.pipeline[0]):
             told, where = view.of_class, (view.partition, view.id)
             assert told is not None
             metrics.class_waiting.labels(*where).set(view.pending)

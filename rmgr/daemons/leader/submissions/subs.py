@@ -62,7 +62,7 @@ from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.procedures.history import ending_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-from rmgr.runtime.story import Pause, Story, each
+from rmgr.runtime.story import Pause, Story, each, insist
 
 #: Submissions read at once.
 LOADS = 64
@@ -78,7 +78,7 @@ MOST_LEFT_WATCHES = 50_000
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 30.0
 #: Pause after orders with an unknown outcome.
 _ORDER_AGAIN_S = 1.0
-#: Pause after a failed read of an owner's entry.
+#: Pause after a failed read of one entry or record.
 _READ_AGAIN_S = 1.0
 #: Pauses before looks for running work: what may still begin when a revocation is heard has begun by the last one.
 _PAUSES_S = (0.0, 1.0, 4.0)
@@ -159,16 +159,11 @@ class SubmissionKeeper:
         followed = self.followed.get(number)
         if followed is not None and followed.submission is not None:
             return followed.submission.queue
-        while True:
-            try:
-                found = yield self._tree.get(paths.sub(number))
-            except RmgrError:
-                yield Pause(1.0)
-                continue
-            try:
-                return None if found is None else validity.submission(found.data, number).queue
-            except InvalidRecord:
-                return None  # invalid record: its claimed blocks go with their node
+        found = yield from insist(lambda: self._tree.get(paths.sub(number)), _READ_AGAIN_S)
+        try:
+            return None if found is None else validity.submission(found.data, number).queue
+        except InvalidRecord:
+            return None  # invalid record: its claimed blocks go with their node
 
     # -- which submissions exist
 
@@ -570,22 +565,16 @@ class LivingOwners:
 
     def _read(self, guid: str, name: str) -> Story[None]:
         path = f"{paths.SUBMITTERS}/{name}"
-        while name in self._entries.get(guid, {}):
-            try:
-                found = yield self._tree.get(path)
-            except RmgrError:
-                yield Pause(_READ_AGAIN_S)
-                continue
-            entries = self._entries.get(guid, {})
-            if name not in entries or found is None:
-                return  # it has gone, as the list will show
-            try:
-                entries[name] = validity.decode(found.data, SubmitterEntry, path)
-            except RmgrError as error:
-                self._log.warning("entry_unreadable", target=name[:100], error=error.message)
-                entries[name] = NoEntry.UNREADABLE
-            self._keeper.owners_changed({guid})
-            return
+        found = yield from insist(lambda: self._tree.get(path), _READ_AGAIN_S)
+        entries = self._entries.get(guid, {})
+        if name not in entries or found is None:
+            return  # it has gone, as the list will show
+        try:
+            entries[name] = validity.decode(found.data, SubmitterEntry, path)
+        except RmgrError as error:
+            self._log.warning("entry_unreadable", target=name[:100], error=error.message)
+            entries[name] = NoEntry.UNREADABLE
+        self._keeper.owners_changed({guid})
 
 
 class RevokedKeeper:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rmgr.coord.decisions.changing import limit_of_running
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Conflict, Outcome, Stamped
+from rmgr.coord.protocol.multi import Conflict, Outcome
 from rmgr.coord.seal import NotSealed
 from rmgr.coord.validity import decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
@@ -22,7 +22,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockKey
 from rmgr.runtime import machine
-from rmgr.runtime.story import Pause, Story
+from rmgr.runtime.story import Pause, Story, insist
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent
@@ -233,12 +233,7 @@ class Inbox:
         path = paths.inbox(self._node.name, guid)
         self._reading.add(guid)
         try:
-            while True:
-                try:
-                    found: Stamped | None = yield self._shared.coordinator.get(path)
-                    break
-                except CoordinationUnavailable:
-                    yield Pause(_FAILED_PAUSE_S)
+            found = yield from insist(lambda: self._shared.coordinator.get(path), _FAILED_PAUSE_S, CoordinationUnavailable)
             if found is None:
                 return
             order = decode(found.data, InboxOrder, path)
