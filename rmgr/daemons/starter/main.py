@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,34 +150,25 @@ def capacity_of(config: StarterConfig) -> Capacity:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Parts:
     """The parts of a Starter: made by `build`, taken apart by `close`."""
 
-    def __init__(
-        self,
-        starter: Starter,
-        io: StoreIO,
-        runners: list[NodeRunner],
-        metrics: StarterMetrics,
-        disk: DiskWatch,
-        files: list[Path],
-        peers: Peers,
-    ) -> None:
-        self.starter = starter
-        self._files = files
-        self._peers = peers
-        self.io = io
-        self.runners = runners
-        self.metrics = metrics
-        self.disk = disk
+    starter: Starter
+    io: StoreIO
+    runners: list[NodeRunner]
+    metrics: StarterMetrics
+    disk: DiskWatch
+    files: list[Path]
+    peers: Peers
 
     def close(self) -> None:
         """Ends all work, processes and threads (the caller ends the session)."""
         for runner in self.runners:
             runner.close(timeout_s=3.0)
         self.io.close()
-        self._peers.close()
-        for directory in self._files:
+        self.peers.close()
+        for directory in self.files:
             remove_tree(directory)
 
 

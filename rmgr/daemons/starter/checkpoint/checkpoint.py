@@ -254,7 +254,7 @@ class Checkpoints:
         if case.is_stop:
             self._node.jobs.let_go(block, case.grace_us + KILL_US)
         if case.is_stop and lane is not None:  # a stopped job could not answer
-            lane.worker.resume() if lane.worker is not None else lane.slot.resume(lane.running_seq)
+            lane.suspend(resume=True)
         self._node.jobs.stories.begin(self._remind(case, parts, asked))
         while True:
             yield Pause(_LOOK_S)
@@ -646,7 +646,7 @@ class Restores:
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this node's trouble
                 if not case.is_over:
                     words = f"its checkpoint cannot be restored on {self._node.name}: {sentence(error)}"
-                    self._node.unstartable(block, block.take_ready(), FetchFailure(Reason.NODE_LOST, words))
+                    self._node.ends.unstartable(block, block.take_ready(), FetchFailure(Reason.NODE_LOST, words))
                 return
         if case.is_over:
             return

@@ -665,9 +665,8 @@ class LiveLogs:
         flushed.is_flushing = True
         flushed.next_s = now_s + flushed.every_s
         flushed.every_s = min(flushed.every_s * 1.2, _RAREST_S)
-        reader = lane.slot.live_output if lane.worker is None else lane.worker.live_output
         task = (block.key.submission, index, block.key.attempt)
-        ttl_s, cap, charge = self._ttl_s(), self._output_cap, self._charges(block.info.record.user)
+        read, ttl_s, cap, charge = lane.runs_by.live_output, self._ttl_s(), self._output_cap, self._charges(block.info.record.user)
 
         def job(store: Store) -> bool:
             is_behind = False
@@ -676,7 +675,7 @@ class LiveLogs:
                     row, kept = partial(keys.log, *task, stream), flushed.kept[number]
                     for _ in range(_PARTS_AT_ONCE):
                         offset, part = flushed.sizes[number], flushed.parts[number]
-                        data, following = reader(seq, stream, offset, LOG_PART_BYTES) or (b"", 0)
+                        data, following = read(seq, stream, offset, LOG_PART_BYTES) or (b"", 0)
                         if not data:
                             break
                         try:

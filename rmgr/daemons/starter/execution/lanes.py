@@ -103,6 +103,19 @@ class WorkerLane:
         return next(iter(self.tasks), 0)
 
     @property
+    def runs_by(self) -> Worker | Slot:
+        """What runs its tasks."""
+        return self.slot if self.worker is None else self.worker
+
+    def suspend(self, *, resume: bool = False) -> None:
+        """Stops or continues the running task in place."""
+        seq = self.running_seq
+        if self.worker is None:
+            (self.slot.resume if resume else self.slot.suspend)(seq)
+        else:
+            (self.worker.resume if resume else self.worker.suspend)()
+
+    @property
     def is_special(self) -> bool:
         """Whether its tasks have variables of their own."""
         return bool(self.lent or self.cpus)

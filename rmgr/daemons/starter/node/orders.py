@@ -294,10 +294,8 @@ class Inbox:
                     lane.slot.signal(seq, order.signal)
                 case OrderKind.SUSPEND | OrderKind.RESUME if lane.part:
                     self._node.jobs.gangs.hold(lane.part, on=order.order is OrderKind.SUSPEND)
-                case OrderKind.SUSPEND:
-                    lane.worker.suspend() if lane.worker is not None else lane.slot.suspend(seq)
-                case OrderKind.RESUME:
-                    lane.worker.resume() if lane.worker is not None else lane.slot.resume(seq)
+                case OrderKind.SUSPEND | OrderKind.RESUME:
+                    lane.suspend(resume=order.order is OrderKind.RESUME)
 
     def _remaining(self, order: InboxOrder) -> set[int]:
         """Returns the uncommitted tasks here of a cancel; an empty set for other orders, which are obeyed at once."""
@@ -394,9 +392,5 @@ class Amendments:
             if limit_us == before_us:
                 continue
             self._node.log.info("time_limit_changed", block=block.key.submission, first=lane.tasks[seq][1], limit_s=limit_us / 1e6)
-            if lane.part:
-                continue  # jobs of gangs count served time, see `gangs.py`
-            if lane.worker is not None:
-                lane.worker.limit(seq, limit_us)
-            else:
-                lane.slot.limit(seq, limit_us)
+            if not lane.part:  # jobs of gangs count served time, see `gangs.py`
+                lane.runs_by.limit(seq, limit_us)

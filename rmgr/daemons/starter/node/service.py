@@ -160,8 +160,7 @@ class NodeAnswering:
                 seq = lane.running_seq
                 block, running = lane.tasks[seq]
                 if running == index and block.key.submission == submission:
-                    read = lane.slot.live_output if lane.worker is None else lane.worker.live_output
-                    return _Live(block.key.attempt, seq, read)
+                    return _Live(block.key.attempt, seq, lane.runs_by.live_output)
             ended = agent.logs.recent.get((submission, index))
             if ended is not None:
                 return _EndedTask(*ended)
@@ -215,7 +214,7 @@ class NodeAnswering:
                                 started_us=now_us - int((now_s - lane.since_s) * 1e6),
                                 cores=agent.lanes.size_of(block)[0],
                                 memory_bytes=block.key.memory_mib * MIB,
-                                pid=lane.worker.pid if lane.worker is not None else lane.slot.pid,
+                                pid=lane.runs_by.pid,
                             )
                         )
             return found

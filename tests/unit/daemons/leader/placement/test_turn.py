@@ -100,9 +100,14 @@ def test_the_placer_tells_an_end_then_a_node_then_an_arrival_then_lets_policies_
     (key,) = bench.look.keys(paths.running_node("n1"))
     assert key.submission == first
     told: list[str] = []
-    log = placer.updates.log
-    log.told = lambda _, fact, *arguments, **named: told.append(fact)  # type: ignore[method-assign]
-    log.passed = lambda *_: told.append("a pass")  # type: ignore[method-assign]
+    updates, tell = placer.updates, placer.updates.tell
+
+    def seen(state: ClusterState, fact: str, *arguments: object, **named: object) -> None:
+        told.append(fact)
+        tell(state, fact, *arguments, **named)
+
+    updates.tell = seen  # type: ignore[method-assign]
+    updates.passed = lambda *_: told.append("a pass")  # type: ignore[method-assign]
     placer._due = True  # the turn waits until everything has been read
     bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(processes=2))
     bench.starter("n2")

@@ -360,7 +360,7 @@ def lane_of(seq: int, *, since_s: float) -> Any:
     key = SimpleNamespace(submission=1, attempt=1)
     slot = SimpleNamespace(live_output=lambda *_: None)
     block = SimpleNamespace(key=key, info=SimpleNamespace(record=SimpleNamespace(user="u")))
-    return SimpleNamespace(running_seq=seq, since_s=since_s, tasks={seq: (block, 0)}, slot=slot, worker=None)
+    return SimpleNamespace(running_seq=seq, since_s=since_s, tasks={seq: (block, 0)}, slot=slot, worker=None, runs_by=slot)
 
 
 def test_a_write_that_takes_long_does_not_bring_the_loop_round_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
