@@ -104,14 +104,11 @@ class NodeKeeper:
 
     def resync(self) -> None:
         """Compares some of the records with their znodes."""
-        for name in self._slice(sorted(self.records)):
-            self.fetch(name, drift=True)
-
-    def _slice(self, names: list[str]) -> list[str]:
-        """Returns the next `DOUBTS` of the names, round after round."""
+        names = sorted(self.records)
         start = self._turned % max(1, len(names))
         self._turned = start + DOUBTS if start + DOUBTS < len(names) else 0
-        return names[start : start + DOUBTS]
+        for name in names[start : start + DOUBTS]:  # the next ones, round after round
+            self.fetch(name, drift=True)
 
     def hurry(self) -> bool:
         """Sends the reads that were put off. Returns whether nothing is being read."""

@@ -148,13 +148,10 @@ class CapKeeper:
         used = snapshot.by_node(claimed, lambda block: self._user_of(tags, block), cores)
         jobs = {user: one.open_submissions for user, one in counted.items()}
         self.cores = snapshot.in_all(used)
-        up = self._nodes_up()
+        known = self._nodes
+        up = [node for node, record in known.records.items() if record.guid in known.alive and node not in known.drains]
         free = sum(cores[node] > sum(used.get(node, {}).values()) for node in up)
         return used, admitted.capped(settings.limits, used, jobs, free or len(up))
-
-    def _nodes_up(self) -> list[str]:
-        """Returns the nodes whose Starters could claim."""
-        return [node for node, record in self._nodes.records.items() if record.guid in self._nodes.alive and node not in self._nodes.drains]
 
     def _user_of(self, tags: Mapping[str, str], block: BlockOnNode) -> str | None:
         followed = self._followed.get(block.key.submission)

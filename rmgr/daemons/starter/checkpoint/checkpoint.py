@@ -106,7 +106,7 @@ class Checkpoints:
             CheckpointEffect.END_SILENT: self._end_silent,
             CheckpointEffect.COPY: self._copy,
             CheckpointEffect.COPY_SOON: self._copy_soon,
-            CheckpointEffect.TELL: self._tell_stored,
+            CheckpointEffect.TELL: lambda case, words: node.notes.tell(case.block, str(words), orders=case.orders, saving=""),
             CheckpointEffect.LEAVE: self._leave,
             CheckpointEffect.LEAVE_UNSTORED: self._leave_unstored,
             CheckpointEffect.REFUSE: self._refuse,
@@ -406,9 +406,6 @@ class Checkpoints:
         if not case.is_over:
             yield from self._copy(case)
 
-    def _tell_stored(self, case: OpenCheckpoint, words: str | Exception) -> None:
-        self._node.notes.tell(case.block, str(words), orders=case.orders, saving="")
-
     def _leave_unstored(self, case: OpenCheckpoint, error: str | Exception) -> None:
         why = sentence(error) if isinstance(error, Exception) else error
         words = f"checkpoint {case.block.key.attempt}.{case.number} was not stored: {why}"
@@ -599,7 +596,7 @@ class Restores:
 
     def is_here(self, block: ClaimedBlock) -> bool:
         """Returns whether its initial files are in this node's directory; restores them. Raises: OSError."""
-        if block.key.attempt == 1 or _starts_anew(block):
+        if block.key.attempt == 1 or rigid_of(block).restart == FROM_START:
             return True
         case = self._cases.get(block)
         if case is None:
@@ -714,8 +711,3 @@ def newest(store: Store, part: LocalPart, sub: int, index: int, found: RestoredC
     clear(part.directory, part.account)
     found.manifest, found.key = None, ""
     return found
-
-
-def _starts_anew(block: ClaimedBlock) -> bool:
-    rigid = block.info.record.rigid
-    return rigid is not None and rigid.restart == FROM_START

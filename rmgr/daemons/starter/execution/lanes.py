@@ -224,11 +224,9 @@ class Lanes:
 
     def fits(self, cores: int, memory_mib: int, needs: Needs = ()) -> bool:
         """Returns whether one more task of this size could start now."""
-        return cores <= self.free_cores and memory_mib <= self.free_memory_mib and (not needs or self.has_free(needs))
-
-    def has_free(self, needs: Needs) -> bool:
-        """Returns whether so many pieces are free."""
-        return all(len(self._pieces.get(name, ())) >= count for name, count in needs)
+        if cores > self.free_cores or memory_mib > self.free_memory_mib:
+            return False
+        return not needs or all(self.free_of(name) >= count for name, count in needs)
 
     @property
     def all_resources(self) -> Needs:
@@ -550,15 +548,12 @@ class Lanes:
 
     def stop(self, lane: WorkerLane, seq: int, reason: Reason, grace_us: int) -> None:
         """Ends one task: kills it if it runs; if it waits behind another one, takes it back or drops it."""
-        (lane.worker or lane.slot).stop(seq, reason=reason, grace_us=grace_us)
+        lane.runs_by.stop(seq, reason=reason, grace_us=grace_us)
 
     def recall(self, lane: WorkerLane, keep: int = 0) -> None:
         """Takes back tasks that have not begun, except the next `keep`."""
         lane.recalling = True
-        if lane.worker is None:
-            lane.slot.recall(keep=keep)
-        else:
-            lane.worker.recall(keep=keep)
+        lane.runs_by.recall(keep=keep)
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 

@@ -212,7 +212,8 @@ class Jobs:
                     yield from self._read([guid])
                 return
             for coming in comings:
-                self._not_read(coming, error)
+                coming.is_reading, coming.retry_s = False, machine.monotonic() + _PAUSE_S
+                self._node.log.warning("block_not_readable", block=coming.name, error=str(error))
             return
         for guid, found in zip(guids, answers, strict=True):
             self._on_block(guid, found)
@@ -241,11 +242,6 @@ class Jobs:
         if self._shared.committer.may_commit:
             self._shared.committer.commit(ops.discard(self._node.name, self._shared.committer.fence(self._node.name), key), lambda _: None)
         self._node.orders.left(key)
-
-    def _not_read(self, coming: _Coming, error: Exception) -> None:
-        coming.is_reading = False
-        self._node.log.warning("block_not_readable", block=coming.name, error=str(error))
-        coming.retry_s = machine.monotonic() + _PAUSE_S
 
     # -- a job's environment and files -------------------------------------------------------------------------------------
 
@@ -359,11 +355,6 @@ class Jobs:
                 del self._places[block.key]
         self.holds.forget_lost()
 
-    def used_elsewhere(self, block: ClaimedBlock) -> tuple[int, int]:
-        """Returns (processor time in us, peak memory of one process in KiB) of its ended ranks on other nodes."""
-        door = self._doors.get(block.key)
-        return door.used if door is not None else (0, 0)
-
     def _endpoint_of(self, block: ClaimedBlock, helper: str) -> str:
         promise = self.barriers.promise_of(block, helper)
         return promise.endpoint if promise is not None else ""
@@ -394,9 +385,11 @@ class Jobs:
 
         The use of its ranks on other nodes is added to `ending` in any case.
         """
-        cpu_us, max_rss_kib = self.used_elsewhere(block)
-        ending.cpu_us += cpu_us
-        ending.max_rss_kib = max(ending.max_rss_kib, max_rss_kib)
+        door = self._doors.get(block.key)
+        if door is not None:
+            cpu_us, max_rss_kib = door.used
+            ending.cpu_us += cpu_us
+            ending.max_rss_kib = max(ending.max_rss_kib, max_rss_kib)
         if part := self.gangs.label(block):
             ending.served_us, ending.turns = self.gangs.served_us(part)
             if self.gangs.was_killed(part) and ending.reason in _KILLED:
@@ -407,7 +400,6 @@ class Jobs:
         if place is not None and ending.reason in _STARVING and not place.exists():
             ending.reason, ending.error = Reason.NODE_LOST, f"the job's directory was removed on node {self._node.name} ({ending.error})"
             del self._places[block.key]  # not to be used again
-        door = self._doors.get(block.key)
         if door is not None and door.starved and ending.reason in _STARVING:  # its script may have ended first
             ending.reason, ending.error = Reason.OUT_OF_MEMORY, door.starved
         return self.checkpoints.is_awaited(block, ending, tell) or self.verdicts.is_awaited(block, ending, tell)

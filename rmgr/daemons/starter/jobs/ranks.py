@@ -59,22 +59,16 @@ class RanksAnswering:
 
     def prepare(self, node: str, hold: str, *, head: str, cores: int) -> Future[Any]:
         """See `RanksAnswers.prepare`."""
-        agent = self._agent(node)
-        ready: Future[Any] = self._ask(node, lambda: agent.jobs.holds.when_ready(hold, head=head, cores=cores))
+        ready: Future[Any] = self._ask(node, lambda agent: agent.jobs.holds.when_ready(hold, head=head, cores=cores))
         return ready
 
     def suspend(self, node: str, hold: str, *, resume: bool, out_of_turn_us: int = 0) -> None:
         """See `RanksAnswers.suspend`."""
-        agent = self._agent(node)
-        if not self._ask(node, lambda: agent.jobs.holds.suspend(hold, resume=resume, out_of_turn_us=out_of_turn_us)):
-            raise NotFound(f"the job has no cores on node {node} any more")
+        self._ask(node, lambda agent: agent.jobs.holds.suspend(hold, resume=resume, out_of_turn_us=out_of_turn_us))
 
     def checkpoint(self, node: str, hold: str, step: Step) -> tuple[int, str]:
         """See `RanksAnswers.checkpoint`."""
-        agent = self._agent(node)
-        part = self._ask(node, lambda: agent.jobs.helped.get(hold, resume=step.step == "ask" and step.stop))
-        if part is None:
-            raise NotFound(f"the job has no cores on node {node} any more")
+        part = self._ask(node, lambda agent: agent.jobs.helped.get(hold, resume=step.step == "ask" and step.stop))
         try:
             return answer(part, step)
         except OSError as error:
@@ -82,14 +76,14 @@ class RanksAnswering:
 
     def launch(self, node: str, hold: str) -> RanksLink:
         """See `RanksAnswers.launch`."""
-        agent = self._agent(node)
-        found = self._ask(node, lambda: agent.jobs.holds.get(hold), _CONNECT_S)  # it may be registering, which takes a while
-        if found is None or found.place is None:
-            raise NotFound(f"the job has no cores on node {node} any more")
+        found = self._ask(node, lambda agent: agent.jobs.holds.get(hold), _CONNECT_S)  # it may be registering, which takes a while
+        if found.place is None:
+            raise _nothing_on(node)
+        gangs = self._starter.agents[node].jobs.gangs
         takes_turns = found.record is not None and bool(found.record.gang)
 
         def clock() -> float:  # the program cannot answer while it is stopped between its turns
-            return agent.jobs.gangs.served_us(hold)[0] / 1e6 if takes_turns else machine.monotonic()
+            return gangs.served_us(hold)[0] / 1e6 if takes_turns else machine.monotonic()
 
         end_s = clock() + _CONNECT_S
         account = found.info.account if found.info is not None else None
@@ -119,17 +113,22 @@ class RanksAnswering:
         starved = ranks.frame(ranks.STARVED, -1, words) if seq in hold.starved else b""
         return starved + ranks.frame(ranks.FAILED, -1, words)
 
-    def _ask(self, node: str, question: Callable[[], Any], timeout_s: float = 5.0) -> Any:
-        try:
-            return self._starter.ask(question, timeout_s)
-        except TimeoutError:
-            raise Unavailable(f"node {node} is too busy to answer") from None
-
-    def _agent(self, node: str) -> NodeAgent:
+    def _ask(self, node: str, question: Callable[[NodeAgent], Any], timeout_s: float = 5.0) -> Any:
+        """Returns the answer of the node, in its thread. Raises: NotFound if the job has nothing there, Unavailable."""
         agent = self._starter.agents.get(node)
         if agent is None:
             raise NotFound(f"this Starter does not serve node {node}")
-        return agent
+        try:
+            found = self._starter.ask(lambda: question(agent), timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"node {node} is too busy to answer") from None
+        if not found:
+            raise _nothing_on(node)
+        return found
+
+
+def _nothing_on(node: str) -> NotFound:
+    return NotFound(f"the job has no cores on node {node} any more")
 
 
 class Places:

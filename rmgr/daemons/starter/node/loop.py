@@ -28,7 +28,7 @@ from rmgr.coord.decisions.liveness import STOPPED
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Conflict, Delete, Gone, Multi, Stamped, Unknown
+from rmgr.coord.protocol.multi import Conflict, Delete, Gone, Multi, Stamped, Unknown
 from rmgr.coord.protocol.ports import Coordinator, SessionState
 from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
@@ -132,7 +132,9 @@ class Starter:
         self._notifier: Notifier | None = None
         self._renewed_s: float | None = None  #: None = no exclusive work is here
         self._spooled = 0  #: bytes, as the metric shows them
-        self._hold_watches = {name: self._watch_holds(name) for name in agents}
+        self._hold_watches = {
+            name: self._watch(shared.coordinator.children, paths.hold(name), self._on_holds, name, resync_s=math.inf) for name in agents
+        }
         self._held = {name: CountedChildren() for name in agents}
         self._usage_watch = self._watch(shared.coordinator.get, paths.USAGE, self._on_usage)
         self._watches = self._make_watches()
@@ -368,9 +370,6 @@ class Starter:
             watches.append(self._watch(get, paths.hold(name), self._on_hold_place, name))
         return watches
 
-    def _watch_holds(self, node: str) -> WatchedZnode[Any]:
-        return self._watch(self._coordinator.children, paths.hold(node), self._on_holds, node, resync_s=math.inf)
-
     def _on_holds(self, node: str, names: list[str] | None) -> None:
         self._held[node].listed(names or ())
         self.agents[node].jobs.holds.seen(names)
@@ -596,7 +595,8 @@ class Registry:
                 if not is_logged:
                     self._log.warning("name_taken", node=record.node, pid=record.pid, host=record.host, why="waiting for it to go")
                     is_logged = True
-                self._pause(_POLL_S)
+                self._progress()
+                machine.sleep(_POLL_S)
                 continue
             fences = self._commit_register(agents, found, records)
             if fences is not None:
@@ -650,9 +650,8 @@ class Registry:
             return None
         fences = {agent.name: 0 if old is None else old.version + 1 for agent, old in zip(agents, found, strict=True)}
         self._records = {record.node: (record, fences[record.node]) for record in fresh}
-        self._log.info(
-            "registered", nodes=[agent.name for agent in agents], incarnation=fresh[0].incarnation, guid=self.guid, outcome=_how(outcome)
-        )
+        names, how = [agent.name for agent in agents], "read back" if outcome.resolved else "committed"
+        self._log.info("registered", nodes=names, incarnation=fresh[0].incarnation, guid=self.guid, outcome=how)
         return fences
 
     def registered_ms(self, node: str) -> int:
@@ -785,10 +784,6 @@ class Registry:
             if self._is_stopping() and machine.monotonic() > deadline_s - _TIMEOUT_S / 2:
                 raise Stopping
 
-    def _pause(self, seconds: float) -> None:
-        self._progress()
-        machine.sleep(seconds)
-
 
 def _lives(record: NodeRecord) -> bool:
     """Returns whether the process that wrote the record lives on this host (its pid may belong to another process by now)."""
@@ -799,10 +794,6 @@ def _lives(record: NodeRecord) -> bool:
         return process.create_time() <= record.registered_us / 1e6 + _CLOCK_SLACK_S
     except psutil.Error:
         return False
-
-
-def _how(outcome: Committed) -> str:
-    return "read back" if outcome.resolved else "committed"
 
 
 def _is_placed_now(incarnation: int, found: Stamped) -> bool:
