@@ -16,14 +16,13 @@ from typing import TypeAlias
 from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.facts import Names
 from rmgr.daemons.leader.nodes import NodeKeeper
-from rmgr.daemons.leader.placement.arrivals import Arrivals, JobLists, SubmissionRecords
+from rmgr.daemons.leader.placement.arrivals import Arrivals, JobLists, Rebuild, SubmissionRecords
 from rmgr.daemons.leader.placement.event_log import StateUpdates
 from rmgr.daemons.leader.placement.gangs import GangKeeper, OpenClock
 from rmgr.daemons.leader.placement.job_table import JobTable
 from rmgr.daemons.leader.placement.orders import PlacedHolds, PlanExecution, Promises
 from rmgr.daemons.leader.placement.passes import INSTEAD, Faults, Foreign, Passes, PassLost
 from rmgr.daemons.leader.placement.pipeline import ServedPartitions
-from rmgr.daemons.leader.placement.rebuild import Rebuild
 from rmgr.daemons.leader.placement.requests import NextStarts, NodeBackoffs, ScheduledNodes, UserRequests
 from rmgr.daemons.leader.placement.stops import Stops
 from rmgr.daemons.leader.placement.view import ClassMetrics, jobs_view, ledger_view, partitions_view, promised_starts, shares_view, views_of

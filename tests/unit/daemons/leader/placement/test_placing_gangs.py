@@ -19,7 +19,7 @@ from rmgr.coord.protocol.records import decode_block, decode_record, encode_reco
 from rmgr.coord.views import answers
 from rmgr.coord.views.answers import on_the_move
 from rmgr.coord.views.snapshot import ClusterSnapshot
-from rmgr.daemons.leader.placement.rebuild import _fitting, _gangs
+from rmgr.daemons.leader.placement.arrivals import _fitting, _gangs
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.node import LEAD_US, GangRecord, InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec

@@ -13,7 +13,7 @@ import structlog
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Multi, Op
 from rmgr.daemons.leader.metrics import LeaderMetrics
-from rmgr.daemons.leader.placement import rebuild as placing_rebuild
+from rmgr.daemons.leader.placement import arrivals
 from rmgr.daemons.leader.placement.arrivals import LONG, QUIET_S, LongList
 from rmgr.daemons.leader.placement.placer import FACTS, ORDER, Turn, TurnStep, in_order, run_turn
 from rmgr.daemons.leader.tree import LeaderContext
@@ -244,8 +244,8 @@ def test_whatever_happens_and_in_whatever_order_the_list_is_right_in_the_end(see
 
 def test_whatever_happens_between_two_slices_of_a_rebuild_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job ends, one is cancelled, one comes, a node is lost: after each message of the loop once."""
-    monkeypatch.setattr(placing_rebuild, "SLICE_S", -1.0)
-    monkeypatch.setattr(placing_rebuild, "SOME", 1)
+    monkeypatch.setattr(arrivals, "SLICE_S", -1.0)
+    monkeypatch.setattr(arrivals, "SOME", 1)
     at, ended = 0, False
     while not ended:
         spec = PipelineSpec(partition="default", document=json.dumps({"stage": [{"policy": "easy"}]}))
