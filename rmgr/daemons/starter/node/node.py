@@ -22,7 +22,7 @@ from rmgr.adapters.rpc.ranks import Peers
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.daemons.starter.checkpoint.files import OPEN, Seals
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.fetch import Fetcher
+from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
 from rmgr.daemons.starter.core.home import Home
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.shares import Caps, TaskTimes, Turns
@@ -312,6 +312,10 @@ class NodeAgent:
         self.log.warning("node_failed_work", kind=what, detail=detail, user=user)
         if is_his and self.accounts is not None:
             self.accounts.bar(user, f"{what}: {detail}", OUT_S)
+
+    def unstartable(self, block: ClaimedBlock, indices: list[int], failure: FetchFailure) -> None:
+        """Ends tasks (no longer in ready) that cannot be started."""
+        self.ends.unstartable(block, indices, failure)
 
     def over(self, block: ClaimedBlock) -> None:
         """Forgets a block with nothing left to do here."""
