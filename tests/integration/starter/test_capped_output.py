@@ -49,7 +49,7 @@ class Flood:
         node.wait(Surprised, lambda event: event.what == "output_capped")
         info = SimpleNamespace(record=SimpleNamespace(user="ann"))
         block = SimpleNamespace(key=SimpleNamespace(submission=42, first=0, end=1, attempt=1), writing=0, info=info)
-        self.lane = SimpleNamespace(running_seq=self.seq, since_s=0.0, tasks={self.seq: (block, 0)}, slot=slot, worker=None)
+        self.lane = SimpleNamespace(running_seq=self.seq, since_s=0.0, tasks={self.seq: (block, 0)}, slot=slot, worker=None, runs_by=slot)
         self.store = MemoryStore(uuid.uuid4().hex)
         self.logs = LiveLogs(SimpleNamespace(run=self._run), lambda: None, CAP, partial(Charge, Bounds()))  # type: ignore[arg-type]
         agent = SimpleNamespace(lanes=[self.lane], logs=self.logs, blocks={})
