@@ -1,4 +1,4 @@
-"""Benches of an idle cluster, of uneven work and of data print rows of the right shape, at tiny sizes on real clusters."""
+"""Benches of an idle cluster, of uneven work, of data and of placed jobs print rows of the right shape, at tiny sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line on a real cluster keeps the promises of cli.md: submitting, waiting, output, exit codes."""
+"""The command line on a real cluster keeps the promises of cli.md: submitting, waiting, output, exit codes, all details of work."""
 
 from __future__ import annotations
 

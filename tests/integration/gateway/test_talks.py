@@ -12,11 +12,18 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 
 from rmgr.adapters.access.auth import USER_KEY
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.gateway import talk
 from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.rpc.services import NodeClient
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Delete, Gone, Multi, Set
+from rmgr.coord.protocol.records import encode_record
+from rmgr.daemons.gateway.main import SessionWatch
+from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.errors import (
     CoordinationUnavailable,
     InvalidRecord,
@@ -26,11 +33,15 @@ from rmgr.errors import (
     RmgrError,
     Throttled,
     VersionMismatch,
+    WrongCluster,
 )
+from rmgr.model.cluster.node import Meta
 from rmgr.model.cluster.queue import UserLimits
+from rmgr.procedures.bootstrap import bootstrap
 from rmgr.v1 import work_pb2 as pb
 from rmgr.v1 import work_pb2_grpc
 from tests.harness.fair_time import FairTimer
+from tests.harness.memory import MemoryCoordinator
 from tests.harness.talks import TalkClient, TalkServer, refusing
 from tests.harness.waiting import eventually
 
@@ -371,3 +382,52 @@ def test_a_client_that_reads_late_gets_everything(town: Town) -> None:
         heard += late.heard()
     assert heard == words
     eventually(lambda: server.talkers[0].taken_again > 0)
+
+
+@pytest.fixture
+def server() -> Iterator[RpcServer]:
+    made = RpcServer("127.0.0.1:0")
+    made.start()
+    yield made
+    made.stop(0)
+
+
+@pytest.fixture
+def coordinator() -> Iterator[MemoryCoordinator]:
+    with MemoryCoordinator() as made:
+        yield made
+
+
+def watch(coordinator: MemoryCoordinator, server: RpcServer) -> SessionWatch:
+    log: Any = structlog.get_logger()
+    return SessionWatch(coordinator, bootstrap(coordinator), server, GatewayMetrics(), log)
+
+
+def test_without_zookeeper_it_is_not_healthy(coordinator: MemoryCoordinator, server: RpcServer) -> None:
+    watch(coordinator, server)
+    with NodeClient(server.endpoint) as client:
+        assert client.is_serving()
+        coordinator.auto = False
+        coordinator.cut()
+        assert not client.is_serving()
+        coordinator.auto = True
+        coordinator.reconnect()
+        assert client.is_serving()
+
+
+def test_a_new_session_with_the_same_cluster_is_fine(coordinator: MemoryCoordinator, server: RpcServer) -> None:
+    own = watch(coordinator, server)
+    coordinator.expire()
+    own.look()
+    own.look()
+
+
+@pytest.mark.parametrize("wiped", [True, False])
+def test_another_cluster_ends_the_gateway(coordinator: MemoryCoordinator, server: RpcServer, wiped: bool) -> None:
+    own = watch(coordinator, server)
+    op = Delete(paths.META) if wiped else Set(paths.META, encode_record(Meta(cluster_id="other", created_us=1)), -1)
+    coordinator.commit(Multi(name="T", ops=(op,), proof=Gone("/x"))).result(60)
+    own.look()  # the same session: nothing has happened to the ensemble
+    coordinator.expire()
+    with pytest.raises(WrongCluster, match="was wiped" if wiped else "cluster other"):
+        own.look()

@@ -22,7 +22,7 @@ DEADLINE_S = 500.0
 #: What counts from moments: trust, revocation, leases, liveness, due times, back-off, caches with an age. The first 30 s of a
 #: young machine matter most, so these come first and the whole takes less than that.
 FILES = (
-    "integration/security/test_trust.py",
+    "integration/security/test_rpc_auth.py",
     "unit/client/test_authentic.py",
     "unit/submitter/test_handing.py",
     "unit/daemons/leader/test_leader_tree.py",

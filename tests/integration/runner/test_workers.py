@@ -50,22 +50,19 @@ def test_an_initializer_runs_once_and_its_failure_is_told(node: WorkNode, slot: 
     good.stop(grace_us=0)
 
 
-def test_a_client_of_another_python_is_refused_by_name(node: WorkNode, slot: Slot) -> None:
-    worker = slot.start_worker(WorkerSpec(python_version="3.7"))
-    failed = node.wait(WorkerFailed, lambda event: event.worker is worker)
-    error = pickle.loads(failed.error)
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (WorkerSpec(python_version="3.7"), ("3.7", f"{sys.version_info.major}.{sys.version_info.minor}")),
+        (WorkerSpec(cloudpickle="1.6.0"), (f"cloudpickle 1.6.0, node n1 has cloudpickle {cloudpickle.__version__}",)),
+    ],
+    ids=["another python", "a cloudpickle that cannot work"],
+)
+def test_a_client_of_other_versions_is_refused_by_name(node: WorkNode, slot: Slot, spec: WorkerSpec, told: tuple[str, ...]) -> None:
+    worker = slot.start_worker(spec)
+    error = pickle.loads(node.wait(WorkerFailed, lambda event: event.worker is worker).error)
     assert isinstance(error, VersionMismatch)
-    assert "3.7" in str(error)
-    assert f"{sys.version_info.major}.{sys.version_info.minor}" in str(error)
-    node.wait(WorkerEnded, lambda event: event.worker is worker)
-
-
-def test_a_cloudpickle_that_cannot_work_is_refused_by_name(node: WorkNode, slot: Slot) -> None:
-    worker = slot.start_worker(WorkerSpec(cloudpickle="1.6.0"))
-    failed = node.wait(WorkerFailed, lambda event: event.worker is worker)
-    error = pickle.loads(failed.error)
-    assert isinstance(error, VersionMismatch)
-    assert f"cloudpickle 1.6.0, node n1 has cloudpickle {cloudpickle.__version__}" in str(error)
+    assert all(text in str(error) for text in told)
     node.wait(WorkerEnded, lambda event: event.worker is worker)
 
 
@@ -356,34 +353,21 @@ def test_many_large_payloads_are_sent_in_parts(node: WorkNode, worker: Worker) -
     assert [node.result(item.seq) for item in batch.items] == [1_000_000] * 80
 
 
-def test_a_task_that_waits_can_be_cancelled_while_it_waits(node: WorkNode, worker: Worker) -> None:
+@pytest.mark.parametrize(("waits_s", "event"), [(60, WorkerBlocked), (0, WorkerUnblocking)], ids=["while it waits", "for its cores"])
+def test_a_task_can_be_cancelled_while_it_waits(
+    node: WorkNode, worker: Worker, waits_s: float, event: type[WorkerBlocked | WorkerUnblocking]
+) -> None:
     def work() -> None:
         from rmgr.runner.current import blocking
 
         with blocking():
-            time.sleep(60)
+            time.sleep(waits_s)
 
     seq = node.call(worker, work)
-    node.wait(WorkerBlocked, lambda event: event.seq == seq)
+    node.wait(event, lambda found: found.seq == seq)
     worker.stop(seq)
-    extra = node.ended(seq).extra
-    assert extra.reason is Reason.USER_CANCEL
+    assert node.ended(seq).extra.reason is Reason.USER_CANCEL
     assert worker.blocked_seq == 0
-    assert node.result(node.call(worker, int, 3)) == 3
-
-
-def test_a_task_can_be_cancelled_while_it_waits_for_its_cores(node: WorkNode, worker: Worker) -> None:
-    def work() -> None:
-        from rmgr.runner.current import blocking
-
-        with blocking():
-            pass
-
-    seq = node.call(worker, work)
-    node.wait(WorkerUnblocking, lambda event: event.seq == seq)
-    worker.stop(seq)
-    extra = node.ended(seq).extra
-    assert extra.reason is Reason.USER_CANCEL
     assert node.result(node.call(worker, int, 3)) == 3
 
 

@@ -25,6 +25,7 @@ from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials, write_files
 from rmgr.adapters.identity.pki import issue, issue_server
+from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
 from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.metaserver import handler_of as picks
@@ -34,8 +35,12 @@ from rmgr.adapters.rpc.services import LeaderClient, NodeClient, leader_handler,
 from rmgr.adapters.rpc.use import handler_of as uses
 from rmgr.adapters.terminals import Tunnels
 from rmgr.adapters.terminals import handler_of as terminals
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.coord.ops import membership
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
-from rmgr.model.cluster.identity import Identity, Role
+from rmgr.model.cluster.identity import Identity, Revocation, Role
 from rmgr.v1.calls_pb2_grpc import CallsServicer, add_CallsServicer_to_server
 from tests.harness.bundles import session_bundles
 from tests.harness.gateways import OpenGate
@@ -448,3 +453,13 @@ def test_health_is_for_everybody_of_the_cluster(town: Town) -> None:
             assert client.is_serving(), role
     with LeaderClient(town.endpoint) as client:
         assert not client.is_serving()
+
+
+def test_a_revocation_is_heard_at_once_by_who_has_read_the_list_before(coordinator: ZkCoordinator) -> None:
+    coordinator.ensure(["/", paths.IDENTITIES, paths.REVOKED])
+    trusted = session_bundles().credentials(Role.STARTER, "n1")
+    trust, key_id = Trust(ZooKeeperKeys(coordinator), trusted.ca_pem), trusted.identity.key_id
+    eventually(lambda: trust.look(key_id, at_s=time.time()) is not None, "the list is read")
+    gone = Revocation(key_id=key_id, name="n1", role=Role.STARTER, by="admin", since_us=1)
+    assert isinstance(coordinator.commit(membership.revoke(gone)).result(60), Committed)
+    eventually(lambda: trust.is_revoked(key_id), "the revocation is heard", within_s=10.0)

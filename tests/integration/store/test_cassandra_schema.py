@@ -18,8 +18,9 @@ from rmgr.adapters.cassandra.url import parse_url
 from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.adapters.stores import open_store
 from rmgr.coord.protocol.ports import Encoding, Store
+from rmgr.dev.cassandra import CassandraNode, missing_parts
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.errors import ConfigError, KeyExists, StoreUnavailable, WrongCluster
+from rmgr.errors import ConfigError, KeyExists, StoreUnavailable, Unavailable, WrongCluster
 from rmgr.runtime.store_watch import WatchedStore
 from tests.harness import cassandra_keyspaces
 from tests.harness.cassandra_keyspaces import behind
@@ -281,3 +282,26 @@ def test_a_listing_goes_through_scopes_and_pages_in_order(store: CassandraStore)
     assert store.keys("out/", after="out/0000000002/9999999999", limit=1) == ["out/0000000003/0000000000/00001/00000"]
     assert store.keys("out/00000000", after=names[-1]) == []
     assert store.usage("out/") == (302, 604)
+
+
+def test_the_shared_node_serves_and_is_one_process_for_the_run(cassandra: SharedNode) -> None:
+    assert cassandra.is_alive()
+    assert CassandraNode("/nonexistent", address=cassandra.host, port=cassandra.port).is_serving()
+
+
+def test_a_node_that_cannot_start_says_the_last_lines_of_its_log(cassandra_parts: None, tmp_path: Path) -> None:
+    node = CassandraNode(tmp_path, settings={"no_such_setting": 1}, die_with_parent=True)
+    with pytest.raises(Unavailable, match="no_such_setting") as caught:
+        node.start(wait_s=30)
+    assert str(node.log_file) in (caught.value.hint or "")
+    assert not node.running
+
+
+def test_missing_jars_are_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RMGR_CASSANDRA_LIB", str(tmp_path))
+    found = missing_parts() or ""
+    assert "RMGR_CASSANDRA_LIB" in found
+    assert "unset it" in found
+    monkeypatch.delenv("RMGR_CASSANDRA_LIB")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "-m rmgr.dev.jars cassandra-5.0" in (missing_parts() or "")

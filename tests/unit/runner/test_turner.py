@@ -63,6 +63,20 @@ class Bench:
         told = argv or (sys.executable, "-S", stamping.__file__, str(self.ledger), "1000", *pauses)
         slot.run(CommandBatch(shape=shape, argv=told, isolate=True, halts=not self.uses_groups, items=(item,)))
 
+    def add_both(self) -> None:
+        self.add("a")
+        self.add("b")
+
+    def has_turn(self, part: str) -> None:
+        """It has one from now on, and has run."""
+        self.runner.turner.rows(((now_ns(), (part,)),))
+        eventually(self.has_run(part, times=1))
+
+    def lose_turner(self) -> None:
+        """It is killed, and another one is there."""
+        os.kill(self.runner.turner.pid, signal.SIGKILL)
+        eventually(lambda: any(isinstance(event, TurnerRestarted) for event in self.take()))
+
     def turns(self, *parts: str, count: int = 400) -> None:
         """They take turns from now on."""
         start = now_ns() + 50 * MS
@@ -103,8 +117,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 
 def test_two_parts_take_turns_and_never_run_together(bench: Bench) -> None:
     with FairTimer() as timer:
-        bench.add("a")
-        bench.add("b")
+        bench.add_both()
         bench.turns("a", "b")
         eventually(bench.has_run("a", "b", times=8))
         found = bench.stretches("a") + bench.stretches("b")
@@ -127,8 +140,7 @@ def test_a_part_stands_still_until_its_first_turn(bench: Bench) -> None:
 
 def test_what_is_started_out_of_turn_runs_nothing_until_then(bench: Bench, tmp_path: Path) -> None:
     bench.add("a")
-    bench.runner.turner.rows(((now_ns(), ("a",)),))
-    eventually(bench.has_run("a", times=1))
+    bench.has_turn("a")
     bench.add("b", "/bin/sh", "-c", f"touch {tmp_path}/began; exec sleep 60")
     eventually(lambda: bench.processes("b"))
     time.sleep(0.2)
@@ -139,17 +151,14 @@ def test_what_is_started_out_of_turn_runs_nothing_until_then(bench: Bench, tmp_p
 
 def test_the_last_row_stands_until_others_come(bench: Bench) -> None:
     bench.add("a")
-    bench.runner.turner.rows(((now_ns(), ("a",)),))
-    eventually(bench.has_run("a", times=1))
+    bench.has_turn("a")
     before = bench.stretches("a")[-1].end
     eventually(lambda: bench.stretches("a")[-1].end > before + 300 * MS)
 
 
 def test_who_is_let_go_runs_out_of_turn_until_then(bench: Bench) -> None:
-    bench.add("a")
-    bench.add("b")
-    bench.runner.turner.rows(((now_ns(), ("a",)),))
-    eventually(bench.has_run("a", times=1))
+    bench.add_both()
+    bench.has_turn("a")
     bench.runner.turner.let_go("b", now_ns() + 60_000 * MS)
     eventually(bench.has_run("b", times=1))
     before = bench.stretches("b")[-1].end
@@ -170,8 +179,7 @@ def stopped(bench: Bench, part: str) -> None:
 
 
 def test_who_is_held_has_idle_turns(bench: Bench) -> None:
-    bench.add("a")
-    bench.add("b")
+    bench.add_both()
     bench.turns("a", "b", count=2000)
     eventually(bench.has_run("a", "b"))
     bench.runner.turner.hold("a", on=True)
@@ -182,13 +190,11 @@ def test_who_is_held_has_idle_turns(bench: Bench) -> None:
 
 
 def test_a_turner_that_is_killed_is_followed_by_another_one(bench: Bench) -> None:
-    bench.add("a")
-    bench.add("b")
+    bench.add_both()
     bench.turns("a", "b", count=2000)
     eventually(bench.has_run("a", "b"))
     dead = bench.runner.turner.pid
-    os.kill(dead, signal.SIGKILL)
-    eventually(lambda: any(isinstance(event, TurnerRestarted) for event in bench.take()))
+    bench.lose_turner()
     assert bench.runner.turner.pid != dead
     since = now_ns()
     eventually(lambda: all(len([one for one in bench.stretches(part) if one.start > since]) >= 4 for part in "ab"))
@@ -212,25 +218,20 @@ def test_parts_take_turns_after_one_could_not_be_added(bench: Bench, monkeypatch
 
 
 def test_what_ran_on_without_a_turner_stands_still_before_others_go_on(bench: Bench) -> None:
-    bench.add("a")
-    bench.add("b")
-    bench.runner.turner.rows(((now_ns(), ("a",)),))
-    eventually(bench.has_run("a", times=1))
+    bench.add_both()
+    bench.has_turn("a")
     eventually(lambda: bench.processes("b"))
     os.kill(bench.runner.turner.pid, signal.SIGKILL)
-    bench.runner.turner.rows(((now_ns(), ("b",)),))
-    eventually(bench.has_run("b", times=1))
+    bench.has_turn("b")
     stopped(bench, "a")
     assert not gang_ledger.overlaps(bench.stretches("a") + bench.stretches("b"))
 
 
 def test_what_was_counted_stays_counted_when_a_turner_dies(bench: Bench) -> None:
-    bench.add("a")
-    bench.add("b")
+    bench.add_both()
     bench.turns("a", "b", count=2000)
     eventually(lambda: bench.served().get("a", (0, 0))[1] >= 6)
-    os.kill(bench.runner.turner.pid, signal.SIGKILL)
-    eventually(lambda: any(isinstance(event, TurnerRestarted) for event in bench.take()))
+    bench.lose_turner()
     count = len(bench.seen)
     eventually(lambda: any(isinstance(event, PartsServed) for event in bench.take()[count:]))
     told = [event for event in bench.take() if isinstance(event, PartsServed)]
@@ -248,8 +249,7 @@ def test_who_is_let_go_or_held_stays_so_when_a_turner_dies(bench: Bench) -> None
     bench.runner.turner.let_go("b", now_ns() + 600_000 * MS)
     bench.runner.turner.hold("c", on=True)
     stopped(bench, "c")
-    os.kill(bench.runner.turner.pid, signal.SIGKILL)
-    eventually(lambda: any(isinstance(event, TurnerRestarted) for event in bench.take()))
+    bench.lose_turner()
     since = now_ns()
     eventually(lambda: all((found := bench.stretches(part)) and found[-1].end > since + 300 * MS for part in "ab"))
     stopped(bench, "c")
@@ -263,8 +263,7 @@ def test_who_computes_on_is_killed_and_the_next_goes_on(tmp_path: Path) -> None:
     try:
         bench.add("a", spins=True)
         bench.add("b")
-        bench.runner.turner.rows(((now_ns(), ("a",)),))
-        eventually(bench.has_run("a", times=1))
+        bench.has_turn("a")
         helper = psutil.Popen([sys.executable, "-c", gang_ledger.CONTINUE, *map(str, bench.processes("a"))], stderr=-3)
         eventually(lambda: helper.poll() is not None or os.sched_getscheduler(helper.pid) == os.SCHED_RR)
         if helper.poll() is not None:
@@ -293,10 +292,8 @@ def test_who_sleeps_too_deeply_is_left_and_stopped_when_he_wakes(bench: Bench) -
     except OSError:
         pytest.skip("no freezer of version 1 may be used here, which holds a process in state D")
     try:
-        bench.add("a")
-        bench.add("b")
-        bench.runner.turner.rows(((now_ns(), ("a",)),))
-        eventually(bench.has_run("a", times=1))
+        bench.add_both()
+        bench.has_turn("a")
         for pid in bench.processes("a"):
             (place / "cgroup.procs").write_text(str(pid))
         (place / "freezer.state").write_text("FROZEN")
@@ -344,8 +341,7 @@ def test_who_forks_for_ever_is_stopped_with_all_his_processes(bench: Bench) -> N
 def test_what_a_process_of_its_user_continues_is_stopped_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, Freezer.SIGNALS)
     try:
-        bench.add("a")
-        bench.add("b")
+        bench.add_both()
         bench.turns("a", "b", count=2000)
         eventually(bench.has_run("a", "b"))
         bench.runner.turner.rows(((now_ns(), ("b",)),))
@@ -359,10 +355,8 @@ def test_what_a_process_of_its_user_continues_is_stopped_again(tmp_path: Path) -
 
 
 def test_a_part_that_is_over_leaves_nothing_stopped(bench: Bench) -> None:
-    bench.add("a")
-    bench.add("b")
-    bench.runner.turner.rows(((now_ns(), ("b",)),))
-    eventually(bench.has_run("b", times=1))
+    bench.add_both()
+    bench.has_turn("b")
     slot = bench.slots["a"]
     slot.stop(1, grace_us=0)
     eventually(lambda: any(isinstance(event, CommandsEnded) and event.slot is slot for event in bench.take()))

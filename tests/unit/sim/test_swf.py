@@ -110,19 +110,18 @@ def test_a_bad_line_is_named_with_its_field(trace: Write, bad: str, told: str) -
     assert told in error.value.message
 
 
-def test_a_gz_that_ends_in_the_middle_gives_no_workload(trace: Write) -> None:
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (lambda data: data[: len(data) // 2], r"ends in the middle, after line [1-9]"),
+        (lambda data: data[:-6] + bytes([data[-6] ^ 255]) + data[-5:], "damaged"),  # the check sum
+    ],
+    ids=["ends in the middle", "damaged"],
+)
+def test_a_gz_that_is_not_whole_gives_no_workload(trace: Write, broken: Callable[[bytes], bytes], told: str) -> None:
     path = trace(*(line(n, n, n * 7 % 1000 + 1, 1) for n in range(1, 5000)), name="t.swf.gz")
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(UsageError, match=r"ends in the middle, after line [1-9]"):
-        read_trace(path)
-
-
-def test_a_damaged_gz_gives_no_workload(trace: Write) -> None:
-    path = trace(*(line(n, n, n * 7 % 1000 + 1, 1) for n in range(1, 5000)), name="t.swf.gz")
-    data = bytearray(path.read_bytes())
-    data[-6] ^= 255  # the check sum
-    path.write_bytes(data)
-    with pytest.raises(UsageError, match="damaged"):
+    path.write_bytes(broken(path.read_bytes()))
+    with pytest.raises(UsageError, match=told):
         read_trace(path)
 
 

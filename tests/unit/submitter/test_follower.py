@@ -32,21 +32,13 @@ def world() -> Iterator[World]:
         yield made
 
 
-def test_fragments_that_come_one_by_one_cost_a_reading_and_a_look_each(world: World) -> None:
-    for number in range(10):
+@pytest.mark.parametrize("together", [1, 2])
+def test_fragments_that_come_one_by_one_or_in_pairs_cost_a_reading_and_a_look_each(world: World, together: int) -> None:
+    for number in range(10 * together):
         world.add(number)
-        world.run()
-    assert world.seen == list(range(10))
-    assert world.reads() == (10, 10)
-
-
-def test_fragments_that_come_in_pairs_cost_no_more(world: World) -> None:
-    for number in range(0, 20, 2):
-        world.add(number)
-        world.add(number + 1)
-        world.run()
-    assert world.seen == list(range(20))
-    assert world.reads() == (20, 20)
+        if number % together == together - 1:
+            world.run()
+    assert (world.seen, world.reads()) == (list(range(10 * together)), (10 * together, 10 * together))
 
 
 def test_behind_one_that_may_be_the_last_is_looked_only_when_it_was_not(world: World) -> None:
