@@ -31,7 +31,7 @@ from rmgr.client.pickling import dump_call, dump_initializer, name_of, ship, sta
 from rmgr.client.ports import TaskSpec
 from rmgr.client.progress import card, shown_on
 from rmgr.client.specs import OF_CALLS, Duration, Options, Size, Variants, draft_of, python_environment
-from rmgr.client.tasks import HELD_BYTES, SubmissionOpening, Tasks, when_dropped
+from rmgr.client.tasks import HELD_BYTES, SubmissionOpening, Tasks, batches, calls_at_once, when_dropped
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, RemoteTraceback, RmgrError
 from rmgr.model.base.states import Reason, State
@@ -40,8 +40,6 @@ from rmgr.model.tasks.block import INITIALIZER_FAILED, MAX_TASKS, Fragment, Outc
 from rmgr.model.tasks.submission import Work
 from rmgr.runtime import machine
 
-#: Calls that `map` adds at a time, and items that it reads ahead of a lazy input.
-_MAP_BATCH = 512
 #: Longest and shortest work of one block (s): no longer, so that no task waits long behind others; no shorter even when little is
 #: left, because a slot waits for commits between two blocks.
 BLOCK_S, LEAST_S = 0.1, 0.02
@@ -224,13 +222,14 @@ class Executor(stdlib.Executor):
         core.check_open()
         core.name_after(fn)
         calls: Iterator[tuple[Any, ...]] = zip(*iterables, strict=False)
+        at_once, name = calls_at_once(iterables), name_of(fn)
         if chunksize == 1:
-            send = partial(core.add_calls, core.spec_of(fn), name_of(fn))
-            return _results(core, send, calls, deadline, buffersize)
+            payloads = (dump_call(args, {}, name) for args in calls)
+            return _results(core, core.spec_of(fn), payloads, deadline, buffersize, at_once)
         chunks = iter(lambda: list(itertools.islice(calls, chunksize)), [])
-        send = partial(core.add_calls, core.spec_of(partial(call_each, fn)), name_of(fn))
+        payloads = (dump_call((chunk,), {}, name) for chunk in chunks)
         window = None if buffersize is None else -(-buffersize // chunksize)
-        return itertools.chain.from_iterable(_results(core, send, ((chunk,) for chunk in chunks), deadline, window))
+        return itertools.chain.from_iterable(_results(core, core.spec_of(partial(call_each, fn)), payloads, deadline, window, at_once))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Closes the executor to new calls; waits until all have ended unless `wait` is False. Idempotent."""
@@ -272,31 +271,22 @@ def _say(text: str) -> None:
 
 
 def _results(
-    core: Core,
-    send: Callable[[list[tuple[Any, ...]]], list[Future]],
-    calls: Iterator[tuple[Any, ...]],
-    deadline: Deadline,
-    window: int | None,
+    core: Core, spec: TaskSpec, payloads: Iterator[Payload], deadline: Deadline, window: int | None, at_once: int
 ) -> Iterator[Any]:
     """Schedules all calls, or the first `window`, now and yields results later; cancels calls whose results are not asked for."""
     futures: deque[Future] = deque()
-    while batch := list(itertools.islice(calls, _MAP_BATCH if window is None else min(_MAP_BATCH, window - len(futures)))):
-        futures.extend(send(batch))
-    return _yield_results(core, send, calls, deadline, futures)
+    for batch in batches(itertools.islice(payloads, window), at_once):
+        futures.extend(core.add(spec, batch))
+    return _yield_results(core, spec, payloads, deadline, futures)
 
 
 def _yield_results(
-    core: Core,
-    send: Callable[[list[tuple[Any, ...]]], list[Future]],
-    calls: Iterator[tuple[Any, ...]],
-    deadline: Deadline,
-    futures: deque[Future],
+    core: Core, spec: TaskSpec, payloads: Iterator[Payload], deadline: Deadline, futures: deque[Future]
 ) -> Iterator[Any]:
     try:
         while futures:
-            more = list(itertools.islice(calls, 1))
-            if more:
-                futures.extend(send(more))
+            for payload in itertools.islice(payloads, 1):
+                futures.extend(core.add(spec, [payload]))
             futures[0].wait(deadline.left())
             yield futures.popleft().result()
     finally:
@@ -395,10 +385,6 @@ class Core(Tasks):
         if not self._is_named and self._opening is not None and callable(function):
             self._is_named = True
             self._opening.draft = replace(self._opening.draft, name=name_of(function)[:200])
-
-    def add_calls(self, spec: TaskSpec, name: str, calls: list[tuple[Any, ...]]) -> list[Future]:
-        """Adds one call per tuple of arguments."""
-        return self.add(spec, [dump_call(args, {}, name) for args in calls])
 
     def add(self, spec: TaskSpec, payloads: Sequence[Payload], **_: Any) -> list[Future]:
         """Adds calls and returns their futures. The first call creates the submission."""

@@ -15,14 +15,12 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from itertools import islice
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
 
 from rmgr.client.connection import Connection, at_end, connect, try_at_end
-from rmgr.client.content import Payload
 from rmgr.client.futures import Deadline, Future, Futures, as_completed, check_timeout, giving_slot_back
 from rmgr.client.pickling import dump_call, name_of, ship, stays_here
 from rmgr.client.ports import TaskSpec
@@ -40,7 +38,7 @@ from rmgr.client.specs import (
     python_environment,
     us_of,
 )
-from rmgr.client.tasks import SubmissionOpening, Tasks, Waited, when_dropped
+from rmgr.client.tasks import SubmissionOpening, Tasks, Waited, batches, calls_at_once, when_dropped
 from rmgr.coord.decisions.rights import trusted
 from rmgr.coord.protocol.keys import check_new_key, check_user_key
 from rmgr.coord.protocol.ports import SessionState, Store
@@ -70,8 +68,6 @@ if TYPE_CHECKING:
     from rmgr.client.submission.handle import SubmissionHandle
     from rmgr.client.values import Values
 
-#: Calls that `map` adds at a time, and roughly the bytes of their arguments: the first calls run while the rest is still being pickled.
-_MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024
 #: Characters of a value that an error message shows.
 _MOST_SHOWN = 60
 #: How long the end of the process waits, for all queues together, until submitted tasks are durable (s).
@@ -376,7 +372,7 @@ class TaskQueue:
         futures = Futures()
         calls = zip(*iterables, strict=False)
         payloads = (dump_call(args, {}, name) for args in calls)
-        while batch := _next_batch(payloads):
+        for batch in batches(payloads, calls_at_once(iterables)):
             self._tasks.wait_room(block=True, timeout_s=None)
             with self._adding:
                 futures += self._tasks.add(spec, batch)
@@ -608,18 +604,6 @@ def _value_text(value: object) -> str:
     """Returns a value's text for an error message; the type's name if the text would be long."""
     text = repr(value) if isinstance(value, int | float | str | list | tuple | dict | set) else f"a {type(value).__name__}"
     return text if len(text) <= _MOST_SHOWN else f"a {type(value).__name__}"
-
-
-def _next_batch(payloads: Iterator[Payload]) -> list[Payload]:
-    """Returns the next arguments to add together: fewer if they are large."""
-    batch: list[Payload] = []
-    size = 0
-    for payload in islice(payloads, _MAP_BATCH):
-        batch.append(payload)
-        size += len(payload)
-        if size >= _MAP_BYTES:
-            break
-    return batch
 
 
 def _flush_open_queues() -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from rmgr.client import content
 from rmgr.client.connection import Connection
@@ -43,6 +43,9 @@ HELD_BYTES = 256 * 1024
 _FAILURES_KEPT = 100
 #: How long a cancel may take (s).
 _CANCEL_S = 10.0
+#: What `map` adds at a time: calls, roughly the bytes of their arguments, and what it reads in this time (s). The first calls run while
+#: the rest is still being read and pickled.
+_MAP_BATCH, _MAP_BYTES, _MAP_S = 512, 4 * 1024 * 1024, 0.01
 
 
 class Waited(NamedTuple):
@@ -400,6 +403,30 @@ def _free(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> No
         delete_pointers(store, number, index, outputs)
     except RmgrError:
         return  # a later task with these keys finds out that this one has failed
+
+
+def calls_at_once(iterables: Iterable[Iterable[Any]]) -> int:
+    """Returns how many calls `map` adds at a time: one if the next argument may be slow to come, as from a generator."""
+    return _MAP_BATCH if all(isinstance(iterable, Sized) for iterable in iterables) else 1
+
+
+def batches(payloads: Iterable[Payload], at_once: int) -> Iterator[list[Payload]]:
+    """Yields arguments to add together: fewer if they are large or come slowly. What was read before an error comes before the error."""
+    batch: list[Payload] = []
+    size, due_s = 0, machine.monotonic() + _MAP_S
+    try:
+        for payload in payloads:
+            batch.append(payload)
+            size += len(payload)
+            if len(batch) >= at_once or size >= _MAP_BYTES or machine.monotonic() >= due_s:
+                yield batch
+                batch, size, due_s = [], 0, machine.monotonic() + _MAP_S
+    except (Exception, KeyboardInterrupt):  # of the user's iterator
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
 
 
 class SubmissionOpening:

@@ -15,6 +15,7 @@ import pytest
 from rmgr.client.executor import BrokenExecutor, Executor, Throttle
 from rmgr.client.futures import Future, as_completed
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.client.tasks import batches, calls_at_once
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotConnected, PickleFailed, RmgrError
@@ -93,6 +94,27 @@ def test_map_reads_a_lazy_input_no_further_than_its_buffer() -> None:
         for bad in (0, True, 1.5):
             with pytest.raises((ValueError, TypeError), match="buffersize must be"):
                 executor.map(square, [1], buffersize=bad)  # type: ignore[arg-type]
+
+
+def test_calls_of_a_map_run_while_its_input_is_read_and_those_before_an_error_of_the_input_run() -> None:
+    def source(length: int) -> Iterator[int]:
+        yield from range(3)
+        eventually(lambda: f"{length} of {length} calls ended" in repr(executor))
+        raise LookupError("no more")
+
+    with running() as (_, connection), Executor(connection=connection) as executor:
+        with pytest.raises(LookupError, match="no more"):
+            executor.map(square, source(3))
+        with pytest.raises(LookupError, match="no more"):
+            executor.map(square, source(4), chunksize=3)
+
+
+def test_a_map_holds_few_large_arguments_at_a_time() -> None:
+    sizes = [len(batch) for batch in batches(iter([bytes(3 << 20)] * 5 + [b""] * 600), 512)]
+    assert sizes[:2] == [2, 2]
+    assert sum(sizes) == 605
+    assert calls_at_once([[1], range(2)]) == 512
+    assert calls_at_once([[1], iter([])]) == 1
 
 
 def test_map_stops_at_its_timeout_and_cancels_the_rest(cluster: Cluster) -> None:
