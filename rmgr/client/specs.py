@@ -168,16 +168,24 @@ def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initi
 
 
 def source_directories() -> tuple[str, ...]:
-    """Returns directories of the user's modules: the script's, the current one, and others of sys.path that are not installed."""
+    """Returns directories of the user's modules: the script's, others of sys.path that are not installed, and the current one.
+
+    "" stands where installed ones begin: a module of a directory in front of it hides an installed one of the same name.
+    """
     here = current_directory()  # "" once it was removed: nothing can be imported from there
-    found = [os.path.normpath(os.path.join(here, path)) if here or os.path.isabs(path) else "" for path in sys.path]
-    user_modules = [path for path in found[1:] if _is_users(path)]
-    wanted = list(dict.fromkeys(path for path in (*found[:1], here, *user_modules) if os.path.exists(path)))  # a zip file, too
-    ends = itertools.accumulate(len(os.fsencode(path)) + 1 for path in wanted)
-    kept = [path for path, end in zip(wanted, ends, strict=True) if end <= _MAX_DIRECTORY_BYTES]
+    found = [os.path.normpath(os.path.join(here, path)) if here or os.path.isabs(path) else None for path in sys.path]
+    marked = ["" if path and at and _INSTALLED.search(path) else path for at, path in enumerate(found)]
+    users = [path for at, path in enumerate(marked) if path is not None and (not path or not at or _is_users(path))]
+    wanted = list(dict.fromkeys(path for path in users if not path or os.path.exists(path)))  # a zip file, too
+    last = [here] if os.path.exists(here) and here not in wanted else []
+    for path in [path for path in (*wanted, *last) if path != path.encode("utf-8", "replace").decode()]:
+        _warn_no_text(path)
+        (wanted if path in wanted else last).remove(path)
+    ends = itertools.accumulate(len(os.fsencode(path)) + 1 for path in (*last, *wanted))
+    kept = [path for path, end in zip((*last, *wanted), ends, strict=True) if end <= _MAX_DIRECTORY_BYTES][len(last) :]
     if left_out := len(wanted) - len(kept):
         _warn_left_out(left_out, wanted[len(kept)])
-    return tuple(kept)
+    return (*kept, *last)
 
 
 def program_arguments() -> tuple[str, ...]:
@@ -215,6 +223,13 @@ def _warn_left_out(count: int, first: str) -> None:
     """Warns, once for each, that workers will not find modules there."""
     what = f"{count} directories at the end of sys.path are too many for workers, which will not find modules there: {first} is the first"
     warnings.warn(f"{what}; shorten sys.path, or ship modules with modules=", RuntimeWarning, stacklevel=2)
+
+
+@cache
+def _warn_no_text(path: str) -> None:
+    """Warns, once for each, that workers will not find modules in a directory whose name no record can hold."""
+    what = f"the name of the directory {path!a} is not UTF-8: workers will not find modules there"
+    warnings.warn(f"{what}; rename it, or ship modules with modules=", RuntimeWarning, stacklevel=2)
 
 
 @cache

@@ -333,7 +333,8 @@ class Program:
 def _reduce_code(code: types.CodeType) -> Any:
     """Keeps the name of the code's file, for tracebacks."""
     maker, arguments = cp._code_reduce(code)  # noqa: SLF001 - which leaves it out from 3.1.2 on
-    return maker, tuple(code.co_filename if argument == "<dynamic-code>" else argument for argument in arguments)
+    named = (code.co_filename if isinstance(argument, str) and argument == "<dynamic-code>" else argument for argument in arguments)
+    return maker, tuple(named)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -436,6 +437,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             members = {name: value for name, value in state[0].items() if not isinstance(value, types.MemberDescriptorType)}
             members.pop("__slots__", None)
             state = members, state[1]
+        if maker is not cp._make_skeleton_class:  # noqa: SLF001 - an enumeration, of which cloudpickle leaves out second names and named sums
+            bases, called, qualname, _, module, tracker, _ = arguments
+            members = {name: member.value for name, member in kind.__members__.items()}  # type: ignore[attr-defined]
+            maker, arguments = _enumeration, (bases, called, qualname, members, module, getattr(kind, "_boundary_", None), tracker)
+            state = {name: value for name, value in state[0].items() if name not in members}, state[1]
         methods: dict[str, object] = {name: value for name, value in state[0].items() if isinstance(value, _METHODS)}
         values = {name: value for name, value in state[0].items() if name not in methods}
         state = _Methods(kind, methods), values, _known_by_members(kind)
@@ -539,7 +545,7 @@ def _class(where: tuple[str, str, str, int], maker: Callable[..., type], argumen
     known = cp._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)  # noqa: SLF001 - where cloudpickle keeps them, by id
     if known is not None:
         return known  # type: ignore[no-any-return]
-    is_enum = maker is not cp._make_skeleton_class  # noqa: SLF001 - how cloudpickle makes all others
+    is_enum = maker is _enumeration
     with _without(types.resolve_bases(arguments[0 if is_enum else 2]), "__init_subclass__"):
         made = maker(*arguments) if is_enum else _skeleton(*arguments)
     _unfinished[made] = where
@@ -549,6 +555,19 @@ def _class(where: tuple[str, str, str, int], maker: Callable[..., type], argumen
 def _is_sent(kind: type) -> bool:
     """Returns whether a class came or went in a pickle: then its effects on new subclasses took place where the program made them."""
     return kind in cp._DYNAMIC_CLASS_TRACKER_BY_CLASS  # noqa: SLF001 - where cloudpickle keeps them
+
+
+def _enumeration(
+    bases: tuple[type, ...], name: str, qualname: str, members: dict[str, object], module: str, boundary: object, tracker: str
+) -> type:
+    """Makes an enumeration like `cp._make_skeleton_enum`."""
+    metaclass: Any = type(bases[-1])
+    namespace = metaclass.__prepare__(name, bases)
+    for member, value in members.items():
+        namespace[member] = value
+    made: type = metaclass.__new__(metaclass, name, bases, namespace, **({} if boundary is None else {"boundary": boundary}))
+    made.__module__, made.__qualname__ = module, qualname
+    return cp._lookup_class_or_track(tracker, made)  # type: ignore[no-any-return] # noqa: SLF001 - as above
 
 
 def _skeleton(metaclass: type, name: str, bases: tuple[Any, ...], options: dict[str, Any], tracker: str, extra: object) -> type:
@@ -663,6 +682,33 @@ def serve(number: str) -> None:
     _mine = Program(number, is_here=False, is_own=True)
     _programs[number] = _mine
     sys.meta_path.insert(0, _Spawning())
+
+
+def find_modules_in(directories: tuple[str, ...]) -> None:
+    """Adds directories of the program to `sys.path` where they exist; those in front of "" come before what is installed here."""
+    fresh = [path for path in directories if not path or (path not in sys.path and os.path.exists(path))]
+    border = fresh.index("") if "" in fresh else 0
+    at = next((at for at, path in enumerate(sys.path) if _is_installed(path)), len(sys.path))
+    sys.path[at:at] = fresh[:border]
+    sys.path.extend(filter(None, fresh[border:]))
+
+
+def is_edited(since_ns: int) -> bool:
+    """Returns whether a module's file has changed since then. Cost: 1 us for each module that is not installed."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and not file.startswith(_STANDARD) and not _is_installed(file):
+            with contextlib.suppress(OSError, ValueError):
+                if os.stat(file).st_mtime_ns > since_ns:
+                    return True
+    return False
+
+
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+
+
+def _is_installed(path: str) -> bool:
+    return "site-packages" in path or "dist-packages" in path
 
 
 class _Spawning:

@@ -76,6 +76,48 @@ CLASS_PROGRAMS = {
                 for a, b, c, d, e, f, g in executor.map(use, Color):
                     print(a, b is table[Color.RED] or b is table[Color.BLUE], c is Level.HIGH, d, e is Shape.CIRCLE, f, g == list(Color))
     """,
+    "enums with named sums and second names": """
+        import enum
+        class F1(enum.Flag, boundary=enum.CONFORM): R = 1; W = 2; RW = 3
+        class F2(enum.IntFlag, boundary=enum.KEEP): A = 1; ALL = 0xff
+        class F3(enum.Flag): R = enum.auto(); W = enum.auto(); RW = R | W; NONE = 0
+        class E2(enum.Enum):
+            X = 1; Y = 2; Z = 1
+        class E3(enum.Enum):
+            P = (1, "one"); Q = (2, "two"); P2 = (1, "one")
+            def __init__(self, n, label): self.n = n; self.label = label
+        class V(enum.Enum):
+            def _generate_next_value_(name, start, count, last): return name.lower()
+            AA = enum.auto(); BB = enum.auto()
+        @enum.unique
+        class U(str, enum.Enum):
+            A = "a"
+            def hi(self): return self.value + "!"
+        E5 = enum.Enum("E5", "AA BB")
+        class N(enum.IntEnum):
+            ONE = 1; UNO = 1
+            @enum.property
+            def label(self): return "l"
+            @enum.nonmember
+            class Inner: x = 1
+        class M(enum.Enum):
+            f = enum.member(len); a = 1
+        def look(_):
+            out = []
+            for k in (F1, F2, F3, E2, E3, V, U, E5, N, M):
+                out.append((repr(list(k)), list(k.__members__), repr(k(1)) if k in (F1,F2,F3,E2,N) else ""))
+            flags = repr(F1.R | F1.W), F1["RW"], F1(7), F2(0x1ff), F2.ALL, F3.NONE, F3["NONE"], len(F1), F3.RW in F3, list(F3.RW)
+            names = E2["Z"] is E2.X, E3["P2"] is E3.P, E3.P2.label, N.UNO is N.ONE, N["UNO"].label, N.Inner.x, M.f.value("abc"), U.A.hi()
+            return out, flags, names
+        def back(k): return [k, list(k), dict(k.__members__)]
+        if __name__ == "__main__":
+            with pool() as ex:
+                for t in ex.submit(look, 0).result(): print(t)
+                for k in (F1, F2, F3, E2, E3, V, U, E5, N, M):
+                    same, members, known = ex.submit(back, k).result()
+                    print(same is k, all(a is b for a, b in zip(members, k)), [known[name] is k[name] for name in k.__members__])
+                print(ex.submit(back, F1.RW.__class__).result()[0] is F1)
+    """,
     "types of typing": """
         import typing, abc
         @typing.runtime_checkable

@@ -47,7 +47,7 @@ class WorkerSpec:
     """Specification of a worker; work with the same specification may share a worker.
 
     environ: set in the worker from its first instruction (OMP_NUM_THREADS must be there before numpy is loaded).
-    sys_path: appended where they exist. argv: `sys.argv`. archives: zip files on this node. initializer: pickle of (function, args).
+    sys_path: added where they exist. argv: `sys.argv`. archives: zip files on this node. initializer: pickle of (function, args).
     python_version, cloudpickle: the client's "3.11" and "3.1.1". memory_bytes: limit of the worker's own cgroup, 0 = none.
     group: workers of different groups are never shared (an Executor with an initializer, another user's work). program: nor are
         workers of different programs, which differ in `__main__`.

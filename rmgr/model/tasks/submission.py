@@ -126,7 +126,7 @@ class PythonEnvironment:
     python: str = ""  #: interpreter; empty = the Starter's own
     version: str = ""  #: client's Python "3.11", checked by the worker (bytecode travels)
     cloudpickle: str = ""  #: client's "3.1.1", checked by the worker
-    sys_path: tuple[str, ...] = ()  #: client directories, appended where they exist
+    sys_path: tuple[str, ...] = ()  #: client directories that nodes may have, too; "" = its installed ones
     argv: tuple[str, ...] = ()  #: the client's `sys.argv`, which its functions find
     modules: tuple[str, ...] = ()  #: sha256 of shipped zip archives (store family mod/)
     initializer: str = ""  #: sha256 of a stored (function, args) pickle, run once per worker (Executor)

@@ -184,7 +184,7 @@ def failure(error: BaseException, reason: Reason) -> TaskExtra:
 
 def told_with_cure(error: BaseException) -> tuple[bytes, str]:
     """As `dump_exception`; for what a node lacks it also says where, and what to do."""
-    cure = _cure(error)
+    cure = _cure(error).encode("utf-8", "backslashreplace").decode()  # names of files may contain lone surrogates
     if not cure:
         return dump_exception(error)
     error.add_note(cure)
@@ -203,6 +203,8 @@ def _cure(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str) and not os.path.isabs(error.filename):
         with suppress(OSError):
             return f"{node} looked for it in {os.getcwd()}, where the work ran: give the whole path of a file that the node has"
+    if isinstance(error, KeyError) and _asked_environment(error):
+        return f"{node} does not get variables of your program: pass the value, or set {error.args[0]!r} in an initializer of an Executor"
     if _asked_a_manager(error):
         return (
             f"an object of a multiprocessing.Manager is reached by processes that its program has started, not from {node}: "
@@ -215,6 +217,12 @@ def _asked_a_manager(error: BaseException) -> bool:
     """It was raised where an argument, an object that a manager of another process keeps, looked for that process."""
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(code.co_name == "RebuildProxy" and code.co_filename.endswith("multiprocessing/managers.py") for code in frames)
+
+
+def _asked_environment(error: KeyError) -> bool:
+    """It was raised by `os.environ[...]`."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1] is type(os.environ).__getitem__.__code__
 
 
 def found_no_room(error: BaseException) -> bool:

@@ -215,7 +215,7 @@ def _find_modules(bundle: Bundle, directory: str) -> None:
                 file.write(data)
             os.rename(file.name, path)  # another rank of this node may be doing the same
         sys.path.insert(0, path)
-    sys.path.extend(path for path in bundle.spec.sys_path if path not in sys.path and os.path.exists(path))
+    program.find_modules_in(bundle.spec.sys_path)
 
 
 def _communicator() -> Any:

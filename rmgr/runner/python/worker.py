@@ -128,7 +128,8 @@ class WorkerProcess:
         self._ordered = 0  # task of the last SIGTERM that the spawner had announced
         self._forking: dict[int, set[int]] = {}  # forking threads, with their signal masks
         self._late = 0  # a signal that came meanwhile
-        self._submission = -1
+        self._submission = self._newest = -1
+        self._born_ns = time.time_ns()
         self._shape: BatchShape | None = None
         self._paths = [os.path.join(directory, "stdout"), os.path.join(directory, "stderr")]
         self._fds = [-1, -1]
@@ -159,7 +160,7 @@ class WorkerProcess:
             check_versions(spec, self._node)
             self._functions.pickled_by(spec.cloudpickle, self._node)
             sys.path[:0] = [path for path in spec.archives if path not in sys.path]
-            sys.path.extend(path for path in spec.sys_path if path not in sys.path and os.path.exists(path))
+            program.find_modules_in(spec.sys_path)
             if spec.initializer:
                 in_initializer = True
                 import pickle
@@ -235,10 +236,11 @@ class WorkerProcess:
             batch = self._queue.popleft()
             idle_checked = False
             if batch.shape.submission != self._submission:
-                if self._submission >= 0 and (self._left_children() or _left_threads()):
-                    self._leave("tasks of another submission left processes or threads behind")
+                if self._submission >= 0 and (why := self._why_replaced(batch.shape.submission)):
+                    self._leave(why)
                     return
                 self._submission = batch.shape.submission
+                self._newest = max(self._newest, self._submission)
             self._run(batch)
 
     def _run(self, batch: TaskBatch) -> None:
@@ -251,7 +253,7 @@ class WorkerProcess:
             os._exit(0)  # the directory was removed: nothing of this batch has begun
         for number, fd in enumerate(self._fds, 1):
             os.dup2(self._begins.outputs.get(number, fd), number)
-        if self._streams[0].closed or self._streams[1].closed:  # closed by a task
+        if any(map(_is_closed, self._streams)):  # by a task
             self._open_streams()
         sys.stdout, sys.stderr = self._begins.streams or self._streams
         for signum in (signal.SIGTERM, signal.SIGINT):  # a task may have set its own handlers
@@ -432,11 +434,10 @@ class WorkerProcess:
 
     def _take_outputs(self, seq: int, cap: int = 1 << 30, *, long: bool = True) -> tuple[Output, Output]:
         """Takes the output of a task. Cost: two lseeks if there is none."""
-        for stream in self._streams:
-            try:
+        given = (sys.stdout, sys.stderr)
+        for stream in self._streams if given == self._streams else (*given, *self._streams):
+            with contextlib.suppress(Exception):  # a full disk, closed by a task; what a task has put there may raise anything
                 stream.flush()
-            except (OSError, ValueError):  # a full disk, or closed by a task
-                continue
         if long:
             self._libc.fflush(None)
         lseek, fds = os.lseek, self._fds
@@ -468,6 +469,14 @@ class WorkerProcess:
         except ChildProcessError:
             return False
         return True
+
+    def _why_replaced(self, submission: int) -> str:
+        """Returns why a fresh worker should run this submission, the next one here; "" if there is no reason."""
+        if self._left_children() or _left_threads():
+            return "tasks of another submission left processes or threads behind"
+        if submission > self._newest and program.is_edited(self._born_ns):
+            return "a module was edited since it was imported"
+        return ""
 
     # -- messages to and from the Starter ------------------------------------------------------------------------------
 
@@ -570,6 +579,13 @@ def _terminated(extra: TaskExtra | None, reason: Reason) -> TaskExtra:
     if extra is None or not extra.error:
         return failure(TaskTerminated(f"terminated: {reason}"), reason)
     return msgspec.structs.replace(extra, reason=reason)
+
+
+def _is_closed(stream: TextIO) -> bool:
+    try:
+        return stream.closed
+    except ValueError:  # detached from its buffer
+        return True
 
 
 def _current_umask() -> int:

@@ -101,6 +101,21 @@ def test_a_module_that_was_edited_between_two_programs_runs_as_it_is_now(live: D
     assert run(text, tmp_path).split() == ["{2222}", "{2222}"]
 
 
+def test_a_module_that_a_program_has_edited_and_loaded_again_runs_in_its_next_executor(live: DevCluster, tmp_path: Path) -> None:
+    text = f"""
+        import importlib, os, pathlib, rmgr, helper
+        def seen():
+            with rmgr.Executor(output="log") as executor:
+                return set(executor.map(helper.version, range({_CALLS})))
+        print(seen())
+        pathlib.Path("helper.py").write_text("def version(_):\\n    return 2222\\n")
+        importlib.reload(helper)
+        print(seen())
+    """
+    (tmp_path / "helper.py").write_text("def version(_):\n    return 1\n")
+    assert run(text, tmp_path).split() == ["{1}", "{2222}"]
+
+
 def test_what_is_bound_anew_is_seen_by_calls_that_are_submitted_later(live: DevCluster, tmp_path: Path) -> None:
     text = """
         import rmgr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import multiprocessing
 import os
 import pickle
@@ -101,6 +102,22 @@ def test_a_worker_has_its_own_modules_path_and_environment(node: WorkNode, slot:
     worker.stop(grace_us=0)
 
 
+def test_a_module_of_the_program_hides_an_installed_one_as_at_home(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    for place in ("front", "back"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / f"{'kazoo' if place == 'front' else 'psutil'}.py").write_text("MINE = True\n")
+    worker = node.worker(slot, WorkerSpec(sys_path=(str(tmp_path / "front"), "", str(tmp_path / "back"))))
+
+    def look() -> tuple[bool, bool]:
+        import kazoo
+        import psutil
+
+        return hasattr(kazoo, "MINE"), hasattr(psutil, "MINE")
+
+    assert node.result(node.call(worker, look)) == (True, False)
+    worker.stop(grace_us=0)
+
+
 def test_a_function_finds_the_words_of_its_program(node: WorkNode, slot: Slot) -> None:
     worker = node.worker(slot, WorkerSpec(argv=("main.py", "-n", "3")))
     assert node.result(node.call(worker, lambda: sys.argv)) == ["main.py", "-n", "3"]
@@ -149,6 +166,8 @@ def test_what_a_node_lacks_is_told_with_what_to_do(node: WorkNode, worker: Worke
     assert re.search(r"node n1 looked for it in /.*: give the whole path", error.__notes__[0])
     error = error_of(node.ended(node.call(worker, partial(open, "/no/such/file"))))
     assert not hasattr(error, "__notes__")
+    error = error_of(node.ended(node.call(worker, lambda: os.environ["NOT_THERE"])))
+    assert error.__notes__[0].startswith("node n1 does not get variables of your program: pass the value, or set 'NOT_THERE'")
     with multiprocessing.get_context("spawn").Manager() as manager:
         queue = manager.Queue()
         error = error_of(node.ended(node.call(worker, id, queue)))
@@ -451,6 +470,15 @@ def test_a_task_may_close_its_output(node: WorkNode, worker: Worker) -> None:
     assert node.ended(node.call(worker, close)).seq
     extra = node.ended(node.call(worker, lambda: (print("out"), print("err", file=sys.stderr)))).extra
     assert (extra.out.data, extra.err.data) == (b"out\n", b"err\n")
+
+    def detach() -> int:
+        sys.stdout = io.TextIOWrapper(sys.stdout.detach(), "latin-1")
+        print("\xe9")
+        return os.getpid()
+
+    for _ in range(2):
+        assert node.ended(node.call(worker, detach)).extra.out.data == b"\xe9\n", "also of a stream that it has put there itself"
+    assert node.result(node.call(worker, os.getpid)) == node.result(node.call(worker, detach)), "the worker lives on"
 
 
 def test_processes_of_the_spawn_method_work_inside_a_task(node: WorkNode, worker: Worker) -> None:

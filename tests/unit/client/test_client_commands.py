@@ -197,12 +197,18 @@ def test_directories_of_the_user_travel_and_installed_ones_do_not(tmp_path: Path
     installed = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(tmp_path / "site-packages"), "/no/such/place"]
     monkeypatch.setattr(sys, "path", [str(tmp_path / "script"), *installed, str(tmp_path / "library")])
     monkeypatch.chdir(tmp_path / "here")
-    assert source_directories() == tuple(str(tmp_path / name) for name in ("script", "here", "library"))
+    script, library, here = (str(tmp_path / name) for name in ("script", "library", "here"))
+    assert source_directories() == (script, "", library, here)
     monkeypatch.setattr(sys, "path", [""])
     assert source_directories() == (os.getcwd(),)
     (tmp_path / "app.pyz").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path / "app.pyz")])
     assert source_directories() == (str(tmp_path / "app.pyz"), os.getcwd()), "of a program in a zip file"
+    half = tmp_path / os.fsdecode(b"\xff")
+    half.mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "script"), str(half)])
+    with pytest.warns(RuntimeWarning, match="is not UTF-8: workers will not find modules there"):
+        assert source_directories() == (str(tmp_path / "script"), os.getcwd())
 
 
 def test_the_words_of_a_program_travel_as_far_as_a_record_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +245,7 @@ def test_many_directories_of_the_user_travel_and_who_has_too_many_is_warned(tmp_
     monkeypatch.setattr(sys, "path", [str(path) for path in many])
     with pytest.warns(RuntimeWarning, match=r"directories at the end of sys.path .* modules="):
         kept = source_directories()
-    assert list(kept) == [str(many[0]), str(tmp_path), *map(str, many[1 : len(kept) - 1])]
+    assert list(kept) == [*map(str, many[: len(kept) - 1]), str(tmp_path)]
     assert 60 < len(kept) < 400
     assert sum(len(path) + 1 for path in kept) <= 8192
 
