@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15rmgr/v1/gateway.proto\x12\x07rmgr.v1\"m\n\x03Row\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08\x65ncoding\x18\x03 \x01(\t\x12\r\n\x05large\x18\x04 \x01(\x08\x12\x0c\n\x04note\x18\x05 \x01(\x0c\x12\x0c\n\x04size\x18\x06 \x01(\x03\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\"k\n\nPutRequest\x12\x1a\n\x04rows\x18\x01 \x03(\x0b\x32\x0c.rmgr.v1.Row\x12\x10\n\x08\x65ncoding\x18\x02 \x01(\t\x12\x12\n\x05ttl_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\toverwrite\x18\x04 \x01(\x08\x42\x08\n\x06_ttl_s\"\n\n\x08PutReply\"\xa4\x01\n\tValuePart\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x10\n\x08\x65ncoding\x18\x02 \x01(\t\x12\x12\n\x05ttl_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\toverwrite\x18\x04 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\r\n\x05\x66ound\x18\x07 \x01(\x08\x12\x0c\n\x04note\x18\x08 \x01(\x0c\x12\x0e\n\x06sha256\x18\t \x01(\x0c\x42\x08\n\x06_ttl_s\"\x19\n\nKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"q\n\x05Value\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x10\n\x08\x65ncoding\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\r\n\x05large\x18\x05 \x01(\x08\x12\x0c\n\x04note\x18\x06 \x01(\x0c\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\"=\n\x0bKeysRequest\x12\x0c\n\x04keys\x18\x01 \x03(\t\x12\x14\n\x07largest\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_largest\"\"\n\x04Rows\x12\x1a\n\x04rows\x18\x01 \x03(\x0b\x32\x0c.rmgr.v1.Row\"\x1e\n\x0b\x44\x65leteReply\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\";\n\x0bListRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x03\"\x19\n\tKeysReply\x12\x0c\n\x04keys\x18\x01 \x03(\t\"+\n\nUsageReply\x12\x0e\n\x06values\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\"\x0e\n\x0cSweepRequest\"\x1d\n\nSweepReply\x12\x0f\n\x07removed\x18\x01 \x01(\x03\"!\n\x0b\x42indRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\"\x0f\n\rHealthRequest\"\x1e\n\x0bHealthReply\x12\x0f\n\x07problem\x18\x01 \x01(\t2\xfc\x05\n\x05Store\x12-\n\x03Put\x12\x13.rmgr.v1.PutRequest\x1a\x11.rmgr.v1.PutReply\x12\x33\n\x07PutRows\x12\x13.rmgr.v1.PutRequest\x1a\x11.rmgr.v1.PutReply(\x01\x12\x30\n\x05Write\x12\x12.rmgr.v1.ValuePart\x1a\x11.rmgr.v1.PutReply(\x01\x12*\n\x03Get\x12\x13.rmgr.v1.KeyRequest\x1a\x0e.rmgr.v1.Value\x12\x30\n\x07GetMany\x12\x14.rmgr.v1.KeysRequest\x1a\r.rmgr.v1.Rows0\x01\x12\x31\n\x04Read\x12\x13.rmgr.v1.KeyRequest\x1a\x12.rmgr.v1.ValuePart0\x01\x12+\n\x04Head\x12\x13.rmgr.v1.KeyRequest\x1a\x0e.rmgr.v1.Value\x12.\n\x05\x41\x62out\x12\x14.rmgr.v1.KeysRequest\x1a\r.rmgr.v1.Rows0\x01\x12\x33\n\x06\x44\x65lete\x12\x13.rmgr.v1.KeyRequest\x1a\x14.rmgr.v1.DeleteReply\x12\x36\n\nDeleteMany\x12\x14.rmgr.v1.KeysRequest\x1a\x12.rmgr.v1.KeysReply\x12\x30\n\x04Keys\x12\x14.rmgr.v1.ListRequest\x1a\x12.rmgr.v1.KeysReply\x12\x32\n\x05Usage\x12\x14.rmgr.v1.ListRequest\x1a\x13.rmgr.v1.UsageReply\x12\x33\n\x05Sweep\x12\x15.rmgr.v1.SweepRequest\x1a\x13.rmgr.v1.SweepReply\x12/\n\x04\x42ind\x12\x14.rmgr.v1.BindRequest\x1a\x11.rmgr.v1.PutReply\x12\x36\n\x06Health\x12\x16.rmgr.v1.HealthRequest\x1a\x14.rmgr.v1.HealthReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15rmgr/v1/gateway.proto\x12\x07rmgr.v1\"m\n\x03Row\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08\x65ncoding\x18\x03 \x01(\t\x12\r\n\x05large\x18\x04 \x01(\x08\x12\x0c\n\x04note\x18\x05 \x01(\x0c\x12\x0c\n\x04size\x18\x06 \x01(\x03\x12\x0e\n\x06sha256\x18\x07 \x01(\x0c\"k\n\nPutRequest\x12\x1a\n\x04rows\x18\x01 \x03(\x0b\x32\x0c.rmgr.v1.Row\x12\x10\n\x08\x65ncoding\x18\x02 \x01(\t\x12\x12\n\x05ttl_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\toverwrite\x18\x04 \x01(\x08\x42\x08\n\x06_ttl_s\"\n\n\x08PutReply\"\xa4\x01\n\tValuePart\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x10\n\x08\x65ncoding\x18\x02 \x01(\t\x12\x12\n\x05ttl_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\toverwrite\x18\x04 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\r\n\x05\x66ound\x18\x07 \x01(\x08\x12\x0c\n\x04note\x18\x08 \x01(\x0c\x12\x0e\n\x06sha256\x18\t \x01(\x0c\x42\x08\n\x06_ttl_s\"\x19\n\nKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"=\n\x0bKeysRequest\x12\x0c\n\x04keys\x18\x01 \x03(\t\x12\x14\n\x07largest\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_largest\"\"\n\x04Rows\x12\x1a\n\x04rows\x18\x01 \x03(\x0b\x32\x0c.rmgr.v1.Row\";\n\x0bListRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x03\"\x19\n\tKeysReply\x12\x0c\n\x04keys\x18\x01 \x03(\t\"+\n\nUsageReply\x12\x0e\n\x06values\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\"\x0f\n\rHealthRequest\"\x1e\n\x0bHealthReply\x12\x0f\n\x07problem\x18\x01 \x01(\t2\x88\x04\n\x05Store\x12-\n\x03Put\x12\x13.rmgr.v1.PutRequest\x1a\x11.rmgr.v1.PutReply\x12\x33\n\x07PutRows\x12\x13.rmgr.v1.PutRequest\x1a\x11.rmgr.v1.PutReply(\x01\x12\x30\n\x05Write\x12\x12.rmgr.v1.ValuePart\x1a\x11.rmgr.v1.PutReply(\x01\x12\x30\n\x07GetMany\x12\x14.rmgr.v1.KeysRequest\x1a\r.rmgr.v1.Rows0\x01\x12\x31\n\x04Read\x12\x13.rmgr.v1.KeyRequest\x1a\x12.rmgr.v1.ValuePart0\x01\x12.\n\x05\x41\x62out\x12\x14.rmgr.v1.KeysRequest\x1a\r.rmgr.v1.Rows0\x01\x12\x36\n\nDeleteMany\x12\x14.rmgr.v1.KeysRequest\x1a\x12.rmgr.v1.KeysReply\x12\x30\n\x04Keys\x12\x14.rmgr.v1.ListRequest\x1a\x12.rmgr.v1.KeysReply\x12\x32\n\x05Usage\x12\x14.rmgr.v1.ListRequest\x1a\x13.rmgr.v1.UsageReply\x12\x36\n\x06Health\x12\x16.rmgr.v1.HealthRequest\x1a\x14.rmgr.v1.HealthReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,30 +41,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VALUEPART']._serialized_end=431
   _globals['_KEYREQUEST']._serialized_start=433
   _globals['_KEYREQUEST']._serialized_end=458
-  _globals['_VALUE']._serialized_start=460
-  _globals['_VALUE']._serialized_end=573
-  _globals['_KEYSREQUEST']._serialized_start=575
-  _globals['_KEYSREQUEST']._serialized_end=636
-  _globals['_ROWS']._serialized_start=638
-  _globals['_ROWS']._serialized_end=672
-  _globals['_DELETEREPLY']._serialized_start=674
-  _globals['_DELETEREPLY']._serialized_end=704
-  _globals['_LISTREQUEST']._serialized_start=706
-  _globals['_LISTREQUEST']._serialized_end=765
-  _globals['_KEYSREPLY']._serialized_start=767
-  _globals['_KEYSREPLY']._serialized_end=792
-  _globals['_USAGEREPLY']._serialized_start=794
-  _globals['_USAGEREPLY']._serialized_end=837
-  _globals['_SWEEPREQUEST']._serialized_start=839
-  _globals['_SWEEPREQUEST']._serialized_end=853
-  _globals['_SWEEPREPLY']._serialized_start=855
-  _globals['_SWEEPREPLY']._serialized_end=884
-  _globals['_BINDREQUEST']._serialized_start=886
-  _globals['_BINDREQUEST']._serialized_end=919
-  _globals['_HEALTHREQUEST']._serialized_start=921
-  _globals['_HEALTHREQUEST']._serialized_end=936
-  _globals['_HEALTHREPLY']._serialized_start=938
-  _globals['_HEALTHREPLY']._serialized_end=968
-  _globals['_STORE']._serialized_start=971
-  _globals['_STORE']._serialized_end=1735
+  _globals['_KEYSREQUEST']._serialized_start=460
+  _globals['_KEYSREQUEST']._serialized_end=521
+  _globals['_ROWS']._serialized_start=523
+  _globals['_ROWS']._serialized_end=557
+  _globals['_LISTREQUEST']._serialized_start=559
+  _globals['_LISTREQUEST']._serialized_end=618
+  _globals['_KEYSREPLY']._serialized_start=620
+  _globals['_KEYSREPLY']._serialized_end=645
+  _globals['_USAGEREPLY']._serialized_start=647
+  _globals['_USAGEREPLY']._serialized_end=690
+  _globals['_HEALTHREQUEST']._serialized_start=692
+  _globals['_HEALTHREQUEST']._serialized_end=707
+  _globals['_HEALTHREPLY']._serialized_start=709
+  _globals['_HEALTHREPLY']._serialized_end=739
+  _globals['_STORE']._serialized_start=742
+  _globals['_STORE']._serialized_end=1262
 # @@protoc_insertion_point(module_scope)

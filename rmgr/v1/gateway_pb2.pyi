@@ -67,24 +67,6 @@ class KeyRequest(_message.Message):
     key: str
     def __init__(self, key: _Optional[str] = ...) -> None: ...
 
-class Value(_message.Message):
-    __slots__ = ("found", "encoding", "size", "data", "large", "note", "sha256")
-    FOUND_FIELD_NUMBER: _ClassVar[int]
-    ENCODING_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    LARGE_FIELD_NUMBER: _ClassVar[int]
-    NOTE_FIELD_NUMBER: _ClassVar[int]
-    SHA256_FIELD_NUMBER: _ClassVar[int]
-    found: bool
-    encoding: str
-    size: int
-    data: bytes
-    large: bool
-    note: bytes
-    sha256: bytes
-    def __init__(self, found: bool = ..., encoding: _Optional[str] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ..., large: bool = ..., note: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
-
 class KeysRequest(_message.Message):
     __slots__ = ("keys", "largest")
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -98,12 +80,6 @@ class Rows(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedCompositeFieldContainer[Row]
     def __init__(self, rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ...) -> None: ...
-
-class DeleteReply(_message.Message):
-    __slots__ = ("deleted",)
-    DELETED_FIELD_NUMBER: _ClassVar[int]
-    deleted: bool
-    def __init__(self, deleted: bool = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("prefix", "after", "limit")
@@ -128,22 +104,6 @@ class UsageReply(_message.Message):
     values: int
     bytes: int
     def __init__(self, values: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
-
-class SweepRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class SweepReply(_message.Message):
-    __slots__ = ("removed",)
-    REMOVED_FIELD_NUMBER: _ClassVar[int]
-    removed: int
-    def __init__(self, removed: _Optional[int] = ...) -> None: ...
-
-class BindRequest(_message.Message):
-    __slots__ = ("cluster_id",)
-    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
-    cluster_id: str
-    def __init__(self, cluster_id: _Optional[str] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ()

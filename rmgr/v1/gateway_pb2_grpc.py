@@ -50,11 +50,6 @@ class StoreStub(object):
                 request_serializer=rmgr_dot_v1_dot_gateway__pb2.ValuePart.SerializeToString,
                 response_deserializer=rmgr_dot_v1_dot_gateway__pb2.PutReply.FromString,
                 _registered_method=True)
-        self.Get = channel.unary_unary(
-                '/rmgr.v1.Store/Get',
-                request_serializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.SerializeToString,
-                response_deserializer=rmgr_dot_v1_dot_gateway__pb2.Value.FromString,
-                _registered_method=True)
         self.GetMany = channel.unary_stream(
                 '/rmgr.v1.Store/GetMany',
                 request_serializer=rmgr_dot_v1_dot_gateway__pb2.KeysRequest.SerializeToString,
@@ -65,20 +60,10 @@ class StoreStub(object):
                 request_serializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.SerializeToString,
                 response_deserializer=rmgr_dot_v1_dot_gateway__pb2.ValuePart.FromString,
                 _registered_method=True)
-        self.Head = channel.unary_unary(
-                '/rmgr.v1.Store/Head',
-                request_serializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.SerializeToString,
-                response_deserializer=rmgr_dot_v1_dot_gateway__pb2.Value.FromString,
-                _registered_method=True)
         self.About = channel.unary_stream(
                 '/rmgr.v1.Store/About',
                 request_serializer=rmgr_dot_v1_dot_gateway__pb2.KeysRequest.SerializeToString,
                 response_deserializer=rmgr_dot_v1_dot_gateway__pb2.Rows.FromString,
-                _registered_method=True)
-        self.Delete = channel.unary_unary(
-                '/rmgr.v1.Store/Delete',
-                request_serializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.SerializeToString,
-                response_deserializer=rmgr_dot_v1_dot_gateway__pb2.DeleteReply.FromString,
                 _registered_method=True)
         self.DeleteMany = channel.unary_unary(
                 '/rmgr.v1.Store/DeleteMany',
@@ -94,16 +79,6 @@ class StoreStub(object):
                 '/rmgr.v1.Store/Usage',
                 request_serializer=rmgr_dot_v1_dot_gateway__pb2.ListRequest.SerializeToString,
                 response_deserializer=rmgr_dot_v1_dot_gateway__pb2.UsageReply.FromString,
-                _registered_method=True)
-        self.Sweep = channel.unary_unary(
-                '/rmgr.v1.Store/Sweep',
-                request_serializer=rmgr_dot_v1_dot_gateway__pb2.SweepRequest.SerializeToString,
-                response_deserializer=rmgr_dot_v1_dot_gateway__pb2.SweepReply.FromString,
-                _registered_method=True)
-        self.Bind = channel.unary_unary(
-                '/rmgr.v1.Store/Bind',
-                request_serializer=rmgr_dot_v1_dot_gateway__pb2.BindRequest.SerializeToString,
-                response_deserializer=rmgr_dot_v1_dot_gateway__pb2.PutReply.FromString,
                 _registered_method=True)
         self.Health = channel.unary_unary(
                 '/rmgr.v1.Store/Health',
@@ -137,12 +112,6 @@ class StoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Get(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def GetMany(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -155,22 +124,9 @@ class StoreServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Head(self, request, context):
-        """without data
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def About(self, request, context):
         """without data
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Delete(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -189,18 +145,6 @@ class StoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Usage(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Sweep(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Bind(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,11 +174,6 @@ def add_StoreServicer_to_server(servicer, server):
                     request_deserializer=rmgr_dot_v1_dot_gateway__pb2.ValuePart.FromString,
                     response_serializer=rmgr_dot_v1_dot_gateway__pb2.PutReply.SerializeToString,
             ),
-            'Get': grpc.unary_unary_rpc_method_handler(
-                    servicer.Get,
-                    request_deserializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.FromString,
-                    response_serializer=rmgr_dot_v1_dot_gateway__pb2.Value.SerializeToString,
-            ),
             'GetMany': grpc.unary_stream_rpc_method_handler(
                     servicer.GetMany,
                     request_deserializer=rmgr_dot_v1_dot_gateway__pb2.KeysRequest.FromString,
@@ -245,20 +184,10 @@ def add_StoreServicer_to_server(servicer, server):
                     request_deserializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.FromString,
                     response_serializer=rmgr_dot_v1_dot_gateway__pb2.ValuePart.SerializeToString,
             ),
-            'Head': grpc.unary_unary_rpc_method_handler(
-                    servicer.Head,
-                    request_deserializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.FromString,
-                    response_serializer=rmgr_dot_v1_dot_gateway__pb2.Value.SerializeToString,
-            ),
             'About': grpc.unary_stream_rpc_method_handler(
                     servicer.About,
                     request_deserializer=rmgr_dot_v1_dot_gateway__pb2.KeysRequest.FromString,
                     response_serializer=rmgr_dot_v1_dot_gateway__pb2.Rows.SerializeToString,
-            ),
-            'Delete': grpc.unary_unary_rpc_method_handler(
-                    servicer.Delete,
-                    request_deserializer=rmgr_dot_v1_dot_gateway__pb2.KeyRequest.FromString,
-                    response_serializer=rmgr_dot_v1_dot_gateway__pb2.DeleteReply.SerializeToString,
             ),
             'DeleteMany': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteMany,
@@ -274,16 +203,6 @@ def add_StoreServicer_to_server(servicer, server):
                     servicer.Usage,
                     request_deserializer=rmgr_dot_v1_dot_gateway__pb2.ListRequest.FromString,
                     response_serializer=rmgr_dot_v1_dot_gateway__pb2.UsageReply.SerializeToString,
-            ),
-            'Sweep': grpc.unary_unary_rpc_method_handler(
-                    servicer.Sweep,
-                    request_deserializer=rmgr_dot_v1_dot_gateway__pb2.SweepRequest.FromString,
-                    response_serializer=rmgr_dot_v1_dot_gateway__pb2.SweepReply.SerializeToString,
-            ),
-            'Bind': grpc.unary_unary_rpc_method_handler(
-                    servicer.Bind,
-                    request_deserializer=rmgr_dot_v1_dot_gateway__pb2.BindRequest.FromString,
-                    response_serializer=rmgr_dot_v1_dot_gateway__pb2.PutReply.SerializeToString,
             ),
             'Health': grpc.unary_unary_rpc_method_handler(
                     servicer.Health,
@@ -384,33 +303,6 @@ class Store(object):
             _registered_method=True)
 
     @staticmethod
-    def Get(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rmgr.v1.Store/Get',
-            rmgr_dot_v1_dot_gateway__pb2.KeyRequest.SerializeToString,
-            rmgr_dot_v1_dot_gateway__pb2.Value.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def GetMany(request,
             target,
             options=(),
@@ -465,33 +357,6 @@ class Store(object):
             _registered_method=True)
 
     @staticmethod
-    def Head(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rmgr.v1.Store/Head',
-            rmgr_dot_v1_dot_gateway__pb2.KeyRequest.SerializeToString,
-            rmgr_dot_v1_dot_gateway__pb2.Value.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def About(request,
             target,
             options=(),
@@ -508,33 +373,6 @@ class Store(object):
             '/rmgr.v1.Store/About',
             rmgr_dot_v1_dot_gateway__pb2.KeysRequest.SerializeToString,
             rmgr_dot_v1_dot_gateway__pb2.Rows.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Delete(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rmgr.v1.Store/Delete',
-            rmgr_dot_v1_dot_gateway__pb2.KeyRequest.SerializeToString,
-            rmgr_dot_v1_dot_gateway__pb2.DeleteReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -616,60 +454,6 @@ class Store(object):
             '/rmgr.v1.Store/Usage',
             rmgr_dot_v1_dot_gateway__pb2.ListRequest.SerializeToString,
             rmgr_dot_v1_dot_gateway__pb2.UsageReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Sweep(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rmgr.v1.Store/Sweep',
-            rmgr_dot_v1_dot_gateway__pb2.SweepRequest.SerializeToString,
-            rmgr_dot_v1_dot_gateway__pb2.SweepReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Bind(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rmgr.v1.Store/Bind',
-            rmgr_dot_v1_dot_gateway__pb2.BindRequest.SerializeToString,
-            rmgr_dot_v1_dot_gateway__pb2.PutReply.FromString,
             options,
             channel_credentials,
             insecure,

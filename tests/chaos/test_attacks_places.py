@@ -219,7 +219,7 @@ def test_nobody_takes_all_calls_of_a_leader(limited: Callable[..., Flooded]) -> 
 ASKED = {
     "leader": ["/grpc.health.v1.Health/Check", "/rmgr.v1.Leader/Status", "/rmgr.v1.Leader/Jobs"],
     "Starter": ["/grpc.health.v1.Health/Check", "/rmgr.v1.Node/Stats", "/rmgr.v1.Node/Logs"],
-    "gateway": ["/grpc.health.v1.Health/Check", "/rmgr.v1.Store/Get", "/rmgr.v1.Store/PutRows", "/rmgr.v1.Store/Head"],
+    "gateway": ["/grpc.health.v1.Health/Check", "/rmgr.v1.Store/GetMany", "/rmgr.v1.Store/PutRows", "/rmgr.v1.Store/Usage"],
 }
 
 

@@ -39,10 +39,7 @@ _CALLER = "rmgr_caller"
 _PEOPLE = frozenset({Role.USER, Role.OPERATOR, Role.ADMIN})
 _ASKERS = _PEOPLE | {Role.SUBMITTER}
 _DAEMONS = frozenset({Role.WATCHDOG, Role.STARTER, Role.SUBMITTER})
-_STORE = (
-    *("Put", "PutRows", "Write", "Get", "GetMany", "Read", "Head", "About"),
-    *("Delete", "DeleteMany", "Keys", "Usage", "Sweep", "Bind", "Health"),
-)
+_STORE = ("Put", "PutRows", "Write", "GetMany", "Read", "About", "DeleteMany", "Keys", "Usage", "Health")
 #: Full name of a method -> roles that may call it.
 METHODS: dict[str, frozenset[Role]] = {
     **{f"/rmgr.v1.Leader/{name}": _ASKERS for name in ("Jobs", "Nodes", "Queues", "Status", "Explain", "WhatIf")},

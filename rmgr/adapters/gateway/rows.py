@@ -42,7 +42,7 @@ class StoreGate(Protocol):
     """Decides for the daemon, and counts. Called on threads of the server. caller: the client, as its certificate says."""
 
     def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
-        """Checks a verb: GET, PUT, DELETE, SWEEP, BIND. May read, and so block. Raises PermissionDenied."""
+        """Checks a verb: GET, PUT, DELETE. May read, and so block. Raises PermissionDenied."""
 
     def permit_content(self, caller: Caller, key: str, sha256: str) -> None:
         """Checks a row to be put whose bytes have this hash. Raises PermissionDenied."""
@@ -76,17 +76,12 @@ class Rows:
             "Put": self._method(unary, lambda request, call: self._put(iter([request]), call), pb.PutRequest),
             "PutRows": self._method(up, self._put, pb.PutRequest),
             "Write": self._method(up, self._write, pb.ValuePart),
-            "Get": self._method(unary, self._get, pb.KeyRequest),
             "GetMany": self._method(down, self._get_many, pb.KeysRequest),
             "Read": self._method(down, self._read, pb.KeyRequest),
-            "Head": self._method(unary, self._head, pb.KeyRequest),
             "About": self._method(down, self._about, pb.KeysRequest),
-            "Delete": self._method(unary, self._delete, pb.KeyRequest),
             "DeleteMany": self._method(unary, self._delete_many, pb.KeysRequest),
             "Keys": self._method(unary, self._keys, pb.ListRequest),
             "Usage": self._method(unary, self._usage, pb.ListRequest),
-            "Sweep": self._method(unary, self._sweep, pb.SweepRequest),
-            "Bind": self._method(unary, self._bind, pb.BindRequest),
             "Health": self._method(unary, self._health, pb.HealthRequest),
         }
         return grpc.method_handlers_generic_handler("rmgr.v1.Store", methods)
@@ -183,37 +178,12 @@ class Rows:
         )
         return pb.PutReply()
 
-    def _delete(self, request: Any, call: _Call) -> Any:
-        call.permit("DELETE", [request.key])
-        return pb.DeleteReply(deleted=call.store.delete(request.key, timeout_s=call.left_s()))
-
     def _delete_many(self, request: Any, call: _Call) -> Any:
         keys = list(request.keys)
         call.permit("DELETE", keys)
         return pb.KeysReply(keys=call.store.delete_many(keys, timeout_s=call.left_s()))
 
-    def _sweep(self, _request: Any, call: _Call) -> Any:
-        call.permit("SWEEP", [])
-        return pb.SweepReply(removed=call.store.sweep(timeout_s=call.left_s()))
-
-    def _bind(self, request: Any, call: _Call) -> Any:
-        call.permit("BIND", [])
-        call.store.bind_cluster(request.cluster_id, timeout_s=call.left_s())
-        return pb.PutReply()
-
     # -- reading
-
-    def _get(self, request: Any, call: _Call) -> Any:
-        call.permit("GET", [request.key])
-        head = call.store.head(request.key, timeout_s=call.left_s())  # first: otherwise gigabytes could be in memory before we knew
-        if head is None or head[0] > MESSAGE_BYTES:
-            return _value(head, large=head is not None)
-        found = call.store.get_noted(request.key, timeout_s=call.left_s())
-        if found is None or len(found[0]) > MESSAGE_BYTES:  # changed in the meantime
-            return _value(None if found is None else found[1][:2], large=found is not None)
-        data, about = found
-        call.count("stored_bytes", "get", len(data))
-        return pb.Value(found=True, encoding=about.encoding.value, size=len(data), data=data, note=about.note, sha256=about.sha256)
 
     def _about(self, request: Any, call: _Call) -> Iterator[Any]:
         keys = list(request.keys)
@@ -233,7 +203,7 @@ class Rows:
         # The client reads in parts what does not fit a message.
         largest = min(request.largest, MESSAGE_BYTES) if request.HasField("largest") else MESSAGE_BYTES
         waiting = deque(keys)
-        some = 8  # how many at once: about as many as one message holds, judged by the size of the previous ones
+        some = min(8, len(keys))  # how many at once: about as many as one message holds, judged by the size of the previous ones
         while waiting:
             asked = [waiting.popleft() for _ in range(min(some, len(waiting)))]
             # Small values may precede large ones: with this cap, so many rows never hold much more than a message.
@@ -260,10 +230,6 @@ class Rows:
             call.count("stored_bytes", "get", len(chunk))
             yield pb.ValuePart(data=chunk)
         yield pb.ValuePart(last=True)
-
-    def _head(self, request: Any, call: _Call) -> Any:
-        call.permit("GET", [request.key])
-        return _value(call.store.head(request.key, timeout_s=call.left_s()))
 
     def _keys(self, request: Any, call: _Call) -> Any:
         most = min(request.limit, PAGE_KEYS)
@@ -337,10 +303,6 @@ class _Call:
         if isinstance(error, RmgrError):
             self._gate.count("refused", type(error).__name__)
             fail(self._context, error)
-
-
-def _value(head: tuple[int, Encoding] | None, *, large: bool = False) -> Any:
-    return pb.Value() if head is None else pb.Value(found=True, size=head[0], encoding=head[1].value, large=large)
 
 
 def _row_messages(found: dict[str, tuple[bytes | None, About]]) -> Iterator[Any]:

@@ -37,7 +37,7 @@ from rmgr.adapters.store_rules import (
     pieces,
 )
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Note, Store, Writing
-from rmgr.errors import DataLost, KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
+from rmgr.errors import DataLost, KeyExists, PermissionDenied, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
 from rmgr.model.base.units import counted, format_duration
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
@@ -136,94 +136,43 @@ class GatewayStore(Store):
         for key, value, note in large:
             self.write(key, value, msgspec.structs.replace(how, note=note, timeout_s=deadline.left_s()))
 
-    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
-        """See `Store.delete`. After a lost answer it returns True: as far as is known, the value was there."""
-        request = pb.KeyRequest(key=check_key(key))
-        deadline = _Deadline(timeout_s)
-        doubt: list[bool] = []
-        reply = self._repeat(lambda stub: self._call(stub.Delete, request, deadline), deadline, f"delete {key!r}", doubt=doubt)
-        return bool(reply.deleted or doubt)
-
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
-        """See `Store.delete_many`. After a lost answer it reports all of them as deleted."""
+        """See `Store.delete_many`. After a lost answer it reports all of them as deleted: as far as is known, they were there."""
         deadline = _Deadline(timeout_s)
         gone: set[str] = set()
-        for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
-            request = pb.KeysRequest(keys=[key for key, _ in some])
+        for some in _key_batches(keys):
+            request = pb.KeysRequest(keys=some)
             doubt: list[bool] = []
 
             def ask(stub: Any, request: Any = request) -> Any:
                 return self._call(stub.DeleteMany, request, deadline)
 
-            told = self._repeat(ask, deadline, f"delete {counted(len(some), 'value')}", doubt=doubt)
-            gone.update(request.keys if doubt else told.keys)
+            told = self._repeat(ask, deadline, f"delete {_named(some)}", doubt=doubt)
+            gone.update(some if doubt else told.keys)
         return [key for key in dict.fromkeys(keys) if key in gone]
 
-    def sweep(self, *, timeout_s: float = 30.0) -> int:
-        """See `Store.sweep`; gateways leave it to the leader."""
-        return int(self._ask("Sweep", pb.SweepRequest(), timeout_s, "be swept", is_small=False).removed)
-
-    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
-        """See `Store.bind_cluster`; gateways leave it to WatchDogs."""
-        self._ask("Bind", pb.BindRequest(cluster_id=cluster_id), timeout_s, "be bound")
+    def sweep(self, *, timeout_s: float = 30.0) -> int:  # noqa: ARG002 - the port's
+        """Raises PermissionDenied: the leader sweeps."""
+        raise PermissionDenied("sweep: clients of a gateway may not do this to the store")
 
     # -- reading
 
-    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
-        """See `Store.get_noted`."""
-        deadline = _Deadline(timeout_s)
-        check_key(key)
-        found = self._get(key, deadline)
-        if found is None or not found.large:
-            return None if found is None else (found.data, told_about(found, found.data))
-
-        deadline.allow(found.size)
-
-        def read(stub: Any) -> tuple[bytes, About] | None:
-            first, last, room = None, None, BytesIO()  # it gives its bytes away uncopied
-            for last in self._read(stub, key, deadline):
-                first = first or last
-                room.write(last.data)
-            if last is None or not last.last:
-                raise broken_off(key)
-            whole = room.getvalue()
-            return (whole, told_about(first, whole)) if first is not None and first.found else None
-
-        return self._repeat(read, deadline, f"read {key!r}")
-
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
         """See `Store.about_many`."""
-        deadline = _Deadline(timeout_s)
-        found: dict[str, About] = {}
-        for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
-            request = pb.KeysRequest(keys=[key for key, _ in some])
-
-            def read(stub: Any, request: Any = request) -> list[Any]:
-                call = stub.About(request, timeout=self._left(deadline), metadata=self._metadata)
-                return [row for rows in call for row in rows.rows]
-
-            for row in self._repeat(read, deadline, f"look at {counted(len(some), 'value')}"):
-                found[row.key] = About(row.size, Encoding(row.encoding), row.sha256, row.note)
-        return found
+        rows = self._rows("About", keys, _Deadline(timeout_s), "look at")
+        return {row.key: About(row.size, Encoding(row.encoding), row.sha256, row.note) for row in rows}
 
     def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. Values above 2 MiB one by one after the others."""
         deadline = _Deadline(timeout_s)
         found: dict[str, tuple[bytes | None, About]] = {}
-        for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
-            request = pb.KeysRequest(keys=[key for key, _ in some], largest=largest)
-
-            def read(stub: Any, request: Any = request) -> list[Any]:
-                call = stub.GetMany(request, timeout=self._left(deadline), metadata=self._metadata)
-                return [row for rows in call for row in rows.rows]
-
-            for row in self._repeat(read, deadline, f"read {counted(len(some), 'value')}"):
-                if not row.large:
-                    found[row.key] = row.data, told_about(row, row.data)
-                elif row.size > largest:
-                    found[row.key] = None, About(row.size, Encoding(row.encoding), row.sha256, row.note)
-                elif (value := self.get_noted(row.key, timeout_s=deadline.left_s())) is not None:
-                    found[row.key] = value if len(value[0]) <= largest else (None, value[1])
+        for row in self._rows("GetMany", keys, deadline, "read", largest=largest):
+            if not row.large:
+                found[row.key] = row.data, told_about(row, row.data)
+            elif row.size > largest:
+                found[row.key] = None, About(row.size, Encoding(row.encoding), row.sha256, row.note)
+            elif (value := self._read_whole(row.key, row.size, deadline.left_s())) is not None:
+                found[row.key] = value if len(value[0]) <= largest else (None, value[1])
         return found
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
@@ -240,11 +189,6 @@ class GatewayStore(Store):
 
         first, parts = self._repeat(begin, deadline, f"read {key!r}")
         return self._chunks(key, first, parts) if first.found else None
-
-    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
-        """See `Store.head`."""
-        found = self._ask("Head", pb.KeyRequest(key=check_key(key)), timeout_s, f"look at {key!r}")
-        return (found.size, Encoding(found.encoding)) if found.found else None
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`. Asks for a page of 1,000 at a time."""
@@ -305,11 +249,34 @@ class GatewayStore(Store):
 
         self._repeat(write, deadline, f"write {rows[0][0]!r}{', ...' * (len(rows) > 1)}", mine=None if how.overwrite else all_mine)
 
-    def _get(self, key: str, deadline: _Deadline) -> Any:
-        found = self._repeat(lambda stub: self._call(stub.Get, pb.KeyRequest(key=key), deadline), deadline, f"read {key!r}")
-        return found if found.found else None
+    def _rows(self, method: str, keys: Sequence[str], deadline: _Deadline, doing: str, **options: Any) -> Iterator[Any]:
+        """Yields what the gateway answers about `keys`. A question about one of them counts as small."""
+        for some in _key_batches(keys):
+            request = pb.KeysRequest(keys=some, **options)
+
+            def read(stub: Any, request: Any = request) -> list[Any]:
+                call = self._call(getattr(stub, method), request, deadline, is_small=len(request.keys) == 1)
+                return [row for rows in call for row in rows.rows]
+
+            yield from self._repeat(read, deadline, f"{doing} {_named(some)}")
 
     # -- large values
+
+    def _read_whole(self, key: str, size: int, timeout_s: float) -> tuple[bytes, About] | None:
+        deadline = _Deadline(timeout_s)
+        deadline.allow(size)
+
+        def read(stub: Any) -> tuple[bytes, About] | None:
+            first, last, room = None, None, BytesIO()  # it gives its bytes away uncopied
+            for last in self._read(stub, key, deadline):
+                first = first or last
+                room.write(last.data)
+            if last is None or not last.last:
+                raise broken_off(key)
+            whole = room.getvalue()
+            return (whole, told_about(first, whole)) if first is not None and first.found else None
+
+        return self._repeat(read, deadline, f"read {key!r}")
 
     def _holds(self, key: str, whole: bytes | memoryview, encoding: Encoding, deadline: _Deadline) -> bool:
         """Returns whether that value is stored, which means after a lost answer that it is ours. Reads it in parts."""
@@ -523,6 +490,15 @@ def batches(rows: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes
         size += weight
     if batch:
         yield batch
+
+
+def _key_batches(keys: Sequence[str]) -> Iterator[list[str]]:
+    for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
+        yield [key for key, _ in some]
+
+
+def _named(keys: Sequence[str]) -> str:
+    return repr(keys[0]) if len(keys) == 1 else counted(len(keys), "value")
 
 
 # -- what became of a call

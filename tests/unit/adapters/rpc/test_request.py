@@ -192,13 +192,13 @@ def test_a_flood_of_one_method_keeps_no_call_of_another_waiting(monkeypatch: pyt
     monkeypatch.setattr(Requests, "intercept_service", take)
     method = grpc.unary_unary_rpc_method_handler(lambda request, _context: request)
     server = RpcServer("127.0.0.1:0", threads=8)
-    for service, name in (("rmgr.v1.Store", "Get"), ("rmgr.v1.Limits", "Use")):
+    for service, name in (("rmgr.v1.Store", "Put"), ("rmgr.v1.Limits", "Use")):
         server.add_generic(grpc.method_handlers_generic_handler(service, {name: method}))
     server.start()
     try:
         with _open(server.endpoint) as his, _open(server.endpoint) as hers:
-            get, use = his.unary_unary("/rmgr.v1.Store/Get"), hers.unary_unary("/rmgr.v1.Limits/Use")
-            flood = [get.future(b"") for _ in range(50)]
+            put, use = his.unary_unary("/rmgr.v1.Store/Put"), hers.unary_unary("/rmgr.v1.Limits/Use")
+            flood = [put.future(b"") for _ in range(50)]
             assert begun.wait(60)
             one = use.future(b"x")
             threading.Event().wait(0.5)  # its headers have come by then; if not, it is served sooner than it should be
@@ -230,9 +230,9 @@ def test_values_that_are_begun_and_never_ended_leave_places_to_others(rooms: lis
                 calls += [write.future(begun(f"{user}/{at}"), metadata=((USER_KEY, user),)) for at in range(24)]
                 eventually(lambda: bounds.used(user)["calls"] >= 24)  # noqa: B023 - called here
             eventually(lambda: sum(call.done() for call in calls) >= 19)  # the others have places
-            head = hers.unary_unary("/rmgr.v1.Store/Head")
+            usage = hers.unary_unary("/rmgr.v1.Store/Usage")
             for _ in range(10):
-                head(pb.KeyRequest(key="a").SerializeToString(), timeout=20, metadata=((USER_KEY, "ann"),))
+                usage(pb.ListRequest(prefix="a").SerializeToString(), timeout=20, metadata=((USER_KEY, "ann"),))
             eventually(lambda: len(rooms[-1]) <= 24)
             over.set()
     finally:

@@ -30,7 +30,7 @@ def owner_of(submission: int) -> str | None:
 def test_the_clusters_own_rows_are_not_a_clients() -> None:
     check_rows(ANYBODY, "PUT", ["in/7", "fn/x", "metadata"])
     check_rows(ANYBODY, "DELETE", ["in/7"])
-    for verb, rows in (("PUT", ["in/7", "meta/cluster_id"]), ("DELETE", ["meta/cluster_id"]), ("SWEEP", []), ("BIND", [])):
+    for verb, rows in (("PUT", ["in/7", "meta/cluster_id"]), ("DELETE", ["meta/cluster_id"])):
         with pytest.raises(PermissionDenied):
             check_rows(ANYBODY, verb, rows)
 
