@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from rmgr.coord.decisions.liveness import STOPPED
 from rmgr.coord.ops import membership
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import epoch_version, stand, take_over
@@ -176,6 +177,12 @@ class Starter:
         new = _struct_replace(data, done=(1 << key.count) - 1)
         multi = ops.complete(node, self.versions[node], key, new, found.version, fragment=None, failed=[(key.first, key.count, record)])
         committed(self.coordinator, multi)
+
+    def leave(self) -> None:
+        """Fences its own nodes, as a Starter that ends in good order."""
+        found = [self.coordinator.get(paths.node(name)).result(60) for name in self.nodes]
+        records = [(decode_record(one.data, NodeRecord), one.version) for one in found if one is not None]
+        committed(self.coordinator, ops.leave(records, STOPPED))
 
     def close(self) -> None:
         self.coordinator.close()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import Unavailable
 from rmgr.model.cluster.node import EpochRecord
-from tests.harness.ended_sessions import LONG_S, expire, sessions
+from tests.harness.ended_sessions import LONG_S, expire, expire_all, sessions
 from tests.harness.fair_time import PATIENCE_S, FairTimer
+from tests.harness.leader_bench import Tree
 from tests.harness.waiting import eventually
 
 
@@ -28,6 +30,7 @@ class WatchdogProcess:
 
     def __init__(self, directory: Path, name: str, *, zk: str, store: str, session_timeout_s: float, failpoint: str = "") -> None:
         self.name = name
+        self.session_timeout_s = session_timeout_s
         self.log_file = directory / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
         environment |= {
@@ -88,27 +91,49 @@ class WatchdogProcess:
 
     def end(self) -> None:
         """Kills the process in any state."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        self._child.kill()
         self._child.wait(PATIENCE_S)
 
 
 class Watchdogs:
-    """The WatchDogs of one test."""
+    """The WatchDogs of a cluster without Starters, which the tests of a file share one after another."""
 
-    def __init__(self, directory: Path, hosts: str, chroot: str, *, session_timeout_s: float) -> None:
-        self.session_timeout_s = session_timeout_s
+    def __init__(self, directory: Path, hosts: str) -> None:
+        self._session_timeout_s = LONG_S
         self._directory, self._hosts = directory, hosts
-        self._options = {"zk": f"{hosts}{chroot}", "store": f"sqlite:{directory / 'store.db'}", "session_timeout_s": session_timeout_s}
         self._processes: list[WatchdogProcess] = []
-        self.coordinator = ZkCoordinator.connect(hosts, chroot, session_timeout_s=LONG_S)
+        self._move()
+
+    def _move(self) -> None:
+        """Begins with an empty tree."""
+        self._chroot = f"/test/{uuid.uuid4().hex[:12]}"
+        self.coordinator = self.visitor()
+
+    def visitor(self) -> ZkCoordinator:
+        """Returns another session, for a Starter that dies when it is closed."""
+        return ZkCoordinator.connect(self._hosts, self._chroot, session_timeout_s=LONG_S)
 
     def start(self, failpoint: str = "") -> WatchdogProcess:
         """Starts a WatchDog and waits until it stands for election."""
-        process = WatchdogProcess(self._directory, f"w{len(self._processes) + 1}", failpoint=failpoint, **self._options)  # type: ignore[arg-type]
+        name, store = f"w{len(self._processes) + 1}", f"sqlite:{self._directory / self._chroot.rpartition('/')[2]}.db"
+        options = {"zk": f"{self._hosts}{self._chroot}", "store": store, "failpoint": failpoint}
+        process = WatchdogProcess(self._directory, name, session_timeout_s=self._session_timeout_s, **options)
         self._processes.append(process)
         eventually(lambda: process.pid in self.standing() or not process.is_running, f"{process.name} stands for election")
         return process
+
+    def lead(self) -> WatchdogProcess:
+        """Returns the only WatchDog, which leads: the one that the test before has left, or a new one."""
+        left = [process for process in self._processes if process.is_running]
+        if [process.session_timeout_s for process in left] != [LONG_S] or self._is_busy():
+            self.clear()
+            left = [self.start()]
+        self.wait_leader(left[0])
+        return left[0]
+
+    def depose(self) -> None:
+        """Ends the session of the leader, which then stands again, behind all others."""
+        expire(self._hosts, sessions(self.coordinator)[f"{paths.WATCHDOGS}/{self.epoch().candidate}"])
 
     def expire_when_dead(self, process: WatchdogProcess) -> None:
         """Ends the session of a WatchDog as soon as its process has died, so that the next one need not wait for an expiry."""
@@ -147,8 +172,24 @@ class Watchdogs:
             eventually(lambda: self.leads(process), f"{process.name} leads\n{process.log_file.read_text()[-3000:]}")
         return timer.elapsed_s
 
-    def close(self) -> None:
-        """Ends every process."""
+    def clear(self, session_timeout_s: float = LONG_S) -> None:
+        """Ends every process and its session. If work is left, by a test that failed, the next test has another tree.
+
+        session_timeout_s: of WatchDogs to come.
+        """
+        self._session_timeout_s = session_timeout_s
         for process in self._processes:
             process.end()
+        expire_all(self._hosts, self.coordinator)
+        eventually(lambda: not self.line(), "nobody is in line")
+        if self._is_busy():
+            self.coordinator.close()
+            self._move()
+
+    def _is_busy(self) -> bool:
+        look = Tree(self.coordinator)
+        return bool(look.pending() or look.held() or any(look.names(paths.running_node(node)) for node in look.names(paths.NODES)))
+
+    def close(self) -> None:
+        self.clear()
         self.coordinator.close()

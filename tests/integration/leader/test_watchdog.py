@@ -5,11 +5,10 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
@@ -28,12 +27,17 @@ GRACE_S = 1.0
 expires_by_itself = pytest.mark.parametrize("watchdogs", [T_S], indirect=True, ids=["short sessions"])
 
 
+@pytest.fixture(scope="module")
+def shared(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watchdogs]:
+    with closing(Watchdogs(tmp_path_factory.mktemp("watchdogs"), zookeeper.hosts)) as made:
+        yield made
+
+
 @pytest.fixture
-def watchdogs(zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Watchdogs]:
-    """Parameter: T, where a session ends by itself."""
-    group = Watchdogs(tmp_path, zookeeper.hosts, chroot, session_timeout_s=getattr(request, "param", LONG_S))
-    yield group
-    group.close()
+def watchdogs(shared: Watchdogs, request: pytest.FixtureRequest) -> Watchdogs:
+    """The file's cluster, without a WatchDog and without work. Parameter: T, where a session ends by itself."""
+    shared.clear(getattr(request, "param", LONG_S))
+    return shared
 
 
 @expires_by_itself
@@ -60,15 +64,13 @@ def test_sigterm_hands_over_within_a_second(watchdogs: Watchdogs) -> None:
 
 
 @expires_by_itself
-def test_a_leader_that_was_stopped_for_long_wakes_up_deposed_and_commits_nothing(
-    watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str
-) -> None:
+def test_a_leader_that_was_stopped_for_long_wakes_up_deposed_and_commits_nothing(watchdogs: Watchdogs) -> None:
     first, second = watchdogs.start(), watchdogs.start()
     watchdogs.wait_leader(first)
     submitter = Submitter(watchdogs.coordinator)
     first.send(signal.SIGSTOP)
     # Work for whoever leads: the old one would find it when it wakes up.
-    coordinator = ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S)
+    coordinator = watchdogs.visitor()
     starter = Starter(coordinator, "n1")
     number = submitter.submit(4)
     starter.claim("n1")
@@ -88,12 +90,13 @@ def test_a_leader_that_was_stopped_for_long_wakes_up_deposed_and_commits_nothing
     assert first.metric("rmgr_leader") == 0
     second.send(signal.SIGTERM)
     assert watchdogs.wait_leader(first) < 1.0
+    finish(watchdogs, [number], 4)
 
 
-def test_a_dead_starter_is_fenced_and_its_work_waits_again(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str) -> None:
+def test_a_dead_starter_is_fenced_and_its_work_waits_again(watchdogs: Watchdogs) -> None:
     watchdogs.wait_leader(watchdogs.start())
     look = Tree(watchdogs.coordinator)
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as coordinator:
+    with watchdogs.visitor() as coordinator:
         starter = Starter(coordinator, "n1")
         number = Submitter(watchdogs.coordinator).submit(4)
         starter.claim("n1")
@@ -102,12 +105,13 @@ def test_a_dead_starter_is_fenced_and_its_work_waits_again(watchdogs: Watchdogs,
     assert timer.elapsed_s <= GRACE_S + 1.0
     assert look.node("n1").state is NodeState.FENCED
     assert look.failed(number) == {}
+    finish(watchdogs, [number], 4)
 
 
-def finish(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str, numbers: list[int], tasks: int) -> None:
+def finish(watchdogs: Watchdogs, numbers: list[int], tasks: int) -> None:
     """A fresh Starter runs whatever waits until every submission is closed; then nothing was done twice and nothing is left."""
     look = Tree(watchdogs.coordinator)
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as coordinator:
+    with watchdogs.visitor() as coordinator:
         starter = Starter(coordinator, "n2")
 
         def closed() -> bool:
@@ -116,6 +120,7 @@ def finish(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str, number
             return all(look.sub(number).phase is Phase.CLOSED for number in numbers)  # type: ignore[union-attr]
 
         eventually(closed, "all submissions are closed")
+        starter.leave()
     for number in numbers:
         assert sorted(look.outcomes(number)) == list(range(tasks)), "every task has exactly one outcome"
         assert look.failed(number) == {}
@@ -145,11 +150,15 @@ def finish(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str, number
         "leader.before_unmet",
     ],
 )
-def test_a_leader_may_die_between_any_two_multis(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str, boundary: str) -> None:
+def test_a_leader_may_die_between_any_two_multis(shared: Watchdogs, boundary: str) -> None:
     # n1 claims two blocks of three submissions and dies; one is held and released, one cancelled, two depend on others.
-    watchdogs.expire_when_dead(watchdogs.start(failpoint=f"{boundary}=kill"))
-    watchdogs.start()
-    eventually(lambda: watchdogs.epoch().epoch or len(watchdogs.line()) == 1)
+    watchdogs = shared
+    watchdogs.lead()
+    doomed = watchdogs.start(failpoint=f"{boundary}=kill")
+    watchdogs.expire_when_dead(doomed)
+    epoch = watchdogs.epoch().epoch
+    watchdogs.depose()  # it stands by for the doomed one
+    eventually(lambda: watchdogs.epoch().epoch > epoch)
     submitter, look = Submitter(watchdogs.coordinator), Tree(watchdogs.coordinator)
     plain, cancelled, held = submitter.submit(8), submitter.submit(8), submitter.submit(8)
     met = submitter.submit(
@@ -158,7 +167,7 @@ def test_a_leader_may_die_between_any_two_multis(watchdogs: Watchdogs, zookeeper
     unmet = submitter.submit(
         8, phase=Phase.HELD, reason=Reason.DEPENDENCY, after=(Dependency(condition=Condition.OK, submission=cancelled),)
     )
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as coordinator:
+    with watchdogs.visitor() as coordinator:
         starter = Starter(coordinator, "n1")
         starter.claim("n1")
         starter.claim("n1")
@@ -166,7 +175,7 @@ def test_a_leader_may_die_between_any_two_multis(watchdogs: Watchdogs, zookeeper
     submitter.change(cancelled, gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
     eventually(lambda: [key.submission for key in look.held()].count(held) == 2, "set aside")
     submitter.change(held, gate=True, phase=Phase.OPEN, reason="")
-    finish(watchdogs, zookeeper, chroot, [plain, cancelled, held, met, unmet], 8)
+    finish(watchdogs, [plain, cancelled, held, met, unmet], 8)
     states = {number: {outcome.state for outcome in look.outcomes(number).values()} for number in (plain, cancelled, held, met, unmet)}
     assert states == {
         plain: {State.COMPLETED},
@@ -175,16 +184,17 @@ def test_a_leader_may_die_between_any_two_multis(watchdogs: Watchdogs, zookeeper
         met: {State.COMPLETED},
         unmet: {State.CANCELLED},
     }
-    assert len(watchdogs.line()) == 1, f"{boundary} was never passed"
+    assert doomed.exit_code == -signal.SIGKILL, f"{boundary} was never passed"
+    assert len(watchdogs.line()) == 1
 
 
 @expires_by_itself
-def test_after_both_have_died_a_restarted_one_leads_and_finishes(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str) -> None:
+def test_after_both_have_died_a_restarted_one_leads_and_finishes(watchdogs: Watchdogs) -> None:
     first, second = watchdogs.start(), watchdogs.start()
     watchdogs.wait_leader(first)
     submitter = Submitter(watchdogs.coordinator)
     number = submitter.submit(8)
-    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=LONG_S) as coordinator:
+    with watchdogs.visitor() as coordinator:
         Starter(coordinator, "n1").claim("n1")
         first.send(signal.SIGKILL)
         second.send(signal.SIGKILL)
@@ -193,4 +203,4 @@ def test_after_both_have_died_a_restarted_one_leads_and_finishes(watchdogs: Watc
         started_s = timer.elapsed_s
         watchdogs.wait_leader(third)
     assert timer.elapsed_s - max(started_s, T_S + TICK_S) < 2.0
-    finish(watchdogs, zookeeper, chroot, [number], 8)
+    finish(watchdogs, [number], 8)
