@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.access.turns import Had
+from rmgr.adapters.access.turns import Had, UserTurns
 from rmgr.adapters.gateway.talk import Stream
 from rmgr.coord.decisions.rights import check
 from rmgr.coord.protocol.ports import SessionState
@@ -29,7 +29,6 @@ from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.procedures.admission import check_admitted
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Log
-from rmgr.runtime.user_turns import UserTurns
 from rmgr.submitter import messages
 from rmgr.submitter.direct import DirectWork, Submitter
 from rmgr.submitter.port import Grown, Growth, Read, Stored, Submitted

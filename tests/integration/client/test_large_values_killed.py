@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 import rmgr
-from rmgr.adapters.cassandra import sweep as cassandra_sweep
+from rmgr.adapters.cassandra import store as cassandra
 from rmgr.adapters.sqlite import store as sqlite
 from rmgr.adapters.store_rules import CHUNK_BYTES, now_ms
 from rmgr.adapters.stores import open_store
@@ -57,7 +57,7 @@ class Place:
         """As it happens some hours later, whatever was swept so far."""
         self.forget_sweeps()
         with pytest.MonkeyPatch.context() as patch, open_store(self.cluster.environment()["RMGR_STORE"]) as store:
-            for module in (sqlite, cassandra_sweep):
+            for module in (sqlite, cassandra):
                 patch.setattr(module, "now_ms", lambda: now_ms() + HOURS_MS)
             store.sweep(timeout_s=60.0)
 
@@ -111,7 +111,7 @@ def whole(request: pytest.FixtureRequest, zookeeper: ZooKeeperServer, tmp_path_f
             yield Place(cluster, gateway, in_files(Path(url.removeprefix("sqlite:") + ".values")))
             return
         run = stack.enter_context(behind(url))
-        yield Place(cluster, gateway, in_chunks(run), lambda: run("DELETE FROM {ks}.info WHERE name = %s", cassandra_sweep.SWEPT))
+        yield Place(cluster, gateway, in_chunks(run), lambda: run("DELETE FROM {ks}.info WHERE name = %s", cassandra.SWEPT))
 
 
 class Transfer:

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from rmgr.adapters.sqlite.values import ValueFiles
+from rmgr.adapters.sqlite.store import ValueFiles
 from rmgr.coord.protocol import keys
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import KeyedPayload

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.sqlite import file as sqlite_file
-from rmgr.adapters.sqlite import values
+from rmgr.adapters.sqlite import store as sqlite
 from rmgr.adapters.sqlite import writer as sqlite_writer
 from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
 from rmgr.adapters.sqlite.writer import Writer
@@ -736,7 +736,7 @@ def test_files_that_cannot_be_handed_over_leave_no_descriptor_open(store: Sqlite
 
     store.put("k", LARGE)
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(values, "_hand_over", refused)
+    monkeypatch.setattr(sqlite, "_hand_over", refused)
     for _ in range(5):
         with pytest.raises(StoreUnavailable, match="no space left"):
             store.put("k", LARGE)

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from rmgr.adapters.access.turns import UserTurns
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.home import Home
 from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
-from rmgr.runtime.user_turns import UserTurns
 
 T = TypeVar("T")
 #: Pause between two attempts while the store is away, doubled up to the second value.
