@@ -1,14 +1,17 @@
 """Calls that a gateway forwards unchanged: questions to the leader, and live logs from the Starter that has them.
 
-Messages pass as bytes. Only the methods listed here exist, and only daemons that the cluster itself names are called.
+Messages pass as bytes. Only the methods listed here exist, and only daemons that the cluster itself names are called: the leader that
+`/epoch` names, and the endpoints that nodes have registered.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,8 +21,12 @@ from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import IDLE_OPTIONS, OPTIONS, TARGET_KEY, Channels
-from rmgr.errors import RmgrError, Unavailable
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_record
+from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.node import EpochRecord, NodeRecord
 
 LEADER_METHODS = ("Jobs", "Nodes", "Queues", "Status", "Explain", "WhatIf")
 NODE_METHODS = ("Running", "Stats")
@@ -34,22 +41,76 @@ QUESTION_COST = 5.0
 FORGOTTEN_S = 900.0
 _DEFAULT_S, _LONGEST_S = 5.0, 60.0
 _NEVER_S = 1e8
+#: Greatest age of the list of endpoints if it contains the wanted one; least age before another read if it does not.
+FRESH_S, LOOK_AGAIN_S = 5.0, 0.5
+_READ_S = 3.0
 
 
-class Routes(Protocol):
-    """Permitted destinations of calls. Called on threads of the server."""
+class ClusterRoutes:
+    """Permitted destinations of calls in one cluster. Thread-safe. count: see `GatewayMetrics.count`."""
+
+    def __init__(self, coordinator: Coordinator, count: Callable[[str, str], None]) -> None:
+        self.count = count
+        self._coordinator = coordinator
+        self._lock = threading.Lock()
+        self._leader: str | None = None  #: None: to be read again
+        self._nodes: frozenset[str] = frozenset()
+        self._nodes_read_s = -math.inf
 
     def leader(self, wanted: str) -> str:
-        """Returns the leader's endpoint; `wanted` ("" = any leader) must be that endpoint. Raises Unavailable, PermissionDenied."""
+        """Returns the leader's endpoint; `wanted` ("" = any leader) must be that endpoint. Raises Unavailable.
+
+        Cost: nothing while `/epoch` does not change.
+        """
+        leader = self._leader
+        if leader is None or (wanted and wanted != leader):
+            leader = self._read_leader()
+        if not leader:
+            raise Unavailable("no WatchDog leads just now", hint="rmgr doctor")
+        if wanted and wanted != leader:
+            raise Unavailable(f"{wanted} does not lead any more", hint="ask again")
+        return leader
 
     def node(self, wanted: str) -> str:
-        """Returns `wanted` if it is the endpoint of a node of this cluster. Raises PermissionDenied, NotFound."""
+        """Returns `wanted` if it is the endpoint of a node of this cluster. Raises PermissionDenied, NotFound.
+
+        Cost: a read of every node's record, at most once in 0.5 s.
+        """
+        if not wanted:
+            raise NotFound("which node is to answer? the call names no endpoint")
+        with self._lock:
+            age_s = time.monotonic() - self._nodes_read_s
+            found = wanted in self._nodes
+        if age_s > (FRESH_S if found else LOOK_AGAIN_S):
+            found = wanted in self._read_nodes()
+        if not found:
+            raise PermissionDenied(f"{wanted} is not the endpoint of a node of this cluster", hint="rmgr nodes -o NODE,ENDPOINT")
+        return wanted
 
     def lost(self, endpoint: str) -> None:
         """Notes that `endpoint` did not answer: it may no longer be the right one."""
+        if endpoint == self._leader:
+            self._forget_leader()
 
-    def count(self, what: str, kind: str, amount: float = 1) -> None:
-        """Counts as `GatewayPort.count` does."""
+    def _forget_leader(self) -> None:
+        self._leader = None
+
+    def _read_leader(self) -> str:
+        found = self._coordinator.get(paths.EPOCH, watch=self._forget_leader, timeout_s=_READ_S).result(_READ_S + 1)
+        leader = self._leader = "" if found is None else decode_record(found.data, EpochRecord, paths.EPOCH).endpoint
+        return leader
+
+    def _read_nodes(self) -> frozenset[str]:
+        names = self._coordinator.children(paths.NODES, timeout_s=_READ_S).result(_READ_S + 1) or []
+        records = self._coordinator.get_many([paths.node(name) for name in names], timeout_s=_READ_S).result(_READ_S + 1)
+        endpoints = set()
+        for name, record in zip(names, records, strict=True):
+            if record is not None:
+                with suppress(RmgrError):  # a record of another release may be unreadable
+                    endpoints.add(decode_record(record.data, NodeRecord, paths.node(name)).endpoint)
+        with self._lock:
+            self._nodes, self._nodes_read_s = frozenset(endpoints - {""}), time.monotonic()
+            return self._nodes
 
 
 class Forwarder:
@@ -59,7 +120,7 @@ class Forwarder:
     bounds: each user's limits at this gateway.
     """
 
-    def __init__(self, routes: Routes, *, credentials: Credentials | None = None, bounds: Bounds | None = None) -> None:
+    def __init__(self, routes: ClusterRoutes, *, credentials: Credentials | None = None, bounds: Bounds | None = None) -> None:
         self._routes = routes
         options = (*OPTIONS, *IDLE_OPTIONS)
         self._leaders = Channels(lambda endpoint: open_channel(endpoint, credentials, Role.WATCHDOG, options))

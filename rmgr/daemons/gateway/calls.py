@@ -23,11 +23,11 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.calls.links import ServerLink
 from rmgr.adapters.calls.relay import Relay, Wanted
+from rmgr.adapters.gateway.forward import ClusterRoutes
 from rmgr.adapters.rpc.convert import from_message, to_message
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.coord.calls.ledger import Life
 from rmgr.daemons.gateway.metrics import GatewayMetrics
-from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, UsageError
 from rmgr.model.base.units import counted, format_duration

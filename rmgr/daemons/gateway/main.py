@@ -14,7 +14,7 @@ from functools import partial
 from rmgr import log as logs
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.calls.relay import MAX_CALLS as MAX_REMOTE_CALLS
-from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
+from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, ClusterRoutes, Forwarder
 from rmgr.adapters.gateway.rows import MAX_CALLS, Rows
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials
@@ -33,7 +33,6 @@ from rmgr.daemons.gateway.asking import Asking, Loose
 from rmgr.daemons.gateway.calls import LEADER_S, Calls
 from rmgr.daemons.gateway.limits import ClusterUse, GatewayUse, LeaderAsk
 from rmgr.daemons.gateway.metrics import GatewayMetrics
-from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.daemons.gateway.talking import Desk
 from rmgr.daemons.gateway.values import OwnedStore, OwnerOf, Owners, UserStores
 from rmgr.daemons.service.keepers import LimitsKeeper, SecretKeeper, WrittenKeeper, recognise

@@ -9,13 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from rmgr.adapters.gateway.forward import Forwarder
+from rmgr.adapters.gateway.forward import ClusterRoutes, Forwarder
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.rpc.services import LeaderClient, LogPiece, NodeClient, NodeStats, RunningTask, leader_handler, node_handler
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi, Set
 from rmgr.coord.protocol.records import encode_record
-from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.errors import NotFound, PermissionDenied, Unavailable
 from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import State
@@ -103,7 +102,7 @@ class Place:
         self.write(paths.node("n1"), encode_record(node))
         self.lead(self.known.endpoint)
         self.counts: list[tuple[str, str]] = []
-        self.forwarder = Forwarder(ClusterRoutes(self.coordinator, lambda what, kind, _amount: self.counts.append((what, kind))))
+        self.forwarder = Forwarder(ClusterRoutes(self.coordinator, lambda what, kind: self.counts.append((what, kind))))
         self.gateway = RpcServer("127.0.0.1:0")
         for handler in self.forwarder.handlers:
             self.gateway.add_generic(handler)

@@ -342,14 +342,15 @@ def test_a_gateway_speaks_for_its_user_and_nobody_else_may(monkeypatch: pytest.M
             return wanted
 
         def lost(self, endpoint: str) -> None: ...
-        def count(self, what: str, kind: str, amount: float = 1) -> None: ...
+        def count(self, what: str, kind: str) -> None: ...
 
     def noting(context: grpc.ServicerContext) -> Caller:
         callers.append(caller_of(context))
         return callers[-1]
 
     monkeypatch.setattr(rpc_auth, "caller_of", noting)
-    forwarder = Forwarder(Routes(), credentials=BUNDLES.credentials(Role.SUBMITTER))
+    routes: Any = Routes()
+    forwarder = Forwarder(routes, credentials=BUNDLES.credentials(Role.SUBMITTER))
     for handler in forwarder.handlers:
         gateway.server.add_generic(handler)
     watchdog.start()
