@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from rmgr.adapters.access.auth import Caller
-from rmgr.adapters.gateway.rows import Rows
+import structlog
+
+from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.rpc.server import RpcServer
+from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol.ports import Store
+from rmgr.daemons.gateway.values import Rows, nobody_knows
 from tests.harness.memory_store import MemoryStore
 
 
-class OpenGate:
-    """A gate that permits everything, and counts requests by name."""
+class OpenRows(Rows):
+    """A gateway's store that permits everything, and counts requests by name."""
 
-    def __init__(self, store: Store | None = None) -> None:
+    def __init__(self, store: Store | None = None, *, bounds: Bounds | None = None) -> None:
         self.store = store if store is not None else MemoryStore("")
         self.counts: dict[tuple[str, str], float] = {}
+        super().__init__(
+            self.store,
+            structlog.get_logger(),
+            owner_of=nobody_knows,
+            owned=None,
+            operators=(),
+            count=self.counted,
+            bounds=bounds or Bounds(),
+        )
 
-    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None: ...
-    def permit_content(self, caller: Caller, key: str, sha256: str) -> None: ...
+    def permit(self, person: Person, verb: str, keys: Sequence[str]) -> None: ...
+    def permit_content(self, person: Person, key: str, digest: str) -> None: ...
 
-    def store_of(self, caller: Caller) -> Store:
-        return self.store
-
-    def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
+    def visible(self, person: Person, keys: Sequence[str]) -> list[str]:
         return list(keys)
 
-    def count(self, what: str, kind: str, amount: float = 1) -> None:
+    def counted(self, what: str, kind: str, amount: float = 1) -> None:
         self.counts[what, kind] = self.counts.get((what, kind), 0) + amount
 
 
 class GatewayServer:
     """A gateway in this process."""
 
-    def __init__(self, gate: Any, *, listen: str = "127.0.0.1:0") -> None:
-        self.gate = gate
+    def __init__(self, rows: Rows, *, listen: str = "127.0.0.1:0") -> None:
         self.rpc = RpcServer(listen, threads=64)
         self.endpoint = self.rpc.endpoint
-        self.rpc.add_generic(Rows(gate).handler)
+        self.rpc.add_generic(rows.handler)
         self.rpc.start()
 
     def stop(self, grace_s: float = 1.0) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.coord.protocol.ports import Store
-from tests.harness.gateways import GatewayServer, OpenGate
+from tests.harness.gateways import GatewayServer, OpenRows
 from tests.harness.store_adapters import Adapter, open_adapter
 
 WAYS = ["directly", "through a gateway"]
@@ -21,7 +21,7 @@ def opened(adapter: Adapter, way: str, folder: Path) -> Iterator[Store]:
         made: Store = open_adapter(adapter, folder)
         stack.callback(made.close)
         if way != WAYS[0]:
-            server = GatewayServer(OpenGate(store=made))
+            server = GatewayServer(OpenRows(store=made))
             stack.callback(server.stop)
             made = GatewayStore(server.endpoint)
             stack.callback(made.close)

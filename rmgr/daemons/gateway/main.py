@@ -15,7 +15,6 @@ from rmgr import log as logs
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.calls.relay import MAX_CALLS as MAX_REMOTE_CALLS
 from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, ClusterRoutes, Forwarder
-from rmgr.adapters.gateway.rows import MAX_CALLS, Rows
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
@@ -34,7 +33,7 @@ from rmgr.daemons.gateway.calls import LEADER_S, Calls
 from rmgr.daemons.gateway.limits import ClusterUse, GatewayUse, LeaderAsk
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.gateway.talking import Desk
-from rmgr.daemons.gateway.values import OwnedStore, OwnerOf, Owners, UserStores
+from rmgr.daemons.gateway.values import MAX_CALLS, OwnedStore, OwnerOf, Owners, Rows
 from rmgr.daemons.service.keepers import LimitsKeeper, SecretKeeper, WrittenKeeper, recognise
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.serving import VoiceCheck, Working, audited, check_key, check_voice, ending, open_server, opened
@@ -183,7 +182,6 @@ def _serve(
         publish(coordinator, credentials)  # it signs nothing, but others can find the owner of its key, and when its certificate ends
     check_key(trust, credentials, log)
     owned = _owned_store_maker(coordinator, store, meta, log, credentials, trust, owners)
-    stores = UserStores(store, log, owner_of=owners, owned=owned, operators=operators, count=metrics.count)
     waiting = MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS
     threads = waiting + 3 * MAX_REMOTE_CALLS + 128
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
@@ -224,7 +222,8 @@ def _serve(
     submitter_thread.start()
     talks = Talks(desk.talker, most=MAX_TALKS, is_revoked=is_revoked, bounds=bounds, count=metrics.count)
     message = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
-    rows, tunnels = Rows(stores, bounds=bounds), Tunnels(forwarder, bounds=bounds)
+    rows = Rows(store, log, owner_of=owners, owned=owned, operators=operators, count=metrics.count, bounds=bounds)
+    tunnels = Tunnels(forwarder, bounds=bounds)
     for handler in (talks.handler, rows.handler, *forwarder.handlers, tunnels.handler, message):
         server.add_generic(handler)
     if calls is not None:

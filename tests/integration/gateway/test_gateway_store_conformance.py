@@ -9,7 +9,7 @@ import pytest
 
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.coord.protocol.ports import Store
-from tests.harness.gateways import GatewayServer, OpenGate
+from tests.harness.gateways import GatewayServer, OpenRows
 from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter
 from tests.integration.store.test_store_conformance import *  # noqa: F403 - the tests themselves
 
@@ -22,7 +22,7 @@ def adapter() -> Adapter:
 @pytest.fixture
 def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
     behind = open_adapter(adapter, tmp_path)
-    server = GatewayServer(OpenGate(store=behind))
+    server = GatewayServer(OpenRows(store=behind))
     opened = GatewayStore(server.endpoint)
     yield opened
     opened.close()

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.access.auth import Caller
-from rmgr.adapters.gateway import rows as rpc_gateway_rows
 from rmgr.adapters.gateway.store import MESSAGE_BYTES, GatewayStore
 from rmgr.adapters.stores import open_store
+from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol.ports import Encoding, Store
+from rmgr.daemons.gateway import values as gateway_values
 from rmgr.errors import KeyExists, PermissionDenied, StoreUnavailable
 from tests.harness.fair_time import FairTimer
-from tests.harness.gateways import GatewayServer, OpenGate
+from tests.harness.gateways import GatewayServer, OpenRows
 from tests.harness.memory_store import MemoryStore
 from tests.harness.store_adapters import pattern, run_threads
 
@@ -58,7 +58,7 @@ class Two:
 
     def store(self, doomed: str = "", *, after: bool = False) -> GatewayStore:
         deadly = Deadly(self.behind, doomed, after=after)
-        self.servers = [GatewayServer(OpenGate(store=deadly)), GatewayServer(OpenGate(store=self.behind))]  # type: ignore[arg-type]
+        self.servers = [GatewayServer(OpenRows(store=deadly)), GatewayServer(OpenRows(store=self.behind))]  # type: ignore[arg-type]
         deadly.server = self.servers[0]
         opened = GatewayStore(",".join(server.endpoint for server in self.servers))
         opened._gateways._at = 0
@@ -186,10 +186,10 @@ def test_without_any_gateway_a_call_ends_in_time(two: Two) -> None:
 
 
 def test_refusals_arrive_as_what_they_are(behind: Store) -> None:
-    class Strict(OpenGate):
-        def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
+    class Strict(OpenRows):
+        def permit(self, person: Person, verb: str, keys: Sequence[str]) -> None:
             if verb != "GET":
-                raise PermissionDenied(f"{verb} {list(keys)}: not for {caller.user}")
+                raise PermissionDenied(f"{verb} {list(keys)}: not for {person.name}")
 
     server = GatewayServer(Strict(store=behind))
     store = GatewayStore(server.endpoint)
@@ -231,9 +231,9 @@ def test_a_full_gateway_makes_clients_wait(behind: Store, monkeypatch: pytest.Mo
 
             return call
 
-    monkeypatch.setattr(rpc_gateway_rows, "MAX_CALLS", 2)
+    monkeypatch.setattr(gateway_values, "MAX_CALLS", 2)
     slow = Slow()
-    server = GatewayServer(OpenGate(store=slow))  # type: ignore[arg-type]
+    server = GatewayServer(OpenRows(store=slow))  # type: ignore[arg-type]
     store = GatewayStore(server.endpoint)
 
     def work(number: int) -> None:
@@ -270,7 +270,7 @@ def test_a_gateway_that_stands_still_is_left_for_the_next_one(monkeypatch: pytes
     monkeypatch.setattr("rmgr.adapters.gateway.store._PATIENCE_S", 1.5)  # the one that answers is within it on a busy machine, too
     standing, behind = Standing(), MemoryStore("")
     behind.put("k", b"x")
-    servers = [GatewayServer(OpenGate(store=standing)), GatewayServer(OpenGate(store=behind))]
+    servers = [GatewayServer(OpenRows(store=standing)), GatewayServer(OpenRows(store=behind))]
     client = GatewayStore(",".join(server.endpoint for server in servers))
     try:
         for _ in range(4):
@@ -303,7 +303,7 @@ def test_a_gateway_reads_as_much_at_once_as_a_message_bears_whatever_comes_after
     names = [f"small/{number}" for number in range(8)] + [f"value/{number}" for number in range(30)]
     for name in names:
         behind.put(f"name/{name}", name.encode() * (1 if name.startswith("small") else 100_000))
-    server = GatewayServer(OpenGate(store=behind))
+    server = GatewayServer(OpenRows(store=behind))
     client = GatewayStore(server.endpoint)
     try:
         found = client.get_noted_many([f"name/{name}" for name in names], largest=LARGE)

@@ -20,7 +20,6 @@ from rmgr.adapters.access import auth as rpc_auth
 from rmgr.adapters.access.auth import METHODS, Caller, caller_of, fail, open_channel, speaking_for
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.gateway.forward import Forwarder
-from rmgr.adapters.gateway.rows import Rows
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials, write_files
@@ -43,8 +42,7 @@ from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Identity, Revocation, Role
 from rmgr.v1.calls_pb2_grpc import CallsServicer, add_CallsServicer_to_server
 from tests.harness.bundles import session_bundles
-from tests.harness.gateways import OpenGate
-from tests.harness.memory_store import MemoryStore
+from tests.harness.gateways import OpenRows
 from tests.harness.proxy import Proxy
 from tests.harness.talks import Echo, TalkClient
 from tests.harness.waiting import eventually
@@ -142,11 +140,11 @@ class Town:
             is_revoked=lambda key_id: key_id in self.revoked,
             refused=lambda *told: self.refused.append(told),
         )
-        self.gate = OpenGate(store=MemoryStore(""))
-        self.talks = Talks(Echo, most=200, is_revoked=lambda key_id: key_id in self.revoked, bounds=Bounds(), count=self.gate.count)
+        self.rows = OpenRows()
+        self.talks = Talks(Echo, most=200, is_revoked=lambda key_id: key_id in self.revoked, bounds=Bounds(), count=self.rows.counted)
         tunnels = Tunnels(AnyForwarder())  # type: ignore[arg-type]
         own = (rpc_join.handler(AnyJoin()), handler_of(AnyRanks()), terminals(AnyTerminal()), tunnels.handler, uses(AnyUse()))
-        for handler in (self.talks.handler, Rows(self.gate).handler, *own, picks(AnyMetaserver())):
+        for handler in (self.talks.handler, self.rows.handler, *own, picks(AnyMetaserver())):
             self.server.add_generic(handler)
         Services(self.server)
         if not forward:
@@ -205,7 +203,7 @@ def test_without_a_certificate_of_the_cluster_no_method_answers(town: Town) -> N
         with channel:
             for name, method in every_method().items():
                 assert ask(channel, name, method) is grpc.StatusCode.UNAVAILABLE, (kind, name)
-    assert town.gate.counts == {}
+    assert town.rows.counts == {}
 
 
 @pytest.mark.parametrize("role", list(Role))

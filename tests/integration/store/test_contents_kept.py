@@ -21,7 +21,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.leader.submissions import actions
 from rmgr.errors import PermissionDenied
-from tests.harness.gateways import GatewayServer, OpenGate
+from tests.harness.gateways import GatewayServer, OpenRows
 from tests.harness.store_adapters import ADAPTERS, Adapter, pattern
 from tests.places import ROOT
 
@@ -94,14 +94,14 @@ def test_who_needs_a_row_renews_it_once_in_a_while(store: Store, size: int) -> N
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_gateway_says_when_a_row_was_put_and_lets_none_expire(size: int) -> None:
-    gate = OpenGate()
-    server = GatewayServer(gate)
+    rows = OpenRows()
+    server = GatewayServer(rows)
     data = pattern(size)
     key = of(data)
     try:
         with GatewayStore(server.endpoint) as store:
             store.put(key, data, note=contents.mark(1.0))
-            found = gate.store.about(key)
+            found = rows.store.about(key)
             assert found is not None
             assert contents.is_fresh(found.note, time.time())
             with pytest.raises(PermissionDenied, match="does not expire"):
@@ -109,7 +109,7 @@ def test_a_gateway_says_when_a_row_was_put_and_lets_none_expire(size: int) -> No
             with pytest.raises(PermissionDenied, match="does not expire"):
                 store.put_many([(key, data)], ttl_s=1.0)
             store.put_many([(key, data), ("name/a", b"a")], notes=[contents.mark(1.0), b"mine"])
-            found, other = gate.store.about(key), gate.store.about("name/a")
+            found, other = rows.store.about(key), rows.store.about("name/a")
             assert found is not None
             assert other is not None
             assert contents.is_fresh(found.note, time.time())

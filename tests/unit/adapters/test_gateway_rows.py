@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.gateway.rows import Rows, _row_messages
 from rmgr.adapters.gateway.store import MESSAGE_BYTES
+from rmgr.coord.decisions.rights import ANYBODY
+from rmgr.daemons.gateway.values import _row_messages
 from rmgr.v1 import gateway_pb2 as pb
+from tests.harness.gateways import OpenRows
 from tests.harness.memory_store import MemoryStore
 
 KIB, MIB = 1024, 1024 * 1024
@@ -32,9 +34,8 @@ class Weighed(MemoryStore):
 
 
 def read(store: Weighed, keys: Sequence[str]) -> dict[str, bytes]:
-    call: Any = SimpleNamespace(store=store, permit=lambda *_: None, left_s=lambda: 30.0, count=lambda *_: None)
-    gate: Any = SimpleNamespace(count=lambda *_: None)
-    messages = list(Rows(gate)._get_many(pb.KeysRequest(keys=keys), call))
+    call: Any = SimpleNamespace(store=store, person=ANYBODY, left_s=lambda: 30.0, read=lambda _: None)
+    messages = list(OpenRows()._get_many(pb.KeysRequest(keys=keys), call))
     assert max((message.ByteSize() for message in messages), default=0) <= 1.1 * MESSAGE_BYTES
     return {row.key: row.data for message in messages for row in message.rows if not row.large}
 

@@ -17,18 +17,17 @@ from rmgr.adapters.access import server_threads
 from rmgr.adapters.access.auth import USER_KEY
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Requests, WaitingRoom
-from rmgr.adapters.gateway import rows as gateway_rows
 from rmgr.adapters.gateway import talk
-from rmgr.adapters.gateway.rows import Rows
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.server import RpcServer
+from rmgr.daemons.gateway import values as gateway_values
 from rmgr.errors import Throttled
 from rmgr.model.cluster.queue import UserLimits
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import work_pb2 as talk_pb
 from rmgr.v1 import work_pb2_grpc
-from tests.harness.gateways import OpenGate
+from tests.harness.gateways import OpenRows
 from tests.harness.waiting import eventually
 
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
@@ -112,7 +111,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch) -> list[WaitingRoom]:
         made.append(WaitingRoom(*arguments))
         return made[-1]
 
-    for module in (server_threads, gateway_rows):
+    for module in (server_threads, gateway_values):
         monkeypatch.setattr(module, "WaitingRoom", make)
     return made
 
@@ -213,7 +212,7 @@ def test_a_flood_of_one_method_keeps_no_call_of_another_waiting(monkeypatch: pyt
 def test_values_that_are_begun_and_never_ended_leave_places_to_others(rooms: list[WaitingRoom]) -> None:
     server = RpcServer("127.0.0.1:0", threads=64)
     bounds = Bounds()
-    rows = Rows(OpenGate(), bounds=bounds)
+    rows = OpenRows(bounds=bounds)
     server.add_generic(rows.handler)
     server.start()
     over = threading.Event()
