@@ -230,15 +230,15 @@ class Single(grpc.RpcMethodHandler):
     stream_stream: Callable[..., object] | None = None
 
 
-class Wrapped:
-    """Handlers wrapped by an interceptor, by method: wrapped once, not for each call on the single thread that takes all calls."""
+class Wrapper(grpc.ServerInterceptor):
+    """Wraps the handlers of methods: each once, not for each call on the single thread that takes all calls."""
 
-    def __init__(self, wrap: Callable[[Handler, str], Handler]) -> None:
-        self._wrap = wrap
+    def __init__(self) -> None:
         self._made: dict[str, tuple[Handler, Handler]] = {}
 
-    def of(self, handler: Handler, method: str) -> Handler:
-        """Returns the wrapped `handler`, or None for None. Cost: 0.2 us after the first time."""
+    def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
+        """See grpc. Cost: 0.2 us after the first time."""
+        handler, method = continuation(details), details.method
         if handler is None:
             return None
         known = self._made.get(method)
@@ -246,8 +246,29 @@ class Wrapped:
             self._made[method] = known = handler, self._wrap(handler, method)
         return known[1]
 
+    def _wrap(self, handler: Handler, method: str) -> Handler:
+        """Returns the wrapped handler of a method."""
+        raise NotImplementedError
 
-class Doorkeeper(grpc.ServerInterceptor):
+
+def wrapped(handler: Handler, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Handler:
+    """Returns the handler with its function wrapped, whose arguments are the request, or requests, and the context."""
+    make, behaviour = next(
+        (make, behaviour)
+        for make, behaviour in (
+            (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
+            (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
+            (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
+            (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
+        )
+        if behaviour is not None
+    )
+    return make(
+        wrap(behaviour), request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+    )
+
+
+class Doorkeeper(Wrapper):
     """Admits a call if `METHODS` allows it for the caller's role and the caller's key is not revoked; ends open streams on revocation.
 
     Args:
@@ -256,19 +277,23 @@ class Doorkeeper(grpc.ServerInterceptor):
     """
 
     def __init__(self, cluster: str, *, is_revoked: Callable[[str], bool] = lambda _: False, refused: Refused | None = None) -> None:
+        super().__init__()
         self._cluster = cluster
         self._is_revoked = is_revoked
         self._refused = refused or (lambda *_: None)
-        self._made = Wrapped(self._wrap)
         self._streams = Expeller(is_revoked, lambda method, who: self._refused(method, who, _revoked_error(who).message))
-
-    def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
-        """See grpc: wraps the method's handler."""
-        return self._made.of(continuation(details), details.method)
 
     def _wrap(self, handler: Handler, method: str) -> Handler:
         is_stream = bool(handler.response_streaming or (handler.request_streaming and not isinstance(handler, Single)))
-        return _with_check(handler, lambda context: self._check(method, context, is_stream=is_stream))
+
+        def checking(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+            def checked(request: object, context: grpc.ServicerContext) -> object:
+                self._check(method, context, is_stream=is_stream)
+                return behaviour(request, context)
+
+            return checked
+
+        return wrapped(handler, checking)
 
     def _check(self, method: str, context: grpc.ServicerContext, *, is_stream: bool) -> None:
         """Ends the call by an exception unless it is allowed."""
@@ -302,26 +327,6 @@ def _revoked_error(who: Identity) -> PermissionDenied:
 def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
     certificate, key = credentials.tls_pair
     return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=credentials.ca_pem)
-
-
-def _with_check(handler: Handler, check: Callable[[grpc.ServicerContext], None]) -> Handler:
-    """Returns the handler with `check` before it."""
-    make, behaviour = next(
-        (make, behaviour)
-        for make, behaviour in (
-            (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
-            (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
-            (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
-            (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
-        )
-        if behaviour is not None
-    )
-
-    def checked(request: object, context: grpc.ServicerContext) -> object:
-        check(context)
-        return behaviour(request, context)
-
-    return make(checked, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
 
 
 # -- streams of callers whose key is revoked -----------------------------------------------------------------------------------

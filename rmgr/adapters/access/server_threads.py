@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, Continuation, Handler, Single, Wrapped, caller_of, fail
+from rmgr.adapters.access.auth import Caller, Handler, Single, Wrapper, caller_of, fail, wrapped
 from rmgr.adapters.access.limits import Bounds
 from rmgr.errors import RmgrError, Throttled
 from rmgr.model.cluster.identity import Role
@@ -122,16 +122,12 @@ class WaitingRoom:
                 context.cancel()
 
 
-class Requests(grpc.ServerInterceptor):
+class Requests(Wrapper):
     """Stands between the check of the caller and the count of its calls. Args: threads: of the server; an eighth of them may wait."""
 
     def __init__(self, threads: int, most_s: float = REQUEST_S) -> None:
+        super().__init__()
         self._room = WaitingRoom(max(1, threads // 8), most_s)
-        self._made = Wrapped(self._wrap)
-
-    def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
-        """See grpc: wraps the method's handler."""
-        return self._made.of(continuation(details), details.method)
 
     def _wrap(self, handler: Handler, _method: str) -> Handler:
         if handler.stream_stream is not None:  # sessions, tunnels and terminals are counted before they are read
@@ -209,24 +205,33 @@ _FREE = ("/grpc.health.v1.Health/", "/rmgr.v1.Metaserver/Pick", "/rmgr.v1.Metase
 _LONGEST_S = 10.0
 
 
-class Turnstile(grpc.ServerInterceptor):
+class Turnstile(Wrapper):
     """Args: bounds: limits of each user. threads: of the server: three eighths each for streams and calls of people."""
 
     def __init__(self, bounds: Bounds, threads: int) -> None:
+        super().__init__()
         self._bounds = bounds
-        self._made = Wrapped(self._wrap)
         self._streams = bounds.places("streams", max(2, threads * 3 // 8))
         at_once = max(2, threads * 3 // 16)
         self._calls = bounds.turns("calls", at_once=at_once, of_one=at_once - at_once // 4, most=at_once)
 
-    def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
-        """See grpc: wraps the method's handler."""
-        return self._made.of(continuation(details), details.method)
-
     def _wrap(self, handler: Handler, method: str) -> Handler:
         if method.startswith(_FREE):
             return handler
-        return self._wrapped(handler, self._place if method in _STREAMS else self._turn)
+        admitted = self._place if method in _STREAMS else self._turn
+
+        def admitting(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+            def whole(request: object, context: grpc.ServicerContext) -> object:
+                with admitted(context):
+                    return behaviour(request, context)
+
+            def parts(request: object, context: grpc.ServicerContext) -> Iterator[object]:
+                with admitted(context):
+                    yield from behaviour(request, context)
+
+            return parts if handler.response_streaming else whole
+
+        return wrapped(handler, admitting)
 
     @contextmanager
     def _admit(self, context: grpc.ServicerContext, enter: Callable[[Caller, ExitStack], None]) -> Iterator[None]:
@@ -255,25 +260,6 @@ class Turnstile(grpc.ServerInterceptor):
             stack.enter_context(self._calls.turn(_name(caller), wait_s, is_operator=caller.is_certified_operator))
 
         return self._admit(context, enter)
-
-    def _wrapped(self, handler: Handler, admitted: Callable[[grpc.ServicerContext], AbstractContextManager[None]]) -> Handler:
-        if handler.unary_unary is not None or handler.stream_unary is not None:
-            behaviour = handler.unary_unary or handler.stream_unary
-
-            def whole(request: object, context: grpc.ServicerContext) -> object:
-                with admitted(context):
-                    return behaviour(request, context)
-
-            make = grpc.unary_unary_rpc_method_handler if handler.unary_unary is not None else grpc.stream_unary_rpc_method_handler
-            return make(whole, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
-        streams = handler.unary_stream or handler.stream_stream
-
-        def parts(request: object, context: grpc.ServicerContext) -> Iterator[object]:
-            with admitted(context):
-                yield from streams(request, context)
-
-        make = grpc.unary_stream_rpc_method_handler if handler.unary_stream is not None else grpc.stream_stream_rpc_method_handler
-        return make(parts, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
 
 
 def _is_person(caller: Caller) -> bool:
