@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rmgr.adapters.identity.invitation import decode, tls_pair
-from rmgr.adapters.rpc import join as rpc_join
+from rmgr.adapters.rpc import services
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.server import four_letter
 from rmgr.adapters.zookeeper.wire import Acl
@@ -178,10 +178,10 @@ def test_a_token_without_a_nonce_opens_nothing_and_every_use_is_on_record(scene:
         pair = tls_pair(told)
         for nonce in ("", "5e" * 15):
             with pytest.raises(PermissionDenied, match="nonce of 16 random bytes"):
-                rpc_join.redeem(endpoints, pair, nonce)
-        assert rpc_join.redeem(endpoints, pair, "5e" * 16)[0] == "n8"
+                services.redeem(endpoints, pair, nonce)
+        assert services.redeem(endpoints, pair, "5e" * 16)[0] == "n8"
         with pytest.raises(PermissionDenied, match="used already"):
-            rpc_join.redeem(endpoints, pair, "00" * 16)
+            services.redeem(endpoints, pair, "00" * 16)
         said = [line["allowed"] for line in _audited(scene, "join") if line["who"] in {"n8", told.invitation}]
         assert said == [False, False, True, False]
     finally:

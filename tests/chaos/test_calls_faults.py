@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rmgr.adapters.calls.links import STALLED_S
-from rmgr.adapters.rpc.use import UseClient
+from rmgr.adapters.rpc.services import UseClient
 from rmgr.client.calls import Caller, CallFuture
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import CallLost, CallTimeout

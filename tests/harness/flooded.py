@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.use import UseAnswer, UseClient
+from rmgr.adapters.rpc.services import UseAnswer, UseClient
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Holds, Multi, Set
 from rmgr.coord.protocol.records import decode_record, encode_record

@@ -69,7 +69,6 @@ _FOR_COMMANDS = (
     "rmgr.adapters.rpc.server",
     "rmgr.adapters.rpc.services",
     "rmgr.adapters.rpc.thin",
-    "rmgr.adapters.rpc.use",
     "rmgr.adapters.sqlite.store",
     "rmgr.adapters.stores",
     "rmgr.adapters.zookeeper.client",

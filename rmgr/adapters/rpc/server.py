@@ -42,8 +42,8 @@ class RpcServer:
 
     Args:
         listen: HOST:PORT, port 0 = any free one. threads: handlers at once (a followed log holds one).
-        credentials: callers must show a certificate of the same cluster (`rpc_auth`); None: an open cluster.
-        is_revoked, refused: see `rpc_auth.Doorkeeper`. bounds: ration the threads; None: the services do that themselves.
+        credentials: callers must show a certificate of the same cluster; None: an open cluster.
+        is_revoked, refused: see `Doorkeeper`. bounds: ration the threads; None: the services do that themselves.
     """
 
     def __init__(

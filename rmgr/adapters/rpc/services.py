@@ -1,4 +1,5 @@
-"""`rmgr.v1.Leader` and `rmgr.v1.Node` over gRPC: the answers of a leader and of a Starter to users, and the clients that ask them.
+"""Services of daemons over gRPC, and the clients that ask them: answers of the leader and of Starters to users (`rmgr.v1.Leader`, `Node`),
+how much each user holds (`Limits`), and how machines enter a secured cluster (`Join`).
 
 Handlers take and return nouns of `rmgr.model`; errors travel as status codes with `code` and `hint` in the trailing metadata, and arrive as
 the same class of `rmgr.errors`.
@@ -7,20 +8,27 @@ the same class of `rmgr.errors`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
+import msgspec
 
-from rmgr.adapters.access.auth import Caller, caller_of, fail, rebuild, unary
-from rmgr.adapters.rpc.channels import Client
+from rmgr.adapters.access.auth import USER_KEY, Caller, caller_of, fail, open_channel, rebuild, secure_channel, unary
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.channels import OPTIONS, Client
 from rmgr.adapters.rpc.convert import carry, from_message, to_message
-from rmgr.errors import RmgrError
-from rmgr.model.cluster.identity import Role
+from rmgr.errors import PermissionDenied, RmgrError, Unavailable
+from rmgr.model.cluster.identity import Identity, Invitation, Role
+from rmgr.model.cluster.queue import UserLimits
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
+from rmgr.model.wire.stream import UNREADABLE, json_decoder
+from rmgr.v1 import join_pb2, leader_pb2_grpc, limits_pb2, limits_pb2_grpc, node_pb2, node_pb2_grpc, views_pb2
 from rmgr.v1 import leader_pb2 as pb
-from rmgr.v1 import leader_pb2_grpc, node_pb2, node_pb2_grpc, views_pb2
+
+if TYPE_CHECKING:
+    from rmgr.adapters.identity.invitation import TlsPair
 
 #: Most jobs in one reply of `Jobs`, which at about 1 KiB per job stays below the message limit.
 MAX_JOBS_PER_REPLY = 3000
@@ -296,3 +304,146 @@ class NodeClient(Client):
     def time_us(self) -> int:
         """Returns the machine's time: microseconds since the epoch."""
         return int(self._call(self._stub.Stats, node_pb2.StatsRequest()).time_us)
+
+
+# -- use and limits of users (rmgr.v1.Limits), asked of the leader or of a gateway ---------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserUse:
+    """Use of one user: amounts held, and numbers of recently refused requests, both by name of the limit."""
+
+    used: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseAnswer:
+    """An answer. age_s: of its oldest number. problem: why the cluster's numbers are missing, "" if they are there."""
+
+    users: Mapping[str, UserUse]
+    age_s: float = 0.0
+    limits: UserLimits = UserLimits()
+    problem: str = ""
+
+
+class UseAnswers(Protocol):
+    """Implemented by leader and gateway; called on threads of the server."""
+
+    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
+        """Returns the use of `users`; none = of the caller, for a gateway of everybody. Raises PermissionDenied, Unavailable."""
+
+
+def use_handler(answers: UseAnswers) -> Any:
+    """Returns the service for `RpcServer.add_generic`."""
+
+    def use(request: Any, context: grpc.ServicerContext) -> Any:
+        told = answers.use(tuple(request.users), fresh=request.fresh, caller=caller_of(context))
+        users = [limits_pb2.UserUse(user=name, used=one.used, refused=one.refused) for name, one in told.users.items()]
+        settings = msgspec.json.encode(told.limits).decode()
+        return limits_pb2.UseReply(users=users, age_s=told.age_s, settings=settings, problem=told.problem)
+
+    return grpc.method_handlers_generic_handler("rmgr.v1.Limits", {"Use": unary(use, limits_pb2.UseRequest, limits_pb2.UseReply)})
+
+
+class UseClient(Client):
+    """Asks at `endpoint`, which must prove the `role`. credentials: None in an open cluster. user: name of the asking user there."""
+
+    stub = limits_pb2_grpc.LimitsStub
+
+    def __init__(self, endpoint: str, *, role: Role, credentials: Credentials | None, timeout_s: float = 5.0, user: str = "") -> None:
+        self.role = role
+        super().__init__(endpoint, timeout_s=timeout_s, credentials=credentials)
+        self._metadata = ((USER_KEY, user),) if user else ()
+
+    def use(self, users: Sequence[str] = (), *, fresh: bool = False) -> UseAnswer:
+        """Returns the use of `users`. Raises PermissionDenied, Unavailable."""
+        request = limits_pb2.UseRequest(users=users, fresh=fresh)
+        reply = self._call(self._stub.Use, request)
+        found = {one.user: UserUse(used=dict(one.used), refused=dict(one.refused)) for one in reply.users}
+        try:
+            limits = json_decoder(UserLimits).decode(reply.settings) if reply.settings else UserLimits()
+        except UNREADABLE as error:
+            raise Unavailable(f"the limits of {self.endpoint} cannot be read: {error}", hint="rmgr version there and here") from None
+        return UseAnswer(users=found, age_s=reply.age_s, limits=limits, problem=reply.problem)
+
+
+# -- entry into a secured cluster, and a role's new secret (rmgr.v1.Join) ------------------------------------------------------
+
+
+_JOIN = "rmgr.v1.Join"
+_JOIN_S = 15.0
+
+
+class JoinAnswers(Protocol):
+    """Implemented by the WatchDog; called on threads of the server."""
+
+    def redeem(self, invitation: str, nonce: str) -> Invitation:
+        """Returns an invitation's bundle. Raises PermissionDenied, CoordinationUnavailable."""
+
+    def renew(self, who: Identity, generation: int) -> tuple[int, str]:
+        """Returns (generation, "role:secret") for the role of `who`. Raises PermissionDenied, CoordinationUnavailable."""
+
+
+def join_handler(answers: JoinAnswers) -> grpc.GenericRpcHandler:
+    """Returns the service for `RpcServer.add_generic`. `METHODS` of `access/auth.py` says who may ask; in an open cluster nobody may."""
+
+    def redeem(request: Any, context: grpc.ServicerContext) -> Any:
+        identity = caller_of(context).identity
+        if identity is None:
+            raise PermissionDenied("this cluster is open: there is nothing to redeem")
+        found = answers.redeem(identity.name, request.nonce)
+        return join_pb2.RedeemReply(name=found.name, role=found.role, sealed=found.sealed.encode())
+
+    def renew(request: Any, context: grpc.ServicerContext) -> Any:
+        identity = caller_of(context).identity
+        if identity is None:
+            raise PermissionDenied("this cluster is open: there are no secrets")
+        generation, secret = answers.renew(identity, request.generation)
+        return join_pb2.RenewReply(generation=generation, secret=secret)
+
+    methods = {
+        "Redeem": unary(redeem, join_pb2.RedeemRequest, join_pb2.RedeemReply),
+        "Renew": unary(renew, join_pb2.RenewRequest, join_pb2.RenewReply),
+    }
+    return grpc.method_handlers_generic_handler(_JOIN, methods)
+
+
+def redeem(endpoints: Sequence[str], pair: TlsPair, nonce: str, *, timeout_s: float = _JOIN_S) -> tuple[str, Role, str, str]:
+    """Returns (name, role, sealed bundle, endpoint that answered) for the holder of a token's certificate; asks WatchDogs in turn.
+
+    Raises: PermissionDenied (used, expired, withdrawn, no nonce); Unavailable, which names the endpoints asked.
+    """
+
+    def dial(endpoint: str) -> grpc.Channel:
+        return secure_channel(endpoint, (pair.ca, pair.key, pair.certificate), Role.WATCHDOG, OPTIONS)
+
+    reply, endpoint = _ask(endpoints, dial, "Redeem", join_pb2.RedeemRequest(nonce=nonce), join_pb2.RedeemReply, timeout_s)
+    return reply.name, Role(reply.role), reply.sealed.decode(), endpoint
+
+
+def renew(endpoints: Sequence[str], credentials: Credentials, generation: int) -> tuple[int, str]:
+    """Returns (generation, "role:secret"), the newest secret of our own role. Raises PermissionDenied, Unavailable."""
+
+    def dial(endpoint: str) -> grpc.Channel:
+        return open_channel(endpoint, credentials, Role.WATCHDOG, OPTIONS)
+
+    reply, _ = _ask(endpoints, dial, "Renew", join_pb2.RenewRequest(generation=generation), join_pb2.RenewReply, _JOIN_S)
+    return int(reply.generation), str(reply.secret)
+
+
+def _ask(
+    endpoints: Sequence[str], dial: Callable[[str], grpc.Channel], name: str, request: Any, reply: Any, timeout_s: float
+) -> tuple[Any, str]:
+    """Returns the first answer and its endpoint; after an endpoint that does not answer, asks the next."""
+    trouble: RmgrError = Unavailable("no WatchDog is known to ask", hint="name one: --watchdog HOST:PORT")
+    for endpoint in endpoints:
+        with dial(endpoint) as channel:
+            call = channel.unary_unary(f"/{_JOIN}/{name}", type(request).SerializeToString, reply.FromString)
+            try:
+                return call(request, timeout=timeout_s / max(1, len(endpoints)), wait_for_ready=False), endpoint
+            except grpc.RpcError as error:
+                trouble = rebuild(error, endpoint)
+        if not isinstance(trouble, Unavailable):
+            break
+    raise trouble

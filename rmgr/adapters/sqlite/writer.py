@@ -134,10 +134,6 @@ class Writer:
         value: T = self.wait(self._enqueue(Write(run, [], weight_bytes, doing, is_synced=is_synced), deadline), deadline)
         return value
 
-    def begin(self, run: Callable[[sqlite3.Connection], Any], deadline: CallDeadline, *, weight_bytes: int, doing: str) -> Write:
-        """Queues a write for `wait`; itself waits only for room in the queue. For writes in several steps."""
-        return self._enqueue(Write(run, [], weight_bytes, doing), deadline)
-
     def wait(self, write: Write, deadline: CallDeadline) -> Any:
         """Waits for a write and returns its value; raises its error, or `StoreUnavailable` at the deadline."""
         if not write.ended.acquire(timeout=deadline.left_s()):

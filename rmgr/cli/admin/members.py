@@ -77,7 +77,7 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
     """
     from rmgr.adapters.identity import invitation
     from rmgr.adapters.identity.credentials import endpoints_file, write_files
-    from rmgr.adapters.rpc import join as rpc_join
+    from rmgr.adapters.rpc.services import redeem
     from rmgr.procedures.securing import purpose
     from rmgr.runtime.secured import address_towards
 
@@ -89,7 +89,7 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
     asked = endpoints or told.endpoints
     try:
         timeout_s = session.left_s(20.0) or 20.0
-        name, role, sealed, answered = rpc_join.redeem(asked, invitation.tls_pair(told), nonce.read_text(), timeout_s=timeout_s)
+        name, role, sealed, answered = redeem(asked, invitation.tls_pair(told), nonce.read_text(), timeout_s=timeout_s)
     except PermissionDenied as error:
         nonce.unlink()  # the nonce opens nothing any more
         if renews:

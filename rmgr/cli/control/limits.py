@@ -19,7 +19,7 @@ from rmgr.model.base.units import format_size
 from rmgr.model.cluster.queue import BOUNDS, CORES, JOBS, UserLimits
 
 if TYPE_CHECKING:
-    from rmgr.adapters.rpc.use import UseAnswer
+    from rmgr.adapters.rpc.services import UseAnswer
 
 #: Digits of the largest cap: more cores than any cluster has.
 _DIGITS = 9
@@ -107,7 +107,7 @@ def _rows(user: str, told: UseAnswer) -> list[_Row]:
 
 def _ask(session: Session, user: str) -> UseAnswer:
     """Asks the gateway or the leader; if neither answers, returns what a leader told last."""
-    from rmgr.adapters.rpc.use import UseClient
+    from rmgr.adapters.rpc.services import UseClient
     from rmgr.errors import Unavailable
     from rmgr.model.cluster.identity import Role
 
@@ -130,7 +130,7 @@ def _ask(session: Session, user: str) -> UseAnswer:
 
 def _last_told(session: Session, user: str, problem: str) -> UseAnswer:
     """Returns the settings, and what a leader last counted for users who have a cap: Starters go by it, too."""
-    from rmgr.adapters.rpc.use import UseAnswer, UserUse
+    from rmgr.adapters.rpc.services import UseAnswer, UserUse
     from rmgr.submitter.questions import ReadSettings, ReadUse
 
     limits, last = session.ask(ReadSettings()).settings.limits, session.ask(ReadUse(user=user))

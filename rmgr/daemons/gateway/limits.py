@@ -22,7 +22,7 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.gateway.forward import ClusterRoutes
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.use import UseAnswer, UseClient, UserUse
+from rmgr.adapters.rpc.services import UseAnswer, UseClient, UserUse
 from rmgr.coord.ops.work import Block
 from rmgr.daemons.leader.use import wanted
 from rmgr.errors import RmgrError, Throttled, Unavailable

@@ -18,9 +18,9 @@ from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, ClusterRou
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
-from rmgr.adapters.rpc import use as rpc_use
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.rpc.services import use_handler
 from rmgr.adapters.terminals import MAX_TUNNELS, Tunnels
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.session import SessionCoordinator
@@ -221,7 +221,7 @@ def _serve(
     )
     submitter_thread.start()
     talks = Talks(desk.talker, most=MAX_TALKS, is_revoked=is_revoked, bounds=bounds, count=metrics.count)
-    message = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
+    message = use_handler(GatewayUse(bounds, cluster_use, operators))
     rows = Rows(store, log, owner_of=owners, owned=owned, operators=operators, count=metrics.count, bounds=bounds)
     tunnels = Tunnels(forwarder, bounds=bounds)
     for handler in (talks.handler, rows.handler, *forwarder.handlers, tunnels.handler, message):

@@ -422,7 +422,7 @@ def certificate_ends(trust: Trust | None, credentials: Credentials | None, snaps
 
 
 class Joining:
-    """Implements `rpc_join.JoinAnswers`; called on threads of the server.
+    """Implements `JoinAnswers`; called on threads of the server.
 
     Args:
         secrets: role -> ZooKeeper secret, from this WatchDog's bundle; the WatchDogs' own secret opens `/secrets`.

@@ -18,7 +18,7 @@ import msgspec
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.rpc.use import UseAnswer, UserUse
+from rmgr.adapters.rpc.services import UseAnswer, UserUse
 from rmgr.coord.decisions import admitted
 from rmgr.coord.decisions.rights import check_operator
 from rmgr.coord.ops.leader import tell_use

@@ -21,10 +21,8 @@ from rmgr import log as logs
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import publish
-from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.rpc import metaserver as rpc_metaserver
-from rmgr.adapters.rpc import use as rpc_use
-from rmgr.adapters.rpc.services import leader_handler
+from rmgr.adapters.rpc.services import join_handler, leader_handler, use_handler
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import secure_tree
 from rmgr.config import Config
@@ -478,8 +476,8 @@ def _serve(
     ClusterMetrics(answering.measured, metrics.registry)
     server.add_generic(rpc_metaserver.handler_of(CallAnswering(lambda: watchdog.leader, metrics)))
     if credentials is not None:
-        server.add_generic(rpc_join.handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
-    server.add_generic(rpc_use.handler_of(LeaderUse(watchdog.followed, watchdog.call, bounds, config.security.operators, watchdog.cores)))
+        server.add_generic(join_handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
+    server.add_generic(use_handler(LeaderUse(watchdog.followed, watchdog.call, bounds, config.security.operators, watchdog.cores)))
     LimitsKeeper(coordinator, bounds, log).start()
     metrics.store_up.set_function(lambda: store.is_up)
     metrics.refused_connections.set_function(lambda: server.refused_connections)

@@ -13,7 +13,7 @@ from rmgr import log as logs
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.credentials import Credentials, endpoints_file, known_endpoints, write_files
 from rmgr.adapters.identity.pki import digest_id
-from rmgr.adapters.rpc import join as rpc_join
+from rmgr.adapters.rpc import services
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import Config
 from rmgr.coord.protocol import keys, paths
@@ -143,7 +143,7 @@ def renew(credentials: Credentials, endpoints: Sequence[str], generation: int = 
 
     Raises: PermissionDenied if its key was revoked; Unavailable if no WatchDog answers.
     """
-    _, secret = rpc_join.renew(endpoints, credentials, generation)
+    _, secret = services.renew(endpoints, credentials, generation)
     _update_bundle(credentials, {"zookeeper.secret": secret.encode()})
     return replace(credentials, zookeeper_auth=("digest", secret))
 

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from rmgr.adapters.access.auth import METHODS
 from rmgr.adapters.identity.invitation import TlsPair, Token, seal, seal_secret
 from rmgr.adapters.identity.pki import issue
-from rmgr.adapters.rpc import join as rpc_join
+from rmgr.adapters.rpc import services
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.config import StarterConfig, check_file
 from rmgr.coord.ops import membership
@@ -54,7 +54,7 @@ class Door:
         return TlsPair(files["ca.crt"], files["tls.crt"], files["tls.key"])
 
     def redeem(self, pair: TlsPair, nonce: str = "5e" * 16) -> tuple[str, Role, str]:
-        *found, answered = rpc_join.redeem([self.endpoint], pair, nonce, timeout_s=30.0)
+        *found, answered = services.redeem([self.endpoint], pair, nonce, timeout_s=30.0)
         assert answered == self.endpoint
         return tuple(found)  # type: ignore[return-value]
 
@@ -67,7 +67,7 @@ def door() -> Iterator[Door]:
     credentials = bundles.credentials(Role.WATCHDOG)
     revoked: set[str] = set()
     server = RpcServer("127.0.0.1:0", credentials=credentials, is_revoked=revoked.__contains__)
-    server.add_generic(rpc_join.handler(Joining(coordinator, dict(credentials.zookeeper_secrets), structlog.get_logger())))
+    server.add_generic(services.join_handler(Joining(coordinator, dict(credentials.zookeeper_secrets), structlog.get_logger())))
     server.start()
     yield Door(bundles, coordinator, server.endpoint, revoked)
     server.stop(0.0)
@@ -141,23 +141,23 @@ def test_a_token_is_good_for_nothing_else(door: Door) -> None:
 def test_a_rotated_secret_reaches_its_role_and_no_revoked_key(door: Door) -> None:
     starter = door.bundles.credentials(Role.STARTER)
     secrets = door.bundles.ca.secrets
-    assert rpc_join.renew([door.endpoint], starter, 0) == (0, f"starter:{secrets['starter']}")
+    assert services.renew([door.endpoint], starter, 0) == (0, f"starter:{secrets['starter']}")
     record = AclRecord(generation=1, roles={"starter": ("starter:old", "starter:new")})
     sealed = seal_secret(secrets["watchdog"], "starter", 1, "brand-new")
     assert b"brand-new" not in base64.b64decode(sealed.sealed)
     outcome = door.coordinator.commit(membership.publish_acl(record, None, {"starter": sealed}, {})).result(60)
     assert isinstance(outcome, Committed)
-    assert rpc_join.renew([door.endpoint], starter, 0) == (1, "starter:brand-new")
+    assert services.renew([door.endpoint], starter, 0) == (1, "starter:brand-new")
     stolen = door.bundles.credentials(Role.STARTER, "n8")  # the door has not heard of it yet; the tree says so
     record = Revocation(key_id=stolen.identity.key_id, name="n8", role=Role.STARTER, by="ops", since_us=1)
     assert isinstance(door.coordinator.commit(membership.revoke(record)).result(60), Committed)
     with pytest.raises(PermissionDenied, match="revoked"):
-        rpc_join.renew([door.endpoint], stolen, 0)
+        services.renew([door.endpoint], stolen, 0)
     door.revoked.add(starter.identity.key_id)
     with pytest.raises(PermissionDenied, match="revoked"):
-        rpc_join.renew([door.endpoint], starter, 0)
+        services.renew([door.endpoint], starter, 0)
     with pytest.raises(PermissionDenied, match="not for a user"):
-        rpc_join.renew([door.endpoint], door.bundles.credentials(Role.USER, "ann"), 0)
+        services.renew([door.endpoint], door.bundles.credentials(Role.USER, "ann"), 0)
 
 
 def test_a_machine_that_reaches_its_watchdog_over_loopback_listens_there_and_is_told_nothing_of_it(door: Door, tmp_path: Path) -> None:

@@ -25,13 +25,11 @@ from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials, write_files
 from rmgr.adapters.identity.pki import issue, issue_server
 from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
-from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.metaserver import handler_of as picks
 from rmgr.adapters.rpc.ranks import handler_of
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.adapters.rpc.services import LeaderClient, NodeClient, leader_handler, node_handler
-from rmgr.adapters.rpc.use import handler_of as uses
+from rmgr.adapters.rpc.services import LeaderClient, NodeClient, join_handler, leader_handler, node_handler, use_handler
 from rmgr.adapters.terminals import Tunnels
 from rmgr.adapters.terminals import handler_of as terminals
 from rmgr.adapters.zookeeper.client import ZkCoordinator
@@ -143,7 +141,7 @@ class Town:
         self.rows = OpenRows()
         self.talks = Talks(Echo, most=200, is_revoked=lambda key_id: key_id in self.revoked, bounds=Bounds(), count=self.rows.counted)
         tunnels = Tunnels(AnyForwarder())  # type: ignore[arg-type]
-        own = (rpc_join.handler(AnyJoin()), handler_of(AnyRanks()), terminals(AnyTerminal()), tunnels.handler, uses(AnyUse()))
+        own = (join_handler(AnyJoin()), handler_of(AnyRanks()), terminals(AnyTerminal()), tunnels.handler, use_handler(AnyUse()))
         for handler in (self.talks.handler, self.rows.handler, *own, picks(AnyMetaserver())):
             self.server.add_generic(handler)
         Services(self.server)

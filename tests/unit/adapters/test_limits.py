@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from rmgr.adapters.access.limits import BURST_S, TOTALS, Bounds, Rates, Shares
-from rmgr.adapters.rpc.use import UseAnswer, UserUse
+from rmgr.adapters.rpc.services import UseAnswer, UserUse
 from rmgr.audit_book import FEW, MOST_OF_ALL, AuditBook
 from rmgr.cli.control.settings import parse_settings, to_document, to_toml
 from rmgr.coord.ops.work import Block

@@ -76,8 +76,6 @@ EXEMPT = {
     "adapters/calls/relay.py": _GRPC,
     "daemons/gateway/values.py": _GRPC,
     "adapters/gateway/talk.py": _GRPC,
-    "adapters/rpc/join.py": _GRPC,
-    "adapters/rpc/services.py": _GRPC,
     "adapters/rpc/ranks.py": _GRPC,
     "adapters/terminals.py": _GRPC,
     "adapters/host/leftovers.py": "files of the Starter in its own directory (mode 0700); what cannot be read is as none",
@@ -111,7 +109,7 @@ EXEMPT = {
 NOT_ALONE = {
     "adapters/identity/credentials.py",
     "adapters/rpc/thin.py",
-    "adapters/rpc/use.py",
+    "adapters/rpc/services.py",
     "cli/calls.py",
     "cli/dev.py",
     "daemons/gateway/calls.py",
