@@ -147,17 +147,10 @@ class WatchedStore(Store):
         self._through(lambda store: store.write(key, value, how))
 
     def adopt(
-        self,
-        key: str,
-        path: str,
-        *,
-        encoding: Encoding = Encoding.RAW,
-        note: Note = b"",
-        sha256: bytes = b"",
-        timeout_s: float = 30.0,
+        self, key: str, path: str, *, encoding: Encoding = Encoding.RAW, note: Note = b"", sha256: bytes = b""
     ) -> tuple[int, bytes] | None:
         """See `Store.adopt`."""
-        return self._through(lambda store: store.adopt(key, path, encoding=encoding, note=note, sha256=sha256, timeout_s=timeout_s))
+        return self._through(lambda store: store.adopt(key, path, encoding=encoding, note=note, sha256=sha256))
 
     def adopts_above(self, directory: str) -> int | None:
         """See `Store.adopts_above`; None while the store is away."""
@@ -182,11 +175,9 @@ class WatchedStore(Store):
 
         return self._through(lambda store: store.write_soon(rows, how, over))
 
-    def fetch(
-        self, key: str, path: str, *, largest: int, is_compared: bool = True, timeout_s: float = 30.0
-    ) -> tuple[bytes | None, bytes] | None:
+    def fetch(self, key: str, path: str, *, largest: int, is_compared: bool = True) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`."""
-        return self._through(lambda store: store.fetch(key, path, largest=largest, is_compared=is_compared, timeout_s=timeout_s))
+        return self._through(lambda store: store.fetch(key, path, largest=largest, is_compared=is_compared))
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`."""

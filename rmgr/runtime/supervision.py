@@ -206,10 +206,9 @@ class Notifier:
         beat_s: longest time between two beats; None = no beats are needed.
     """
 
-    def __init__(self, address: str = "", *, beat_s: float | None = None, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, address: str = "", *, beat_s: float | None = None) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._beat_s = beat_s
-        self._clock = clock or machine.monotonic
         self._socket: socket.socket | None = None
         self._due_s = -math.inf
         self._ready = self._stopping = False
@@ -241,7 +240,7 @@ class Notifier:
         """Sends WATCHDOG=1 for a turn of the loop, at most four times in the limit. Cost otherwise: about 0.1 us."""
         if self._beat_s is None:
             return
-        now_s = self._clock()
+        now_s = machine.monotonic()
         if now_s >= self._due_s:
             self._due_s = now_s + self._beat_s
             self._send("WATCHDOG=1")

@@ -83,7 +83,7 @@ from rmgr.adapters.store_rules import (
     now_ms,
     patience_s,
 )
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Note, Store, Writing
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, TIMEOUT_S, About, Encoding, Note, Store, Writing
 from rmgr.errors import RmgrError, StoreUnavailable, UsageError
 from rmgr.model.base.units import counted
 
@@ -210,18 +210,11 @@ class CassandraStore(Store):
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def fetch(
-        self,
-        key: str,
-        path: str,
-        *,
-        largest: int,
-        is_compared: bool = True,  # noqa: ARG002 - it passes here anyway
-        timeout_s: float = 30.0,
-    ) -> tuple[bytes | None, bytes] | None:
+    def fetch(self, key: str, path: str, *, largest: int, is_compared: bool = True) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`. A value above 64 KiB goes to the file, four chunks at a time."""
         check_key(key)
-        return self._reader.fetch(key, path, CallDeadline(timeout_s), largest=largest)
+        del is_compared  # it passes here anyway
+        return self._reader.fetch(key, path, CallDeadline(TIMEOUT_S), largest=largest)
 
     def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. One request per key, many at a time; then the chunks of values above 64 KiB, 4 MiB at a time."""

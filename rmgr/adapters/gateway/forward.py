@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -20,13 +20,16 @@ from rmgr.adapters.access.auth import ERROR_KEY, Caller, caller_of, fail, open_c
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.channels import IDLE_OPTIONS, OPTIONS, TARGET_KEY, Channels
+from rmgr.adapters.rpc.channels import IDLE_OPTIONS, OPTIONS, TARGET_KEY, Channels, Client
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord, NodeRecord
+
+C = TypeVar("C", bound=Client)
+T = TypeVar("T")
 
 LEADER_METHODS = ("Jobs", "Nodes", "Queues", "Status", "Explain", "WhatIf")
 NODE_METHODS = ("Running", "Stats")
@@ -111,6 +114,44 @@ class ClusterRoutes:
         with self._lock:
             self._nodes, self._nodes_read_s = frozenset(endpoints - {""}), time.monotonic()
             return self._nodes
+
+
+class LeaderLink(Generic[C]):
+    """A client of the current leader, kept as long as it leads. Thread-safe. make: makes the client of an endpoint."""
+
+    def __init__(self, routes: ClusterRoutes, make: Callable[[str], C]) -> None:
+        self._routes = routes
+        self._make = make
+        self._lock = threading.Lock()
+        self._client: C | None = None
+        self.endpoint = ""  #: of the leader asked last
+
+    def ask(self, question: Callable[[C], T]) -> T:
+        """Returns the leader's answer. Raises what `ClusterRoutes.leader` and the question raise; Unavailable if the channel was closed."""
+        with self._lock:
+            self.endpoint = endpoint = self._routes.leader("")
+            if self._client is None or self._client.endpoint != endpoint:
+                self._drop()
+                self._client = self._make(endpoint)
+            client = self._client
+        try:
+            return question(client)
+        except ValueError as error:  # in favour of the next leader's
+            raise Unavailable(f"{endpoint}: {error}") from None
+        except RmgrError:
+            self._routes.lost(endpoint)
+            self.close()  # the next one is opened with this gateway's certificate as of then
+            raise
+
+    def close(self) -> None:
+        """Ends the channel; the next question opens another."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
 
 class Forwarder:

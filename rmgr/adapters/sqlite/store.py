@@ -48,7 +48,7 @@ from rmgr.adapters.store_rules import (
     patience_s,
     verify,
 )
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Note, Store, Writing
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, TIMEOUT_S, About, Encoding, Note, Store, Writing
 from rmgr.errors import KeyExists, RmgrError, StoreUnavailable, UsageError
 from rmgr.model.base.units import counted, format_duration
 from rmgr.runner.host.files import write_whole
@@ -108,12 +108,12 @@ class SqliteStore(Store):
         parts = (first,) if second is None else chain((first, second), stages)
         self._large.put(row, parts, overwrite=how.overwrite, deadline=deadline, mark=partial(marked, how.encoding, how.note))
 
-    def put_hashed(self, key: str, parts: Sequence[bytes], digest: bytes, *, timeout_s: float = 30.0) -> None:
+    def put_hashed(self, key: str, parts: Sequence[bytes], digest: bytes) -> None:
         """Puts raw bytes whose SHA-256 the caller has computed. With a wrong `digest` the value cannot be read (`DataLost`)."""
         check_key(key)
         size = sum(map(len, parts))
         check_size(key, size)
-        deadline = CallDeadline(timeout_s)
+        deadline = CallDeadline(TIMEOUT_S)
         row = ManifestRow(key, size, digest, Encoding.RAW.value, None, 0, 0, None)
         if size > CHUNK_BYTES:
             self._large.put(row, parts, overwrite=True, deadline=deadline)
@@ -121,14 +121,7 @@ class SqliteStore(Store):
             self._put_rows([row._replace(inline=b"".join(parts))], size + _ROW_BYTES, Writing(), deadline)
 
     def adopt(
-        self,
-        key: str,
-        path: str,
-        *,
-        encoding: Encoding = Encoding.RAW,
-        note: Note = b"",
-        sha256: bytes = b"",
-        timeout_s: float = 30.0,
+        self, key: str, path: str, *, encoding: Encoding = Encoding.RAW, note: Note = b"", sha256: bytes = b""
     ) -> tuple[int, bytes] | None:
         """See `Store.adopt`. Above 512 KiB, on the store's own file system."""
         check_key(key)
@@ -136,7 +129,7 @@ class SqliteStore(Store):
             return None
         check_size(key, size)
         row = ManifestRow(key, size, sha256, encoding.value, None, 0, 0, None)
-        return self._large.adopt(row, path, deadline=CallDeadline(timeout_s), mark=partial(marked, encoding, note))
+        return self._large.adopt(row, path, deadline=CallDeadline(TIMEOUT_S), mark=partial(marked, encoding, note))
 
     def adopts_above(self, directory: str) -> int | None:
         """See `Store.adopts_above`."""
@@ -197,12 +190,10 @@ class SqliteStore(Store):
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def fetch(
-        self, key: str, path: str, *, largest: int, is_compared: bool = True, timeout_s: float = 30.0
-    ) -> tuple[bytes | None, bytes] | None:
+    def fetch(self, key: str, path: str, *, largest: int, is_compared: bool = True) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`. `path` becomes a second name of the value's file, or a copy on another file system."""
         check_key(key)
-        deadline = CallDeadline(timeout_s)
+        deadline = CallDeadline(TIMEOUT_S)
         while (row := self._select(key, deadline)) is not None:
             check_size(key, row.size, largest)
             if not row.chunks:

@@ -99,6 +99,8 @@ class Encoding(StrEnum):
 MAX_VALUE_BYTES = 5 * 2**30
 #: The row that names the store's cluster, and its most bytes.
 CLUSTER_ID_KEY, _MOST_ID_BYTES = "meta/cluster_id", 256
+#: How long calls of a store may last unless they say it (s).
+TIMEOUT_S = 30.0
 #: No key may exist.
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
@@ -164,21 +166,14 @@ class Store(Protocol):
         """Carries out `put`."""
 
     def adopt(
-        self,
-        key: str,
-        path: str,
-        *,
-        encoding: Encoding = Encoding.RAW,
-        note: Note = b"",
-        sha256: bytes = b"",
-        timeout_s: float = 30.0,
+        self, key: str, path: str, *, encoding: Encoding = Encoding.RAW, note: Note = b"", sha256: bytes = b""
     ) -> tuple[int, bytes] | None:
         """Puts a file that nobody will change; it becomes the value without being copied. Its name stays.
 
         sha256: of its bytes, if known; if it is wrong, the value cannot be read (`DataLost`).
         Returns: its size and SHA-256; None if it cannot become a value: `put` it. Raises: OSError if it cannot be read.
         """
-        del key, path, encoding, note, sha256, timeout_s  # only some adapters keep files
+        del key, path, encoding, note, sha256  # only some adapters keep files
         return None
 
     def adopts_above(self, directory: str) -> int | None:
@@ -259,22 +254,15 @@ class Store(Protocol):
         found = self.get_noted_many(keys, largest=MAX_VALUE_BYTES, timeout_s=timeout_s)
         return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
 
-    def fetch(
-        self,
-        key: str,
-        path: str,  # noqa: ARG002 - only some adapters make a file
-        *,
-        largest: int,
-        is_compared: bool = True,  # noqa: ARG002
-        timeout_s: float = 30.0,
-    ) -> tuple[bytes | None, bytes] | None:
+    def fetch(self, key: str, path: str, *, largest: int, is_compared: bool = True) -> tuple[bytes | None, bytes] | None:
         """Reads a value of up to `largest` bytes, a large one as a file: without a copy if the store has it as a file of this machine.
 
         is_compared: False: the reader of the file compares its hash.
         Returns: (the value, or None if it is the file `path`, never to be changed; its SHA-256, which was compared), None if absent.
         Raises: `errors.ValueTooLarge`; OSError (a full disk). Then there is no file.
         """
-        found = self.get_noted_many([key], largest=largest, timeout_s=timeout_s).get(key)
+        del path, is_compared  # only some adapters make a file
+        found = self.get_noted_many([key], largest=largest).get(key)
         if found is not None and found[0] is None:
             raise ValueTooLarge(f"the value of {key!r} has {found[1].size:,} bytes, and no more than {largest:,} are wanted")
         return None if found is None else (found[0], found[1].sha256)

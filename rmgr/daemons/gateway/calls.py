@@ -23,7 +23,7 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.calls.links import ServerLink
 from rmgr.adapters.calls.relay import Relay, Wanted
-from rmgr.adapters.gateway.forward import ClusterRoutes
+from rmgr.adapters.gateway.forward import ClusterRoutes, LeaderLink
 from rmgr.adapters.rpc.convert import from_message, to_message
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.coord.calls.ledger import Life
@@ -86,12 +86,10 @@ class Calls:
         bounds: Bounds | None = None,
     ) -> None:
         self.relay = Relay(self, bounds=bounds)
-        self._routes, self._metrics, self._log = routes, metrics, log
+        self._metrics, self._log = metrics, log
         self._site, self._refresh_s = site, refresh_s
-        self._open = ask
         self._own = Metaserver(lambda: machine.boottime_ns() // 1000)
-        self._lock = threading.Lock()
-        self._leader: MetaserverClient | None = None
+        self._leader = LeaderLink(routes, ask)
         self.is_degraded = False  #: no leader answers
         self._shunned_s = -math.inf  # when the leader last failed to answer
         self._looked_s = self._linked_s = 0.0  # duration of the last look at loads, and at links
@@ -108,10 +106,7 @@ class Calls:
     def close(self) -> None:
         """Ends the looks and the channel to the leader. Idempotent."""
         self._stop.set()
-        with self._lock:
-            if self._leader is not None:
-                self._leader.close()
-                self._leader = None
+        self._leader.close()
 
     # -- functions ----------------------------------------------------------------------------------------------------------------
 
@@ -229,30 +224,17 @@ class Calls:
         """Returns the leader's answer, None if there is none in time."""
         if machine.monotonic() - self._shunned_s < AGAIN_S:
             return None
-        endpoint = ""
         try:
-            endpoint = self._routes.leader("")
-            with self._lock:
-                if self._leader is None or self._leader.endpoint != endpoint:
-                    if self._leader is not None:
-                        self._leader.close()
-                    self._leader = self._open(endpoint)
-                leader = self._leader
-            answer = question(leader)
-        except (RmgrError, ValueError) as error:  # ValueError: the channel was closed in favour of the next leader's
+            answer = self._leader.ask(question)
+        except RmgrError as error:
             self._shunned_s = machine.monotonic()
-            self._routes.lost(endpoint)
-            with self._lock:  # the next leader gets a new channel, with this gateway's certificate as of then
-                if self._leader is not None:
-                    self._leader.close()
-                    self._leader = None
             if not self.is_degraded:
                 self.is_degraded = True
                 self._log.warning("calls_without_leader", error=str(error))
             return None
         if self.is_degraded:
             self.is_degraded = False
-            self._log.info("calls_with_leader", leader=endpoint)
+            self._log.info("calls_with_leader", leader=self._leader.endpoint)
         return answer
 
     def _trace(self, wanted: Wanted, links: Sequence[ServerLink], found: Pick, took_s: float) -> list[Any]:

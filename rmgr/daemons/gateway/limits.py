@@ -20,13 +20,10 @@ from dataclasses import dataclass
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.gateway.forward import ClusterRoutes
-from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.services import UseAnswer, UseClient, UserUse
+from rmgr.adapters.rpc.services import UseAnswer, UserUse
 from rmgr.coord.ops.work import Block
 from rmgr.daemons.leader.use import wanted
-from rmgr.errors import RmgrError, Throttled, Unavailable
-from rmgr.model.cluster.identity import Role
+from rmgr.errors import RmgrError, Throttled
 from rmgr.model.cluster.queue import CORES, JOBS
 from rmgr.runtime import machine
 from rmgr.submitter.messages import Grow, Place
@@ -41,7 +38,7 @@ _ZNODE_BYTES = 200
 #: Znodes of a submission besides its blocks.
 _ZNODES = 6
 #: Time limit of an answer of the leader.
-_LEADER_S = 2.0
+LEADER_S = 2.0
 #: Answers in parallel; delay of an answer to a user who asks too often.
 _AT_ONCE, _SLOW_S = 8, 0.2
 _CLUSTER = (JOBS, "open_submissions", "unfinished_tasks", "zookeeper_bytes")
@@ -214,40 +211,6 @@ class ClusterUse:
                 if self._wake.wait(ASK_S) and self._ended:
                     return
                 self._wake.clear()
-
-
-class LeaderAsk:
-    """Asks the current leader, on one channel as long as it leads. Thread-safe."""
-
-    def __init__(self, routes: ClusterRoutes, credentials: Credentials | None) -> None:
-        self._routes = routes
-        self._credentials = credentials
-        self._lock = threading.Lock()
-        self._client: UseClient | None = None
-
-    def __call__(self, fresh: bool) -> UseAnswer:
-        """Returns the use of all users. Raises Unavailable, PermissionDenied."""
-        with self._lock:
-            endpoint = self._routes.leader("")
-            if self._client is None or self._client.endpoint != endpoint:
-                self._drop_client()
-                self._client = UseClient(endpoint, role=Role.WATCHDOG, credentials=self._credentials, timeout_s=_LEADER_S)
-            try:
-                return self._client.use(fresh=fresh)
-            except Unavailable:
-                self._routes.lost(endpoint)
-                self._drop_client()
-                raise
-
-    def close(self) -> None:
-        """Ends the channel. Idempotent."""
-        with self._lock:
-            self._drop_client()
-
-    def _drop_client(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
 
 
 class GatewayUse:

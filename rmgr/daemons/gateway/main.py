@@ -14,13 +14,13 @@ from functools import partial
 from rmgr import log as logs
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.calls.relay import MAX_CALLS as MAX_REMOTE_CALLS
-from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, ClusterRoutes, Forwarder
+from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, ClusterRoutes, Forwarder, LeaderLink
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.adapters.rpc.services import use_handler
+from rmgr.adapters.rpc.services import UseClient, use_handler
 from rmgr.adapters.terminals import MAX_TUNNELS, Tunnels
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.session import SessionCoordinator
@@ -30,7 +30,8 @@ from rmgr.coord.protocol.ports import SessionState, Store
 from rmgr.coord.protocol.records import glance_fragment
 from rmgr.daemons.gateway.asking import Asking, Loose
 from rmgr.daemons.gateway.calls import LEADER_S, Calls
-from rmgr.daemons.gateway.limits import ClusterUse, GatewayUse, LeaderAsk
+from rmgr.daemons.gateway.limits import LEADER_S as USE_S
+from rmgr.daemons.gateway.limits import ClusterUse, GatewayUse
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.gateway.talking import Desk
 from rmgr.daemons.gateway.values import MAX_CALLS, OwnedStore, OwnerOf, Owners, Rows
@@ -173,8 +174,8 @@ def _serve(
     options = zookeeper_options(config, credentials, insecure=True)  # as when the session was opened
     bounds = Bounds()
     routes = ClusterRoutes(coordinator, metrics.count)
-    leader_use = LeaderAsk(routes, credentials)
-    cluster_use = ClusterUse(bounds, leader_use).start()
+    leader_use = LeaderLink(routes, partial(UseClient, role=Role.WATCHDOG, credentials=credentials, timeout_s=USE_S))
+    cluster_use = ClusterUse(bounds, lambda fresh: leader_use.ask(lambda leader: leader.use(fresh=fresh))).start()
     operators = config.security.operators
     owners = Owners(coordinator, store)
     trust = open_trust(coordinator, credentials)
