@@ -87,20 +87,10 @@ class IdempotentRetry(RetryPolicy):
     """Repeats idempotent statements at the next node, twice at most; leaves everything else to the caller."""
 
     def on_read_timeout(self, query: Any, *_: Any, retry_num: int = 0, **__: Any) -> tuple[int, None]:
-        return self._decide(query, retry_num)
-
-    def on_write_timeout(self, query: Any, *_: Any, retry_num: int = 0, **__: Any) -> tuple[int, None]:
-        return self._decide(query, retry_num)
-
-    def on_unavailable(self, query: Any, *_: Any, retry_num: int = 0, **__: Any) -> tuple[int, None]:
-        return self._decide(query, retry_num)
-
-    def on_request_error(self, query: Any, *_: Any, retry_num: int = 0, **__: Any) -> tuple[int, None]:
-        return self._decide(query, retry_num)
-
-    def _decide(self, query: Any, retry_num: int) -> tuple[int, None]:
         again = getattr(query, "is_idempotent", False) is True and retry_num < 2
         return (self.RETRY_NEXT_HOST if again else self.RETHROW), None
+
+    on_write_timeout = on_unavailable = on_request_error = on_read_timeout
 
 
 class WaryPlan(TokenAwarePolicy):

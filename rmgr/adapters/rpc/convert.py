@@ -6,50 +6,15 @@ import json
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from rmgr.errors import UNREADABLE_TEXT, Unavailable
+from rmgr.model import views
 from rmgr.model.base.states import Reason, State
-from rmgr.model.views import (
-    ClassView,
-    ExplainView,
-    FailureView,
-    FaultView,
-    HeldView,
-    JobView,
-    LeaderView,
-    MovingView,
-    NodeView,
-    PartView,
-    PolicyView,
-    PromiseView,
-    QueueView,
-    ShareView,
-    StatusView,
-    WhatIfView,
-    WhyView,
-)
+from rmgr.model.views import JobView, QueueView, StatusView
 from rmgr.v1 import views_pb2 as pb
 
 V = TypeVar("V")
 
-#: The message that carries each view.
-MESSAGES: dict[type[Any], type[Any]] = {
-    JobView: pb.JobView,
-    MovingView: pb.MovingView,
-    FailureView: pb.FailureView,
-    NodeView: pb.NodeView,
-    QueueView: pb.QueueView,
-    ClassView: pb.ClassView,
-    PromiseView: pb.PromiseView,
-    HeldView: pb.HeldView,
-    PolicyView: pb.PolicyView,
-    FaultView: pb.FaultView,
-    LeaderView: pb.LeaderView,
-    StatusView: pb.StatusView,
-    PartView: pb.PartView,
-    WhyView: pb.WhyView,
-    ExplainView: pb.ExplainView,
-    ShareView: pb.ShareView,
-    WhatIfView: pb.WhatIfView,
-}
+#: The message that carries each view: it has the view's name.
+MESSAGES: dict[type[Any], type[Any]] = {getattr(views, name): getattr(pb, name) for name in pb.DESCRIPTOR.message_types_by_name}
 #: Fields that travel as JSON text because their shape is open.
 JSON_FIELDS = {(JobView, "asked"), (StatusView, "zookeeper"), (StatusView, "store")}
 _CARRIED: dict[type[Any], type[Any]] = dict(MESSAGES)  # and those added by `carry`

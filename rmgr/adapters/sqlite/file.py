@@ -47,6 +47,18 @@ _NETWORK_FILE_SYSTEMS = re.compile(
     r"|fuse\.(sshfs|glusterfs|ceph|ceph-fuse|s3fs|goofys|gcsfuse|rclone|juicefs|cvmfs|davfs2?|moosefs|mfs))$"
 )
 
+#: SQLite's error -> what it means for a store, and what helps.
+_LOCKED = ("another program holds it locked", "end the program that has it open (fuser)")
+_EXPLAINED = {
+    sqlite3.SQLITE_FULL: ("no space left on the disk", "free some space; writes go on by themselves then"),
+    sqlite3.SQLITE_CORRUPT: ("the file is damaged ({error})", "restore it from a copy, or start with a new one"),
+    sqlite3.SQLITE_READONLY: ("it is read-only", "check the owner and mode of the file and of its directory"),
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    sqlite3.SQLITE_LOCKED: _LOCKED,
+    sqlite3.SQLITE_CANTOPEN: ("it cannot be opened", "check that it exists and may be read and written"),
+    sqlite3.SQLITE_INTERRUPT: ("the deadline passed", "try again with a longer timeout"),
+}
+
 # Closing any descriptor of a file drops the process's POSIX locks on it, SQLite's too (sqlite.org/howtocorrupt.html, 2.2):
 # so this module opens a store file only to create it, and never while another thread may be opening it.
 _CREATING = threading.Lock()
@@ -109,40 +121,14 @@ class StoreFile:
 
     def explain(self, error: sqlite3.Error, doing: str) -> RmgrError:
         """Returns our error for an error of SQLite; `doing` completes "cannot ... the store"."""
-        code = getattr(error, "sqlite_errorcode", None)
-        primary = (code or 0) & 0xFF
-        where = f"the store {self.path}"
-        match primary:
-            case sqlite3.SQLITE_FULL:
-                return StoreUnavailable(
-                    f"cannot {doing} {where}: no space left on the disk", hint="free some space; writes go on by themselves then"
-                )
-            case sqlite3.SQLITE_NOTADB:
-                return StoreUnavailable(
-                    f"{self.path} is not a database file", hint="name a file that does not exist yet, or a store made by rmgr"
-                )
-            case sqlite3.SQLITE_CORRUPT:
-                return StoreUnavailable(
-                    f"cannot {doing} {where}: the file is damaged ({error})", hint="restore it from a copy, or start with a new one"
-                )
-            case sqlite3.SQLITE_READONLY:
-                return StoreUnavailable(
-                    f"cannot {doing} {where}: it is read-only", hint="check the owner and mode of the file and of its directory"
-                )
-            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-                return StoreUnavailable(
-                    f"cannot {doing} {where}: another program holds it locked", hint="end the program that has it open (fuser)"
-                )
-            case sqlite3.SQLITE_CANTOPEN:
-                return StoreUnavailable(
-                    f"cannot {doing} {where}: it cannot be opened", hint="check that it exists and may be read and written"
-                )
-            case sqlite3.SQLITE_INTERRUPT:
-                return StoreUnavailable(f"cannot {doing} {where}: the deadline passed", hint="try again with a longer timeout")
-            case _:
-                return StoreUnavailable(
-                    f"cannot {doing} {where}: {error} ({getattr(error, 'sqlite_errorname', 'unknown error')})", hint="see `rmgr doctor`"
-                )
+        primary = _primary(error)
+        if primary == sqlite3.SQLITE_NOTADB:
+            return StoreUnavailable(
+                f"{self.path} is not a database file", hint="name a file that does not exist yet, or a store made by rmgr"
+            )
+        name = getattr(error, "sqlite_errorname", "unknown error")
+        why, hint = _EXPLAINED.get(primary, ("{error} ({name})", "see `rmgr doctor`"))
+        return StoreUnavailable(f"cannot {doing} the store {self.path}: {why.format(error=error, name=name)}", hint=hint)
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
@@ -247,12 +233,16 @@ class StoreFile:
 
 def is_corrupt(error: sqlite3.Error) -> bool:
     """Returns whether SQLite found the file's own structure damaged."""
-    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_CORRUPT
+    return _primary(error) == sqlite3.SQLITE_CORRUPT
 
 
 def is_busy(error: sqlite3.Error) -> bool:
     """Returns whether another program held SQLite's own lock too long."""
-    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_BUSY
+    return _primary(error) == sqlite3.SQLITE_BUSY
+
+
+def _primary(error: sqlite3.Error) -> int:
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
 
 
 def file_system_of(folder: Path) -> str:
