@@ -19,6 +19,7 @@ from rmgr.adapters.access.auth import USER_KEY, Caller, caller_of, fail, open_ch
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS, Client
 from rmgr.adapters.rpc.convert import carry, from_message, to_message
+from rmgr.adapters.rpc.thin import LeaderQuestions
 from rmgr.errors import PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Identity, Invitation, Role
 from rmgr.model.cluster.queue import UserLimits
@@ -215,38 +216,17 @@ def node_handler(answers: NodeAnswers) -> Any:
 # -- clients -------------------------------------------------------------------------------------------------------------------
 
 
-class LeaderClient(Client):
-    """Questions to the leading WatchDog."""
+class LeaderClient(Client, LeaderQuestions):
+    """Questions to the leading WatchDog over gRPC."""
 
     stub = leader_pb2_grpc.LeaderStub
 
-    def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
-        """Returns submissions, oldest first."""
-        reply = self._call(self._stub.Jobs, pb.JobsRequest(ids=ids, ended=ended, user=user))
-        return [from_message(JobView, job) for job in reply.jobs]
-
-    def nodes(self) -> list[NodeView]:
-        """Returns all nodes, by name."""
-        return [from_message(NodeView, node) for node in self._call(self._stub.Nodes, pb.NodesRequest()).nodes]
-
-    def queues(self) -> list[QueueView]:
-        """Returns all queues, by name."""
-        reply = self._call(self._stub.Queues, pb.QueuesRequest())
-        return [from_message(QueueView, queue) for queue in reply.queues]
-
-    def status(self) -> StatusView:
-        """Returns health and counts."""
-        return from_message(StatusView, self._call(self._stub.Status, pb.StatusRequest()))
-
-    def explain(self, submission: int, index: int | None = None) -> ExplainView:
-        """Returns why the submission is in its state. Raises NotFound."""
-        request = pb.ExplainRequest(submission=submission, index=index)
-        return from_message(ExplainView, self._call(self._stub.Explain, request))
+    def _ask(self, method: str, request: Any) -> Any:
+        return self._call(getattr(self._stub, method), request)
 
     def what_if(self, record: bytes) -> WhatIfView:
         """Returns where and when the submission in this record would run."""
-        request = pb.WhatIfRequest(submission=record)
-        return from_message(WhatIfView, self._call(self._stub.WhatIf, request))
+        return from_message(WhatIfView, self._ask("WhatIf", pb.WhatIfRequest(submission=record)))
 
 
 class NodeClient(Client):

@@ -34,14 +34,49 @@ _MOST_REQUEST_BYTES = 16_000  # one frame
 _MOST_ANSWER_BYTES = 64 << 20
 _READ_BYTES = 1 << 18
 _STATUS_NAME = b"grpc-status"
+_REPLIES: dict[str, type[Any]] = {
+    "Jobs": leader_pb2.JobsReply,
+    "Nodes": leader_pb2.NodesReply,
+    "Queues": leader_pb2.QueuesReply,
+    "Status": views_pb2.StatusView,
+    "Explain": views_pb2.ExplainView,
+}
 
 
 class ThinFailed(Exception):
     """The answer needs the full client: this one reads only the simplest answers."""
 
 
-class ThinLeader:
-    """Questions to the leading WatchDog, with the methods of `rpc.LeaderClient`. Not thread-safe.
+class LeaderQuestions:
+    """Questions to the leading WatchDog, however they are asked."""
+
+    def _ask(self, method: str, request: Any) -> Any:
+        """Returns the reply to a request of `rmgr.v1.Leader`."""
+        raise NotImplementedError
+
+    def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
+        """Returns submissions, oldest first."""
+        return [from_message(JobView, job) for job in self._ask("Jobs", leader_pb2.JobsRequest(ids=ids, ended=ended, user=user)).jobs]
+
+    def nodes(self) -> list[NodeView]:
+        """Returns all nodes, by name."""
+        return [from_message(NodeView, node) for node in self._ask("Nodes", leader_pb2.NodesRequest()).nodes]
+
+    def queues(self) -> list[QueueView]:
+        """Returns all queues, by name."""
+        return [from_message(QueueView, queue) for queue in self._ask("Queues", leader_pb2.QueuesRequest()).queues]
+
+    def status(self) -> StatusView:
+        """Returns health and counts."""
+        return from_message(StatusView, self._ask("Status", leader_pb2.StatusRequest()))
+
+    def explain(self, submission: int, index: int | None = None) -> ExplainView:
+        """Returns why the submission is in its state. Raises NotFound."""
+        return from_message(ExplainView, self._ask("Explain", leader_pb2.ExplainRequest(submission=submission, index=index)))
+
+
+class ThinLeader(LeaderQuestions):
+    """Questions over plain HTTP/2. Not thread-safe.
 
     Args:
         endpoint: HOST:PORT. bundle: directory of our credentials, None in an open cluster. timeout_s: of one question.
@@ -56,30 +91,6 @@ class ThinLeader:
         self._buffer = bytearray()
         self._stream = -1
 
-    def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
-        """Returns submissions, oldest first."""
-        reply = self._ask("Jobs", leader_pb2.JobsRequest(ids=ids, ended=ended, user=user), leader_pb2.JobsReply)
-        return [from_message(JobView, job) for job in reply.jobs]
-
-    def nodes(self) -> list[NodeView]:
-        """Returns all nodes, by name."""
-        return [from_message(NodeView, node) for node in self._ask("Nodes", leader_pb2.NodesRequest(), leader_pb2.NodesReply).nodes]
-
-    def queues(self) -> list[QueueView]:
-        """Returns all queues, by name."""
-        reply = self._ask("Queues", leader_pb2.QueuesRequest(), leader_pb2.QueuesReply)
-        return [from_message(QueueView, queue) for queue in reply.queues]
-
-    def status(self) -> StatusView:
-        """Returns health and counts."""
-        return from_message(StatusView, self._ask("Status", leader_pb2.StatusRequest(), views_pb2.StatusView))
-
-    def explain(self, submission: int, index: int | None = None) -> ExplainView:
-        """Returns why the submission is in its state."""
-        return from_message(
-            ExplainView, self._ask("Explain", leader_pb2.ExplainRequest(submission=submission, index=index), views_pb2.ExplainView)
-        )
-
     def close(self) -> None:
         """Ends the connection. Idempotent."""
         link, self._link = self._link, None
@@ -88,9 +99,9 @@ class ThinLeader:
 
     # -- one call
 
-    def _ask(self, method: str, request: Any, kind: type[Any]) -> Any:
+    def _ask(self, method: str, request: Any) -> Any:
         try:
-            answer = kind()
+            answer = _REPLIES[method]()
             answer.ParseFromString(self._call(f"/rmgr.v1.Leader/{method}", request.SerializeToString()))
             return answer
         except TimeoutError:
