@@ -145,18 +145,13 @@ def _user_of(row: str) -> str:
 
 
 class Owners:
-    """An `OwnerOf`. Thread-safe. A submission never changes its user, so known answers are remembered; unknown ones are asked again.
-
-    An answer from the history is remembered only for numbers below one whose record was read: a user with access to the store could
-    write the history of a number that is still to come.
-    """
+    """An `OwnerOf`. Thread-safe. A submission never changes its user, so known answers are remembered; unknown ones are asked again."""
 
     def __init__(self, coordinator: Coordinator, store: Store) -> None:
         self._coordinator = coordinator
         self._store = store
         self._lock = threading.Lock()
         self._known: OrderedDict[int, str] = OrderedDict()
-        self._last_made = 0  #: numbers are assigned in order
 
     def __call__(self, submission: int) -> str | None:
         """Returns the user, None if unknown. Cost: two reads the first time. Raises: CoordinationUnavailable, StoreUnavailable."""
@@ -172,10 +167,8 @@ class Owners:
         else:
             kept = summary_of(self._store, submission, timeout_s=_TIMEOUT_S)
             user = kept.user if kept is not None else ""
-        with self._lock:
-            if found is not None:
-                self._last_made = max(self._last_made, submission)
-            if user and submission <= self._last_made:
+        if user:
+            with self._lock:
                 self._known[submission] = user
                 while len(self._known) > _KEEP:
                     self._known.popitem(last=False)

@@ -121,7 +121,6 @@ class World:
         self.owners = Owners(self.zk, self.store)
 
     def history_says(self, record: Submission) -> None:
-        """Anybody who may write to the store can have this."""
         for key, row in history_rows(summary(record, Progress(), now_us=1)):
             self.store.put(key, row)
 
@@ -133,15 +132,6 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def test_a_history_of_a_number_that_is_still_to_come_gives_it_to_nobody(world: World) -> None:
-    world.history_says(replace(ANN, user="eve"))
-    assert world.owners(ANN.id) == "eve"
-    world.submits(ANN)  # at another gateway, which writes the same number
-    assert world.owners(ANN.id) == "ann"
-    world.history_says(replace(ANN, user="eve"))
-    assert world.owners(ANN.id) == "ann"
 
 
 def test_what_left_before_a_submission_that_is_there_is_read_once(world: World) -> None:
