@@ -278,11 +278,11 @@ class ClientTalk:
         entry = SubmitterEntry(guid=hello.guid, host=hello.host, pid=hello.pid, since_us=hello.since_us, user=user)
         submitter = self._desk.submitter
         self._work = submitter.work(entry, self._on_state)
-        self._say(messages.Welcome(messages.VERSION, round(submitter.coordinator.session_timeout_s * 1000)))
+        self.say(messages.Welcome(messages.VERSION, round(submitter.coordinator.session_timeout_s * 1000)))
         submitter.post(lambda: self._on_state(submitter.session_state))
 
     def _on_state(self, state: SessionState) -> None:
-        self._say(messages.State(state.value))
+        self.say(messages.State(state.value))
 
     def _end(self) -> None:
         self._is_over = True
@@ -299,10 +299,6 @@ class ClientTalk:
         else:
             self._work.end(0.0)
 
-    def _say(self, message: messages.FromGateway) -> None:
-        if not self._is_over:
-            self._stream.say(messages.encode(message))
-
     # -- questions and orders, on a thread that may block
 
     def _answer(self, ask: messages.Ask, end_s: float) -> None:
@@ -315,13 +311,13 @@ class ClientTalk:
             answer = self._desk.answer(ask.question, self._caller, left_s)
         except RmgrError as error:
             self._count_refusal(error)
-            self._say(messages.Answer(ask.id, b"", True, messages.Fault.of(error)))
+            self.say(messages.Answer(ask.id, b"", True, messages.Fault.of(error)))
         except Exception as error:
             self._desk.log.exception("question_failed", user=self._caller.user)
-            self._say(messages.Answer(ask.id, b"", True, messages.Fault.of(_internal_error(error))))
+            self.say(messages.Answer(ask.id, b"", True, messages.Fault.of(_internal_error(error))))
         else:
             for piece in messages.answers_of(ask.id, answer):
-                self._say(piece)
+                self.say(piece)
 
     def _place(self, place: messages.Place) -> None:
         assert self._work is not None
@@ -343,11 +339,11 @@ class ClientTalk:
         else:
             self._desk.count("committed", "SUBMIT")
             self._fresh = made if made.created and order.is_owned else None
-            self._say(messages.placed_of(place.id, made))
+            self.say(messages.placed_of(place.id, made))
 
     def _refuse(self, order_id: int, error: RmgrError) -> None:
         self._count_refusal(error)
-        self._say(messages.Refused(order_id, messages.Fault.of(error)))
+        self.say(messages.Refused(order_id, messages.Fault.of(error)))
 
     def _count_refusal(self, error: RmgrError) -> None:
         self._desk.count("refused", type(error).__name__)
@@ -373,7 +369,7 @@ class ClientTalk:
             self._desk.bounds.take("followed", self._caller.user)
         except RmgrError as error:
             self._count_refusal(error)
-            self._say(messages.Dead(keep.id, messages.Fault.of(error)))
+            self.say(messages.Dead(keep.id, messages.Fault.of(error)))
             return
         self._kept[keep.id] = kept = _KeptSubmission(self, keep, self._work)
         fresh = self._fresh
@@ -441,8 +437,9 @@ class ClientTalk:
     # -- for kept submissions
 
     def say(self, message: messages.FromGateway) -> None:
-        """Sends a message to the client."""
-        self._say(message)
+        """Sends a message to the client, unless its stream is over."""
+        if not self._is_over:
+            self._stream.say(messages.encode(message))
 
     @property
     def is_full(self) -> bool:

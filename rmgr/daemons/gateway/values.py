@@ -442,7 +442,7 @@ class Rows:
 
     def store_of(self, person: Person) -> Store:
         """Returns the store as this person may use it. Its calls may raise PermissionDenied, too."""
-        return self._store if person.is_open or self._owned is None else self._owned(person)
+        return self._store if self._owned is None else self._owned(person)
 
     def permit(self, person: Person, verb: str, keys: Sequence[str]) -> None:
         """See `check_rows`; audits a refusal."""
@@ -457,7 +457,7 @@ class Rows:
     def visible(self, person: Person, keys: Sequence[str]) -> list[str]:
         """Returns those of `keys` that the person may know of."""
         rows = visible(person, keys, self._owner_of)
-        return rows if person.is_open or self._owned is None else self._owned(person).listed(rows)
+        return rows if self._owned is None else self._owned(person).listed(rows)
 
     @property
     def handler(self) -> grpc.GenericRpcHandler:
