@@ -17,7 +17,7 @@ from rmgr.adapters.calls.relay import MAX_CALLS as MAX_REMOTE_CALLS
 from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, ClusterRoutes, Forwarder, LeaderLink
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.identity.trust import Trust, publish
+from rmgr.adapters.identity.trust import publish
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.rpc.services import UseClient, use_handler
@@ -26,7 +26,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.config import Config
 from rmgr.coord.decisions.rights import Person
-from rmgr.coord.protocol.ports import SessionState, Store
+from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import glance_fragment
 from rmgr.daemons.gateway.asking import Asking, Loose
 from rmgr.daemons.gateway.calls import LEADER_S, Calls
@@ -34,10 +34,10 @@ from rmgr.daemons.gateway.limits import LEADER_S as USE_S
 from rmgr.daemons.gateway.limits import ClusterUse, GatewayUse
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.gateway.talking import Desk
-from rmgr.daemons.gateway.values import MAX_CALLS, OwnedStore, OwnerOf, Owners, Rows
+from rmgr.daemons.gateway.values import MAX_CALLS, OwnedStore, Owners, Rows
 from rmgr.daemons.service.keepers import LimitsKeeper, SecretKeeper, WrittenKeeper, recognise
 from rmgr.daemons.service.metrics_place import MetricsPlace
-from rmgr.daemons.service.serving import VoiceCheck, Working, audited, check_key, check_voice, ending, open_server, opened
+from rmgr.daemons.service.serving import VoiceCheck, Working, check_key, check_voice, ending, open_server, opened
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.base.units import counted
@@ -123,44 +123,6 @@ def run(config: Config, *, insecure: bool = False) -> int:
         return _serve(config, coordinator, store, meta, log, credentials)
 
 
-def _owned_store_maker(
-    coordinator: ZkCoordinator,
-    store: Store,
-    meta: Meta,
-    log: Log,
-    credentials: Credentials | None,
-    trust: Trust | None,
-    owner_of: OwnerOf,
-) -> Callable[[Person], OwnedStore] | None:
-    """Returns a maker of stores limited to one person; None if values have no owners."""
-    if credentials is None or trust is None:
-        return None
-    deeds = Deeds(trust, meta.cluster_id, credentials, settings=FreshSettings(partial(read_settings, coordinator)))
-    inputs = Inputs(coordinator)
-
-    def of(person: Person) -> OwnedStore:
-        return OwnedStore(store, person, deeds, inputs, owner_of, partial(audited, log, person))
-
-    return of
-
-
-def _make_calls(
-    config: Config, routes: ClusterRoutes, metrics: GatewayMetrics, log: Log, credentials: Credentials | None, bounds: Bounds
-) -> Calls | None:
-    """Returns the calls of functions on servers, None if the configuration disables them."""
-    if not config.submitter.calls:
-        return None
-    return Calls(
-        routes,
-        metrics,
-        log,
-        site=config.submitter.site,
-        refresh_s=config.submitter.refresh_s,
-        ask=lambda endpoint: MetaserverClient(endpoint, credentials=credentials, timeout_s=LEADER_S),
-        bounds=bounds,
-    )
-
-
 def _serve(
     config: Config,
     coordinator: ZkCoordinator,
@@ -182,13 +144,30 @@ def _serve(
     if credentials is not None:
         publish(coordinator, credentials)  # it signs nothing, but others can find the owner of its key, and when its certificate ends
     check_key(trust, credentials, log)
-    owned = _owned_store_maker(coordinator, store, meta, log, credentials, trust, owners)
+    owned: Callable[[Person], OwnedStore] | None = None
+    if credentials is not None and trust is not None:
+        deeds = Deeds(trust, meta.cluster_id, credentials, settings=FreshSettings(partial(read_settings, coordinator)))
+        inputs = Inputs(coordinator)
+
+        def owned(person: Person) -> OwnedStore:
+            return OwnedStore(store, person, deeds, inputs, owners, log)
+
     waiting = MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS
     threads = waiting + 3 * MAX_REMOTE_CALLS + 128
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
     forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
-    calls = _make_calls(config, routes, metrics, log, credentials, bounds)
+    calls: Calls | None = None
+    if config.submitter.calls:
+        calls = Calls(
+            routes,
+            metrics,
+            log,
+            site=config.submitter.site,
+            refresh_s=config.submitter.refresh_s,
+            ask=partial(MetaserverClient, credentials=credentials, timeout_s=LEADER_S),
+            bounds=bounds,
+        )
     # The Submitter's own session stays open when the gateway is stopped: owners who go on through another gateway are never missed.
     session = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
     submitter_thread = SubmitterThread()
@@ -211,15 +190,7 @@ def _serve(
         ca_pem=credentials.ca_pem if credentials is not None else None,
         count=metrics.count,
     )
-    desk = Desk(
-        submitter,
-        log,
-        bounds,
-        asking.answer,
-        use=cluster_use,
-        operators=operators,
-        count=metrics.count,
-    )
+    desk = Desk(submitter, log, bounds, asking.answer, use=cluster_use, operators=operators, count=metrics.count)
     submitter_thread.start()
     talks = Talks(desk.talker, most=MAX_TALKS, is_revoked=is_revoked, bounds=bounds, count=metrics.count)
     message = use_handler(GatewayUse(bounds, cluster_use, operators))
@@ -252,13 +223,7 @@ def _serve(
         session.renew(zookeeper_options(config, fresh, insecure=True)["security"])
 
     if credentials is not None:
-        keeper = SecretKeeper(
-            coordinator,
-            credentials,
-            config,
-            log,
-            renewed=renew,
-        ).start()
+        keeper = SecretKeeper(coordinator, credentials, config, log, renewed=renew).start()
     watch = SessionWatch(coordinator, meta, server, metrics, log)
     working = Working(coordinator, store, guard, lambda: voice.trouble)
     end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)

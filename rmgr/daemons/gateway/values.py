@@ -13,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from hashlib import sha256
 from typing import Any, Self
 
@@ -40,8 +40,6 @@ from rmgr.procedures.history import summary_of
 from rmgr.runtime.machine import Log
 from rmgr.v1 import gateway_pb2 as pb
 
-#: Audits refusals of an operation: (verb, row).
-Audited = Callable[[str, str], AbstractContextManager[None]]
 #: Returns the user of a submission, None if unknown (not there yet, or long gone). May read, and block.
 OwnerOf = Callable[[int], str | None]
 
@@ -181,13 +179,13 @@ class OwnedStore(Store):
     Args: inputs: resolves pointers. owner_of: returns the user of a submission.
     """
 
-    def __init__(self, store: Store, person: Person, deeds: Deeds, inputs: Inputs, owner_of: OwnerOf, audited: Audited) -> None:
+    def __init__(self, store: Store, person: Person, deeds: Deeds, inputs: Inputs, owner_of: OwnerOf, log: Log | None) -> None:
         self._store = store
         self._person = person
         self._deeds = deeds
         self._inputs = inputs
         self._owner_of = owner_of
-        self._audited = audited
+        self._log = log
 
     # -- writing
 
@@ -196,7 +194,7 @@ class OwnedStore(Store):
         if names.family(key) not in {_NAMED, _SHARED}:
             self._store.write(key, value, how)
             return
-        with self._audited("PUT", key):
+        with audited(self._log, self._person, "PUT", key):
             held = self._writable(key, self._store.about(key))
 
             def checked(digest: bytes) -> bytes:
@@ -212,7 +210,7 @@ class OwnedStore(Store):
         if not owned:
             self._store.write_many(rows, how)
             return
-        with self._audited("PUT", owned[0]):
+        with audited(self._log, self._person, "PUT", owned[0]):
             there = self._store.about_many(owned)
             free: list[tuple[tuple[str, bytes], bytes]] = []
             other: list[tuple[tuple[str, bytes], bytes]] = []
@@ -236,7 +234,7 @@ class OwnedStore(Store):
     def _check_deleted(self, wanted: Sequence[str]) -> None:
         there = self._store.about_many([key for key in wanted if names.family(key) in {_NAMED, _SHARED, _FINAL}])
         for key in wanted:
-            with self._audited("DELETE", key):
+            with audited(self._log, self._person, "DELETE", key):
                 if names.family(key) in {_NAMED, _SHARED}:
                     self._writable(key, there.get(key))
                 elif names.family(key) == _FINAL:
@@ -312,7 +310,7 @@ class OwnedStore(Store):
         for key in keys:
             rows[key] = key
             if names.parse_led(key) is not None:
-                with self._audited("GET", key):
+                with audited(self._log, self._person, "GET", key):
                     rows[key] = self._row(key)
         there = self._store.get_noted_many(list(rows.values()), **how)
         found = {key: there[row] for key, row in rows.items() if row in there}
@@ -322,12 +320,12 @@ class OwnedStore(Store):
 
     def stream(self, key: str, **how: Any) -> Iterator[bytes] | None:
         """See `Store.stream`."""
-        with self._audited("GET", key):
+        with audited(self._log, self._person, "GET", key):
             return self._store.stream(self._row(key), **how)
 
     def _check_seen(self, key: str, about: About) -> None:
         """Raises PermissionDenied, audited, unless the person may have the value under `key`."""
-        with self._audited("GET", key):
+        with audited(self._log, self._person, "GET", key):
             if names.family(key) == _NAMED:
                 self._readable(key, about)
             elif names.family(key) == _FINAL:
@@ -359,7 +357,7 @@ class OwnedStore(Store):
             return self._usage_of_names(prefix, **how)
         number = submission_of_row(prefix)
         if number is None or not self._person.owns(self._owner_of(number)):
-            with self._audited("USAGE", prefix):
+            with audited(self._log, self._person, "USAGE", prefix):
                 check_operator(self._person, f"measuring {prefix or 'the whole store'!r}")
         return self._store.usage(prefix, **how)
 

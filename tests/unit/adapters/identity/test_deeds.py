@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 
@@ -186,7 +185,7 @@ def owned(world: World, name: str, *, is_operator: bool = False) -> OwnedStore:
     """A gateway's store for one person."""
     person = Person(name=name, is_operator=is_operator)
     deeds = world.deeds("gateway", Role.SUBMITTER)
-    return OwnedStore(world.store, person, deeds, Inputs(world.coordinator), lambda _: None, lambda _verb, _row: nullcontext())
+    return OwnedStore(world.store, person, deeds, Inputs(world.coordinator), lambda _: None, None)
 
 
 def test_a_final_value_is_its_owners_to_read_and_to_remove(world: World) -> None:
