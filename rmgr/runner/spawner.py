@@ -59,7 +59,6 @@ from rmgr.runner.host.kernel import (
     become_subreaper,
     bind_processors,
     close_to_others,
-    forbid_new_privileges,
     prefer_for_oom,
     trim_memory,
 )
@@ -709,8 +708,6 @@ def main(fd: int, *, closed: bool = False) -> None:
     except OSError as error:
         control.sendall(stream.encode(frames.Surprise("spawner_failed", f"{error}")))
         raise SystemExit(1) from None
-    if setup.no_new_privs:
-        forbid_new_privileges()
     os.umask(0o022)
     Spawner(control, setup, reader).run(orders[1:])
 

@@ -35,7 +35,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from rmgr.adapters.host import leftovers
@@ -69,8 +69,6 @@ class NodeRunner:
         cgroups: where to make cgroups; None = none.
         pids_limit: most processes and threads of one slot, where a cgroup can limit them; 0 = no limit. Elsewhere each account may
             have that many per processor, at most a quarter of the machine's.
-        environ: environment of work; default: this process's without RMGR_* and the service manager's variables.
-        no_new_privs: setuid programs gain no rights in work (for accounts they never do).
         freezer: `AUTO`, or the one method of stopping parts of gangs. Raises: ConfigError where it is not possible.
     Cost: a thread; a spawner of about 12 MiB per slot.
     """
@@ -83,8 +81,6 @@ class NodeRunner:
         on_events: Callable[[list[NodeEvent]], None],
         cgroups: CgroupConfig | None = None,
         pids_limit: int = 2048,
-        environ: Mapping[str, str] | None = None,
-        no_new_privs: bool = False,
         freezer: str = AUTO,
     ) -> None:
         self.node = node
@@ -95,10 +91,9 @@ class NodeRunner:
         self.guid = uuid.uuid4().hex[:12]
         self.pids_limit = pids_limit
         self.pids_limit_of_user = _pids_of_user(pids_limit)  #: the limit on this machine where no cgroup counts processes
-        self.no_new_privs = no_new_privs
         self.cache = self.directory / "cache"
         self.cache.mkdir(exist_ok=True)
-        self.environ = dict(environ) if environ is not None else {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
+        self.environ = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE)}  #: of work
         self.lease_end_ns = 0
         self.inline_bytes = frames.MAX_INLINE_VALUE  #: largest inline result of calls with this process's rights; larger: files
         self.hash_seed = 0  #: hash seed of the workers' interpreters: `hash("word")` is the same in all of them

@@ -86,7 +86,6 @@ class Slot:
                 freezer=group.v1("freezer") if group is not None else "",
                 memory=group.v1("memory") if group is not None else "",
                 pids=group.v1("pids") if group is not None else "",
-                no_new_privs=node.no_new_privs,
                 lease_end_ns=node.lease_end_ns,
             )
         )

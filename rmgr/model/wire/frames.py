@@ -68,7 +68,6 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=1):
     directory, "" = none; the spawner and its commands are in its child `main`, workers and isolated commands in
     children of their own. freezer, memory, pids: the same in v1 hierarchies, "" = none. has_memory: the v2 children can
     limit memory.
-    no_new_privs: setuid programs gain nothing.
     """
 
     slot: int
@@ -79,7 +78,6 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=1):
     memory: str = ""
     pids: str = ""
     has_memory: bool = False
-    no_new_privs: bool = False
     lease_end_ns: int = 0
 
 

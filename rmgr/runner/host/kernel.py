@@ -10,7 +10,7 @@ import sys
 import time
 
 IS_LINUX = sys.platform.startswith("linux")
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 #: Errors of the node, not of the work: elsewhere it may succeed.
 NODE_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EROFS, errno.EIO})
@@ -56,11 +56,6 @@ def close_to_others() -> bool:
 def open_to_others() -> bool:
     """Undoes `close_to_others`: a worker's user may look into it."""
     return _prctl(_PR_SET_DUMPABLE, 1)
-
-
-def forbid_new_privileges() -> bool:
-    """Keeps set-uid programs from gaining rights, here and in all descendants."""
-    return _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def prefer_for_oom(score: int) -> None:
