@@ -32,17 +32,13 @@ _STANDARD_PORT = 2181
 class ZkSecurity:
     """Protection of a connection; the default is plain TCP without identity.
 
-    Args: `tls` with the three files (PEM) and the key's password; `verify` checks the server's certificate, `check_hostname` its host name;
-    `auth_scheme`/`auth_credential` as ZooKeeper's addauth ("digest", "user:password"; inside TLS only).
+    Args: `tls` with the three files (PEM); `auth_scheme`/`auth_credential` as ZooKeeper's addauth ("digest", "user:password").
     """
 
     tls: bool = False
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
-    key_password: str = field(default="", repr=False)
-    verify: bool = True
-    check_hostname: bool = True
     auth_scheme: str = ""
     auth_credential: str = field(default="", repr=False)
 
@@ -52,10 +48,8 @@ class ZkSecurity:
         With a `ca_file` no other authority is trusted, not even those of the operating system.
         Raises: ConfigError naming the file that is missing or unusable.
         """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies the server's certificate, and its host name
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = self.verify and self.check_hostname
-        context.verify_mode = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
         at = self.ca_file
         try:
             if self.ca_file:
@@ -64,7 +58,7 @@ class ZkSecurity:
                 context.load_default_certs(ssl.Purpose.SERVER_AUTH)
             at = f"{self.cert_file}, {self.key_file}"
             if self.cert_file and self.key_file:
-                context.load_cert_chain(self.cert_file, self.key_file, self.key_password or None)
+                context.load_cert_chain(self.cert_file, self.key_file)
         except OSError as error:  # ssl.SSLError is an OSError
             raise ConfigError(f"{at}: {error.strerror or error}", hint="[security] dir must name a complete bundle: rmgr doctor") from error
         return context
