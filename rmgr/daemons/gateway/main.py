@@ -15,6 +15,7 @@ from rmgr import log as logs
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.calls.relay import MAX_CALLS as MAX_REMOTE_CALLS
 from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, ClusterRoutes, Forwarder, LeaderLink
+from rmgr.adapters.gateway.rows import MAX_CALLS
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import publish
@@ -34,7 +35,7 @@ from rmgr.daemons.gateway.limits import LEADER_S as USE_S
 from rmgr.daemons.gateway.limits import ClusterUse, GatewayUse
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.gateway.talking import Desk
-from rmgr.daemons.gateway.values import MAX_CALLS, OwnedStore, Owners, Rows
+from rmgr.daemons.gateway.values import OwnedStore, Owners, UserRows
 from rmgr.daemons.service.keepers import LimitsKeeper, SecretKeeper, WrittenKeeper, recognise
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.serving import VoiceCheck, Working, check_key, check_voice, ending, open_server, opened
@@ -194,7 +195,7 @@ def _serve(
     submitter_thread.start()
     talks = Talks(desk.talker, most=MAX_TALKS, is_revoked=is_revoked, bounds=bounds, count=metrics.count)
     message = use_handler(GatewayUse(bounds, cluster_use, operators))
-    rows = Rows(store, log, owner_of=owners, owned=owned, operators=operators, count=metrics.count, bounds=bounds)
+    rows = UserRows(store, log, owner_of=owners, owned=owned, operators=operators, count=metrics.count, bounds=bounds)
     tunnels = Tunnels(forwarder, bounds=bounds)
     for handler in (talks.handler, rows.handler, *forwarder.handlers, tunnels.handler, message):
         server.add_generic(handler)

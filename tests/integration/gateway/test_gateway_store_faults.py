@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from rmgr.adapters.gateway import rows as gateway_rows
 from rmgr.adapters.gateway.store import MESSAGE_BYTES, GatewayStore
 from rmgr.adapters.stores import open_store
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol.ports import Encoding, Store
-from rmgr.daemons.gateway import values as gateway_values
 from rmgr.errors import KeyExists, PermissionDenied, StoreUnavailable
 from tests.harness.fair_time import FairTimer
 from tests.harness.gateways import GatewayServer, OpenRows
@@ -231,7 +231,7 @@ def test_a_full_gateway_makes_clients_wait(behind: Store, monkeypatch: pytest.Mo
 
             return call
 
-    monkeypatch.setattr(gateway_values, "MAX_CALLS", 2)
+    monkeypatch.setattr(gateway_rows, "MAX_CALLS", 2)
     slow = Slow()
     server = GatewayServer(OpenRows(store=slow))  # type: ignore[arg-type]
     store = GatewayStore(server.endpoint)

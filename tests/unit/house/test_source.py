@@ -34,7 +34,6 @@ _WHOLE = {"get", "get_many", "get_noted"}
 _STORES = {"store", "_store"}
 #: Files that read values whole, whatever their size, and why they may.
 MAY = {
-    "daemons/gateway/values.py": "it has asked for the size before; what does not fit a message goes in parts",
     "client/values.py": "values of the caller's own process, as large as it has asked for",
 }
 

@@ -17,11 +17,11 @@ from rmgr.adapters.access import server_threads
 from rmgr.adapters.access.auth import USER_KEY
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Requests, WaitingRoom
+from rmgr.adapters.gateway import rows as gateway_rows
 from rmgr.adapters.gateway import talk
 from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.daemons.gateway import values as gateway_values
 from rmgr.errors import Throttled
 from rmgr.model.cluster.queue import UserLimits
 from rmgr.v1 import gateway_pb2 as pb
@@ -111,7 +111,7 @@ def rooms(monkeypatch: pytest.MonkeyPatch) -> list[WaitingRoom]:
         made.append(WaitingRoom(*arguments))
         return made[-1]
 
-    for module in (server_threads, gateway_values):
+    for module in (server_threads, gateway_rows):
         monkeypatch.setattr(module, "WaitingRoom", make)
     return made
 
