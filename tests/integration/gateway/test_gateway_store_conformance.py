@@ -24,6 +24,7 @@ def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
     behind = open_adapter(adapter, tmp_path)
     server = GatewayServer(OpenRows(store=behind))
     opened = GatewayStore(server.endpoint)
+    opened.sweep = behind.sweep  # type: ignore[method-assign] - the leader sweeps, beside all gateways
     yield opened
     opened.close()
     server.stop()
