@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from ledger import BEAT_S, SHELL, Span, check, check_nothing_left, read_ledger
@@ -88,6 +89,7 @@ class Chaos:
         )
         self._expiry = None if session_timeout_s else Expiry(self.cluster)
         self.cores: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}  # cores with which each Starter was started last
         self.submissions: list[int] = []
         self.acknowledged = 0
         self.ranks: dict[int, int] = {}
@@ -110,7 +112,7 @@ class Chaos:
 
     def add_node(self, name: str, *, cores: int = 2, **environment: str) -> None:
         """Starts, or restarts, the Starter of a node."""
-        self.cores[name] = cores
+        self.cores[name] = self._sizes[name] = cores
         self.cluster.start_starter(name, cores=cores, environment=environment)
 
     def succeed(self, **heirs: dict[str, str]) -> None:
@@ -124,26 +126,43 @@ class Chaos:
         eventually("the first one leads", lambda: self.leader() not in {"", *others}, within=PATIENCE_S)
 
     def heal(self, **cores: int) -> None:
-        """Prepares a used cluster for the next test: cancels all work, begins a new ledger, and has these nodes up with so many cores."""
-        for number in self.submissions:
-            if any(not view.state.is_final for view in self.tasks(number)):
-                self.rmgr("cancel", str(number))
+        """Prepares a used cluster for the next test: no work, a new ledger, and only these nodes, with so many cores."""
+        eventually("somebody leads", self.leader, within=PATIENCE_S)
+        self.rmgr("cancel", "--state", "INITIAL,HELD,STARTING,RUNNING,SUSPENDED")
+        self.keep_only(*cores, how=signal.SIGTERM)
         self.submissions, self.acknowledged, self.ranks, self.cores = [], 0, {}, dict(cores)
         self.ledger = self.directory / f"ledger-{time.monotonic_ns()}"
-        known = {process.id for process in self.cluster.state.processes}
-        for name, count in cores.items():
-            if name in known and self.cluster.process(name).state == "stopped":
-                self.cluster.kill(name, signal.SIGKILL)
-            if name not in known or self.cluster.process(name).state == "dead":
-                self.add_node(name, cores=count)
-        eventually("the nodes are up", lambda: set(cores) <= self.up(), within=PATIENCE_S)
-        eventually("somebody leads", self.leader, within=PATIENCE_S)
-
-    def keep_only(self, *names: str) -> None:
-        """Kills all other Starters."""
-        for name in {process.id for process in self.cluster.state.processes if process.role == "starter"} - set(names):
-            if self.cluster.process(name).state != "dead":
+        known, before = {process.id for process in self.cluster.state.processes}, self.snapshot().nodes
+        anew = [name for name, wanted in cores.items() if name not in known or not self._is_well(name, wanted)]
+        for name in anew:
+            if name in known and self.cluster.process(name).state != "dead":
                 self.cluster.kill(name)
+            self.add_node(name, cores=cores[name])
+        old = {name: before[name].incarnation for name in anew if name in before}
+
+        def is_ready() -> bool:
+            """Sessions of the killed have ended, and their nodes were cleared."""
+            snapshot = self.snapshot()
+            return self.up() == set(cores) and all(snapshot.nodes[name].incarnation > old[name] for name in old) and not snapshot.claimed
+
+        eventually("only the nodes are up, and idle", is_ready, within=PATIENCE_S)
+
+    def _is_well(self, name: str, cores: int) -> bool:
+        """Whether a Starter runs, with so many cores."""
+        return self.cluster.process(name).state == "running" and self._sizes[name] == cores
+
+    def new_watchdog(self) -> str:
+        """Starts a WatchDog under a name that no other has had; returns the name."""
+        names = {process.id for process in self.cluster.state.processes}
+        name = next(name for number in count(1) if (name := f"w{number}") not in names)
+        self.cluster.start_watchdog(name)
+        return name
+
+    def keep_only(self, *names: str, how: int = signal.SIGKILL) -> None:
+        """Ends all other Starters; those that are stopped are killed in any case."""
+        for name in {process.id for process in self.cluster.state.processes if process.role == "starter"} - set(names):
+            if (state := self.cluster.process(name).state) != "dead":
+                self.cluster.kill(name, how if state == "running" else signal.SIGKILL)
 
     def restart(self, name: str, *, cores: int = 2, **environment: str) -> None:
         """Kills a Starter and starts it again; returns when its node has a new incarnation."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -63,8 +62,9 @@ def pair_of_run(cluster_of_run: Callable[..., Chaos]) -> Chaos:
 
 @pytest.fixture
 def pair(pair_of_run: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[Chaos]:
-    """Two idle nodes of two cores each, n1 and n2; nodes that the test adds are killed after it."""
-    yield from healed(pair_of_run)
+    """Two idle nodes of two cores each, n1 and n2; the test may add others."""
+    pair_of_run.heal(n1=2, n2=2)
+    yield pair_of_run
     breakable_zookeeper.resume()
 
 
@@ -81,27 +81,24 @@ def brief_of_run(cluster_of_run: Callable[..., Chaos]) -> Chaos:
 
 
 @pytest.fixture
-def brief(brief_of_run: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[Chaos]:
-    """As `led`, but ZooKeeper itself ends sessions after T: for tests about T, or about a ZooKeeper that is away for longer."""
-    for made in healed(brief_of_run):
-        yield with_two_watchdogs(made)
+def brief(brief_of_run: Chaos, breakable_zookeeper: ZooKeeperServer, request: pytest.FixtureRequest) -> Iterator[Chaos]:
+    """As `led`, but ZooKeeper itself ends sessions after T: for tests about T, or about a ZooKeeper that is away for longer.
+
+    Parameter: cores of each node.
+    """
+    cores = getattr(request, "param", 2)
+    brief_of_run.heal(n1=cores, n2=cores)
+    yield with_two_watchdogs(brief_of_run)
     breakable_zookeeper.resume()
-
-
-def healed(made: Chaos) -> Iterator[Chaos]:
-    """Yields the cluster with two idle nodes of two cores each, and afterwards kills nodes that the test has added."""
-    made.heal(n1=2, n2=2)
-    yield made
-    made.keep_only("n1", "n2")
 
 
 def with_two_watchdogs(made: Chaos) -> Chaos:
     """Returns the cluster with two live WatchDogs; those that earlier tests have killed are replaced under new names."""
-    dogs = [process for process in made.cluster.state.processes if process.role == "watchdog"]
-    names = {process.id for process in dogs}
-    fresh = (name for number in count(1) if (name := f"w{number}") not in names)
-    for name in islice(fresh, 2 - len([process for process in dogs if process.state != "dead"])):
-        made.cluster.start_watchdog(name)
+    living = [process for process in made.cluster.state.processes if process.role == "watchdog" and process.state != "dead"]
+    for process in living[2:]:
+        made.cluster.kill(process.id)
+    for _ in range(2 - len(living)):
+        made.new_watchdog()
     eventually("two WatchDogs stand for election", lambda: made.snapshot().watchdogs == 2 and made.leader(), within=60)
     return made
 
@@ -119,6 +116,15 @@ def three_nodes(three_of_run: Chaos) -> Chaos:
     return three_of_run
 
 
+@pytest.fixture
+def wide_pair(three_of_run: Chaos, request: pytest.FixtureRequest) -> Iterator[Chaos]:
+    """Two idle nodes, n1 and n2, and two WatchDogs. Parameter: cores of each node (4). The test may set another policy."""
+    cores = getattr(request, "param", 4)
+    three_of_run.heal(n1=cores, n2=cores)
+    yield with_two_watchdogs(three_of_run)
+    three_of_run.rmgr("policy", "set", "easy")
+
+
 @pytest.fixture(scope="session")
 def keys_of_run(cluster_of_run: Callable[..., Chaos]) -> Iterator[tuple[Chaos, Connection]]:
     """One cluster for all tests that take `keys_town`, and a connection to it."""
@@ -128,11 +134,10 @@ def keys_of_run(cluster_of_run: Callable[..., Chaos]) -> Iterator[tuple[Chaos, C
 
 
 @pytest.fixture
-def keys_town(keys_of_run: tuple[Chaos, Connection]) -> Iterator[tuple[Chaos, Connection]]:
+def keys_town(keys_of_run: tuple[Chaos, Connection]) -> tuple[Chaos, Connection]:
     """One idle node of two cores, n1, and a connection to its cluster."""
     keys_of_run[0].heal(n1=2)
-    yield keys_of_run
-    keys_of_run[0].keep_only("n1")
+    return keys_of_run
 
 
 @pytest.fixture

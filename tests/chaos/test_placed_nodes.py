@@ -6,6 +6,7 @@ import json
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from breakable import RANK_BEAT_S, RECOVERY_S, Chaos, T, eventually
@@ -152,10 +153,10 @@ def test_a_node_that_comes_back_smaller_is_not_given_more_than_it_has(jobs: Chao
     jobs.finish(within=60)
 
 
-def test_four_calls_of_four_processes_on_two_starters_are_right_though_one_is_killed(chaos: Chaos) -> None:
+@pytest.mark.parametrize("wide_pair", [6], indirect=True, ids=["six cores"])
+def test_four_calls_of_four_processes_on_two_starters_are_right_though_one_is_killed(wide_pair: Chaos, tmp_path: Path) -> None:
     # Six cores each: the first call has four of one, the next two of each, the third four of the other, which dies; the last one waits.
-    chaos.start(nodes=2, cores=6, watchdogs=1)
-    up = chaos.directory
+    chaos, up = wide_pair, tmp_path
 
     def squared(number: int) -> tuple[int, int]:
         attempt, rank = int(os.environ["RMGR_ATTEMPT"]), os.environ["RMGR_RANK"]

@@ -46,20 +46,18 @@ UNTIL = 'while [ ! -e "$GATES/$RMGR_JOB_ID" ]; do sleep 0.1; done'
 
 
 @pytest.fixture
-def machine(chaos: Chaos) -> Machine:
-    chaos.start(nodes=2, cores=4, watchdogs=2)
-    return Machine(chaos)
+def machine(wide_pair: Chaos, tmp_path: Path) -> Machine:
+    return Machine(wide_pair, tmp_path)
 
 
 class Machine:
-    def __init__(self, chaos: Chaos) -> None:
+    def __init__(self, chaos: Chaos, directory: Path) -> None:
         self.chaos = chaos
-        self.gates = chaos.directory / "gates"
+        self.gates = directory / "gates"
         self.gates.mkdir()
-        file = chaos.directory / "classes.toml"
+        file = directory / "classes.toml"
         file.write_text(CLASSES)
         assert "classes.toml (connection_reservation) places its jobs" in self.rmgr("policy", "set", str(file))
-        self.watchdogs = 2
 
     def rmgr(self, *words: str) -> str:
         done = self.chaos.rmgr(*words)
@@ -105,8 +103,7 @@ class Machine:
     def change_leader(self) -> None:
         """kill -9, and another one leads."""
         before, epoch = self.chaos.leader(), self.chaos.epoch()
-        self.watchdogs += 1
-        self.chaos.cluster.start_watchdog(f"w{self.watchdogs}")
+        self.chaos.new_watchdog()
         self.chaos.cluster.kill(before)
         eventually("another leads", lambda: self.chaos.leader() not in {"", before} and self.chaos.epoch() > epoch, within=PATIENCE_S)
 

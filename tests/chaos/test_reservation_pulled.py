@@ -45,9 +45,9 @@ class Spell:
 class Beside(Machine):
     """The machine of the other test, with a load of pulled tasks that never ends."""
 
-    def __init__(self, chaos: Chaos) -> None:
-        super().__init__(chaos)
-        self.outside = chaos.directory / "outside"
+    def __init__(self, chaos: Chaos, directory: Path) -> None:
+        super().__init__(chaos, directory)
+        self.outside = directory / "outside"
         self.outside.touch()
         self.load = 0
         self.promises: dict[int, set[int]] = {}
@@ -123,9 +123,8 @@ class Beside(Machine):
 
 
 @pytest.fixture
-def machine(chaos: Chaos) -> Beside:
-    chaos.start(nodes=2, cores=CORES, watchdogs=2)
-    return Beside(chaos)
+def machine(wide_pair: Chaos, tmp_path: Path) -> Beside:
+    return Beside(wide_pair, tmp_path)
 
 
 def test_no_pulled_task_begins_on_cores_that_are_held_for_a_job_though_nobody_leads_when_they_come_free(machine: Beside) -> None:
@@ -160,8 +159,8 @@ def test_no_pulled_task_begins_on_cores_that_are_held_for_a_job_though_nobody_le
     machine.let_go_of(chosen)
     machine.goes_on(2)
     assert not machine.has_begun(first)
-    cluster.start_watchdog("w8")
-    cluster.start_watchdog("w9")
+    machine.chaos.new_watchdog()
+    machine.chaos.new_watchdog()
     eventually("the first starts", lambda: machine.has_begun(first), within=PATIENCE_S)
 
     # 2. Overtaken more often than its threshold allows.

@@ -88,12 +88,10 @@ def json_nodes(chaos: Chaos) -> list[dict[str, str]]:
     return nodes
 
 
-def test_a_daemon_or_client_two_releases_away_is_told_what_to_do(chaos: Chaos) -> None:
-    chaos.start(nodes=0, watchdogs=1)
-
+def test_a_daemon_or_client_two_releases_away_is_told_what_to_do(pair: Chaos) -> None:
     def start(words: list[str]) -> subprocess.CompletedProcess[str]:
-        own = {} if words[0] == "jobs" else chaos.cluster.daemon_environment(words[0], "n9")
-        return chaos.rmgr(*words, **ahead(2), **own)
+        own = {} if words[0] == "jobs" else pair.cluster.daemon_environment(words[0], "n9")
+        return pair.rmgr(*words, **ahead(2), **own)
 
     with ThreadPoolExecutor(3) as together:
         found = list(together.map(start, (["starter", "--node", "n9"], ["watchdog"], ["jobs"])))

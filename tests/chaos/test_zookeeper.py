@@ -5,27 +5,27 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
-from breakable import LONG_T, RECOVERY_S, Chaos, T, eventually
+from breakable import RECOVERY_S, Chaos, T, eventually
 
 from tests.harness.proxy import Proxy
 
 pytestmark = pytest.mark.chaos
 
 
-@pytest.mark.parametrize("chaos", [LONG_T], indirect=True, ids=["long sessions"])
-def test_five_restarts_of_zookeeper_lose_no_session_and_fail_no_task(chaos: Chaos):
-    chaos.start(nodes=2, cores=2)
-    number = chaos.submit(120, 0.3)
-    before = {name: record.incarnation for name, record in chaos.cluster.snapshot().nodes.items()}
+def test_five_restarts_of_zookeeper_lose_no_session_and_fail_no_task(led: Chaos):
+    number = led.submit(120, 0.3)
+    before = {name: record.incarnation for name, record in led.cluster.snapshot().nodes.items()}
     for _ in range(5):
-        ran = chaos.started()
-        chaos.cluster.zookeeper.restart()
-        eventually("work goes on", lambda: chaos.started() > ran or chaos.ended(), within=60)  # noqa: B023 - called before the next round
-    chaos.finish(within=90)
-    assert {view.attempt for view in chaos.tasks(number)} == {1}, "no attempt failed"
-    assert before == {name: record.incarnation for name, record in chaos.cluster.snapshot().nodes.items()}, "no session was lost"
+        ran = led.started()
+        led.cluster.zookeeper.restart()
+        eventually("work goes on", lambda: led.started() > ran or led.ended(), within=60)  # noqa: B023 - called before the next round
+    led.finish(within=90)
+    assert {view.attempt for view in led.tasks(number)} == {1}, "no attempt failed"
+    assert before == {name: record.incarnation for name, record in led.cluster.snapshot().nodes.items()}, "no session was lost"
 
 
 def test_an_outage_longer_than_the_session_ends_with_everything_done(brief: Chaos):
@@ -53,6 +53,7 @@ def test_a_starter_whose_answers_get_lost_commits_once(pair: Chaos):
             assert proxy.cuts > before, f"answer {nth} was lost"
             assert "far" in {span.node for span in pair.spans(number)}, nth
             assert {view.attempt for view in pair.tasks(number)} == {1}, f"a lost answer is read back, not guessed ({nth})"
+        pair.cluster.kill("far")  # it cannot go on without the proxy
 
 
 def test_a_submit_whose_answer_gets_lost_is_one_submission(pair: Chaos):
@@ -67,23 +68,24 @@ def test_a_submit_whose_answer_gets_lost_is_one_submission(pair: Chaos):
         assert [job["name"] for job in jobs].count(pair.ledger.name) == nth, jobs  # one more each time
 
 
-def test_a_leader_whose_answers_get_lost_moves_everything_once(chaos: Chaos):
-    with Proxy(chaos.cluster.zookeeper.hosts) as proxy:
-        chroot = chaos.cluster.state.zookeeper.partition("/")[2]
-        chaos.start(nodes=2, first={"RMGR_ZK": f"{proxy.hosts}/{chroot}"})
+def test_a_leader_whose_answers_get_lost_moves_everything_once(pair: Chaos):
+    with ExitStack() as ends, Proxy(pair.cluster.zookeeper.hosts) as proxy:
+        chroot = pair.cluster.state.zookeeper.partition("/")[2]
+        pair.succeed(**{"far-dog": {"RMGR_ZK": f"{proxy.hosts}/{chroot}"}, "near-dog": {}})
+        ends.callback(pair.cluster.kill, "far-dog")  # it cannot go on without the proxy
         for nth in (1, 2, 3, 4):
-            if chaos.leader() != "w1":  # the round before has cost it the lead
-                chaos.cluster.kill("w2")
-                chaos.cluster.start_watchdog("w2")
-                eventually("it leads again", lambda: chaos.leader() == "w1", within=60)
-            stop = chaos.directory / f"stop-{nth}"
-            number = chaos.submit(8, 600.0, "--env", f"STOP={stop}")
-            eventually("both nodes work", lambda: len(chaos.spans(number)) >= 4, within=60)  # noqa: B023
+            if pair.leader() != "far-dog":  # the round before has cost it the lead
+                pair.cluster.kill("near-dog")
+                pair.cluster.start_watchdog("near-dog")
+                eventually("it leads again", lambda: pair.leader() == "far-dog", within=60)
+            stop = Path(f"{pair.ledger}.stop-{nth}")
+            number = pair.submit(8, 600.0, "--env", f"STOP={stop}")
+            eventually("both nodes work", lambda: len(pair.spans(number)) >= 4, within=60)  # noqa: B023
             before = proxy.cuts
             proxy.lose_reply(nth)
-            chaos.cluster.kill("n1")
+            pair.cluster.kill("n1")
             stop.touch()
-            chaos.finish(within=RECOVERY_S + 60)
+            pair.finish(within=RECOVERY_S + 60)
             assert proxy.cuts > before, f"answer {nth} was lost"
-            chaos.add_node("n1")
-            eventually("n1 is back", lambda: "n1" in chaos.up(), within=60)
+            pair.add_node("n1")
+            eventually("n1 is back", lambda: "n1" in pair.up(), within=60)

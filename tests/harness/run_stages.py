@@ -26,9 +26,9 @@ _LATER = ("tests/integration/", "tests/chaos/")
 _DURATIONS = TESTS / "durations.json"
 #: Files that share a cluster, by the name of their group.
 _TOGETHER = {
-    "pair_of_run": ("bad_work", "descriptors", "gateways", "keyed", "leaders", "starters", "zookeeper"),
+    "pair_of_run": ("bad_work", "descriptors", "gateways", "keyed", "leaders", "silence", "starters", "upgrade", "zookeeper"),
     "keys_of_run": ("keys_claimed", "keys_handed"),
-    "three_of_run": ("placed_nodes", "submitters"),
+    "three_of_run": ("placed_nodes", "reservation", "reservation_pulled", "submitters"),
     "attacked": ("attacks", "attacks_replay", "attacks_revoked", "attacks_values"),
     "flooded": ("attacks_bounds", "attacks_places"),
     "besieged": ("attacks_behind", "fuzz_behind"),
