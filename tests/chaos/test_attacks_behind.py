@@ -369,14 +369,7 @@ def hints_without_end(made: Besieged) -> None:
                 record = records[at % len(records)]
                 with contextlib.suppress(OSError, RmgrError):
                     open_lines.append(
-                        dial(
-                            record.line,
-                            credentials=made.credentials,
-                            key_id=record.key_id,
-                            loop=loop,
-                            on_message=deaf,
-                            on_end=deaf,
-                        )
+                        dial(record.line, credentials=made.credentials, key_id=record.key_id, loop=loop, on_message=deaf, on_end=deaf)
                     )
             for _ in range(20_000 // max(1, len(open_lines))):
                 for line in open_lines:

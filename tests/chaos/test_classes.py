@@ -124,12 +124,7 @@ def decisions(cluster: DevCluster, where: Path, live: Sequence[Played], known: S
 
 def run(cluster: DevCluster, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "rmgr.cli.main", *words],
-        env=cluster.environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        [sys.executable, "-m", "rmgr.cli.main", *words], env=cluster.environment(), capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

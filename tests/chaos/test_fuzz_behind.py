@@ -113,8 +113,7 @@ def say(file: str, mark: bytes, way: int) -> None:
 def of_workers(made: Besieged, seed: int) -> int:
     """In turns: frames, and what lies on the board."""
     said = st.tuples(
-        st.lists(framed(frames.FromWorker, ints=(_SEQ, 1, 2**53), texts=_WORDS), min_size=1, max_size=6),
-        st.sampled_from((0, 0, 1)),
+        st.lists(framed(frames.FromWorker, ints=(_SEQ, 1, 2**53), texts=_WORDS), min_size=1, max_size=6), st.sampled_from((0, 0, 1))
     )
     left = st.tuples(st.lists(framed(frames.TaskEnd, ints=(_SEQ, 1), texts=_WORDS), min_size=1, max_size=1), st.just(2))
     batch = drawn(said | said | said | left, seed=seed, count=60)

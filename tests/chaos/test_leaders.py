@@ -45,9 +45,7 @@ def test_a_stopped_leader_that_wakes_writes_nothing(led: Chaos):
     led.cluster.kill("n1")  # a death that the new leader has to handle, and the old one would too
     eventually("another WatchDog leads", lambda: led.leader() not in {"", old}, within=T + TICK + 3.0)
     epoch = led.epoch()
-    eventually(
-        "the dead node's work runs elsewhere", lambda: any(view.attempt > 1 for view in led.tasks(led.submissions[0])), within=3 * T
-    )
+    eventually("the dead node's work runs elsewhere", lambda: any(view.attempt > 1 for view in led.tasks(led.submissions[0])), within=3 * T)
     led.cluster.kill(old, signal.SIGCONT)
     led.finish(within=90)
     assert (led.epoch(), led.leader() != old) == (epoch, True), "the old leader took nothing back"

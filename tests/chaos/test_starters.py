@@ -65,9 +65,7 @@ def test_work_of_a_killed_starter_runs_elsewhere_in_time(brief: Chaos):
     brief.add_node("n3", cores=2)
     brief.cluster.kill("n1")
     eventually(
-        "its work runs elsewhere",
-        lambda: lost <= {span.task for span in read_ledger(brief.ledger) if span.attempt == 2},
-        within=RECOVERY_S,
+        "its work runs elsewhere", lambda: lost <= {span.task for span in read_ledger(brief.ledger) if span.attempt == 2}, within=RECOVERY_S
     )
     brief.let_end()
     tasks = brief.finish(within=60)

@@ -43,9 +43,7 @@ def put(
     assert record is not None
     for node, _ in shares[1:]:
         rig.zk.ensure([paths.hold(node)])
-    allocation = Allocation(
-        shares=tuple(shares), threads=threads, memory_mib=memory_mib, started_us=time.time_ns() // 1000, whole=whole
-    )
+    allocation = Allocation(shares=tuple(shares), threads=threads, memory_mib=memory_mib, started_us=time.time_ns() // 1000, whole=whole)
     job = place_ops.Assigned(
         queue=queue,
         key=key,

@@ -80,11 +80,7 @@ SAMPLES: tuple[Any, ...] = (
     Dependency(condition=Condition.OK, submission=1),
     Upload(name="data", sha256=SHA),
     Command(
-        argv=("true",),
-        env={"A": "1"},
-        uploads=(Upload(name="d", sha256=SHA),),
-        input_files=(("in/7", "x"),),
-        output_files=(("o", "y"),),
+        argv=("true",), env={"A": "1"}, uploads=(Upload(name="d", sha256=SHA),), input_files=(("in/7", "x"),), output_files=(("o", "y"),)
     ),
     PythonEnvironment(version="3.11", sys_path=("/x",), modules=(SHA,)),
     Rigid(processes=2, nodes=1, nodelist=("n1",), exclude=("n2",)),

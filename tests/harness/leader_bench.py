@@ -238,13 +238,7 @@ class Submitter:
         ]
         tail = Tail(next=tasks, complete=complete)
         bucket = self.coordinator.stat(paths.subs_bucket(number)).result(60)
-        multi = ops.submit(
-            record,
-            ids_version=found.version,
-            tail=tail,
-            blocks=[] if held else blocks,
-            make_bucket=bucket is None,
-        )
+        multi = ops.submit(record, ids_version=found.version, tail=tail, blocks=[] if held else blocks, make_bucket=bucket is None)
         if held:
             multi = replace(multi, ops=(*multi.ops, *(ops.enter("default", key, value, held=True) for key, value in blocks)))
         committed(self.coordinator, multi)
@@ -378,9 +372,7 @@ class Bench:
     def starter(
         self, *nodes: str, key_id: str = "", partition: str = "default", cores: int = 2, freezer: str = "", memory_bytes: int = 0
     ) -> Starter:
-        return Starter(
-            self.connect(), *nodes, key_id=key_id, partition=partition, cores=cores, freezer=freezer, memory_bytes=memory_bytes
-        )
+        return Starter(self.connect(), *nodes, key_id=key_id, partition=partition, cores=cores, freezer=freezer, memory_bytes=memory_bytes)
 
     def count(self, metric: Any) -> float:
         return value_of(metric)

@@ -63,9 +63,7 @@ class TalkServer:
         self.talkers: list[Echo] = []
         self.revoked: Collection[str] = set()
         self._talker = talker
-        self.talks = Talks(
-            self._make, most=most, is_revoked=lambda key_id: key_id in self.revoked, bounds=self.bounds, count=self._count
-        )
+        self.talks = Talks(self._make, most=most, is_revoked=lambda key_id: key_id in self.revoked, bounds=self.bounds, count=self._count)
         self.rpc = RpcServer(listen, threads=64)
         self.endpoint = self.rpc.endpoint
         self.rpc.add_generic(self.talks.handler)
@@ -96,9 +94,7 @@ class TalkClient:
         self.heard: list[bytes] = []
         self.ups = self.downs = 0
         self.outbox: Any = None
-        self.link = TalkLink(
-            Gateways(",".join(endpoints), credentials), up=self._up, heard=self._heard, down=self._down
-        )
+        self.link = TalkLink(Gateways(",".join(endpoints), credentials), up=self._up, heard=self._heard, down=self._down)
         self.link.start()
         self._closing = threading.Event()
         self._looking = threading.Thread(target=self._look, daemon=True)

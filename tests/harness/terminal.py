@@ -23,9 +23,7 @@ SHELL = ("env", "PS1=$ ", "bash", "--norc", "--noprofile", "+o", "history")
 class Terminal:
     """A command of rmgr at its own terminal. environment: replaces this process's environment."""
 
-    def __init__(
-        self, words: Sequence[str], *, lines: int = 31, columns: int = 97, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, words: Sequence[str], *, lines: int = 31, columns: int = 97, environment: Mapping[str, str] | None = None) -> None:
         self.master, self._slave = pty.openpty()
         self.seen = ""
         self.resize(lines, columns)

@@ -113,9 +113,7 @@ class VirtualMachine:
 
             return ask
 
-        return machine.replaced(
-            SimpleNamespace(**{name: for_me(getattr(self, name), getattr(machine, name)) for name in machine.OFFERED})
-        )
+        return machine.replaced(SimpleNamespace(**{name: for_me(getattr(self, name), getattr(machine, name)) for name in machine.OFFERED}))
 
     # -- as machine.py
 
