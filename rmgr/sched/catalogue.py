@@ -15,15 +15,13 @@ from rmgr.errors import ConfigError
 from rmgr.sched.parameters import Kind, Parameter, parameters_of, read_values, record_type, shown, unknown
 from rmgr.sched.policies.buddy_fcfs import BuddyFcfs
 from rmgr.sched.policies.connection_reservation import ConnectionReservation
-from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.dqt import Dqt, weights_of
-from rmgr.sched.policies.easy import Easy
 from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.policies.fcfs import Fcfs
-from rmgr.sched.policies.first_fit import FirstFit, HeadBlocking
 from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policies.orders import Ageing, Ljf, Priority, Sjf
 from rmgr.sched.policies.queue_first_fit import QueueFirstFit, QueueSelect
+from rmgr.sched.policies.searches import Conservative, Easy, FirstFit, HeadBlocking
 from rmgr.sched.policies.servers import Adaptive, Load, Loth, RoundRobin
 from rmgr.sched.policy import Policy
 

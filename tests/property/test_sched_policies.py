@@ -11,7 +11,7 @@ from sched_worlds import worlds
 
 from rmgr.sched.catalogue import ORDERS, POLICIES, SEARCHES, policy_named
 from rmgr.sched.plan import Reserve
-from rmgr.sched.policies.first_fit import REST
+from rmgr.sched.policies.searches import REST
 from rmgr.sched.policy import Stage
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sim.laws.check import Tried, starved, told, tried, waived

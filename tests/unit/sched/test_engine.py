@@ -14,7 +14,7 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Plan, Reserve, Start
-from rmgr.sched.policies.first_fit import FirstFit
+from rmgr.sched.policies.searches import FirstFit
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Share
 from rmgr.sched.state.cluster import ClusterState

@@ -13,9 +13,9 @@ import pytest
 from rmgr.errors import ConfigError
 from rmgr.sched.catalogue import POLICIES, built, policy_named
 from rmgr.sched.parameters import about, parameters_of, read_values
-from rmgr.sched.policies.easy import Easy
 from rmgr.sched.policies.fcfs import Fcfs
 from rmgr.sched.policies.orders import Ageing, Sjf
+from rmgr.sched.policies.searches import Easy
 from rmgr.sched.policy import Order
 
 HOUR_US = 3_600_000_000

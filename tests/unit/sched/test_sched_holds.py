@@ -9,9 +9,7 @@ import pytest
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
 from rmgr.sched.plan import Accepted, HoldCores, Infeasible, Insufficient, ReleaseHold, Start, Why
-from rmgr.sched.policies.conservative import Conservative
-from rmgr.sched.policies.easy import Easy
-from rmgr.sched.policies.first_fit import FirstFit
+from rmgr.sched.policies.searches import Conservative, Easy, FirstFit
 from rmgr.sched.records import Hold, Share
 from rmgr.sched.state.cluster import ClusterState
 from tests.unit.sched.test_verbs import WHY, a_job, cluster, done, free, planned, restored, started, with_jobs

@@ -11,11 +11,9 @@ from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job
 from rmgr.sched.pipeline import configured, limits_of, pipeline_from
 from rmgr.sched.plan import Start
-from rmgr.sched.policies.conservative import Conservative
-from rmgr.sched.policies.easy import Easy
 from rmgr.sched.policies.fcfs import Fcfs
-from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policies.orders import Sjf
+from rmgr.sched.policies.searches import Conservative, Easy, FirstFit
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.queue_class import HPC2500
 from rmgr.sched.records import Limits

@@ -17,7 +17,7 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import PLAIN, Job, Node, Resources
 from rmgr.sched.plan import Accepted, Insufficient, Start, Why
-from rmgr.sched.policies.first_fit import FirstFit
+from rmgr.sched.policies.searches import FirstFit
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Limits
 from rmgr.sched.state.cluster import ClusterState

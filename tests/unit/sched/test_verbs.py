@@ -14,8 +14,8 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Accepted, GangSet, Infeasible, Insufficient, Migrate, Noted, Plan, Start, WakeAt, Why
-from rmgr.sched.policies.first_fit import FirstFit, HeadBlocking
 from rmgr.sched.policies.migration import Migration
+from rmgr.sched.policies.searches import FirstFit, HeadBlocking
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Call, Gang, Limits, Maintenance, Server, Used
 from rmgr.sched.state.cluster import ClusterState, Snapshot

@@ -14,7 +14,7 @@ from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Node
-from rmgr.sched.policies.first_fit import FITS, FirstFit
+from rmgr.sched.policies.searches import FITS, FirstFit
 from rmgr.sched.policy import Stage
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Maintenance

@@ -15,8 +15,7 @@ from rmgr.model.base.states import State
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
 from rmgr.sched.plan import Accepted, Why
-from rmgr.sched.policies.conservative import Conservative
-from rmgr.sched.policies.first_fit import FirstFit
+from rmgr.sched.policies.searches import Conservative, FirstFit
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Share
 from rmgr.sched.state.event_log import Recorder, decode

@@ -31,7 +31,7 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
 from rmgr.sched.pipeline import Configuration
 from rmgr.sched.plan import Accepted, Decision, GangSet, HoldCores, Migrate, Noted, Plan, Reserve, Start, WakeAt, Why
-from rmgr.sched.policies.first_fit import FirstFit
+from rmgr.sched.policies.searches import FirstFit
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
