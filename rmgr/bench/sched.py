@@ -27,9 +27,9 @@ from rmgr.sched.pipeline import configured
 from rmgr.sched.plan import Plan as SchedulerPlan
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sim.engine import bare_loop
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import Setting
+from rmgr.sim.engine.validate import BARE_POLICIES, bare_starts
 from rmgr.sim.models.lublin99 import lublin99
 from rmgr.sim.workload.jobs import Workload, read_trace
 
@@ -83,9 +83,9 @@ def sim(plan: MeasuringPlan) -> list[Row]:
             return _rate(workload, lambda: simulated(workload, policy))
 
         def bare(policy: str = policy) -> float:
-            return _rate(workload, lambda: bare_loop.starts(plain, workload.processors, policy))
+            return _rate(workload, lambda: bare_starts(plain, workload.processors, policy))
 
-        if policy in bare_loop.POLICIES:
+        if policy in BARE_POLICIES:
             rows += paired(plan, what=what, unit="jobs/s", baseline=("bare event loop", bare), ours=("rmgr", _SIMULATOR, ours))
         else:
             rows.append(row("rmgr", _SIMULATOR, what, "jobs/s", [ours() for _ in _repetitions(plan, what)]))

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmgr.sim.engine.bare_loop import Plain, starts
 from rmgr.sim.engine.outcome import Result
+from rmgr.sim.engine.validate import Plain, bare_starts
 from rmgr.sim.runs.experiment import Experiment, carry_out
 from rmgr.sim.runs.output import summary
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
@@ -150,7 +150,7 @@ def test_the_engine_starts_jobs_when_a_bare_loop_does(policy: str, drawn: tuple[
     jobs, processors = drawn
     workload = a_workload(jobs, processors)
     result = carry_out(Experiment(source="", policy=POLICIES[policy]), workload, validate=True)
-    assert started(result) == starts(jobs, processors, POLICIES[policy])
+    assert started(result) == bare_starts(jobs, processors, POLICIES[policy])
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "ff"])  # easy promises nodes, not counts: its starts may differ

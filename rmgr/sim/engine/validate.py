@@ -1,13 +1,14 @@
 """Checks a finished run against its workload, independently of how it was made: no overlap, no over-allocation, every job ends.
 
-The times in which nodes were closed are computed again from the events alone (`outages`).
+The times in which nodes were closed are computed again from the events alone (`outages`). For three policies, `bare_starts` says when jobs
+must start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from heapq import merge
+from heapq import heappop, heappush, merge
 from itertools import takewhile, zip_longest
 from typing import NamedTuple
 
@@ -207,3 +208,80 @@ def _overlap(core: int, at_us: int, numbers: list[int]) -> str:
     if not numbers[0]:
         return f"core {core} is held by job {numbers[1]} at {at_us} us, while its node has failed or is in maintenance"
     return f"core {core} is held by jobs {numbers[0]} and {numbers[1]} at {at_us} us"
+
+
+# -- the reference semantics of papers.md section 6 as a bare loop: processor counts, no nodes, no engine. Oracle and yardstick ---------
+
+#: Policies of `bare_starts`; all others are refused.
+BARE_POLICIES = ("fcfs", "first_fit", "easy")
+#: (submit, run, size, estimate) of a job.
+Plain = tuple[int, int, int, int]
+
+
+def bare_starts(jobs: Sequence[Plain], processors: int, policy: str) -> list[int]:
+    """Returns each job's start under `fcfs`, `first_fit` or `easy`: completions, arrivals, then one pass at each instant that has either.
+
+    Args:
+        jobs: in order of submit time, none larger than the machine. Times in any unit.
+    Raises: ValueError for another policy.
+    """
+    if policy not in BARE_POLICIES:
+        raise ValueError(f"the bare loop has no policy {policy!r}")
+    ends: list[tuple[int, int]] = []
+    running: dict[int, tuple[int, int]] = {}  # job -> (estimated end, size)
+    queue: list[int] = []
+    started = [-1] * len(jobs)
+    free, arrived = processors, 0
+    while arrived < len(jobs) or ends:
+        now = min(jobs[arrived][0] if arrived < len(jobs) else ends[0][0], ends[0][0] if ends else jobs[arrived][0])
+        while ends and ends[0][0] == now:
+            free += running.pop(heappop(ends)[1])[1]
+        while arrived < len(jobs) and jobs[arrived][0] == now:
+            queue.append(arrived)
+            arrived += 1
+        chosen = _bare_choice(jobs, queue, running, free, now, policy)
+        for job in chosen:
+            _, run, size, estimate = jobs[job]
+            started[job] = now
+            free -= size
+            running[job] = (now + estimate, size)
+            heappush(ends, (now + run, job))
+        if chosen:
+            gone = set(chosen)
+            queue = [job for job in queue if job not in gone]
+    return started
+
+
+def _bare_choice(
+    jobs: Sequence[Plain], queue: list[int], running: dict[int, tuple[int, int]], free: int, now: int, policy: str
+) -> list[int]:
+    chosen: list[int] = []
+    at = 0
+    while at < len(queue) and jobs[queue[at]][2] <= free:
+        free -= jobs[queue[at]][2]
+        chosen.append(queue[at])
+        at += 1
+    if policy == "fcfs" or at == len(queue) or not free:
+        return chosen
+    shadow, extra = 0, 0
+    if policy == "easy":
+        head = jobs[queue[at]][2]
+        planned = sorted([*running.values(), *((now + jobs[job][3], jobs[job][2]) for job in chosen)])
+        available = free
+        for end, size in planned:
+            if available >= head and end > shadow:
+                break
+            available += size
+            shadow = end
+        extra = available - head
+    for job in queue[at + 1 :]:
+        _, _, size, estimate = jobs[job]
+        if size > free:
+            continue
+        if policy == "easy" and now + estimate > shadow:
+            if size > extra:
+                continue
+            extra -= size
+        free -= size
+        chosen.append(job)
+    return chosen

@@ -11,7 +11,7 @@ from rmgr.bench import sched as bench_sched
 from rmgr.bench.measuring import MeasuringPlan
 from rmgr.cli.main import run
 from rmgr.errors import RmgrError
-from rmgr.sim.engine.bare_loop import starts
+from rmgr.sim.engine.validate import bare_starts
 
 ROW = {"system", "setup", "what", "rate", "unit", "spread", "ratio", "detail"}
 
@@ -76,7 +76,7 @@ def test_a_policy_that_fails_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
     def fails(*_: object) -> None:
         raise ZeroDivisionError("always")
 
-    monkeypatch.setattr("rmgr.sched.policies.easy.Easy.plan", fails)
+    monkeypatch.setattr("rmgr.sched.policies.searches.Easy.plan", fails)
     with pytest.raises(RmgrError, match="easy fails, so its time says nothing: ZeroDivisionError: always"):
         bench_sched.timed("easy", 5, 2, repetitions=1)
     with pytest.raises(RmgrError, match="easy"):
@@ -84,6 +84,6 @@ def test_a_policy_that_fails_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_bare_loop_refuses_what_it_cannot_do() -> None:
-    assert starts([(0, 5, 3, 9), (0, 5, 2, 9), (1, 1, 1, 2)], 4, "easy") == [0, 5, 1]
+    assert bare_starts([(0, 5, 3, 9), (0, 5, 2, 9), (1, 1, 1, 2)], 4, "easy") == [0, 5, 1]
     with pytest.raises(ValueError, match="conservative"):
-        starts([], 1, "conservative")
+        bare_starts([], 1, "conservative")

@@ -27,7 +27,7 @@ from rmgr.client.logs import OutputPiece, tail_of
 from rmgr.errors import ConfigError, UsageError
 from rmgr.sim.calls.scenario import SHIPPED, read_scenario
 from rmgr.sim.workload.events import read_events
-from rmgr.sim.workload.swf import SwfReader
+from rmgr.sim.workload.jobs import SwfReader
 
 MARK = codecs.BOM_UTF8
 #: What `str.splitlines` takes for a line's end besides "\n" and "\r", and JSON, TOML and `tail` do not.

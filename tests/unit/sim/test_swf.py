@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.errors import UsageError
-from rmgr.sim.workload.jobs import SECOND, Workload, read_trace
-from rmgr.sim.workload.swf import SwfReader
+from rmgr.sim.workload.jobs import SECOND, SwfReader, Workload, read_trace
 
 Write = Callable[..., Path]
 
