@@ -16,8 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from rmgr.errors import StateConflict
 from rmgr.sched.capacity.holds import room, share_of
-from rmgr.sched.capacity.horizon import Closing, Ending, Horizon, Timeline
-from rmgr.sched.capacity.horizon_node import NodeShadow, NodeTimeline, NodeWindows
+from rmgr.sched.capacity.horizon import Closing, Ending, Horizon, NodeShadow, NodeTimeline, NodeWindows, Timeline
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool, UnitShadow, UnitTimeline
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running

@@ -1,6 +1,6 @@
 """Identical one-core nodes of a partition: free nodes as a count and sorted ranges, and what promises leave free as counts in time.
 
-A faster representation for the same vetting as `pool_node.py` and `horizon_node.py`: one process fills one node, so memory, features and
+A faster representation for the same vetting as `pool_node.py` and `horizon.py`: one process fills one node, so memory, features and
 exclusive use only decide feasibility, and free capacity is a number. Space: O(ranges), whatever the number of nodes. A shadow answers
 for one promise, a timeline for many.
 """
