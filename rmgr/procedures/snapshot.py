@@ -28,7 +28,7 @@ from rmgr.model.tasks.submission import Paged, Submission, Tail
 from rmgr.procedures.bounded import outcomes_in, page_at
 
 if TYPE_CHECKING:
-    from rmgr.coord.views.tasks import Applied, Claimed, Waiting
+    from rmgr.coord.views.submission import Applied, Claimed, Waiting
     from rmgr.model.views import TaskView
 
 T = TypeVar("T")
@@ -262,7 +262,7 @@ def read_tasks(
     coordinator: Coordinator, store: Store | None, number: int, *, first: int = 0, limit: int = 0, timeout_s: float = 10.0
 ) -> tuple[Submission, list[TaskView]]:
     """Reads tasks of one submission by dense position, from `first` on, at most `limit` (0 = all). Raises NotFound, DataLost."""
-    from rmgr.coord.views.tasks import task_views
+    from rmgr.coord.views.submission import task_views
 
     submission = read_submission(coordinator, number, timeout_s=timeout_s)
     tail, done = fetch([paths.tail(number), paths.done(number)], coordinator.get, timeout_s=timeout_s)

@@ -78,7 +78,7 @@ _FOR_COMMANDS = (
     "rmgr.client.commands.sending",
     "rmgr.client.progress",
     "rmgr.client.submission.engine",
-    "rmgr.coord.views.tasks",
+    "rmgr.coord.views.submission",
     "rmgr.daemons.leader.placement.pipeline",
     "rmgr.runtime.secured",
     "rmgr.submitter.answers",

@@ -191,7 +191,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
     priority and time limit of everybody's work. Cores and queue can change only while none of the work runs.
     rmgr show ID tells who has changed what, and when.
     """
-    from rmgr.coord.views.asked import changes_in_words
+    from rmgr.coord.views.submission import changes_in_words
     from rmgr.model.tasks.submission import Terms
 
     terms = Terms(
@@ -240,7 +240,7 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
     """Returns (what differs now, why nothing does). Raises as `UpdateSubmission`."""
     from rmgr.cli.control.operate import read_settings
     from rmgr.client.identity import update
-    from rmgr.coord.views.asked import differences
+    from rmgr.coord.views.submission import differences
     from rmgr.daemons.leader.placement.pipeline import idle_priority
     from rmgr.model.tasks.submission import Phase
 
@@ -258,7 +258,7 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
 
 def _tell_changed(session: Session, changes: dict[str, dict[str, Any]], unchanged: dict[str, str]) -> None:
     from rmgr.cli.display import shapes
-    from rmgr.coord.views.asked import changes_in_words
+    from rmgr.coord.views.submission import changes_in_words
 
     if session.json:
         told = {number: shapes.changed(changed) for number, changed in changes.items()}

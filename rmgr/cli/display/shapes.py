@@ -139,7 +139,7 @@ def job(view: JobView) -> dict[str, Any]:
 
 def _asked(view: JobView) -> dict[str, Any]:
     """Returns what the work asks for besides cores and memory, and the changes made to that."""
-    from rmgr.coord.views.asked import USUAL  # imports all records of work, which tables do without
+    from rmgr.coord.views.submission import USUAL  # imports all records of work, which tables do without
 
     changes = [_change(one) for one in view.asked.get("changes", ())]
     return {**USUAL, **view.asked, "begin": iso(int(view.asked.get("begin") or 0)), "changes": changes}

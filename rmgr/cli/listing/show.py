@@ -17,7 +17,7 @@ from rmgr.cli.display.shapes import Failure, harmless, of_job, sentence, steps
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import find_one, positions_of
-from rmgr.coord.views.asked import in_words
+from rmgr.coord.views.submission import in_words
 from rmgr.errors import NotFound, RmgrError, UsageError
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted, format_duration, format_size
@@ -215,7 +215,7 @@ def draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) ->
 
 def _changes(job: JobView) -> list[tuple[str, str]]:
     """Returns lines about changes since the submission was sent: when, by whom, what."""
-    from rmgr.coord.views.asked import changes_in_words as changed_in_words
+    from rmgr.coord.views.submission import changes_in_words as changed_in_words
 
     told: list[tuple[str, str]] = []
     for one in job.asked.get("changes", ()):

@@ -17,9 +17,9 @@ from rmgr.coord.decisions.changing import told_by, words_of
 from rmgr.coord.decisions.progress import Progress, overall_state, running_count, state_counts
 from rmgr.coord.protocol import paths
 from rmgr.coord.views import health
-from rmgr.coord.views.asked import asked
 from rmgr.coord.views.health import allowed_whys, nobody_up, room_whys
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot, by_node, in_all
+from rmgr.coord.views.submission import asked
 from rmgr.errors import NotFound
 from rmgr.model.base.ids import taskq_name
 from rmgr.model.base.resources import MIB, Needs, needs_of

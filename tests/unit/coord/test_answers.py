@@ -13,7 +13,7 @@ from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.views.answers import explain, jobs, nodes, queues, status
 from rmgr.coord.views.health import allowed_whys, nobody_up, nobody_up_anywhere, room_whys, state_words
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
-from rmgr.coord.views.tasks import task_views
+from rmgr.coord.views.submission import task_views
 from rmgr.errors import NotFound
 from rmgr.model.base.resources import Capacity, Request
 from rmgr.model.base.states import Reason, State
