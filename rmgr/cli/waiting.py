@@ -36,8 +36,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.array import Array, parse_array
 from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.output_names import expand, has_own_name
-from rmgr.model.tasks.submission import Phase, Submission
+from rmgr.model.tasks.submission import Phase, Submission, expand_output_name, has_own_name
 from rmgr.model.views import JobView
 
 #: Longest time in seconds between two looks at Ctrl-C, --timeout and progress.
@@ -531,7 +530,7 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
             continue
         for end in sorted(item.ends.values(), key=lambda end: end.position):
             target = Path(
-                expand(pattern, job=end.submission, index=end.index, attempt=end.attempt, name=submission.name, node=end.node)
+                expand_output_name(pattern, job=end.submission, index=end.index, attempt=end.attempt, name=submission.name, node=end.node)
             )
             try:
                 if not target.parent.is_dir():

@@ -54,8 +54,7 @@ from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.block import MOST_ATTEMPTS, PRIORITY_RANGE
-from rmgr.model.tasks.output_names import has_own_name, unknown_placeholder
-from rmgr.model.tasks.submission import FROM_CHECKPOINT, FROM_START, OnDisconnect, Phase, Rigid
+from rmgr.model.tasks.submission import FROM_CHECKPOINT, FROM_START, OnDisconnect, Phase, Rigid, has_own_name, unknown_placeholder
 from rmgr.model.views import WhatIfView
 
 #: Options end at the first word: `rmgr submit -J x echo -n hello` submits `echo -n hello`.

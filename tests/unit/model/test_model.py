@@ -19,7 +19,7 @@ from rmgr.model.base.states import TRANSITIONS, State, diagram
 from rmgr.model.base.units import MAX_DURATION_US, format_duration, format_size, parse_duration_us, parse_size
 from rmgr.model.tasks.array import parse_array, shown_index
 from rmgr.model.tasks.block import STORY_CHARS, BlockKey, pending_indices, runs, story_line
-from rmgr.model.tasks.output_names import expand, has_own_name, unknown_placeholder
+from rmgr.model.tasks.submission import expand_output_name, has_own_name, unknown_placeholder
 from tests.places import ROOT
 
 
@@ -236,7 +236,7 @@ def test_of_a_long_sentence_of_a_story_the_beginning_and_the_reason_at_its_end_s
     ],
 )
 def test_placeholders_are_replaced_and_others_stay(pattern: str, name: str) -> None:
-    assert expand(pattern, job=42, index=5, attempt=2, name="a/b", node="n1") == name
+    assert expand_output_name(pattern, job=42, index=5, attempt=2, name="a/b", node="n1") == name
 
 
 def test_the_array_index_gives_each_task_a_file_of_its_own() -> None:

@@ -31,8 +31,7 @@ from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
 from rmgr.daemons.starter.staging.inputs import ROWS_TOGETHER, Input, Inputs, Left, OutputClaims, TaskReads
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, RmgrError, StoreUnavailable, UsageError, ValueTooLarge
 from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, MAX_LEFT_KEYS, KeyedPayload
-from rmgr.model.tasks.output_names import expand, has_own_name
-from rmgr.model.tasks.submission import Command
+from rmgr.model.tasks.submission import Command, expand_output_name, has_own_name
 from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
 from rmgr.model.wire.line import ClaimStage
 from rmgr.runner.host.files import remove_tree
@@ -248,7 +247,7 @@ class Stager:
         found = []
         for pattern in (command.out, command.err):
             record = block.info.record
-            name = expand(
+            name = expand_output_name(
                 pattern, job=record.id, index=block.info.label(index), attempt=block.key.attempt, name=record.name, node=block.node
             )
             path = os.path.join(command.cwd, name) if name else ""
