@@ -401,7 +401,7 @@ def sweep(
     """
     from rmgr.adapters.policy_files import load as configure
     from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sim.models.catalogue import is_model
+    from rmgr.sim.models import is_model
     from rmgr.sim.runs.experiment import Experiment, Sweep, carry_out_sweep
 
     experiments = tuple(

@@ -32,7 +32,7 @@ from rmgr.sim.engine.execution import MINUTE_US, Grid, by_speed, drawn
 from rmgr.sim.engine.machine import Machine
 from rmgr.sim.engine.outcome import Result, Setting
 from rmgr.sim.engine.validate import check
-from rmgr.sim.models.catalogue import is_model, model_named, refuse_misspelt
+from rmgr.sim.models import is_model, model_named, refuse_misspelt
 from rmgr.sim.runs.output import MEASURED, ranges_text, whole_directory, write_file, write_run
 from rmgr.sim.runs.parallel import Piece, StillWanted, in_processes
 from rmgr.sim.workload.events import Failures, LimitsChange, read_events
