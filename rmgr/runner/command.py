@@ -101,7 +101,7 @@ class Launcher:
         self._node = node
         self._paths = (os.path.join(directory, "stdout"), os.path.join(directory, "stderr"))
         self._fds = [open_output(path) for path in self._paths]
-        self._identity = _identity(directory)
+        self._identity = _identity_of_directory(directory)
         self._found: dict[tuple[str, str], str] = {}
         self._batch: CommandBatch | None = None
         self._base: dict[str, str] = {}
@@ -128,7 +128,7 @@ class Launcher:
 
     def check(self) -> None:
         """Raises DirectoryGone if the slot's directory was removed. Cost: an lstat."""
-        if self._identity is None or _identity(self._directory) != self._identity:
+        if self._identity is None or _identity_of_directory(self._directory) != self._identity:
             self._identity = None  # for ever, whatever is made there
             raise DirectoryGone
 
@@ -149,7 +149,7 @@ class Launcher:
                 if owns and not self._spare:
                     os.mkdir(directory)
                     self._made = marks_of(directory)
-                    self._named = _attributes(directory)
+                    self._named = _attributes_of(directory)
                     self._aged_ns = time.clock_gettime_ns(CLOCK) + blind_ns(self._made)
                 self._spare = "" if owns else self._spare
                 self._go(batch.cwd or directory)
@@ -157,7 +157,7 @@ class Launcher:
             except OSError as error:
                 where = batch.cwd or directory
                 failed = StartFailed(f"the work directory {where} cannot be used: {error.strerror}", 126, error.errno)
-                if _identity(directory) is None:  # not removed by its user, whose `cwd` may be wrong
+                if _identity_of_directory(directory) is None:  # not removed by its user, whose `cwd` may be wrong
                     failed.reason = Reason.NODE_LOST
                 raise failed from None
             own_umask = os.umask(umask_of(batch.shape.environ))
@@ -231,7 +231,7 @@ class Launcher:
         if reason is Reason.OUT_OF_MEMORY:  # what was compared with the limit: memory of all its processes
             rss_kib = max(rss_kib, run.used_bytes // 1024, run.group.peak_bytes() // 1024 if run.group is not None else 0)
         detail = ""
-        if (number := _failure(run.handshake)) and reason is Reason.EXIT_CODE:
+        if (number := _error_of_exec(run.handshake)) and reason is Reason.EXIT_CODE:
             failed = StartFailed(*self._why(run.program, OSError(number, os.strerror(number))), number)
             reason, detail, code = failed.reason, failed.detail, failed.exit_code if failed.reason is Reason.START_FAILED else None
         if reason in _OWN and not detail and is_full(self._directory):  # before any of its files is removed
@@ -282,7 +282,7 @@ class Launcher:
             self._stdin = self._file(f"stdin.{first}", batch.stdin)
         if batch.script:
             path = self._file(f"script.{first}", batch.script.encode())
-            self._script = [*_interpreter(batch.script), path]
+            self._script = [*_interpreter_of_script(batch.script), path]
         self._batch = batch
 
     def _file(self, name: str, data: bytes) -> str:
@@ -317,7 +317,7 @@ class Launcher:
         search = self._base.get("PATH", os.defpath)
         found = self._found.get((name, search))
         if found is None or not os.access(found, os.X_OK):
-            found = _search(name, search)
+            found = _find_program(name, search)
             if found is None:
                 raise StartFailed(f"no program {name} on node {self._node} (PATH={search})", 127)
             if os.path.isabs(found):
@@ -330,7 +330,7 @@ class Launcher:
         That includes its output files: a cleaner still at work may have emptied the work directory, but not yet removed it.
         """
         own = [path for path in (self._stdin, *self._script[-1:], *self._paths) if path.startswith(self._directory)]
-        return _identity(self._directory) == self._identity and all(map(os.path.lexists, (run.directory, *own)))
+        return _identity_of_directory(self._directory) == self._identity and all(map(os.path.lexists, (run.directory, *own)))
 
     def _go_home(self) -> None:
         try:
@@ -379,7 +379,7 @@ class Launcher:
             if state_of(pid) in "Tt" or (group is not None and group.is_frozen()):
                 os.set_blocking(read, False)
                 return pid, read
-        if code := _failure(read):
+        if code := _error_of_exec(read):
             os.waitpid(pid, 0)
             raise OSError(code, os.strerror(code))
         return pid, -1
@@ -497,7 +497,7 @@ class Launcher:
         if directory and again and not self._spare:
             with contextlib.suppress(OSError):
                 aged = began_ns > self._aged_ns
-                if marks_of(directory) == self._made and (aged or (_attributes(directory) == self._named and not os.listdir(directory))):
+                if marks_of(directory) == self._made and (aged or (_attributes_of(directory) == self._named and not os.listdir(directory))):
                     self._spare = directory
                     return
         self._go_home()
@@ -520,7 +520,7 @@ class Launcher:
                     os.unlink(entry.path)
                 os.rmdir(directory)
                 return
-        shell = _search("sh", os.defpath)
+        shell = _find_program("sh", os.defpath)
         if shell is not None:
             with contextlib.suppress(OSError):
                 self.removers.add(os.posix_spawn(shell, [shell, "-c", _REMOVE, "rm", directory], os.environ, setsid=True))
@@ -534,7 +534,7 @@ def _name_directory(environ: dict[str, str], directory: str) -> None:
         environ["PWD"] = directory
 
 
-def _failure(handshake: int) -> int:
+def _error_of_exec(handshake: int) -> int:
     """Returns the error of a program that could not be executed, 0 if none is known. Closes the handshake."""
     if handshake < 0:
         return 0
@@ -542,7 +542,7 @@ def _failure(handshake: int) -> int:
         return int(pipe.read(16) or 0)
 
 
-def _identity(directory: str) -> tuple[int, int] | None:
+def _identity_of_directory(directory: str) -> tuple[int, int] | None:
     """Returns the identity of a directory, None if there is none."""
     try:
         found = os.lstat(directory)
@@ -551,14 +551,14 @@ def _identity(directory: str) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 
 
-def _attributes(directory: str) -> int:
+def _attributes_of(directory: str) -> int:
     """Returns the number of its extended attributes; 0 on a file system without."""
     with contextlib.suppress(OSError):
         return len(os.listxattr(directory, follow_symlinks=False)) if hasattr(os, "listxattr") else 0
     return 0
 
 
-def _interpreter(script: str) -> list[str]:
+def _interpreter_of_script(script: str) -> list[str]:
     """Returns what runs a script: its #! line (so that the file need not be executable), else /bin/sh."""
     first = script.split("\n", 1)[0].rstrip("\r")
     if not first.startswith("#!"):
@@ -590,7 +590,7 @@ def _is_text(path: str) -> bool:
         return True
 
 
-def _search(name: str, path: str) -> str | None:
+def _find_program(name: str, path: str) -> str | None:
     for directory in path.split(os.pathsep):
         candidate = os.path.join(directory or ".", name)
         if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):

@@ -97,8 +97,8 @@ class Spawner:
         features += ["memory"] if self.limits_memory else []
         self._children = Children()
         self._forks = Forks(setup.pids or setup.cgroup) if setup.pids or setup.cgroup else None
-        self._wake_r, wake_w = _pipe()
-        self._poke_r, poke_w = _pipe()
+        self._wake_r, wake_w = _nonblocking_pipe()
+        self._poke_r, poke_w = _nonblocking_pipe()
         self.launcher = Launcher(setup.directory, setup.node)
         board = create_board()
         self._commands = Commands(self, Board(board))
@@ -106,9 +106,9 @@ class Spawner:
             directory=setup.directory, node=setup.node, make_group=self.make_group, poke_fd=poke_w, surprise=self.surprise
         )
         self._set_lease(setup.lease_end_ns)
-        signal.signal(signal.SIGCHLD, _wake)
+        signal.signal(signal.SIGCHLD, _ignore_signal)
         for signum in OF_WORK:
-            signal.signal(signum, _wake)
+            signal.signal(signum, _ignore_signal)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         control.setblocking(False)
         for source in (control, self._wake_r, self._poke_r):
@@ -666,11 +666,11 @@ class Commands:
             self._current.group.remove()
 
 
-def _wake(_signum: int, _frame: object) -> None:
+def _ignore_signal(_signum: int, _frame: object) -> None:
     """Does nothing: the byte in the wake-up pipe counts."""
 
 
-def _pipe() -> tuple[int, int]:
+def _nonblocking_pipe() -> tuple[int, int]:
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)

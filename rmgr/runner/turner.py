@@ -371,7 +371,7 @@ class Turner:
             self._outbox.popleft()
 
 
-def _hurry() -> None:
+def _take_priority() -> None:
     """Takes priority over all work, if allowed."""
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
@@ -385,7 +385,7 @@ def main(fd: int) -> NoReturn:
     os.set_inheritable(fd, False)
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)  # it ends with its Starter's socket, and not before
-    _hurry()
+    _take_priority()
     Turner(socket.socket(fileno=fd)).run()
 
 

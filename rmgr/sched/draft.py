@@ -518,7 +518,7 @@ class Draft(View):
         Cost: O(jobs of the gang + nodes of those that start).
         """
         self._check_open()
-        wrong = _malformed(gang)
+        wrong = _why_malformed(gang)
         if wrong is not None:
             return self._never(Why("gang", wrong))
         gang = gang._replace(policy=self.policy, partition=self.partition)
@@ -724,7 +724,7 @@ class Draft(View):
         cores. (`View` deals with notes, holds, promises and gangs of these policies.)
         Cost: O(suspended jobs), plus O(its placement) for each of these jobs.
         """
-        for stopped in sorted(self._part.suspended.values(), key=_since):
+        for stopped in sorted(self._part.suspended.values(), key=_suspended_since):
             job_id = stopped.run.job.id
             if not any(policy in keepers for policy in self._noted(STANDS_STILL, job_id)):
                 self._go_on(stopped.run)
@@ -746,10 +746,10 @@ class Draft(View):
             for node in range(first, last + 1):
                 wanted = self._part.nodes[node].cores if run.job.exclusive else processes * run.job.threads
                 where: Placement = ((node, node, 1),)
-                free = next((count for count in range(wanted, 0, -1) if pool.holds(_cores(count), where)), 0)
+                free = next((count for count in range(wanted, 0, -1) if pool.holds(_dummy_job(count), where)), 0)
                 if free:
-                    pool.take(_cores(free), where)
-                    more.did(partial(pool.give, _cores(free), where))
+                    pool.take(_dummy_job(free), where)
+                    more.did(partial(pool.give, _dummy_job(free), where))
         self._look_again()
         if self._timeline is not None and self._timeline.overdrawn:
             self._take_back_promises()
@@ -774,16 +774,16 @@ def lacking(job: Job, pool: Pool) -> Why:
     return Why("resources", TOO_LARGE, (job.processes, job.threads, pool.free))
 
 
-def _cores(count: int) -> Job:
+def _dummy_job(count: int) -> Job:
     """Returns a dummy job of so many cores on one node."""
     return Job(id=0, submit_us=0, threads=count)
 
 
-def _since(stopped: Suspended) -> tuple[int, int]:
+def _suspended_since(stopped: Suspended) -> tuple[int, int]:
     return (stopped.since_us, stopped.run.job.id)
 
 
-def _malformed(gang: object) -> str | None:
+def _why_malformed(gang: object) -> str | None:
     """Returns why the value is not a gang record that another leader could read, or None if it is one."""
     if type(gang) is not Gang:
         return "a gang is a record of type Gang"
@@ -815,12 +815,12 @@ def _malformed(gang: object) -> str | None:
         return "the front names nodes, entries to be served, and whether a round is over"
     if not all(len(item) == 3 and all(map(_is_count, item)) and item[2] for item in gang.late):
         return "late jobs have a tree node and a weight"
-    return _twice(gang)
+    return _named_twice(gang)
 
 
-def _twice(gang: Gang) -> str | None:
+def _named_twice(gang: Gang) -> str | None:
     seen: dict[int, int] = {}
-    for job_id, node in _places(gang):
+    for job_id, node in _jobs_in_queues(gang):
         if seen.setdefault(job_id, node) != node:
             return "a job stands in two queues"
     if len({node for node, _ in gang.queues}) < len(gang.queues) or any(job_id < 1 for job_id in seen):
@@ -828,7 +828,7 @@ def _twice(gang: Gang) -> str | None:
     return None
 
 
-def _places(gang: Gang) -> Iterator[tuple[int, int]]:
+def _jobs_in_queues(gang: Gang) -> Iterator[tuple[int, int]]:
     in_queues = ((job_id, node) for node, entries in gang.queues for job_id, _ in entries)
     return chain(in_queues, ((job_id, node) for job_id, node, _ in gang.late))
 

@@ -162,7 +162,7 @@ class Job:
         else:
             special = Special(features, resources) if features or resources else None
             new.shape = Shape(threads, memory_bytes, special, exclusive, spread)
-            if resources and not _counted(resources):
+            if resources and not _is_countable(resources):
                 new._complain()  # noqa: SLF001 - its own class
         if processes < 1 or threads < 1 or submit_us < 0 or limit_us < 0 or memory_bytes < 0 or begin_us < 0:
             new._complain()  # noqa: SLF001 - its own class
@@ -181,7 +181,7 @@ class Job:
         for name in ("submit_us", "limit_us", "memory_bytes", "begin_us"):
             if getattr(self, name) < 0:
                 raise ValueError(f"job {self.id}: {name} is {getattr(self, name)}, it cannot be negative")
-        if not _counted(self.resources):
+        if not _is_countable(self.resources):
             raise ValueError(f"job {self.id}: resources are {self.resources}, not names, ascending, each with a count of 1 or more")
 
 
@@ -256,7 +256,7 @@ def resources_of(counts: Mapping[str, int]) -> Resources:
     return tuple(sorted((name, count) for name, count in counts.items() if count > 0)) if counts else ()
 
 
-def _counted(resources: Resources) -> bool:
+def _is_countable(resources: Resources) -> bool:
     names = [name for name, _ in resources]
     return sorted(set(names)) == names and all(count > 0 for _, count in resources)
 

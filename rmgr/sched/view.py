@@ -252,7 +252,7 @@ class View:
         if limits.max_cpus_per_user or limits.max_jobs_per_user:
             used = self._used("user", job.user)
             if beside:
-                used = _with(used, [other for other in beside if other.user == job.user])
+                used = _used_with(used, [other for other in beside if other.user == job.user])
             if limits.max_cpus_per_user and used.cpus + job.wanted_cpus > limits.max_cpus_per_user:
                 return Why("limits", "user {} may have {} CPUs at once and has {}", (job.user, limits.max_cpus_per_user, used.cpus))
             if limits.max_jobs_per_user and used.jobs >= limits.max_jobs_per_user:
@@ -260,7 +260,7 @@ class View:
         if limits.max_cpus_per_account:
             used = self._used("account", job.account)
             if beside:
-                used = _with(used, [other for other in beside if other.account == job.account])
+                used = _used_with(used, [other for other in beside if other.account == job.account])
             if used.cpus + job.wanted_cpus > limits.max_cpus_per_account:
                 facts = (job.account, limits.max_cpus_per_account, used.cpus)
                 return Why("limits", "account {} may have {} CPUs at once and has {}", facts)
@@ -523,7 +523,7 @@ class View:
             self._tally = tally
         if self._counted < len(self._started):
             for run in islice(self._started.values(), self._counted, None):
-                _count(tally, run.job, 1)
+                _count_job(tally, run.job, 1)
             self._counted = len(self._started)
         used = self._part.used(kind, name)
         cpus, jobs = tally.get((kind, name), (0, 0))
@@ -576,7 +576,7 @@ class View:
 
     def _window_for(self, end_us: int, placement: Placement | None = None) -> Maintenance | None:
         """Returns the first window that a job from now until `end_us` would reach into (on these nodes, if given), or None."""
-        for window in sorted(self._part.windows.values(), key=_begin):
+        for window in sorted(self._part.windows.values(), key=_window_start):
             on_it = placement is None or any(first <= node <= last for first, last, _ in placement for node in window.nodes)
             if on_it and window.end_us > self.now_us and window.start_us < end_us:
                 return window
@@ -718,15 +718,15 @@ class Mark(NamedTuple):
     rest: Why | None
 
 
-def _begin(window: Maintenance) -> tuple[int, int]:
+def _window_start(window: Maintenance) -> tuple[int, int]:
     return (window.start_us, window.id)
 
 
-def _with(used: Used, jobs: Sequence[Job]) -> Used:
+def _used_with(used: Used, jobs: Sequence[Job]) -> Used:
     return Used(used.cpus + sum(job.wanted_cpus for job in jobs), used.jobs + len(jobs))
 
 
-def _count(tally: dict[tuple[str, str], tuple[int, int]], job: Job, sign: int) -> None:
+def _count_job(tally: dict[tuple[str, str], tuple[int, int]], job: Job, sign: int) -> None:
     for who in (("user", job.user), ("account", job.account)):
         cpus, jobs = tally.get(who, (0, 0))
         tally[who] = (cpus + sign * job.wanted_cpus, jobs + sign)

@@ -52,13 +52,13 @@ def verify(entries: Iterable[Entry], pipeline: tuple[Stage, ...] | None) -> Hist
                 history.fact(entry, answer)
             case Passed():
                 assert history is not None
-                _pass(entry, history, state, pipeline)
+                _replay_pass(entry, history, state, pipeline)
     if history is None:
         raise RmgrError("the log is empty")
     return history
 
 
-def _pass(entry: Passed, history: History, state: ClusterState, pipeline: tuple[Stage, ...] | None) -> None:
+def _replay_pass(entry: Passed, history: History, state: ClusterState, pipeline: tuple[Stage, ...] | None) -> None:
     history.passes += 1
     history.decided += len(entry.decisions)
     if pipeline is not None:
@@ -66,7 +66,7 @@ def _pass(entry: Passed, history: History, state: ClusterState, pipeline: tuple[
         plan = run_pass(state, causes, now=entry.at_us, seed=history.opening.seed, pipeline=pipeline)
         ours = described(plan.decisions)
         if ours != entry.decisions:
-            raise RmgrError(_told(entry, ours), hint="another release, another policy of this name, or a changed file of policies")
+            raise RmgrError(_told_and_ours(entry, ours), hint="another release, another policy of this name, or a changed file of policies")
         decisions = plan.decisions
     elif history.opening.carried_out == AT_ONCE:
         decisions = tuple(map(decision, entry.decisions))
@@ -75,7 +75,7 @@ def _pass(entry: Passed, history: History, state: ClusterState, pipeline: tuple[
             history.decision(one, state.carried_out(one, entry.at_us), entry.at_us)
 
 
-def _told(entry: Passed, ours: tuple[Mapping[str, Any], ...]) -> str:
+def _told_and_ours(entry: Passed, ours: tuple[Mapping[str, Any], ...]) -> str:
     """Describes the first difference between two passes."""
     for number, (theirs, mine) in enumerate(zip(entry.decisions, ours, strict=False), 1):
         if theirs != mine:
@@ -368,7 +368,7 @@ def picks(entries: Iterable[Entry], pipeline: tuple[Stage, ...]) -> Picks:
             case Opening(policy, _, seed, records):
                 state, found.policy = ClusterState.restored(records), policy
             case Fact() if state is not None:
-                _tell(entry, state, found)
+                _tell_state(entry, state, found)
             case Passed(at_us, _, causes, decisions) if state is not None:
                 for one in map(decision, decisions):
                     if isinstance(one, Send):
@@ -385,7 +385,7 @@ def picks(entries: Iterable[Entry], pipeline: tuple[Stage, ...]) -> Picks:
     return found
 
 
-def _tell(fact: Fact, state: ClusterState, found: Picks) -> None:
+def _tell_state(fact: Fact, state: ClusterState, found: Picks) -> None:
     """Tells the state a fact. A call that was sent or withdrawn may already have left this state."""
     if fact.name == "call_answered":
         found.answered[fact.arguments["answered"].call_id] = fact.arguments["answered"]

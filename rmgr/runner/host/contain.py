@@ -115,7 +115,7 @@ def send_all(leader: int, signum: int, group: ControlGroup | None = None, *, lea
 
 def resident_bytes(leader: int, group: ControlGroup | None = None, *, also: Iterable[int] = ()) -> int:
     """Returns the resident memory of `leader` and its processes (shared pages count for each). Cost: about 15 us a process."""
-    pids = group.members() if group is not None else _tree(leader)
+    pids = group.members() if group is not None else _with_descendants(leader)
     total = 0
     for pid in {*pids, *also}:
         with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/statm", "rb") as file:
@@ -131,15 +131,12 @@ def processor_seconds(leader: int, members: Iterable[int] = ()) -> tuple[float, 
     The second value covers living threads, 0 if the kernel does not tell; it grows once a wait is over. Cost: about 20 us a process and
     20 us a thread.
     """
-    tree, ticks = _tree(leader), 0
-    for pid in tree:
-        with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
-            ticks += sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))  # with ended children that it waited for
-    waited = [_waited(pid) for pid in {*tree, *members}]
-    return ticks / _TICKS, sum(waited_ns for waited_ns, _ in waited) / 1e9, any(is_ready for _, is_ready in waited)
+    tree = _with_descendants(leader)
+    waited = [_waited_for_processor(pid) for pid in {*tree, *members}]
+    return sum(map(cpu_ticks, tree)) / _TICKS, sum(waited_ns for waited_ns, _ in waited) / 1e9, any(is_ready for _, is_ready in waited)
 
 
-def _waited(pid: int) -> tuple[int, bool]:
+def _waited_for_processor(pid: int) -> tuple[int, bool]:
     """Returns (ns for which its threads have waited for a processor, whether one of them waits for or has one)."""
     waited_ns, is_ready = 0, False
     with contextlib.suppress(OSError):
@@ -154,7 +151,7 @@ def _waited(pid: int) -> tuple[int, bool]:
 
 def below(root: int) -> list[int]:
     """Returns all descendants of `root`, without `root`. Cost: about 20 us a process."""
-    return _tree(root)[1:]
+    return _with_descendants(root)[1:]
 
 
 def halted(spawner: int) -> list[int]:
@@ -162,12 +159,12 @@ def halted(spawner: int) -> list[int]:
 
     Cost: about 20 us, and 20 more for each stopped child.
     """
-    own = _read(f"/proc/{spawner}/cmdline")
-    children = map(int, _read(f"/proc/{spawner}/task/{spawner}/children").split())
-    return [pid for pid in children if state_of(pid) in "Tt" and _read(f"/proc/{pid}/cmdline") == own]
+    own = _content_or_nothing(f"/proc/{spawner}/cmdline")
+    children = map(int, _content_or_nothing(f"/proc/{spawner}/task/{spawner}/children").split())
+    return [pid for pid in children if state_of(pid) in "Tt" and _content_or_nothing(f"/proc/{pid}/cmdline") == own]
 
 
-def _read(path: str) -> bytes:
+def _content_or_nothing(path: str) -> bytes:
     with contextlib.suppress(OSError), open(path, "rb") as file:
         return file.read()
     return b""
@@ -180,7 +177,7 @@ def lists_children() -> bool:
 
 def state_of(pid: int) -> str:
     """Returns the letter of the process's state (`T`: stopped), "X" if there is none."""
-    return _state(f"/proc/{pid}/stat")[0]
+    return _parsed_stat(f"/proc/{pid}/stat")[0]
 
 
 def still(pids: list[int]) -> set[int]:
@@ -188,20 +185,20 @@ def still(pids: list[int]) -> set[int]:
 
     A process whose first thread has ended has the state of a zombie, but runs on in other threads. Cost: about 15 us a process.
     """
-    states = {pid: _state(f"/proc/{pid}/stat") for pid in pids}
+    states = {pid: _parsed_stat(f"/proc/{pid}/stat") for pid in pids}
     forking = {parent for state, parent in states.values() if state in "Tt"}
     found = set()
     for pid, (state, _) in states.items():
         if state == "Z":
             with contextlib.suppress(OSError):
-                if not all(_state(f"/proc/{pid}/task/{thread}/stat")[0] in "TtZX" for thread in os.listdir(f"/proc/{pid}/task")):
+                if not all(_parsed_stat(f"/proc/{pid}/task/{thread}/stat")[0] in "TtZX" for thread in os.listdir(f"/proc/{pid}/task")):
                     continue
         if state in "TtZX" or (state == "D" and pid in forking):
             found.add(pid)
     return found
 
 
-def _state(path: str) -> tuple[str, int]:
+def _parsed_stat(path: str) -> tuple[str, int]:
     """Returns (letter, parent)."""
     with contextlib.suppress(OSError, IndexError, ValueError), open(path, "rb") as file:
         words = file.read().rpartition(b") ")[2].split(None, 2)
@@ -216,7 +213,7 @@ def cpu_ticks(pid: int) -> int:
     return 0
 
 
-def _tree(root: int) -> list[int]:
+def _with_descendants(root: int) -> list[int]:
     """Returns `root` and its descendants by the kernel's lists of children; only `root` without such lists."""
     found, todo = [], [root]
     while todo:
@@ -327,8 +324,8 @@ class ControlGroup:
     def had_oom(self) -> bool:
         """Returns whether the kernel killed something here for lack of memory."""
         if self._unified and self._has_memory:
-            return _counter(os.path.join(self._unified, "memory.events"), "oom_kill") > 0
-        return bool(self._memory) and _counter(os.path.join(self._memory, "memory.oom_control"), "oom_kill") > 0
+            return _counter_in_file(os.path.join(self._unified, "memory.events"), "oom_kill") > 0
+        return bool(self._memory) and _counter_in_file(os.path.join(self._memory, "memory.oom_control"), "oom_kill") > 0
 
     def peak_bytes(self) -> int:
         """Returns the most memory used here at a time, 0 if the kernel does not tell."""
@@ -379,7 +376,7 @@ class ControlGroup:
         return True
 
 
-def _counter(path: str, name: str) -> int:
+def _counter_in_file(path: str, name: str) -> int:
     with contextlib.suppress(OSError, ValueError, IndexError), open(path, encoding="ascii") as file:
         for line in file:
             words = line.split()

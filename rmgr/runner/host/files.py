@@ -36,9 +36,9 @@ def remove_all(directory: str | os.PathLike[str]) -> None:
     except FileNotFoundError:
         return
     try:
-        top = _opened(name, above)
+        top = _open_directory(name, above)
         try:
-            failed = _empty(top)
+            failed = _remove_content(top)
         finally:
             os.close(top)
         if failed is not None:
@@ -48,7 +48,7 @@ def remove_all(directory: str | os.PathLike[str]) -> None:
         os.close(above)
 
 
-def _empty(top: int) -> OSError | None:
+def _remove_content(top: int) -> OSError | None:
     """Removes the content of an open directory; returns the last error, None if all is gone."""
     mark, made = os.urandom(8).hex(), 0
     failed: OSError | None = None
@@ -57,13 +57,13 @@ def _empty(top: int) -> OSError | None:
         at = todo.pop()
         fd = top
         try:
-            fd = _opened(at, top) if at else top
+            fd = _open_directory(at, top) if at else top
             for name in os.listdir(fd):
                 try:
                     if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
                         os.unlink(name, dir_fd=fd)
                         continue
-                    os.close(_opened(name, fd))  # only a user with write access to a directory can move it
+                    os.close(_open_directory(name, fd))  # only a user with write access to a directory can move it
                     made += 1
                     moved = f".{mark}-{made}"
                     os.rename(name, moved, src_dir_fd=fd, dst_dir_fd=top)
@@ -87,7 +87,7 @@ def _empty(top: int) -> OSError | None:
     return failed
 
 
-def _opened(name: str, below: int) -> int:
+def _open_directory(name: str, below: int) -> int:
     """Returns a descriptor of a directory, opened to its owner first if necessary. Raises: OSError."""
     look = os.open(name, _LOOK, dir_fd=below)
     try:

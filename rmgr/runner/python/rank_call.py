@@ -72,7 +72,7 @@ def in_ranks(batch: TaskBatch, item: TaskItem, spec: StartWorker, *, directory: 
     Cost: an interpreter a rank, and its bundle once a node.
     """
     try:
-        return _run(batch, item, spec, directory)
+        return _run_ranks(batch, item, spec, directory)
     except OSError as error:
         is_ours = error.errno in NODE_TROUBLE or isinstance(error, FileNotFoundError)
         return b"", True, failure(error, Reason.NODE_LOST if is_ours else Reason.START_FAILED)
@@ -80,7 +80,7 @@ def in_ranks(batch: TaskBatch, item: TaskItem, spec: StartWorker, *, directory: 
         return b"", True, failure(error, Reason.EXCEPTION)
 
 
-def _run(batch: TaskBatch, item: TaskItem, spec: StartWorker, directory: str) -> tuple[bytes, bool, TaskExtra | None]:
+def _run_ranks(batch: TaskBatch, item: TaskItem, spec: StartWorker, directory: str) -> tuple[bytes, bool, TaskExtra | None]:
     place = os.path.join(directory, f"ranks-{item.seq}")
     os.mkdir(place, 0o700)
     try:
@@ -88,22 +88,22 @@ def _run(batch: TaskBatch, item: TaskItem, spec: StartWorker, directory: str) ->
         launch = batch.shape.environ["RMGR_LAUNCH"]
         bundle = Bundle(
             spec=spec,
-            archives=tuple(_bytes(archive) for archive in spec.archives),
+            archives=tuple(_file_content(archive) for archive in spec.archives),
             launch=launch,
             function=batch.function,
-            blob=batch.blob or _bytes(batch.path),
+            blob=batch.blob or _file_content(batch.path),
             keyed=batch.keyed,
-            payload=_payload(item, keyed=batch.keyed),
+            payload=_payload_without_files(item, keyed=batch.keyed),
             seq=item.seq,
             directory=directory,
             answer=answer,
         )
         with open(path, "wb") as file:
             file.write(msgspec.msgpack.encode(bundle))
-        code = _launch(launch, {"RMGR_BUNDLE": path, "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": running.hash_seed or "random"})
+        code = _launch_ranks(launch, {"RMGR_BUNDLE": path, "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": running.hash_seed or "random"})
         left = sorted(name for name in os.listdir(place) if name.startswith(ranks.LEFT_PREFIX))
         for one in (answer, *(os.path.join(place, name) for name in left)):
-            told = msgspec.msgpack.decode(_bytes(one), type=RankAnswer) if os.path.exists(one) else None
+            told = msgspec.msgpack.decode(_file_content(one), type=RankAnswer) if os.path.exists(one) else None
             if told is not None and (code == 0 or (told.extra is not None and told.extra.error)):
                 return told.data, told.pickled, told.extra
         raise RankFailed(f"a rank ended with code {code}, and with it the others", hint="the task's log says which, and why")
@@ -111,12 +111,12 @@ def _run(batch: TaskBatch, item: TaskItem, spec: StartWorker, directory: str) ->
         remove_tree(place)
 
 
-def _bytes(path: str) -> bytes:
+def _file_content(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
 
 
-def _payload(item: TaskItem, *, keyed: bool) -> bytes:
+def _payload_without_files(item: TaskItem, *, keyed: bool) -> bytes:
     """Returns the arguments without files."""
     payload = item.payload
     if item.path:
@@ -125,11 +125,11 @@ def _payload(item: TaskItem, *, keyed: bool) -> bytes:
     if not keyed:
         return payload
     call = _keyed.decode(payload)
-    inputs = tuple(KeyedInput(data=_bytes(one.path) if one.path else one.data, pickled=one.pickled) for one in call.inputs)
+    inputs = tuple(KeyedInput(data=_file_content(one.path) if one.path else one.data, pickled=one.pickled) for one in call.inputs)
     return msgspec.msgpack.encode(KeyedCall(inputs=inputs, outputs=call.outputs))
 
 
-def _launch(launch: str, variables: dict[str, str]) -> int:
+def _launch_ranks(launch: str, variables: dict[str, str]) -> int:
     """Returns the launcher's exit code. Raises: OSError, RankFailed if there is no launcher, TaskTerminated."""
     python = [sys.executable, "-c", _PROGRAM]
     if launch == "mpi":
@@ -183,11 +183,11 @@ def main() -> NoReturn:
         if comm is not None and _takes_comm(function):
             kwargs = {"comm": comm} | kwargs
     except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
-        _fail(bundle, place, rank, error, Reason.START_FAILED, comm)
+        _report_failure(bundle, place, rank, error, Reason.START_FAILED, comm)
     try:
         value = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, SystemExit and KeyboardInterrupt too
-        _fail(bundle, place, rank, error, Reason.NODE_LOST if found_no_room(error) and is_full(place) else Reason.EXCEPTION, comm)
+        _report_failure(bundle, place, rank, error, Reason.NODE_LOST if found_no_room(error) and is_full(place) else Reason.EXCEPTION, comm)
     if rank == 0:
         try:
             results = ResultWriter(bundle.directory)
@@ -195,13 +195,13 @@ def main() -> NoReturn:
                 data, pickled, extra = b"", True, results.keyed(bundle.seq, value, outputs)
             else:
                 data, pickled, extra = results.plain(bundle.seq, value)  # type: ignore[assignment]
-            _answer(bundle.answer, RankAnswer(data, pickled, extra))
+            _write_answer(bundle.answer, RankAnswer(data, pickled, extra))
         except WrongCount as error:
-            _fail(bundle, place, rank, error, Reason.BAD_OUTPUT, comm)
+            _report_failure(bundle, place, rank, error, Reason.BAD_OUTPUT, comm)
         except OSError as error:
-            _fail(bundle, place, rank, error, Reason.NODE_LOST if error.errno in NODE_TROUBLE else Reason.EXCEPTION, comm)
+            _report_failure(bundle, place, rank, error, Reason.NODE_LOST if error.errno in NODE_TROUBLE else Reason.EXCEPTION, comm)
         except Exception as error:  # noqa: BLE001 - __reduce__ of the result's class may raise anything
-            _fail(bundle, place, rank, error, Reason.EXCEPTION, comm)
+            _report_failure(bundle, place, rank, error, Reason.EXCEPTION, comm)
     sys.exit(0)
 
 
@@ -235,22 +235,22 @@ def _takes_comm(function: Callable[..., object]) -> bool:
         return False
 
 
-def _answer(path: str, answer: RankAnswer) -> None:
+def _write_answer(path: str, answer: RankAnswer) -> None:
     hidden = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}")
     with open(hidden, "wb") as file:
         file.write(msgspec.msgpack.encode(answer))
     os.rename(hidden, path)
 
 
-def _fail(bundle: Bundle, place: str, rank: int, error: BaseException, reason: Reason, comm: Any) -> NoReturn:
+def _report_failure(bundle: Bundle, place: str, rank: int, error: BaseException, reason: Reason, comm: Any) -> NoReturn:
     """Reports a failure, and ends the other ranks, which may be waiting for this one. place: directory of the bundle."""
     answer = RankAnswer(b"", True, failure(error, reason))
     if rank == 0:
-        _answer(bundle.answer, answer)
+        _write_answer(bundle.answer, answer)
     if isinstance(error, SystemExit) and error.code == ranks.SAVED_EXIT_CODE:
         sys.exit(0)  # the other ranks save themselves
     if rank:  # perhaps on another node: the answer travels back as the bundle came
-        _answer(os.path.join(place, f"{ranks.LEFT_PREFIX}{rank}"), answer)
+        _write_answer(os.path.join(place, f"{ranks.LEFT_PREFIX}{rank}"), answer)
         sys.stderr.write(f"rank {rank} on node {running.node}:\n{''.join(traceback.format_exception(error))}")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -96,7 +96,7 @@ class _Printer:
 
     def take(self, kind: int, rank: int, data: bytes) -> None:
         if self._is_plain:
-            _write(kind, data)
+            _write_all(kind, data)
             return
         data = self._rests.pop((kind, rank), b"") + data
         whole, end, rest = data.rpartition(b"\n")
@@ -117,10 +117,10 @@ class _Printer:
     def _print(self, kind: int, rank: int, lines: bytes) -> None:
         if self._label:
             lines = b"\n".join(b"%d: %b" % (rank, line) for line in lines.split(b"\n"))
-        _write(kind, lines + b"\n")
+        _write_all(kind, lines + b"\n")
 
 
-def _write(kind: int, data: bytes) -> None:
+def _write_all(kind: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(1 if kind == ranks.OUT else 2, view) :]
@@ -180,7 +180,7 @@ class Launch:
             for node, first, count in self._spread:
                 self._start(node, first, count)
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # not earlier: ranks would inherit it
-            threading.Thread(target=self._catch, args=(_spawner(),), name="signals", daemon=True).start()
+            threading.Thread(target=self._catch, args=(_spawner_pid(),), name="signals", daemon=True).start()
             while len(self._codes) < self._total:
                 self._turn()
         except BrokenPipeError:
@@ -301,7 +301,7 @@ class Launch:
         if not data:
             self._selector.unregister(remote.link)
             if remote.waiting:
-                self._complain(f"the processes on node {remote.node} are gone all at once: {_ranks(remote.waiting)}")
+                self._complain(f"the processes on node {remote.node} are gone all at once: {_name_ranks(remote.waiting)}")
                 self._lose(remote.waiting)
 
     def _told(self, kind: int, number: int, rest: bytes) -> None:
@@ -384,11 +384,11 @@ class Launch:
                 remote.link.sendall(ranks.frame(ranks.SIGNAL, int(signum)))
 
 
-def _ranks(numbers: set[int]) -> str:
+def _name_ranks(numbers: set[int]) -> str:
     return f"rank {', '.join(map(str, sorted(numbers)))}"
 
 
-def _spawner() -> int:
+def _spawner_pid() -> int:
     """Returns the process that started the job on this node, the parent of its session's leader; 0 if unknown."""
     with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{os.getsid(0)}/stat", "rb") as file:
         return int(file.read().rpartition(b") ")[2].split()[1])

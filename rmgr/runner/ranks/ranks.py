@@ -165,7 +165,7 @@ def _is_here(named: str, directory: str) -> bool:
         return False
 
 
-def _bind(cpus: list[int], threads: int, local: int) -> dict[str, str]:
+def _bind_to_rank(cpus: list[int], threads: int, local: int) -> dict[str, str]:
     """Binds this process, and those that it starts next, to the processors of one rank; returns the variable."""
     own = cpus[local * threads : (local + 1) * threads]
     try:
@@ -222,7 +222,7 @@ class Crew:
             if "RMGR_SLURM_ENV" in environ:
                 environ |= _slurms(environ, local)
             if binding:
-                environ |= _bind(binding, int(environ.get("RMGR_THREADS", "1")), local)
+                environ |= _bind_to_rank(binding, int(environ.get("RMGR_THREADS", "1")), local)
             source: int = subprocess.DEVNULL
             if local == 0 and stdin is not None:
                 source = stdin
@@ -252,7 +252,7 @@ class Crew:
                 continue
             self._watch(_Rank(number, process))
         if binding:
-            _bind(binding, len(binding), 0)
+            _bind_to_rank(binding, len(binding), 0)
 
     def _watch(self, rank: _Rank) -> None:
         self._ranks[rank.number] = rank
@@ -350,7 +350,7 @@ class Crew:
     def signal(self, signum: int) -> None:
         """Sends a signal to every process of every rank's session."""
         for rank in self._ranks.values():
-            for pid in _session(rank.process.pid):
+            for pid in _processes_of_session(rank.process.pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signum)
 
@@ -365,7 +365,7 @@ class Crew:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _table() -> list[tuple[int, int, int]]:
+def _all_processes() -> list[tuple[int, int, int]]:
     """Returns (pid, parent, session) of all processes; empty without /proc."""
     found = []
     with contextlib.suppress(OSError):
@@ -377,14 +377,14 @@ def _table() -> list[tuple[int, int, int]]:
     return found
 
 
-def _session(leader: int) -> list[int]:
+def _processes_of_session(leader: int) -> list[int]:
     """Returns all processes in a rank's session, or only the rank if that is unknown."""
-    return [pid for pid, _, session in _table() if session == leader] or [leader]
+    return [pid for pid, _, session in _all_processes() if session == leader] or [leader]
 
 
 def _descendants(roots: list[int]) -> list[int]:
     """Returns `roots`, their descendants, and all processes in these sessions."""
-    found, table = set(roots), _table()
+    found, table = set(roots), _all_processes()
     grew = bool(roots)
     while grew:
         more = {pid for pid, parent, session in table if parent in found or session in found} - found

@@ -113,7 +113,7 @@ def parsed(words: Sequence[str]) -> Step:
         word = rest.pop(0)
         if word == "--":
             break
-        name, value = _split(word)
+        name, value = _split_option(word)
         if value is None and name in _WITH_VALUE - _MAYBE:
             if not rest:
                 raise Unlike(f"{name} needs a value")
@@ -121,7 +121,7 @@ def parsed(words: Sequence[str]) -> Step:
         if name in _REFUSED and not (name == "--mpi" and value == "none"):
             raise Unlike(f"{name}: {_REFUSED[name]}")
         if name in _NUMBERS:
-            asked[name] = _number(name, value or "")
+            asked[name] = _positive_number(name, value or "")
         elif name == "--export":
             if value != "ALL":
                 raise Unlike(f"--export={value}: ranks have the variables of the script: export NAME=VALUE before srun")
@@ -147,7 +147,7 @@ def parsed(words: Sequence[str]) -> Step:
     )
 
 
-def _split(word: str) -> tuple[str, str | None]:
+def _split_option(word: str) -> tuple[str, str | None]:
     """Returns (long name, joined value)."""
     if word.startswith("--"):
         name, equals, value = word.partition("=")
@@ -155,7 +155,7 @@ def _split(word: str) -> tuple[str, str | None]:
     return _SHORT.get(word[:2], word[:2]), word[2:] or None
 
 
-def _number(name: str, value: str) -> int:
+def _positive_number(name: str, value: str) -> int:
     if not (value.isascii() and value.isdigit() and 0 < int(value[:10]) < 10**9):
         raise Unlike(f"{name}={value} is not a number from 1")
     return int(value)
@@ -194,12 +194,12 @@ def main(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
     try:
         step = parsed(words)
         check_program(step.argv[0])
-        place = _place(environ)
+        place = _allocation_around_us(environ)
         check_shape(step, place, int(environ.get("RMGR_THREADS", "1")))
         if step.directory:
             os.chdir(step.directory)
         if not place.door:
-            return _alone(step, environ)
+            return _run_in_place(step, environ)
         return client.run(
             step.argv, processes=step.processes, label=step.label, kill_on_bad_exit=step.kill_on_bad_exit, environ=environ
         )
@@ -208,7 +208,7 @@ def main(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
         return 2
 
 
-def _place(environ: Mapping[str, str]) -> client.OwnAllocation:
+def _allocation_around_us(environ: Mapping[str, str]) -> client.OwnAllocation:
     """Returns the allocation around us; for a pulled task it is this one process."""
     if "RMGR_HOSTFILE" in environ:
         return client.OwnAllocation.of(environ)
@@ -218,7 +218,7 @@ def _place(environ: Mapping[str, str]) -> client.OwnAllocation:
     return client.OwnAllocation(here=node, shares=((node, 1),), door="")
 
 
-def _alone(step: Step, environ: Mapping[str, str]) -> int:
+def _run_in_place(step: Step, environ: Mapping[str, str]) -> int:
     """Runs the command in place of this process, with its signals and code."""
     if step.label:
         raise Unlike("--label: this work has one process, so its lines need none")

@@ -38,10 +38,10 @@ class BuddyFcfs:
         leaves = leaves_of(draft.nodes)
         total = sum((last - first + 1) * cores for first, last, cores in leaves)
         free = Buddies(self.width, total)
-        starts = _starts(leaves)
+        starts = _first_leaves(leaves)
         blocks = draft.notes("block")
         for run in draft.running():
-            _occupy(free, run, blocks.get(run.job.id), starts)
+            _occupy_block(free, run, blocks.get(run.job.id), starts)
         for job in draft.by_arrival():
             why = self._start(draft, job, free, leaves, total)
             if why is not None:
@@ -84,7 +84,7 @@ class BuddyFcfs:
         return size
 
 
-def _starts(leaves: Cores) -> dict[int, int]:
+def _first_leaves(leaves: Cores) -> dict[int, int]:
     """Returns node -> its first leaf."""
     found, at = {}, 0
     for first, last, cores in leaves:
@@ -94,7 +94,7 @@ def _starts(leaves: Cores) -> dict[int, int]:
     return found
 
 
-def _occupy(free: Buddies, run: Running, block: tuple[int, ...] | None, starts: dict[int, int]) -> None:
+def _occupy_block(free: Buddies, run: Running, block: tuple[int, ...] | None, starts: dict[int, int]) -> None:
     """Takes the run's block. For a run that another policy started, takes each used core of its nodes one by one."""
     if block is not None and free.take_at(*block):
         return

@@ -132,7 +132,7 @@ class ConnectionReservation:
         book = _Book(draft, holds, active, by_cpus=self.match is Match.CPUS)
         for queue, found in scanned:
             if queue is not None and queue.max_reservations:
-                _watch(book, queue, found, ended=Cause.JOB_ENDED in causes)
+                _record_overtakings(book, queue, found, ended=Cause.JOB_ENDED in causes)
         book.say_why()
         draft.leave_rest(REST)
 
@@ -149,7 +149,7 @@ def _is_over(draft: Draft, job: Job, hold: Hold, *, nodes_changed: bool) -> bool
             case Insufficient(why) | Infeasible(why):
                 draft.release(job.id, why)
         return True
-    if not nodes_changed and (not hold.held or _count(hold.held) + _count(hold.waits_for) == job.cpus):
+    if not nodes_changed and (not hold.held or _count_cores(hold.held) + _count_cores(hold.waits_for) == job.cpus):
         return False
     held, coming = (by_node(share.cores for share in shares) for shares in (hold.held, hold.waits_for))
     left = spared(job, held, coming, draft.room)
@@ -158,12 +158,12 @@ def _is_over(draft: Draft, job: Job, hold: Hold, *, nodes_changed: bool) -> bool
         return True
     if left:
         rest = Counter(left)
-        kept = [*(_without(share, rest) for share in hold.held), *hold.waits_for]
+        kept = [*(_share_without(share, rest) for share in hold.held), *hold.waits_for]
         draft.hold(job.id, [share for share in kept if share.cores], SPARES)
     return False
 
 
-def _without(share: Share, rest: Counter[int]) -> Share:
+def _share_without(share: Share, rest: Counter[int]) -> Share:
     """Returns the share without the cores in `rest`, and removes those from `rest`."""
     kept: dict[int, int] = {}
     for node, count in each_node(share.cores):
@@ -173,11 +173,11 @@ def _without(share: Share, rest: Counter[int]) -> Share:
     return Share(share.run_id, spans_of(kept))
 
 
-def _count(shares: tuple[Share, ...]) -> int:
+def _count_cores(shares: tuple[Share, ...]) -> int:
     return sum(count * (last - first + 1) for share in shares for first, last, count in share.cores)
 
 
-def _watch(book: _Book, queue: QueueClass, found: Scanned, *, ended: bool) -> None:
+def _record_overtakings(book: _Book, queue: QueueClass, found: Scanned, *, ended: bool) -> None:
     """Records step 3 and carries out step 4 for one queue. The record exists while any job waits there."""
     draft, kind = book.draft, f"overtaken in {queue.name}"
     record = draft.note_of(kind, 0)
@@ -190,10 +190,10 @@ def _watch(book: _Book, queue: QueueClass, found: Scanned, *, ended: bool) -> No
         overtaken = Overtaken.recorded(record).passed(found.ahead, place_of(found.waiting[0]), queue)
         draft.note(kind, 0, overtaken.record())
     if not book.is_full(queue):
-        _trigger(book, queue, found.waiting, overtaken or Overtaken.recorded(record), was_empty=record is None, ended=ended)
+        _reserve_for(book, queue, found.waiting, overtaken or Overtaken.recorded(record), was_empty=record is None, ended=ended)
 
 
-def _trigger(book: _Book, queue: QueueClass, waiting: Sequence[Job], overtaken: Overtaken, *, was_empty: bool, ended: bool) -> None:
+def _reserve_for(book: _Book, queue: QueueClass, waiting: Sequence[Job], overtaken: Overtaken, *, was_empty: bool, ended: bool) -> None:
     """Carries out step 4 for a queue with waiting jobs. was_empty: the queue was empty after the last pass."""
     for job in overtaken.above(waiting, queue):
         if book.is_full(queue):
@@ -259,8 +259,8 @@ def chosen(job: Job, mine: Sequence[Running], others: Sequence[Running], promise
     Cost: O(runs), and a sort of them without a match.
     """
     candidates = [run for run in mine if not promised(run.job.id)]
-    matches = (run for run in sorted(candidates, key=_earliest) if _matches(job, run.job, by_cpus=by_cpus))
-    match = next((run for run in matches if _fits(job, cores_of(run), room)), None)
+    matches = (run for run in sorted(candidates, key=_earliest_first) if _is_match(job, run.job, by_cpus=by_cpus))
+    match = next((run for run in matches if _has_room(job, cores_of(run), room)), None)
     if match is not None:
         return (match,)
     if sum(run.job.cpus for run in mine) < job.cpus:
@@ -268,7 +268,7 @@ def chosen(job: Job, mine: Sequence[Running], others: Sequence[Running], promise
     taken: list[Running] = []
     freed: Counter[int] = Counter()
     processes = 0
-    for run in sorted(candidates, key=_largest):
+    for run in sorted(candidates, key=_largest_first):
         taken.append(run)
         for node, cores in cores_of(run).items():
             before = freed[node]
@@ -293,7 +293,7 @@ def spared(job: Job, held: Cores, coming: Cores, room: RoomOf) -> Cores | None:
     for node in sorted(held.keys() | coming.keys()):
         most[node] = room(job, node, held.get(node, 0) + coming.get(node, 0))
         if most[node]:
-            costs.append((_cost(job, held.get(node, 0), coming.get(node, 0), 1), node, 0))
+            costs.append((_cores_used_up(job, held.get(node, 0), coming.get(node, 0), 1), node, 0))
     if sum(most.values()) < job.processes:
         return None
     heapify(costs)
@@ -302,9 +302,9 @@ def spared(job: Job, held: Cores, coming: Cores, room: RoomOf) -> Cores | None:
         _, node, count = costs[0]
         count += 1
         used[node] = count
-        next_cost = _cost(job, held.get(node, 0), coming.get(node, 0), count + 1) if count < most[node] else _NEVER
+        next_cost = _cores_used_up(job, held.get(node, 0), coming.get(node, 0), count + 1) if count < most[node] else _NEVER
         heapreplace(costs, (next_cost, node, count))
-    found = {node: _spare(job, cores, coming.get(node, 0), used[node]) for node, cores in held.items()}
+    found = {node: _cores_left(job, cores, coming.get(node, 0), used[node]) for node, cores in held.items()}
     return {node: cores for node, cores in found.items() if cores}
 
 
@@ -319,29 +319,29 @@ def spans_of(cores: Cores) -> Spans:
     return tuple(spans)
 
 
-def _matches(job: Job, other: Job, *, by_cpus: bool) -> bool:
+def _is_match(job: Job, other: Job, *, by_cpus: bool) -> bool:
     return other.wanted_cpus == job.wanted_cpus if by_cpus else other.wanted == job.wanted
 
 
-def _fits(job: Job, cores: Cores, room: RoomOf) -> bool:
+def _has_room(job: Job, cores: Cores, room: RoomOf) -> bool:
     return sum(room(job, node, count) for node, count in cores.items()) >= job.processes
 
 
-def _spare(job: Job, held: int, coming: int, processes: int) -> int:
+def _cores_left(job: Job, held: int, coming: int, processes: int) -> int:
     """Returns how many held cores so many processes on this node leave."""
     return min(held, held + coming - processes * job.threads)
 
 
-def _cost(job: Job, held: int, coming: int, processes: int) -> int:
+def _cores_used_up(job: Job, held: int, coming: int, processes: int) -> int:
     """Returns how many held cores the last of so many processes uses up."""
-    return _spare(job, held, coming, processes - 1) - _spare(job, held, coming, processes)
+    return _cores_left(job, held, coming, processes - 1) - _cores_left(job, held, coming, processes)
 
 
-def _earliest(run: Running) -> tuple[int, int]:
+def _earliest_first(run: Running) -> tuple[int, int]:
     return (run.start_us, run.job.id)
 
 
-def _largest(run: Running) -> tuple[int, int, int, int]:
+def _largest_first(run: Running) -> tuple[int, int, int, int]:
     return (-run.job.cpus, -run.job.threads, run.start_us, run.job.id)
 
 

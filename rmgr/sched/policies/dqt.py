@@ -76,7 +76,7 @@ class Dqt:
             draft.leave_rest(Why("dqt", "{}", (draft.no_gang,)))
             return
         carousel = self._moved_on(draft, old, gone, now_us)
-        cursors = dict(_pairs(draft.note_of("rr", 0)))
+        cursors = dict(_pairs_of_note(draft.note_of("rr", 0)))
         before = dict(cursors)
         comes = self._let_in(draft, carousel, cursors)
         if not comes and not gone:
@@ -90,8 +90,8 @@ class Dqt:
     def _moved_on(self, draft: Draft, old: Gang | None, gone: Iterable[int], now_us: int) -> Carousel:
         closed_nodes = [node.id for node in draft.nodes.values() if node.closed]
         if old is not None:
-            wanted = _grown(old, draft)
-            closed = _closed(wanted.leaves, draft, closed_nodes)
+            wanted = _with_new_nodes(old, draft)
+            closed = _closed_leaves(wanted.leaves, draft, closed_nodes)
             carousel = draft.carousel(wanted, closed).copy()
             carousel.advance_to(carousel.boundary(now_us))
             for job_id in gone:
@@ -110,7 +110,7 @@ class Dqt:
             next_round=self.newcomers is Newcomers.NEXT_ROUND,
             memory_share=self.most_jobs,
         )
-        return draft.carousel(fresh, _closed(leaves, draft, closed_nodes)).copy()
+        return draft.carousel(fresh, _closed_leaves(leaves, draft, closed_nodes)).copy()
 
     # -- jobs that enter ----------------------------------------------------------------------------------------------------------
 
@@ -297,10 +297,10 @@ class _Room:
                     self._others[at, name] = self._others.get((at, name), 0) + count * number
 
 
-def _closed(leaves: Cores, draft: Draft, closed_nodes: list[int]) -> frozenset[int]:
+def _closed_leaves(leaves: Cores, draft: Draft, closed_nodes: list[int]) -> frozenset[int]:
     """Returns the leaves of nodes that are closed or gone."""
     nodes = draft.nodes
-    if not closed_nodes and all(first in nodes and last in nodes for first, last, _ in leaves) and _whole(leaves, draft):
+    if not closed_nodes and all(first in nodes and last in nodes for first, last, _ in leaves) and _is_whole(leaves, draft):
         return frozenset()
     shut: list[int] = []
     at = 0
@@ -313,53 +313,53 @@ def _closed(leaves: Cores, draft: Draft, closed_nodes: list[int]) -> frozenset[i
     return frozenset(shut)
 
 
-def _whole(leaves: Cores, draft: Draft) -> bool:
+def _is_whole(leaves: Cores, draft: Draft) -> bool:
     nodes = draft.nodes
     return sum(last - first + 1 for first, last, _ in leaves) == len(nodes) and all(
         nodes[first].cores == cores == nodes[last].cores for first, last, cores in leaves
     )
 
 
-def _grown(old: Gang, draft: Draft) -> Gang:
+def _with_new_nodes(old: Gang, draft: Draft) -> Gang:
     """Returns the record with the leaves of new nodes appended; a taller tree has the old one as its first subtree."""
     known = {node for first, last, _ in old.leaves for node in range(first, last + 1)}
     fresh = {node.id: node for node in draft.nodes.values() if node.id not in known}
     if not fresh:
         return old
     leaves = (*old.leaves, *leaves_of(fresh))
-    before, after = _height(old.width, old.leaves), _height(old.width, leaves)
+    before, after = _height_of_tree(old.width, old.leaves), _height_of_tree(old.width, leaves)
     if before == after:
         return old._replace(leaves=leaves)
     width, levels = old.width, after - before
-    tops = tuple((_first(width, depth), 0, False) for depth in range(levels)) if old.front else ()
+    tops = tuple((_first_of_depth(width, depth), 0, False) for depth in range(levels)) if old.front else ()
     return old._replace(
         leaves=leaves,
-        queues=tuple((_moved(width, levels, node), entries) for node, entries in old.queues),
-        front=(*tops, *((_moved(width, levels, node), own, done) for node, own, done in old.front)),
-        late=tuple((job_id, _moved(width, levels, node), weight) for job_id, node, weight in old.late),
+        queues=tuple((_number_in_taller_tree(width, levels, node), entries) for node, entries in old.queues),
+        front=(*tops, *((_number_in_taller_tree(width, levels, node), own, done) for node, own, done in old.front)),
+        late=tuple((job_id, _number_in_taller_tree(width, levels, node), weight) for job_id, node, weight in old.late),
     )
 
 
-def _height(width: int, leaves: Cores) -> int:
+def _height_of_tree(width: int, leaves: Cores) -> int:
     count, height = sum((last - first + 1) * cores for first, last, cores in leaves), 0
     while width**height < count:
         height += 1
     return height
 
 
-def _first(width: int, depth: int) -> int:
+def _first_of_depth(width: int, depth: int) -> int:
     """Returns the first node of this depth."""
     found: int = (width**depth - 1) // (width - 1)
     return found
 
 
-def _moved(width: int, levels: int, node: int) -> int:
+def _number_in_taller_tree(width: int, levels: int, node: int) -> int:
     """Returns the node's number in a tree that is `levels` taller and has the node's tree as its leftmost subtree."""
     depth = 0
-    while _first(width, depth + 1) <= node:
+    while _first_of_depth(width, depth + 1) <= node:
         depth += 1
-    return node - _first(width, depth) + _first(width, depth + levels)
+    return node - _first_of_depth(width, depth) + _first_of_depth(width, depth + levels)
 
 
-def _pairs(note: tuple[int, ...] | None) -> Iterable[tuple[int, int]]:
+def _pairs_of_note(note: tuple[int, ...] | None) -> Iterable[tuple[int, int]]:
     return zip(note[::2], note[1::2], strict=True) if note else ()

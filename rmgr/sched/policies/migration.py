@@ -151,7 +151,7 @@ class Migration:
                 came_us <= start_us and (passed == head.id or (place is not None and place(head, start_us) < place(job, start_us)))
             ):
                 found.append(run)
-        found.sort(key=_start, reverse=True)
+        found.sort(key=_by_start, reverse=True)
         return found
 
 
@@ -166,5 +166,5 @@ def _place_in(order: Order) -> Callable[[Job, int], tuple[int, ...]] | None:
     return None if key is None else lambda job, _at_us: key(job)
 
 
-def _start(run: Running) -> tuple[int, int]:
+def _by_start(run: Running) -> tuple[int, int]:
     return (run.start_us, run.job.id)

@@ -245,29 +245,29 @@ def only(entries: Iterable[Entry], partition: str) -> Iterator[Entry]:
     for entry in entries:
         match entry:
             case Opening():
-                yield _opened(entry, partition)
-            case Fact() if _home(entry) in (partition, None):
+                yield _opening_of(entry, partition)
+            case Fact() if _partition_of_fact(entry) in (partition, None):
                 facts += 1
                 yield entry
             case Passed():
                 passes += 1
-                yield entry._replace(number=passes, decisions=tuple(one for one in entry.decisions if _told_of(one) == partition))
+                yield entry._replace(number=passes, decisions=tuple(one for one in entry.decisions if _partition_told(one) == partition))
             case End():
                 yield entry._replace(facts=facts, passes=passes)
 
 
-def _opened(opening: Opening, partition: str) -> Opening:
+def _opening_of(opening: Opening, partition: str) -> Opening:
     """Cuts the first line; policy and parameters become those of the partition if it has one stage."""
     pipelines = {name: tables for name, tables in opening.pipelines.items() if name == partition}
     stages: list[dict[str, Any]] = [stage for tables in pipelines.values() for stage in tables.get("stage", [])]
-    state = replace(opening.state, **{part.name: _kept(opening.state, part.name, partition) for part in fields(Snapshot)})
+    state = replace(opening.state, **{part.name: _records_of(opening.state, part.name, partition) for part in fields(Snapshot)})
     if len(stages) == 1:
         parameters = {name: str(value) for name, value in stages[0].get("parameters", {}).items()}
         opening = opening._replace(policy=str(stages[0]["policy"]), parameters=parameters)
     return opening._replace(pipelines=pipelines, state=state)
 
 
-def _kept(state: Snapshot, name: str, partition: str) -> tuple[Any, ...]:
+def _records_of(state: Snapshot, name: str, partition: str) -> tuple[Any, ...]:
     records: tuple[Any, ...] = getattr(state, name)
     if name in {"limits", "pinned"}:  # (partition, value)
         return tuple(record for record in records if record[0] == partition)
@@ -286,7 +286,7 @@ def _partition_of(record: Any) -> str:
     return str(record.partition)
 
 
-def _home(fact: Fact) -> str | None:
+def _partition_of_fact(fact: Fact) -> str | None:
     """Returns the partition that a fact is about; None if it is not a single one (the end of a maintenance)."""
     if "partition" in fact.arguments:
         return str(fact.arguments["partition"])
@@ -296,7 +296,7 @@ def _home(fact: Fact) -> str | None:
     return None if fact.name == "maintenance_over" else DEFAULT
 
 
-def _told_of(decision: Any) -> str:
+def _partition_told(decision: Any) -> str:
     """Returns the partition of a decision as `described` writes it, where the default partition is left out."""
     told = decision.get("partition")
     if told is None and isinstance(decision.get("gang"), dict):

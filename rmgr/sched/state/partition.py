@@ -602,7 +602,7 @@ class CallRecords:
 
     def answer(self, answered: Answered) -> None:
         """Adds an answered call and updates the learnt performance of its server: a mean first, then a moving average."""
-        self.answered = tuple(sorted((*self.answered, answered), key=_when))[-ANSWERED:]
+        self.answered = tuple(sorted((*self.answered, answered), key=_by_end))[-ANSWERED:]
         if answered.operations <= 0 or answered.service_us <= 0:
             return
         key = (answered.server, answered.function, power_of(answered.operations))
@@ -633,7 +633,7 @@ class CallRecords:
         """Reads records back, in any order."""
         for server in sorted(measured, key=lambda one: (one.name, one.at_us)):
             self.measured[server.name] = (*self.measured.get(server.name, ()), server)
-        self.answered = tuple(sorted(answered, key=_when))[-ANSWERED:]
+        self.answered = tuple(sorted(answered, key=_by_end))[-ANSWERED:]
         self.learnt = {(known.server, known.function, known.power): known for known in sorted(learnt)}
 
 
@@ -642,5 +642,5 @@ def power_of(operations: int) -> int:
     return max(operations.bit_length() - 1, 0)
 
 
-def _when(answered: Answered) -> tuple[int, int]:
+def _by_end(answered: Answered) -> tuple[int, int]:
     return answered.end_us, answered.call_id

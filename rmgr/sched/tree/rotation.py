@@ -668,7 +668,7 @@ def quanta_within(chain: Sequence[tuple[int, int]], slots: int) -> int:
 
     Args: chain: (L, R) of each node from some ancestor down to the queue's own node. Cost: O(length of the chain squared).
     """
-    return _count(chain, _per_phase(chain), 0, slots)
+    return _quanta_from_start(chain, _per_phase(chain), 0, slots)
 
 
 def slot_of_quantum(chain: Sequence[tuple[int, int]], number: int) -> int:
@@ -678,7 +678,7 @@ def slot_of_quantum(chain: Sequence[tuple[int, int]], number: int) -> int:
     """
     if number < 1:
         raise ValueError(f"quanta are counted from 1, not {number}")
-    return _fresh(chain, _per_phase(chain), 0, number)
+    return _slots_until_quanta(chain, _per_phase(chain), 0, number)
 
 
 def slots_until(links: Sequence[Link], quanta: int) -> int:
@@ -691,25 +691,25 @@ def slots_until(links: Sequence[Link], quanta: int) -> int:
     slots, last = 0, len(links) - 1
     for at, (_, _, own, left, _) in enumerate(links):
         if at == last:
-            return slots + quanta if quanta <= own else slots + left + _fresh(pairs, per_phase, at, quanta - own)
+            return slots + quanta if quanta <= own else slots + left + _slots_until_quanta(pairs, per_phase, at, quanta - own)
         if own:
             got = per_phase[at + 1]
             if quanta <= got:
-                return slots + own + _fresh(pairs, per_phase, at + 1, quanta)
+                return slots + own + _slots_until_quanta(pairs, per_phase, at + 1, quanta)
         else:
-            got = _coming(links, pairs, per_phase, at + 1, left) if links[at + 1][4] else 0
+            got = _quanta_from_now(links, pairs, per_phase, at + 1, left) if links[at + 1][4] else 0
         if quanta > got:
-            return slots + left + _fresh(pairs, per_phase, at, quanta - got)
+            return slots + left + _slots_until_quanta(pairs, per_phase, at, quanta - got)
     raise ValueError("a chain of no nodes has no queue")
 
 
-def _coming(links: Sequence[Link], pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, slots: int) -> int:
+def _quanta_from_now(links: Sequence[Link], pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, slots: int) -> int:
     """Returns the quanta of the last queue while the running node at this place runs on for `slots`."""
     got = 0
     while True:
         _, _, own, left, _ = links[at]
         if slots >= left:
-            got += _count(pairs, per_phase, at, slots - left)
+            got += _quanta_from_start(pairs, per_phase, at, slots - left)
             slots = left
         if at == len(links) - 1:
             return got + min(own, slots)
@@ -717,7 +717,7 @@ def _coming(links: Sequence[Link], pairs: Sequence[tuple[int, int]], per_phase: 
         if slots <= 0:
             return got
         if own:
-            return got + _count(pairs, per_phase, at + 1, slots)
+            return got + _quanta_from_start(pairs, per_phase, at + 1, slots)
         if not links[at + 1][4]:
             return got
         at += 1
@@ -728,11 +728,11 @@ def _per_phase(pairs: Sequence[tuple[int, int]]) -> list[int]:
     found = [0] * len(pairs)
     for at in range(len(pairs) - 1, 0, -1):
         length, round_length = pairs[at - 1]
-        found[at] = _count(pairs, found, at, round_length - length)
+        found[at] = _quanta_from_start(pairs, found, at, round_length - length)
     return found
 
 
-def _count(pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, slots: int) -> int:
+def _quanta_from_start(pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, slots: int) -> int:
     """Returns the quanta of the last queue in `slots` from the beginning of the node at this place."""
     got, last = 0, len(pairs) - 1
     while True:
@@ -747,7 +747,7 @@ def _count(pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, 
         at += 1
 
 
-def _fresh(pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, quanta: int) -> int:
+def _slots_until_quanta(pairs: Sequence[tuple[int, int]], per_phase: Sequence[int], at: int, quanta: int) -> int:
     """Returns the slots from the beginning of the node at this place until the last queue has got `quanta` quanta."""
     slots, last = 0, len(pairs) - 1
     while at < last:

@@ -272,18 +272,18 @@ def choose(
         if not kids:
             return node if may is None or may(node) else None
         if may is not None:
-            kids = [child for child in kids if _reaches(tree, child, size, may)]
+            kids = [child for child in kids if _reaches_node(tree, child, size, may)]
             if not kids:
                 return None
-        node = _pick(loads, node, kids, size, allocation, cursors, may)
+        node = _pick_child(loads, node, kids, size, allocation, cursors, may)
 
 
-def _reaches(tree: Tree, node: int, size: int, may: Callable[[int], bool]) -> bool:
+def _reaches_node(tree: Tree, node: int, size: int, may: Callable[[int], bool]) -> bool:
     kids = [child for child in tree.children(node) if tree.sizes[child] >= size]
-    return any(_reaches(tree, child, size, may) for child in kids) if kids else may(node)
+    return any(_reaches_node(tree, child, size, may) for child in kids) if kids else may(node)
 
 
-def _pick(
+def _pick_child(
     loads: Loads,
     node: int,
     kids: list[int],

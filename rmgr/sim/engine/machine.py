@@ -65,7 +65,7 @@ class Machine:
                 return (placement[0][:2],)
             ranges: list[tuple[int, int]] = []
             for first, last, _ in placement:
-                _append(ranges, first, last)
+                _append_range(ranges, first, last)
             return tuple(ranges)
         ranges = []
         for first, last, processes in placement:
@@ -112,21 +112,21 @@ class Machine:
         at = self._index[node] if self._index else node
         base, beyond = self._cores_of(at)
         if not self._free:
-            _append(ranges, base, base)
+            _append_range(ranges, base, base)
             return
         free = self._free[at]
         if wanted == beyond - base:
             if free != (1 << wanted) - 1:
                 raise ValueError(f"node {node} is not free")
             self._free[at] = 0
-            _append(ranges, base, beyond - 1)
+            _append_range(ranges, base, beyond - 1)
             return
         if free.bit_count() < wanted:
             raise ValueError(f"node {node} has {free.bit_count()} free cores, not {wanted}")
         while wanted:
             low = (free & -free).bit_length() - 1
             run = _ones_from(free, low, wanted)
-            _append(ranges, base + low, base + low + run - 1)
+            _append_range(ranges, base + low, base + low + run - 1)
             free &= ~(((1 << run) - 1) << low)
             wanted -= run
         self._free[at] = free
@@ -147,7 +147,7 @@ def _ones_from(bits: int, low: int, most: int) -> int:
     return min((zeros & -zeros).bit_length() - 1, most)
 
 
-def _append(ranges: list[tuple[int, int]], first: int, last: int) -> None:
+def _append_range(ranges: list[tuple[int, int]], first: int, last: int) -> None:
     if ranges and ranges[-1][1] == first - 1:
         ranges[-1] = (ranges[-1][0], last)
     else:
@@ -243,7 +243,7 @@ class Stays:
 
     def on(self, nodes: NodeRanges) -> list[int]:
         """Returns jobs that run or are suspended on any of these nodes, ascending. Cost: O(spans of all x ranges)."""
-        return sorted(stay.run.job.id for stay in self._all() if _touch(stay, nodes))
+        return sorted(stay.run.job.id for stay in self._all() if _stands_on(stay, nodes))
 
     def of(self, number: int) -> Stay | None:
         """Returns the stay of a job that runs or is suspended, or None."""
@@ -270,5 +270,5 @@ class Stays:
             self._stretches.append(number, start, end, stay.cores, parting if last else Parting.SUSPENDED)
 
 
-def _touch(stay: Stay, nodes: NodeRanges) -> bool:
+def _stands_on(stay: Stay, nodes: NodeRanges) -> bool:
     return any(first <= high and low <= last for first, last, _ in stay.run.placement for low, high in nodes)

@@ -65,7 +65,7 @@ class Drive:
         self._nodes = {node.id: node for node in world.nodes}
         self._closed: set[int] = set()
         self._windows: dict[int, MaintenanceWindow] = {}
-        self._to_come = sorted(self._events(), key=_order)
+        self._to_come = sorted(self._events(), key=_by_time)
         self._idle = 0
 
     # -- facts ------------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def where(placement: Placement) -> str:
     return "nodes " + ", ".join(spans)
 
 
-def _order(event: tuple[int, int, object]) -> tuple[int, int, int]:
+def _by_time(event: tuple[int, int, object]) -> tuple[int, int, int]:
     what = event[2]
     return (event[0], event[1], what.job.id if isinstance(what, LawsJob) else 0)
 
@@ -398,7 +398,7 @@ class Budget:
         if not self.seconds or threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGALRM, _interrupt)
+        before = signal.signal(signal.SIGALRM, _end_pass)
         signal.setitimer(signal.ITIMER_REAL, self.seconds, self.seconds)
         try:
             yield
@@ -420,5 +420,5 @@ class OutOfTime(BaseException):
     """Raised inside a policy whose time is up. Not an `Exception`, so that neither the policy nor the engine catches it."""
 
 
-def _interrupt(_signal: int, _frame: object) -> None:
+def _end_pass(_signal: int, _frame: object) -> None:
     raise OutOfTime

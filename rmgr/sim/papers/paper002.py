@@ -349,7 +349,7 @@ NAMES: Mapping[AllocationRule, str] = {
 
 
 def _c1(runs: Paper002Runs) -> Iterator[PaperCheck]:
-    yield _none("C2.1", "table 1, stepped and skipped: slots that are not the paper's", runs, "schedule")
+    yield _holds("C2.1", "table 1, stepped and skipped: slots that are not the paper's", runs, "schedule")
 
 
 def _c2(runs: Paper002Runs) -> Iterator[PaperCheck]:
@@ -497,7 +497,7 @@ def _c9(runs: Paper002Runs) -> Iterator[PaperCheck]:
 
 
 def _c10(runs: Paper002Runs) -> Iterator[PaperCheck]:
-    yield _none("C2.10", "section 3: slots of random trees that break a guarantee of balanced, fulfilled or any trees", runs, "guarantees")
+    yield _holds("C2.10", "section 3: slots of random trees that break a guarantee of balanced, fulfilled or any trees", runs, "guarantees")
 
 
 def _c11(runs: Paper002Runs) -> Iterator[PaperCheck]:
@@ -512,7 +512,7 @@ def _c11(runs: Paper002Runs) -> Iterator[PaperCheck]:
 
 
 def _c12(runs: Paper002Runs) -> Iterator[PaperCheck]:
-    yield _none("C2.12", "skipping to the next event equals stepping: different ends and utilisations", runs, "skipping")
+    yield _holds("C2.12", "skipping to the next event equals stepping: different ends and utilisations", runs, "skipping")
 
 
 def _c13(runs: Paper002Runs) -> Iterator[PaperCheck]:
@@ -527,7 +527,7 @@ def _c13(runs: Paper002Runs) -> Iterator[PaperCheck]:
     )
 
 
-def _reported(runs: Paper002Runs) -> Iterator[PaperCheck]:
+def _reported_only(runs: Paper002Runs) -> Iterator[PaperCheck]:
     batch, shared = runs.of("utilisation", kind="batch", load=QUIET), runs.of("utilisation", load=QUIET)
     yield PaperCheck(
         id="C2.14",
@@ -557,7 +557,7 @@ def _reported(runs: Paper002Runs) -> Iterator[PaperCheck]:
     )
 
 
-def _half(runs: Paper002Runs) -> Iterator[PaperCheck]:
+def _with_sizes_up_to_half(runs: Paper002Runs) -> Iterator[PaperCheck]:
     """Reports C2.7, C2.7c and C2.9b for another reading of the workload: sizes up to half of each machine."""
     heights = [height for height in _TALL if height in runs.heights]
     if not heights:
@@ -599,12 +599,12 @@ CHECKS: Mapping[str, Callable[[Paper002Runs], Iterator[PaperCheck]]] = {
     "C2.11": _c11,
     "C2.12": _c12,
     "C2.13": _c13,
-    "C2.14": _reported,
-    "C2.15": _half,
+    "C2.14": _reported_only,
+    "C2.15": _with_sizes_up_to_half,
 }
 
 
-def _none(name: str, what: str, runs: Paper002Runs, kind: str) -> PaperCheck:
+def _holds(name: str, what: str, runs: Paper002Runs, kind: str) -> PaperCheck:
     """Returns the check that there is no violation with any seed."""
     return PaperCheck(id=name, what=what, paper=0, ours=int(sum(runs.of("violations", kind=kind))), rule=Within())
 
@@ -666,7 +666,7 @@ def tables(runs: Paper002Runs) -> tuple[Table, ...]:
     if runs.quick:
         return _of_figures(runs)
     return (
-        _first(),
+        _table_1(),
         _policies(runs, "Table 2: task allocation policies at load .368", QUIET, 0),
         _policies(runs, "Table 3: task allocation policies at load .793", BUSY, 2),
         _batch(runs),
@@ -697,7 +697,7 @@ def figures(runs: Paper002Runs) -> tuple[Figure, ...]:
     )
 
 
-def _first() -> Table:
+def _table_1() -> Table:
     _, skipped = table_1()
     rows: list[tuple[Cell, ...]] = []
     for slot, (paper, ours) in enumerate(zip(TABLE_1, skipped, strict=True)):

@@ -316,7 +316,7 @@ def carry_out_sweep(
         the disk is full (finished runs stay). KeyboardInterrupt ends the running ones; nothing half-written is left.
     """
     names = sweep.names()
-    with _owned(sweep, directory):
+    with _owned_directory(sweep, directory):
         runs = directory / "runs"
         runs.mkdir(exist_ok=True)
         for left in runs.glob(".*.partial-*"):  # left by a killed sweep; no other process writes here
@@ -327,8 +327,8 @@ def carry_out_sweep(
         for _ in _run_all(missing, runs, sweep.validate, processes):
             done += 1
             on_end(done, len(names))
-        rows = [_row(name, e, runs / name) for name, e in zip(names, sweep.experiments, strict=True)]
-        write_file(directory / RESULTS, _table(rows))
+        rows = [_row_of_run(name, e, runs / name) for name, e in zip(names, sweep.experiments, strict=True)]
+        write_file(directory / RESULTS, _table_of_rows(rows))
         return rows
 
 
@@ -336,7 +336,7 @@ def carry_out_sweep(
 
 
 @contextmanager
-def _owned(sweep: Sweep, directory: Path) -> Iterator[None]:
+def _owned_directory(sweep: Sweep, directory: Path) -> Iterator[None]:
     """Makes or checks the directory of this sweep, and locks it for this process."""
     text = json.dumps(_manifest(sweep), indent=2, ensure_ascii=False) + "\n"
     if not os.path.lexists(directory):
@@ -393,14 +393,14 @@ def digest_of(source: str) -> str:
         raise UsageError(f"{source} cannot be read: {error.strerror}", hint="name a trace in SWF, plain or gz") from error
 
 
-def _row(name: str, experiment: Experiment, run: Path) -> dict[str, Any]:
+def _row_of_run(name: str, experiment: Experiment, run: Path) -> dict[str, Any]:
     found = json.loads((run / "schedule.json").read_text(encoding="utf-8"))
     load = None if experiment.load is None else float(experiment.load)
     keys = dict(zip(_KEYS, (name, experiment.policy, load, experiment.seed), strict=True))
     return keys | {key: value for key, value in found.items() if key not in MEASURED}
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
+def _table_of_rows(rows: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -413,7 +413,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _run_all(missing: Sequence[tuple[str, Experiment]], runs: Path, validate: bool, processes: int) -> Iterator[str]:
     """Yields names of runs as they end. Closing it, or an error, ends the running ones."""
-    pieces = (Piece(name=name, function=_one, arguments=(e, runs / name, validate)) for name, e in missing)
+    pieces = (Piece(name=name, function=_run_experiment, arguments=(e, runs / name, validate)) for name, e in missing)
     try:
         for piece, _ in in_processes(pieces, processes):
             yield piece.name
@@ -422,7 +422,7 @@ def _run_all(missing: Sequence[tuple[str, Experiment]], runs: Path, validate: bo
         raise RmgrError(error.message, hint=f"{error.hint}\n{kept}" if error.hint else kept) from error
 
 
-def _one(still_wanted: StillWanted, experiment: Experiment, directory: Path, validate: bool) -> None:
+def _run_experiment(still_wanted: StillWanted, experiment: Experiment, directory: Path, validate: bool) -> None:
     """Carries out one run, in a process of its own."""
     workload = experiment.workload()
     result = carry_out(experiment, workload, validate=validate, on_progress=lambda _: still_wanted())

@@ -99,10 +99,10 @@ def whole_directory(directory: Path) -> Iterator[Path]:
         partial.mkdir()
         yield partial
         for path in [*sorted(partial.iterdir()), partial]:
-            _flush(path)
+            _flush_to_disk(path)
         refuse_existing(directory)
         partial.rename(directory)
-        _flush(directory.absolute().parent)
+        _flush_to_disk(directory.absolute().parent)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise not_written(directory, error) from error
@@ -119,9 +119,9 @@ def write_file(path: Path, content: str | bytes) -> None:
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
-        _flush(partial)
+        _flush_to_disk(partial)
         partial.replace(path)
-        _flush(path.absolute().parent)
+        _flush_to_disk(path.absolute().parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise not_written(path, error) from error
@@ -149,10 +149,10 @@ def write_jobs(path: Path, outcomes: Iterable[JobOutcome], *, workload_name: str
     name = workload_name.replace(",", "_").replace('"', "_").replace("\n", "_")
     outcomes = outcomes if isinstance(outcomes, Sequence) else list(outcomes)
     if any(outcome.turns for outcome in outcomes):
-        lines = (f"{_line(outcome, name)},{_time(outcome.ran_us) if outcome.spells else ''},{outcome.turns}" for outcome in outcomes)
+        lines = (f"{_job_line(outcome, name)},{_time(outcome.ran_us) if outcome.spells else ''},{outcome.turns}" for outcome in outcomes)
         _write_lines(path, chain([",".join((*COLUMNS, *SHARED_COLUMNS))], lines))
         return
-    _write_lines(path, chain([",".join(COLUMNS)], (_line(outcome, name) for outcome in outcomes)))
+    _write_lines(path, chain([",".join(COLUMNS)], (_job_line(outcome, name) for outcome in outcomes)))
 
 
 def write_spells(path: Path, outcomes: Iterable[JobOutcome]) -> None:
@@ -182,7 +182,7 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
     return " ".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
 
 
-def _line(outcome: JobOutcome, workload_name: str) -> str:
+def _job_line(outcome: JobOutcome, workload_name: str) -> str:
     job = outcome.job
     asked = f"{job.number},{workload_name},{job.number},{_time(job.submit_us)},{job.processors},{_time(job.estimate_us)}"
     if not outcome.spells:
@@ -280,7 +280,7 @@ def not_written(path: Path, error: OSError) -> RmgrError:
     return RmgrError(f"{path} could not be written: {message}", hint="nothing was left there; free some space or name another --out")
 
 
-def _flush(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -329,7 +329,7 @@ def read_log(path: str | Path, *, whole: bool = True) -> Generator[Entry, None, 
     facts = passes = number = 0
     at_us = None
     try:
-        with _opened(Path(path)) as lines:
+        with _open_text_or_gz(Path(path)) as lines:
             for number, line in enumerate(lines, 1):
                 if not whole and not line.endswith(b"\n"):
                     return
@@ -373,7 +373,7 @@ _WRITERS = "rmgr sim run --record and rmgr admin export-events write such logs"
 _CUT = "--partial replays what is there"
 
 
-def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
+def _open_text_or_gz(path: Path) -> IO[bytes] | gzip.GzipFile:
     with path.open("rb") as probe:
         packed = probe.read(2) == _GZIP
     return gzip.open(path, "rb") if packed else path.open("rb")

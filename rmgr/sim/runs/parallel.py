@@ -50,14 +50,14 @@ def measured(
             found[cell] = measure(cell)
             on_progress(len(found), len(wanted))
         return found
-    pieces = (Piece(name=str(cell), function=_one, arguments=(measure, cell)) for cell in wanted)
+    pieces = (Piece(name=str(cell), function=_measure_cell, arguments=(measure, cell)) for cell in wanted)
     for piece, answer in in_processes(pieces, min(processes, len(wanted)), reuse=True):
         found[piece.arguments[1]] = answer
         on_progress(len(found), len(wanted))
     return {cell: found[cell] for cell in wanted}
 
 
-def _one(still_wanted: StillWanted, measure: Callable[[Cell], Measures], cell: Cell) -> Measures:
+def _measure_cell(still_wanted: StillWanted, measure: Callable[[Cell], Measures], cell: Cell) -> Measures:
     still_wanted()
     return measure(cell)
 
@@ -118,11 +118,11 @@ class _Worker:
 
     def __init__(self, context: SpawnContext) -> None:
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), name="rmgr-sim")
+        self.process = context.Process(target=_serve_pieces, args=(theirs,), name="rmgr-sim")
         with _undisturbed():
             self.process.start()
         theirs.close()  # now the pipe ends with the process
-        self.piece = Piece(name="", function=_serve)
+        self.piece = Piece(name="", function=_serve_pieces)
 
     def begin(self, piece: Piece) -> None:
         self.piece = piece
@@ -167,7 +167,7 @@ def _undisturbed() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-def _serve(connection: Connection) -> None:
+def _serve_pieces(connection: Connection) -> None:
     """Runs in the process: takes pieces and sends answers until the parent is gone. Between two pieces SIGTERM just ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     parent = os.getppid()
@@ -179,10 +179,10 @@ def _serve(connection: Connection) -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError, Unwanted):
         while True:
             piece = connection.recv()
-            connection.send(_answer(piece, still_wanted))
+            connection.send(_answer_piece(piece, still_wanted))
 
 
-def _answer(piece: Piece, still_wanted: StillWanted) -> tuple[bool, Any]:
+def _answer_piece(piece: Piece, still_wanted: StillWanted) -> tuple[bool, Any]:
     """Returns (failed, answer or error). Raises: Unwanted on SIGTERM, so that a half-written directory is removed."""
     told: list[int] = []
 

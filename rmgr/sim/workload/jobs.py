@@ -165,7 +165,7 @@ def read_trace(
     """
     reader = SwfReader(path)
     counts = _Counts()
-    usable = list(_usable(reader, counts))
+    usable = list(_usable_records(reader, counts))
     if not usable:
         message = f"none of its {counts.records} records has a run time and a size" if counts.records else "it holds no record"
         raise UsageError(f"{path}: {message}", hint="SWF has one job a line, 18 numbers; see rmgr sim run --help")
@@ -188,9 +188,9 @@ def read_trace(
                 estimate_us=estimate * SECOND,
                 processors=size,
                 processes=size,
-                user=_name("u", record.user),
-                account=_name("g", record.group),
-                queue=_name("q", record.queue),
+                user=_name_of_number("u", record.user),
+                account=_name_of_number("g", record.group),
+                queue=_name_of_number("q", record.queue),
                 source=record.job,
                 memory_bytes=max(record.requested_memory, 0) * 1024,
             )
@@ -199,7 +199,7 @@ def read_trace(
         jobs = _with_dependencies(jobs, [record for *_, record in usable], counts)
     thanks = reader.header.get("Acknowledge", "")
     touched = counts.told() | (counts.followed() if dependencies else {})
-    return Workload(name=_stem(path), jobs=tuple(jobs), processors=machine, touched=touched, acknowledgement=thanks)
+    return Workload(name=_name_of_trace(path), jobs=tuple(jobs), processors=machine, touched=touched, acknowledgement=thanks)
 
 
 def _with_dependencies(jobs: list[WorkloadJob], records: list[Record], counts: _Counts) -> list[WorkloadJob]:
@@ -218,7 +218,7 @@ def _with_dependencies(jobs: list[WorkloadJob], records: list[Record], counts: _
     return found
 
 
-def _usable(records: Iterable[Record], counts: _Counts) -> Iterable[tuple[int, int, int, int, Record]]:
+def _usable_records(records: Iterable[Record], counts: _Counts) -> Iterable[tuple[int, int, int, int, Record]]:
     """Yields (submit, size, run, estimate, record) of each usable record, in seconds, in the order of the file."""
     for record in records:
         counts.records += 1
@@ -245,11 +245,11 @@ def _usable(records: Iterable[Record], counts: _Counts) -> Iterable[tuple[int, i
         yield record.submit, size, run, estimate, record
 
 
-def _name(letter: str, number: int) -> str:
+def _name_of_number(letter: str, number: int) -> str:
     return f"{letter}{number}" if number >= 0 else ""
 
 
-def _stem(path: str | Path) -> str:
+def _name_of_trace(path: str | Path) -> str:
     """Returns `KTH-SP2-1996-2.1-cln` for `KTH-SP2-1996-2.1-cln.swf.gz`."""
     name = Path(path).name
     for suffix in (".gz", ".swf", ".txt"):
@@ -335,7 +335,7 @@ class SwfReader:
     def __iter__(self) -> Iterator[Record]:
         number = 0
         try:
-            with _opened(self.path) as lines:
+            with _open_plain_or_gz(self.path) as lines:
                 for number, line in enumerate(lines, 1):
                     if number == 1:
                         line = line.removeprefix(BOM_UTF8)  # noqa: PLW2901 - which some editors put there
@@ -403,7 +403,7 @@ class SwfReader:
         )
 
 
-def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
+def _open_plain_or_gz(path: Path) -> gzip.GzipFile | BufferedReader:
     """The text of the file, unpacked when it begins as gz does."""
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a directory says itself what is wrong

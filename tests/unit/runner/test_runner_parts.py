@@ -17,7 +17,7 @@ from rmgr.client.logs import unseen
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.gap import gap_line, place
 from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandBatch, CommandItem, Output
-from rmgr.runner.command import Launcher, _interpreter
+from rmgr.runner.command import Launcher, _interpreter_of_script
 from rmgr.runner.host import contain
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import ControlGroup, Forks
@@ -220,7 +220,7 @@ def test_groups_are_removed_from_the_leaves_up(tmp_path: Path) -> None:
     ],
 )
 def test_a_script_is_run_as_the_kernel_would(text: str, argv: list[str]) -> None:
-    assert _interpreter(text) == argv
+    assert _interpreter_of_script(text) == argv
 
 
 def test_a_commands_own_variables_win_over_its_batchs_and_those_over_the_made_ones() -> None:
@@ -247,7 +247,7 @@ def test_arguments_are_whole_although_the_kernel_gives_some_at_a_time(tmp_path: 
 
 
 def test_what_has_left_its_parent_waits_for_processors_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contain, "_waited", lambda _pid: (1_000_000_000, False))
+    monkeypatch.setattr(contain, "_waited_for_processor", lambda _pid: (1_000_000_000, False))
     alone = contain.processor_seconds(os.getpid())[1]
     assert contain.processor_seconds(os.getpid(), [os.getpid(), 1])[1] == alone + 1, "each process once"
 
