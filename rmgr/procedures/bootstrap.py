@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi
+from rmgr.coord.protocol.multi import Committed, Conflict
 from rmgr.coord.protocol.ports import Coordinator, Store
-from rmgr.coord.protocol.records import decode_record, encode_record
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, StoreUnavailable, Unavailable, WrongCluster
 from rmgr.model.base.version import PROTOCOL
 from rmgr.model.cluster.node import Meta
@@ -122,13 +122,12 @@ def read_settings(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Clust
 
 
 def _found(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float) -> Meta:
-    """Commits SETUP: id, counter and settings appear together; if several processes try, one wins."""
+    """Commits SETUP."""
+    from rmgr.coord.ops import membership  # of use once in the life of a cluster
+
     coordinator.ensure(["/"], timeout_s=timeout_s)
-    protocol = PROTOCOL
-    meta = Meta(cluster_id=machine.guid(), created_us=machine.wall_us(), protocol=protocol, oldest=protocol)
-    data = encode_record(meta)
-    ops = (Create(paths.META, data), Create(paths.IDS, encode_record(1)), Create(paths.CONFIG, encode_record(settings)))
-    answer = coordinator.commit(Multi(name="SETUP", ops=ops, proof=Exists(paths.META, data)), timeout_s=timeout_s).result(timeout_s + 1.0)
+    meta = Meta(cluster_id=machine.guid(), created_us=machine.wall_us(), protocol=PROTOCOL, oldest=PROTOCOL)
+    answer = coordinator.commit(membership.set_up(meta, settings), timeout_s=timeout_s).result(timeout_s + 1.0)
     match answer:
         case Committed():
             return meta

@@ -191,15 +191,16 @@ def schema_lock(session: Session) -> Iterator[Callable[[], None]]:
 
     Raises: `StateConflict` if another command holds it until the deadline; `NotConnected`, `CoordinationUnavailable`.
     """
+    from rmgr.coord.ops import membership
     from rmgr.coord.protocol import paths
-    from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi
+    from rmgr.coord.protocol.multi import Committed, Conflict
 
     end = time.monotonic() + (session.left_s(_WAIT_S) or _WAIT_S)
     coordinator = _connected(session, end)
     try:
         coordinator.ensure([paths.LOCKS])
         me = f"{socket.gethostname()} pid {os.getpid()} {time.time_ns()}".encode()
-        take = Multi(name="LOCK", ops=(Create(paths.SCHEMA_LOCK, me, ephemeral=True),), proof=Exists(paths.SCHEMA_LOCK, me))
+        take = membership.lock_schema(me)
         told = False
         while True:
             match coordinator.commit(take, timeout_s=10.0).result(11.0):

@@ -17,7 +17,7 @@ from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Holds, Multi
 from rmgr.coord.protocol.records import encode_record
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import AclRecord, Invitation, Revocation, SealedSecret
-from rmgr.model.cluster.node import Drain, NodeRecord, SubmitterEntry
+from rmgr.model.cluster.node import Drain, Meta, NodeRecord, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Submission, Tail
 
@@ -144,6 +144,11 @@ def leave(path: str) -> Multi:
     return Multi(name="EXIT", ops=(Delete(path),), proof=Gone(path))
 
 
+def unregister(entry: str) -> Multi:
+    """UNREGISTER: a Starter deletes an old entry of its own, which its session still holds after a fence. entry: its path."""
+    return Multi(name="UNREGISTER", ops=(Delete(entry),), proof=Gone(entry))
+
+
 # -- operators -----------------------------------------------------------------------------------------------------------------
 
 
@@ -174,3 +179,15 @@ def set_settings(settings: ClusterSettings, version: int) -> Multi:
     """SETTINGS: replaces all queues, limits and times of the cluster; their directories exist already."""
     data = encode_record(settings)
     return Multi(name="SETTINGS", ops=(Set(paths.CONFIG, data, version),), proof=Holds(paths.CONFIG, data))
+
+
+def set_up(meta: Meta, settings: ClusterSettings) -> Multi:
+    """SETUP: the cluster's id, the counter of submissions and the settings appear together; if several processes try, one wins."""
+    data = encode_record(meta)
+    ops = (Create(paths.META, data), Create(paths.IDS, encode_record(1)), Create(paths.CONFIG, encode_record(settings)))
+    return Multi(name="SETUP", ops=ops, proof=Exists(paths.META, data))
+
+
+def lock_schema(holder: bytes) -> Multi:
+    """LOCK: one command at a time changes the tables of the store; the lock goes with its holder's session."""
+    return Multi(name="LOCK", ops=(Create(paths.SCHEMA_LOCK, holder, ephemeral=True),), proof=Exists(paths.SCHEMA_LOCK, holder))

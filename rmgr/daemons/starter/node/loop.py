@@ -27,8 +27,9 @@ from rmgr.coord import validity
 from rmgr.coord.decisions.liveness import STOPPED
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.membership import unregister
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Conflict, Delete, Gone, Multi, Stamped, Unknown
+from rmgr.coord.protocol.multi import Conflict, Stamped, Unknown
 from rmgr.coord.protocol.ports import Coordinator, SessionState
 from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
@@ -685,8 +686,7 @@ class Registry:
         names = self._wait(self._coordinator.children(paths.STARTERS)) or []
         for name in names:
             if paths.entry_guid(name) in self._guids:
-                path = f"{paths.STARTERS}/{name}"
-                self._wait(self._coordinator.commit(Multi(name="UNREGISTER", ops=(Delete(path),), proof=Gone(path)), timeout_s=_TIMEOUT_S))
+                self._wait(self._coordinator.commit(unregister(f"{paths.STARTERS}/{name}"), timeout_s=_TIMEOUT_S))
 
     # -- blocks that stand under a name ----------------------------------------------------------------------------------
 
