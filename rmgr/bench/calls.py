@@ -35,9 +35,9 @@ from rmgr.bench.reality import WorkloadStage
 from rmgr.bench.tasks import no_op
 from rmgr.client.calls import Caller, CallFuture
 from rmgr.client.connection import connect
-from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
+from rmgr.client.submission.packing import TaskSpec
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
 from rmgr.coord.protocol import paths

@@ -65,7 +65,7 @@ def idle(plan: MeasuringPlan) -> list[Row]:
             time.sleep(window_s)
             lasted_s = time.monotonic() - started_s
             after = {part.name: _cost(part) for part in [*theirs, *ours]}
-            samples.append({name: _by(after[name] - before[name], lasted_s) for name in after})
+            samples.append({name: _per_second(after[name] - before[name], lasted_s) for name in after})
             memory.append({part.name: sum(pss_bytes(pid) for pid in part.pids) / MIB for part in [*theirs, *ours]})
     return [*_rows(theirs, ours, samples), *_memory_rows(theirs, ours, memory)]
 
@@ -101,7 +101,7 @@ def _cost(part: ProcessGroup) -> Cost:
     return total
 
 
-def _by(cost: Cost, seconds: float) -> Cost:
+def _per_second(cost: Cost, seconds: float) -> Cost:
     return Cost(cost.cpu_s / seconds, round(cost.wakeups / seconds))
 
 

@@ -42,10 +42,10 @@ from rmgr.bench.reality import WorkloadStage, pipeline_with, send
 from rmgr.bench.scale import silent
 from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
-from rmgr.client.ports import FirstTasks, TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
 from rmgr.client.submission.handle import SubmissionHandle
+from rmgr.client.submission.packing import FirstTasks, TaskSpec
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Holds, Multi, Set
@@ -247,17 +247,17 @@ class AwaitedEnds:
         self._over = threading.Event()
 
     def on_outcomes(self, _fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
-        """See `ports.Listener`. Called on the Submitter's thread."""
+        """See `handle.Listener`. Called on the Submitter's thread."""
         self._wrong += [f"{one.state} {one.reason} {one.error}" for one in outcomes if one.state is not State.COMPLETED]
         self._left -= len(outcomes)
         if self._left <= 0:
             self._over.set()
 
     def on_progress(self) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
 
     def on_dead(self, error: RmgrError) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
         if self._left > 0:
             self._wrong.append(error.message)
             self._over.set()

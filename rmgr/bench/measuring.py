@@ -76,16 +76,16 @@ class Bench:
 
 
 @contextlib.contextmanager
-def scratch(where: Path | None = None) -> Iterator[Path]:
-    """Yields a directory that is deleted afterwards, in `where` or with the system's temporary files."""
-    with tempfile.TemporaryDirectory(prefix="rmgr-bench-", dir=where, ignore_cleanup_errors=True) as directory:
+def scratch() -> Iterator[Path]:
+    """Yields a directory that is deleted afterwards."""
+    with tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as directory:
         yield Path(directory)
 
 
 @contextlib.contextmanager
-def two_slots(plan: MeasuringPlan, *, directory: Path | None = None, store: str = "", zookeepers: int = 1) -> Iterator[Bench]:
+def two_slots(plan: MeasuringPlan, *, store: str = "", zookeepers: int = 1) -> Iterator[Bench]:
     """Starts ZooKeeper, two WatchDogs, one Starter with two cores and SQLite (or `store`), in a directory deleted afterwards."""
-    with scratch(directory) as where:
+    with scratch() as where:
         cluster = DevCluster(where / "cluster", nodes=1, cores=SLOTS, store=store, zookeepers=zookeepers)
         plan.progress("starting a cluster")
         try:

@@ -30,10 +30,9 @@ from pathlib import Path
 
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch
 from rmgr.client.connection import Connection
-from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
-from rmgr.client.submission.packing import Buffer, block_of
+from rmgr.client.submission.packing import Buffer, TaskSpec, block_of
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.base.resources import Request
@@ -114,9 +113,9 @@ CONVENTIONAL = "conventional"
 SYSTEMS = {CONVENTIONAL: "queue_first_fit", "proposal 1": "queue_select", "proposal 2": "connection_reservation"}
 
 
-def workload(jobs: int = JOBS, seed: int = SEED) -> Workload:
+def workload(jobs: int = JOBS) -> Workload:
     """Returns jobs of 1..8 processes and 0.5..4 s that ask for about 0.9 of the machine; requested times are up to three times too long."""
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     made, at_us = [], 0
     for number in range(1, jobs + 1):
         processes = rng.choices((1, 2, 3, 4, 6, 8), weights=(30, 25, 12, 18, 8, 7))[0]
@@ -288,9 +287,9 @@ def system_document(system: str, pace: float = 1.0) -> Mapping[str, object]:
     return {"stage": [{"policy": SYSTEMS[system]}], "queue": queues}
 
 
-def system_workload(system: str, *, jobs: int = CLASS_JOBS, seed: int = CLASS_SEED, pace: float = 1.0) -> Workload:
+def system_workload(system: str, *, jobs: int = CLASS_JOBS, pace: float = 1.0) -> Workload:
     """Returns the jobs as that system gets them; pace: 0.5 makes all times half as long."""
-    drawn = hpc2500(jobs, seed=seed, kind="user" if system == CONVENTIONAL else "")
+    drawn = hpc2500(jobs, seed=CLASS_SEED, kind="user" if system == CONVENTIONAL else "")
     small = [_small(job, pace) for job in drawn.jobs]
     work_us = sum(job.processors * job.run_us for job in small)
     spread = Fraction(work_us, CLASS_NODES * CLASS_CORES) / Fraction("1.1") / max(1, drawn.span_us)
@@ -439,15 +438,15 @@ class _End:
         self._error: RmgrError | None = None
 
     def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
-        """See `ports.Listener`. Called on the Submitter's thread."""
+        """See `handle.Listener`. Called on the Submitter's thread."""
         self._found = (fragment, outcomes[0])
         self.over.set()
 
     def on_progress(self) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
 
     def on_dead(self, error: RmgrError) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
         if self._found is None:
             self._error = error
             self.over.set()

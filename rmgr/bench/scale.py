@@ -95,11 +95,11 @@ def _measured(plan: MeasuringPlan, starters: int, tasks: int) -> list[dict[str, 
                 _run(queue, max(50, tasks // 10))
             ran = max(50, tasks // 10)
             for _ in plan.rounds(f"{tasks} tasks on {starters} Starters"):
-                before = _used(cluster, processes)
+                before = _used_so_far(cluster, processes)
                 with TaskQueue(no_op, connection=connection) as queue:
                     _run(queue, tasks)
                 time.sleep(_SETTLE_S)  # the leader closes the submission, which also counts
-                found.append({what: count - before[what] for what, count in _used(cluster, processes).items()} | {"tasks": tasks})
+                found.append({what: count - before[what] for what, count in _used_so_far(cluster, processes).items()} | {"tasks": tasks})
                 ran += tasks
             for process in processes:
                 process.finish()
@@ -116,7 +116,7 @@ def _run(queue: TaskQueue, tasks: int) -> None:
         raise RmgrError(f"{tasks} tasks have {len(results)} results")
 
 
-def _used(cluster: DevCluster, processes: Sequence[Child]) -> dict[str, float]:
+def _used_so_far(cluster: DevCluster, processes: Sequence[Child]) -> dict[str, float]:
     """Returns all counters up to now: processor seconds by part, requests to ZooKeeper, its transactions, seconds."""
     asked: Counter[str] = Counter()
     for process in processes:

@@ -113,7 +113,7 @@ def _large(plan: MeasuringPlan) -> list[Row]:
     for policy in _LARGE_POLICIES:
         what = f"{policy}, {jobs} jobs of lublin99 on {nodes} nodes"
         plan.progress(what)
-        rate, peak_mib = _alone(_large_rate, policy, jobs, nodes)
+        rate, peak_mib = _in_own_process(_large_rate, policy, jobs, nodes)
         rows.append(row("rmgr", _SIMULATOR, what, "jobs/s", [rate], seconds=jobs / rate, peak_mib=peak_mib))
     return rows
 
@@ -123,7 +123,7 @@ def _large_rate(policy: str, jobs: int, nodes: int) -> float:
     return _rate(workload, lambda: simulated(workload, policy))
 
 
-def _alone(measure: Callable[[str, int, int], T], policy: str, jobs: int, nodes: int) -> tuple[T, float]:
+def _in_own_process(measure: Callable[[str, int, int], T], policy: str, jobs: int, nodes: int) -> tuple[T, float]:
     """Runs a measurement in a process of its own; returns its result and the peak memory (MiB) of that process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(_with_peak, measure, policy, jobs, nodes).result()
@@ -234,7 +234,7 @@ def _large_passes(plan: MeasuringPlan) -> list[Row]:
     for policy in _LARGE_POLICIES:
         what = f"{policy} pass, {pending} pending, {nodes} nodes"
         plan.progress(what)
-        found, peak_mib = _alone(_timed_once, policy, pending, nodes)
+        found, peak_mib = _in_own_process(_timed_once, policy, pending, nodes)
         rows.append(row("rmgr", _setup(_CORES, BUSY), what, "ms", found.steps, first_ms=found.first[0], peak_mib=peak_mib))
     return rows
 

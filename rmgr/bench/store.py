@@ -314,7 +314,7 @@ class _Field:
         self._fresh = counter()
         list(pool.map(_produce, [1] * 100))
         with _standing(bench, [f"keyed/warm/{n}" for n in range(50)], 100) as names:
-            self._ours(KeyedShape(name="", reads=True, writes=True), names, 100)
+            self._run_submitted(KeyedShape(name="", reads=True, writes=True), names, 100)
 
     def close(self) -> None:
         """Closes the store."""
@@ -342,7 +342,7 @@ class _Field:
                         bare.append(_rate(count, partial(self._bare_program, shape, names, size, at_once)))
                         batched.append(_rate(count, partial(self._bare_batches, shape, names, size)))
                     before = self._cpu()
-                    ours.append(_rate(count, lambda: loops.append(count / self._ours(shape, names, size))))  # noqa: B023 - called here
+                    ours.append(_rate(count, lambda: loops.append(count / self._run_submitted(shape, names, size))))  # noqa: B023 - called here
                     costs.append({part: (used - before.get(part, 0.0)) / count * 1e3 for part, used in self._cpu().items()})
                 rows.append(row(_POOL, "the same run", what, "tasks/s", pooled))
                 if bare:
@@ -394,7 +394,7 @@ class _Field:
         for _ in self._pool.map(work, given):
             pass
 
-    def _ours(self, shape: KeyedShape, names: Sequence[str], size: int) -> float:
+    def _run_submitted(self, shape: KeyedShape, names: Sequence[str], size: int) -> float:
         """Runs the tasks until all have ended; returns the seconds that the loop of submits took."""
         run = next(self._fresh)
         work = _function(shape, size)
@@ -465,7 +465,7 @@ class _Field:
             for tasks in (count // 10, count):
                 self._plan.progress(f"{tasks} inputs of 100 kB pass")
                 with memory_of_starter(self._bench) as samples:
-                    self._ours(shape, [names[number % len(names)] for number in range(tasks)], _PASSING_BYTES)
+                    self._run_submitted(shape, [names[number % len(names)] for number in range(tasks)], _PASSING_BYTES)
         half = max(1, len(samples) // 2)
         return [row(_OURS, self._setup, what, "MiB PSS", [max(samples)], growth=max(samples[-half:]) / max(samples[:half]))]
 

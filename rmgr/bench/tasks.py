@@ -207,7 +207,7 @@ def _submit_array(bench: Bench, count: int) -> None:
 
 
 @contextmanager
-def _both(plan: MeasuringPlan) -> Iterator[tuple[Bench, Connection]]:
+def _with_gateway(plan: MeasuringPlan) -> Iterator[tuple[Bench, Connection]]:
     """Yields a cluster with a gateway, and a connection through the gateway."""
     with two_slots(plan) as bench:
         bench.cluster.start_gateway("g1")
@@ -219,7 +219,7 @@ def _tasks_both_ways(plan: MeasuringPlan) -> list[Row]:
     """Measures no-op tasks by `map` and one future a call, directly and through a gateway; and eight clients at once."""
     count = plan.count(_TASKS)
     rows: list[Row] = []
-    with _both(plan) as (bench, through):
+    with _with_gateway(plan) as (bench, through):
         ways: tuple[tuple[str, Callable[[Connection, int], None]], ...] = (
             ("no-op tasks by map", by_map),
             ("no-op tasks, one future a call", by_submit_call),
@@ -232,14 +232,14 @@ def _tasks_both_ways(plan: MeasuringPlan) -> list[Row]:
                 rates[_DIRECT].append(count / took_s(partial(work, bench.connection, count)))
                 rates[_THROUGH].append(count / took_s(partial(work, through, count)))
             rows += _compared(what, "tasks/s", rates)
-        rows += _crowd(plan, bench, count)
+        rows += _measure_crowd(plan, bench, count)
     return rows
 
 
 def _latency_both_ways(plan: MeasuringPlan) -> list[Row]:
     """Measures one task at a time, directly and through a gateway."""
     count = plan.count(_SINGLES)
-    with _both(plan) as (bench, through), ExitStack() as stack:
+    with _with_gateway(plan) as (bench, through), ExitStack() as stack:
         queues = {
             name: stack.enter_context(TaskQueue(no_op, connection=connection))
             for name, connection in ((_DIRECT, bench.connection), (_THROUGH, through))
@@ -249,7 +249,7 @@ def _latency_both_ways(plan: MeasuringPlan) -> list[Row]:
             for name, queue in queues.items():
                 for _ in range(20):
                     queue.submit_call(1).result(timeout=60)
-                samples[name].append([took_s(partial(_alone, queue)) for _ in range(count)])
+                samples[name].append([took_s(partial(_measure_alone, queue)) for _ in range(count)])
     rows: list[Row] = []
     for percent in (50, 99):
         values = {name: [percentile(one, percent) * 1e3 for one in runs] for name, runs in samples.items()}
@@ -257,11 +257,11 @@ def _latency_both_ways(plan: MeasuringPlan) -> list[Row]:
     return rows
 
 
-def _alone(queue: TaskQueue) -> None:
+def _measure_alone(queue: TaskQueue) -> None:
     queue.submit_call(1).result(timeout=60)
 
 
-def _crowd(plan: MeasuringPlan, bench: Bench, count: int) -> list[Row]:
+def _measure_crowd(plan: MeasuringPlan, bench: Bench, count: int) -> list[Row]:
     """Measures one direct client, and eight at once with as many tasks each, a process each: directly, and through the gateway."""
     alone: list[float] = []
     rates: dict[str, list[float]] = {_DIRECT: [], _THROUGH: []}
@@ -376,17 +376,17 @@ def _figures(plan: MeasuringPlan, bench: Bench, *, is_first: bool) -> list[_Figu
     """Returns the figures of one repetition. is_first: the first of this process."""
     _run(_fill(bench, 1, 2_000))
     # First, because memory left behind by earlier tasks would hide what these take.
-    many, drained = _queued(plan, bench, _FEW, plan.count(_QUEUED), weighs=True, weighs_client=is_first)
+    many, drained = _measure_backlog(plan, bench, _FEW, plan.count(_QUEUED), weighs=True, weighs_client=is_first)
     count = plan.count(_EMPTY)
     plan.progress(f"{count} tasks, empty queue")
     with _spending(bench) as spent:
         _run(_fill(bench, 1, count))
-    empty = _Figure(what="run with an empty queue", unit="tasks/s", value=count / spent.lasted_s, ratio=1.0, detail=_each(spent, count))
-    small, slow = _queued(plan, bench, min(_SMALL, plan.count(_SMALL_TASKS)), plan.count(_SMALL_TASKS))
-    return [empty, *many, _against(drained, empty), *small, _against(slow, empty)]
+    empty = _Figure(what="run with an empty queue", unit="tasks/s", value=count / spent.lasted_s, ratio=1.0, detail=_of_each(spent, count))
+    small, slow = _measure_backlog(plan, bench, min(_SMALL, plan.count(_SMALL_TASKS)), plan.count(_SMALL_TASKS))
+    return [empty, *many, _with_ratios(drained, empty), *small, _with_ratios(slow, empty)]
 
 
-def _queued(
+def _measure_backlog(
     plan: MeasuringPlan, bench: Bench, submissions: int, total: int, *, weighs: bool = False, weighs_client: bool = False
 ) -> tuple[list[_Figure], _Figure]:
     """Fills the queue of a drained node, then runs it; returns (figures of filling it, rate of running it). weighs: measure memory, too."""
@@ -396,7 +396,7 @@ def _queued(
     zookeeper, client = _zookeeper_bytes(bench), _client_bytes()
     with _spending(bench) as spent:
         queues = _fill(bench, submissions, total)
-    figures = [_Figure(what=f"submit {what}", unit="tasks/s", value=total / spent.lasted_s, detail=_each(spent, total))]
+    figures = [_Figure(what=f"submit {what}", unit="tasks/s", value=total / spent.lasted_s, detail=_of_each(spent, total))]
     if weighs:
         heap = (_zookeeper_bytes(bench) - zookeeper) / total
         figures.append(_Figure(what=f"{what}, ZooKeeper's heap in use", unit="B/task", value=heap))
@@ -406,10 +406,10 @@ def _queued(
     with _spending(bench) as spent:
         _command(bench, "resume", "n1")
         _run(queues)
-    return figures, _Figure(what=f"run {what}", unit="tasks/s", value=total / spent.lasted_s, detail=_each(spent, total))
+    return figures, _Figure(what=f"run {what}", unit="tasks/s", value=total / spent.lasted_s, detail=_of_each(spent, total))
 
 
-def _against(drained: _Figure, empty: _Figure) -> _Figure:
+def _with_ratios(drained: _Figure, empty: _Figure) -> _Figure:
     """Adds the ratio to the rate with an empty queue, and that of the processor time (above 1: less of it with a backlog)."""
     cpu = sum(empty.detail.values()) / max(1e-9, sum(drained.detail.values()))
     return replace(drained, ratio=drained.value / empty.value, detail={**drained.detail, "cpu_ratio": cpu})
@@ -453,7 +453,7 @@ def _spending(bench: Bench) -> Iterator[_Spent]:
     spent.client_s, spent.cluster_s = cpu_s([os.getpid()]) - client, cpu_s(pids) - cluster
 
 
-def _each(spent: _Spent, tasks: int) -> dict[str, float]:
+def _of_each(spent: _Spent, tasks: int) -> dict[str, float]:
     return {"client_cpu_us": spent.client_s / tasks * 1e6, "cluster_cpu_us": spent.cluster_s / tasks * 1e6}
 
 
@@ -485,8 +485,8 @@ def mixed(plan: MeasuringPlan) -> list[Row]:
         list(pool.map(timed_sleep, [0.01] * 4))
         _run_ours(bench, [0.01] * 4)
         for name, order in (("in any order", _shuffled), ("short ones first", sorted)):
-            rows += _uneven(plan, bench, pool, name, order)
-        rows += _late(plan, bench)
+            rows += _measure_uneven(plan, bench, pool, name, order)
+        rows += _measure_late_node(plan, bench)
     return rows
 
 
@@ -517,7 +517,7 @@ def _shuffled(durations: list[float]) -> list[float]:
     return random.Random(2).sample(durations, len(durations))
 
 
-def _uneven(
+def _measure_uneven(
     plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor, name: str, order: Callable[[list[float]], list[float]]
 ) -> list[Row]:
     """Runs both at once: they sleep, so neither slows the other; each is compared with the ideal for its own tasks as they were."""
@@ -557,7 +557,7 @@ def _run_ours(bench: Bench, durations: Sequence[float]) -> Ran:
 # -- a Starter that joins late -----------------------------------------------------------------------------------------------------
 
 
-def _late(plan: MeasuringPlan, bench: Bench) -> list[Row]:
+def _measure_late_node(plan: MeasuringPlan, bench: Bench) -> list[Row]:
     """Measures from the Starter's entry in ZooKeeper (by the server's clock, the same machine's) to the start of its first task."""
     scenes = {
         "tasks of 0.1 s wait": ([_WAITING_S] * _WAITING, 0),

@@ -292,7 +292,7 @@ def array_in(name: str, word: str) -> Any:
         if os.stat(word).st_size > MAX_BYTES + _MOST_HEADER:
             raise UsageError(f"{name}: {word} has more than the {MAX_BYTES:,} bytes that an argument may have", hint=_SPLIT)
         with open(word, "rb") as file:  # read whole: a mapped file that shrinks would end this process
-            readable: Any = file if Path(word).is_file() else io.BytesIO(_bounded(file, word))
+            readable: Any = file if Path(word).is_file() else io.BytesIO(_read_bounded(file, word))
             if (magic := readable.read(len(_NPY))) != _NPY:
                 several = ", but several arrays" if magic.startswith(b"PK") else ""
                 raise UsageError(f"{name}: {word} is no .npy file{several}", hint=how)
@@ -313,12 +313,12 @@ def array_in(name: str, word: str) -> Any:
 def bytes_in(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            return _bounded(file, path)
+            return _read_bounded(file, path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="@FILE is a file of this machine that you may read") from None
 
 
-def _bounded(file: BinaryIO, name: str) -> bytes:
+def _read_bounded(file: BinaryIO, name: str) -> bytes:
     """Reads a whole file, which may be endless, up to the limit. Raises: UsageError, OSError."""
     from rmgr.model.calls.arrays import MAX_BYTES
 

@@ -132,7 +132,7 @@ def dev(
     from rmgr.dev.keeper import advertise, default_directory
 
     where = Path(directory) if directory else default_directory()
-    other = _advertised()
+    other = _find_advertised()
     if other is not None and directory is None:
         raise StateConflict(
             f"a cluster of yours runs in {other.directory} already",
@@ -161,7 +161,7 @@ def dev(
             if is_found:
                 advertise(state)
             is_left = detach  # from here on commands find the cluster, and the process that started it may go
-            _tell(session, state, is_found=is_found, detached=detach, seconds=time.monotonic() - began)
+            _say_what_runs(session, state, is_found=is_found, detached=detach, seconds=time.monotonic() - began)
             if detach:
                 return
             _watch(session, made)
@@ -170,11 +170,11 @@ def dev(
                 raise
         except BaseException:  # e.g. the reader of the output has gone
             if state is not None and not is_left:
-                with _deaf():
+                with _ignoring_interrupts():
                     made.stop()
             raise
         session.note("stopping the cluster")
-        with _deaf():
+        with _ignoring_interrupts():
             made.stop()
     session.note(f"stopped; its data stay in {made.state.directory}")
 
@@ -341,7 +341,7 @@ def _shape(row: _Row) -> dict[str, Any]:
 # -- drawing ------------------------------------------------------------------------------------------------------------------
 
 
-def _tell(session: Session, state: DevState, *, is_found: bool, detached: bool, seconds: float) -> None:
+def _say_what_runs(session: Session, state: DevState, *, is_found: bool, detached: bool, seconds: float) -> None:
     """Says what runs and what to type next."""
     if session.json:
         emit({"running": True, "dir": state.directory, "zookeeper": state.zookeeper, "store": state.store, "seconds": round(seconds, 3)})
@@ -397,7 +397,7 @@ def _watch(session: Session, cluster: DevCluster) -> None:
 # -- finding ------------------------------------------------------------------------------------------------------------------
 
 
-def _advertised() -> DevState | None:
+def _find_advertised() -> DevState | None:
     """Returns the running cluster that commands find by themselves."""
     from rmgr.config import dev_file
     from rmgr.dev.keeper import read_state
@@ -416,7 +416,7 @@ def _find(directory: str | None) -> DevState | None:
     directory = directory or click.get_current_context().meta.get("rmgr dev: directory")
     if directory:
         return read_state(Path(directory).resolve())
-    return _advertised() or read_state(default_directory())
+    return _find_advertised() or read_state(default_directory())
 
 
 @contextlib.contextmanager
@@ -440,7 +440,7 @@ def _signals_as_interrupt() -> Any:
 
 
 @contextlib.contextmanager
-def _deaf() -> Any:
+def _ignoring_interrupts() -> Any:
     """Ignores an impatient Ctrl-C while stopping, which would leave processes behind."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -331,7 +331,7 @@ def shares(session: Session, no_header: bool) -> None:
         return
     columns = [
         Column(name="OWNER", text=lambda one: one.owner, keep=True),
-        Column(name="WITH", text=lambda one: _whom(one.user), keep=True),
+        Column(name="WITH", text=lambda one: _user_text(one.user), keep=True),
         Column(name="MAY", text=lambda one: "write" if one.write else "read", keep=True),
         Column(name="KEY", text=lambda one: shown(one.key) + ("*" if one.is_prefix else ""), is_id=True),
     ]
@@ -366,12 +366,12 @@ def _is_prefix(key: str, said: bool) -> bool:
     return said or key.endswith("/")
 
 
-def _whom(user: str) -> str:
+def _user_text(user: str) -> str:
     return "all" if user == "*" else user
 
 
 def _share_as_json(one: Any) -> dict[str, Any]:
-    return {"owner": one.owner, "user": _whom(one.user), "key": one.key, "prefix": one.is_prefix, "write": one.write}
+    return {"owner": one.owner, "user": _user_text(one.user), "key": one.key, "prefix": one.is_prefix, "write": one.write}
 
 
 # -- an open store -------------------------------------------------------------------------------------------------------------
@@ -470,14 +470,14 @@ def page(opened: Opened, prefix: str, *, after: str, limit: int | None) -> tuple
     for key in names(opened, prefix, after=after, limit=None if limit is None else limit + 1):
         if len(entries) == limit:
             return entries, entries[-1].key
-        head, owner = _head(opened, keys.named(key))
+        head, owner = _head_and_owner(opened, keys.named(key))
         if head is not None:  # else it has just been deleted
             size = None if head[1] is Encoding.POINTER else head[0]
             entries.append(KeyEntry(key=key, size=size, kind=_KINDS[head[1]], owner=owner))
     return entries, None
 
 
-def _head(opened: Opened, row: str) -> tuple[tuple[int, Encoding] | None, str | None]:
+def _head_and_owner(opened: Opened, row: str) -> tuple[tuple[int, Encoding] | None, str | None]:
     """Returns size and encoding, and the owner ("" if nobody owns the row, None in an open cluster)."""
     if opened.deeds is None:
         return opened.store.head(row, timeout_s=opened.timeout_s), None

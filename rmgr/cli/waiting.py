@@ -372,7 +372,7 @@ class Follow:
 
 
 class _Listener:
-    """`ports.Listener`: passes everything on at once."""
+    """`handle.Listener`: passes everything on at once."""
 
     def __init__(self, news: queue.SimpleQueue[Any], followed: AwaitedSubmission) -> None:
         self._news = news

@@ -289,23 +289,12 @@ class ConnectionAsks:
 
     def _open_asks(self) -> Asks:
         if self._asks is None:
-            self._asks = self._local_asks()
+            if self._coordinator is None:
+                raise CoordinationUnavailable("this connection has none to ZooKeeper", hint="rmgr.connect()")
+            from rmgr.client.identity import answers_here
+
+            self._asks = answers_here(self._coordinator, lambda: self._store, self._credentials)
         return self._asks
-
-    def _local_asks(self) -> Asks:
-        from rmgr.coord.decisions.rights import ANYBODY, Person
-        from rmgr.model.cluster.identity import Role
-        from rmgr.runtime.secured import certifier
-        from rmgr.submitter.answers import Answers
-
-        if self._coordinator is None:
-            raise CoordinationUnavailable("this connection has none to ZooKeeper", hint="rmgr.connect()")
-        who, certify = ANYBODY, None
-        if self._credentials is not None:
-            mine = self._credentials.identity
-            who = Person(name=mine.name, role=str(mine.role), is_operator=mine.role in {Role.OPERATOR, Role.ADMIN})
-            certify = certifier(self._credentials)
-        return Answers(self._coordinator, lambda: self._store, who, certify=certify)
 
 
 # -- the end of the process ----------------------------------------------------------------------------------------------------

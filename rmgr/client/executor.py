@@ -28,9 +28,9 @@ from rmgr.client.content import Payload
 from rmgr.client.futures import Deadline, Future, giving_slot_back, raised_by
 from rmgr.client.output import LiveEcho, LongEcho, write
 from rmgr.client.pickling import dump_call, dump_initializer, name_of, ship, stays_here
-from rmgr.client.ports import TaskSpec
 from rmgr.client.progress import card, shown_on
 from rmgr.client.specs import OF_CALLS, Duration, Options, Size, Variants, draft_of, python_environment
+from rmgr.client.submission.packing import TaskSpec
 from rmgr.client.tasks import HELD_BYTES, SubmissionOpening, Tasks, batches, calls_at_once, when_dropped
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, RemoteTraceback, RmgrError
@@ -398,13 +398,13 @@ class Core(Tasks):
                     self._live.begin()
                 return added
             self.opened()
-            calls = [OutgoingTask(spec, *self._slim(payload), Future(self)) for payload in payloads]
+            calls = [OutgoingTask(spec, *self._store_if_large(payload), Future(self)) for payload in payloads]
             self._throttle.add(calls)
             if self._live is not None:
                 self._live.begin()
             return [call.future for call in calls]
 
-    def _slim(self, payload: Payload) -> tuple[bytes, str]:
+    def _store_if_large(self, payload: Payload) -> tuple[bytes, str]:
         """Returns (arguments, ""), or (b"", name of the row that holds them) if they are large."""
         return (content.whole([payload])[0], "") if len(payload) <= HELD_BYTES else (b"", self.store_row(payload))
 
@@ -417,7 +417,7 @@ class Core(Tasks):
     # -- from the Submitter
 
     def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
         if self._has_initializer and self.broken is None:
             refused = next((outcome for outcome in outcomes if _is_refusal(outcome)), None)
             if refused is not None:
@@ -435,7 +435,7 @@ class Core(Tasks):
             self._complete()
 
     def on_dead(self, error: RmgrError) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
         super().on_dead(error)
         if isinstance(error, NotConnected):
             error = NotConnected("the connection was closed before this call was sent: it will not run")

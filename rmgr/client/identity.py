@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.identity.trust import RevokedKey
     from rmgr.config import SecurityConfig
-    from rmgr.coord.protocol.ports import Coordinator
+    from rmgr.coord.protocol.ports import Coordinator, Store
     from rmgr.model.tasks.submission import Terms
     from rmgr.procedures.authentic import Authenticity, Deeds
+    from rmgr.submitter.answers import Answers
     from rmgr.submitter.questions import Updated
 
 Block = tuple[BlockKey, BlockData]
@@ -172,6 +173,22 @@ def secured_by(
     return Secured(signer=signer, authenticity=Authenticity(trust, cluster_id), deeds=deeds)
 
 
+def answers_here(
+    coordinator: Coordinator, store: Callable[[], Store | None], credentials: Credentials | None, *, user: str = ""
+) -> Answers:
+    """Returns what answers the user's questions in this process, at ZooKeeper. user: the name in an open cluster, "" = anybody."""
+    from rmgr.coord.decisions.rights import ANYBODY, Person
+    from rmgr.model.cluster.identity import Role
+    from rmgr.runtime.secured import certifier
+    from rmgr.submitter.answers import Answers
+
+    if credentials is None:
+        return Answers(coordinator, store, Person(name=user, is_open=True) if user else ANYBODY)
+    mine = credentials.identity
+    who = Person(name=mine.name, role=str(mine.role), is_operator=mine.role in {Role.OPERATOR, Role.ADMIN})
+    return Answers(coordinator, store, who, certify=certifier(credentials))
+
+
 class AskedKeys:
     """A `trust.Keys` that asks a gateway for certificates and revocations, for clients that do not reach ZooKeeper. Thread-safe.
 
@@ -196,7 +213,7 @@ class AskedKeys:
             except RmgrError as error:
                 answer.set_exception(error)
 
-        self._soon(ask)
+        self._run_soon(ask)
         return answer
 
     def revocations(
@@ -216,9 +233,9 @@ class AskedKeys:
                 return
             take({one.key_id: None if one.key_id in known else RevokedKey(one.record, one.zxid, one.since_zxid) for one in found})
 
-        self._soon(ask)
+        self._run_soon(ask)
 
-    def _soon(self, job: Callable[[], None]) -> None:
+    def _run_soon(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
         with self._lock:
             if self._thread is None:

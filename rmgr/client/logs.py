@@ -242,7 +242,7 @@ class LiveOutput:
                     f"node {claims.node} does not answer at {claims.endpoint}: what its tasks write comes from the data store, "
                     "seconds to a minute later (rmgr doctor)"
                 )
-        asked = self._unheard(silent)
+        asked = self._tasks_without_stream(silent)
         try:
             for _ in range(_PARTS_A_LOOK):
                 rows = {
@@ -261,7 +261,7 @@ class LiveOutput:
         except RmgrError:  # a later look, or the end of the task, brings the rest
             self._store_away_s = machine.monotonic() + _STORE_AWAY_S
 
-    def _unheard(self, silent: Sequence[NodeClaims]) -> dict[int, _Stream]:
+    def _tasks_without_stream(self, silent: Sequence[NodeClaims]) -> dict[int, _Stream]:
         """Returns tasks by position that may run on these nodes and are not streamed; at most `MAX_STREAMS`."""
         found: dict[int, _Stream] = {}
         for claims in silent:

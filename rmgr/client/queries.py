@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -54,16 +54,11 @@ class Query:
 
     def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
         """Returns submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
-
-        def local() -> list[JobView]:
-            from rmgr.submitter.questions import DeriveJobs
-
-            return [*self._derive(DeriveJobs(ids=ids, ended=ended, user=user))]
-
-        def ask(leader: LeaderClient | ThinLeader) -> list[JobView]:
-            return leader.jobs(ids, ended=ended, user=user)
-
-        return self._ask(ask, local, ask)
+        found = self._ask(
+            lambda leader: leader.jobs(ids, ended=ended, user=user),
+            lambda questions: questions.DeriveJobs(ids=ids, ended=ended, user=user),
+        )
+        return [*found]
 
     def job(self, number: int) -> JobView:
         """Returns one submission, from the history if it is no longer in memory. Raises NotFound."""
@@ -88,23 +83,11 @@ class Query:
 
     def known_nodes(self) -> list[NodeView]:
         """Returns all nodes by name, as the leader knows them."""
-
-        def local() -> list[NodeView]:
-            from rmgr.submitter.questions import DeriveNodes
-
-            return [*self._derive(DeriveNodes())]
-
-        return self._ask(lambda leader: leader.nodes(), local, lambda leader: leader.nodes())
+        return [*self._ask(lambda leader: leader.nodes(), lambda questions: questions.DeriveNodes())]
 
     def queues(self) -> list[QueueView]:
         """Returns all queues by name, and queue classes."""
-
-        def local() -> list[QueueView]:
-            from rmgr.submitter.questions import DeriveQueues
-
-            return [*self._derive(DeriveQueues())]
-
-        return self._ask(lambda leader: leader.queues(), local, lambda leader: leader.queues())
+        return [*self._ask(lambda leader: leader.queues(), lambda questions: questions.DeriveQueues())]
 
     def gangs(self) -> list[GangView]:
         """Returns the gangs of jobs that share nodes in time, as recorded, by partition."""
@@ -112,21 +95,21 @@ class Query:
 
     def status(self) -> StatusView:
         """Returns health and counts."""
-        return self._ask(lambda leader: leader.status(), self._own_status, lambda leader: leader.status())
+        def own(questions: Any) -> Question[StatusView]:
+            asks = self._reach.asks()
+            zookeeper = {"ok": True, "hosts": asks.hosts, "session_timeout_s": asks.session_timeout_s}
+            return questions.DeriveStatus(zookeeper=zookeeper, store=self._store_facts())  # type: ignore[no-any-return]
+
+        return self._ask(lambda leader: leader.status(), own)
 
     def explain(self, number: int, position: int | None) -> ExplainView:
         """Explains why a submission, or its task at `position`, is in its state. Raises NotFound."""
 
-        def local() -> ExplainView:
-            from rmgr.submitter.questions import DeriveExplain
-
+        def own(questions: Any) -> Question[ExplainView]:
             problem = str(self._store_facts().get("problem") or "")
-            return self._derive(DeriveExplain(number=number, position=position, store_problem=problem))
+            return questions.DeriveExplain(number=number, position=position, store_problem=problem)  # type: ignore[no-any-return]
 
-        def ask(leader: LeaderClient | ThinLeader) -> ExplainView:
-            return leader.explain(number, position)
-
-        return self._ask(ask, local, ask)
+        return self._ask(lambda leader: leader.explain(number, position), own)
 
     def what_if(self, record: Submission) -> WhatIfView | None:
         """Predicts where and when `record` would run; None, with a note, if unknown. Raises: Infeasible if the policy refuses the job."""
@@ -162,15 +145,16 @@ class Query:
 
     # -- who answers
 
-    def _ask(
-        self, leader: Callable[[LeaderClient], T], local: Callable[[], T], thin: Callable[[ThinLeader], T] | None = None
-    ) -> T:
-        """Returns the leader's answer, else our own. thin: asks the same without gRPC's library, if possible."""
-        if thin is not None and (asked := self._find_thin()) is not None:
+    def _ask(self, leader: Callable[[LeaderClient | ThinLeader], T], own: Callable[[Any], Question[T]]) -> T:
+        """Returns the leader's answer, asked without gRPC's library if possible; else one derived from znodes.
+
+        own: makes the question to ZooKeeper; gets the module of questions, which is loaded only for this.
+        """
+        if (asked := self._find_thin()) is not None:
             from rmgr.adapters.rpc.thin import ThinFailed
 
             try:
-                return thin(asked)
+                return leader(asked)
             except ThinFailed as why:
                 self._reach.detail(f"asked the leader again: {why}")
                 self._thin = None
@@ -182,7 +166,9 @@ class Query:
                 return leader(client)
             except Unavailable as error:
                 self._give_up(f"the leader does not answer ({error.message})")
-        return local()
+        from rmgr.submitter import questions
+
+        return self._reach.ask(own(questions), 30.0)
 
     def _find_thin(self) -> ThinLeader | None:
         """Returns the leader to ask without gRPC's library, None if gRPC is needed."""
@@ -226,10 +212,6 @@ class Query:
         self._reach.note(f"{why}; this answer is read from ZooKeeper")
         self.is_local, self._thin = True, None
 
-    def _derive(self, question: Question[T]) -> T:
-        """Returns an answer derived from znodes."""
-        return self._reach.ask(question, 30.0)
-
     def leader_endpoint(self) -> str:
         """Returns the endpoint of the leader, "" if none leads."""
         found = self._leader()
@@ -238,13 +220,6 @@ class Query:
     def has_leader(self) -> bool:
         """Returns whether a WatchDog leads, as far as ZooKeeper knows."""
         return not self.is_local and (self._client is not None or self._thin is not None or self._leader() is not None)
-
-    def _own_status(self) -> StatusView:
-        from rmgr.submitter.questions import DeriveStatus
-
-        asks = self._reach.asks()
-        zookeeper = {"ok": True, "hosts": asks.hosts, "session_timeout_s": asks.session_timeout_s}
-        return self._derive(DeriveStatus(zookeeper=zookeeper, store=self._store_facts()))
 
     def _store_facts(self) -> dict[str, object]:
         """Returns what this process finds out about the data store, in the form that `status` shows."""

@@ -23,7 +23,6 @@ import msgspec
 from rmgr.client.connection import Connection, at_end, connect, try_at_end
 from rmgr.client.futures import Deadline, Future, Futures, as_completed, check_timeout, giving_slot_back
 from rmgr.client.pickling import dump_call, name_of, ship, stays_here
-from rmgr.client.ports import TaskSpec
 from rmgr.client.progress import ProgressDisplay, card
 from rmgr.client.specs import (
     OF_TASKS,
@@ -38,6 +37,7 @@ from rmgr.client.specs import (
     python_environment,
     us_of,
 )
+from rmgr.client.submission.packing import TaskSpec
 from rmgr.client.tasks import SubmissionOpening, Tasks, Waited, batches, calls_at_once, when_dropped
 from rmgr.coord.decisions.rights import trusted
 from rmgr.coord.protocol.keys import check_new_key, check_user_key
@@ -450,7 +450,7 @@ class TaskQueue:
                     )
                 left = deadline.left()
                 self._tasks.wait_news(_TICK_S if left is None else min(left, _TICK_S), counts)
-        return _together(self._tasks.waited(), others)
+        return _merged_counts(self._tasks.waited(), others)
 
     def follow(self, *, stream: str = "", timeout: float | None = None) -> Iterator[Line]:
         """Yields output lines of the tasks that have not ended, as the lines come, until all those tasks have ended.
@@ -622,7 +622,7 @@ def _outcome_of(queue: TaskQueue, progress: bool, deadline: Deadline) -> Waited 
         return error
 
 
-def _together(mine: Waited, others: Sequence[Waited | TaskFailed]) -> Waited:
+def _merged_counts(mine: Waited, others: Sequence[Waited | TaskFailed]) -> Waited:
     """Merges the counts of a queue with those of its `with_options` queues. Raises TaskFailed."""
     counts, failed = dict(mine.counts), list(mine.failed)
     for other in others:
@@ -682,7 +682,7 @@ def check_names(inputs: Sequence[str], outputs: Sequence[str]) -> None:
 
 
 class FailedCalls:
-    """A `ports.Listener` that keeps the calls of FAILED tasks, from the ends that the client accepts as authentic."""
+    """A `handle.Listener` that keeps the calls of FAILED tasks, from the ends that the client accepts as authentic."""
 
     def __init__(self) -> None:
         self.calls: dict[int, Call | None] = {}
@@ -705,15 +705,15 @@ class FailedCalls:
         return dict(reader.calls)
 
     def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:  # noqa: ARG002 - of all listeners
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
         self.calls.update((outcome.index, outcome.call) for outcome in outcomes if outcome.state is State.FAILED)
 
     def on_progress(self) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
         self._news.set()
 
     def on_dead(self, error: RmgrError) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
         self.dead = error
         self._news.set()
 

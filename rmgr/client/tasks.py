@@ -16,8 +16,9 @@ from rmgr.client import content
 from rmgr.client.connection import Connection
 from rmgr.client.content import Payload
 from rmgr.client.futures import Future, Settled, error_of, settle
-from rmgr.client.ports import FirstTasks, Listener, TaskSpec
 from rmgr.client.progress import Counts
+from rmgr.client.submission.handle import Listener
+from rmgr.client.submission.packing import FirstTasks, TaskSpec
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
@@ -56,7 +57,7 @@ class Waited(NamedTuple):
 
 
 class Tasks:
-    """The tasks of one submission: a `ports.Listener` that brings results to futures, and cancels tasks for them.
+    """The tasks of one submission: a `handle.Listener` that brings results to futures, and cancels tasks for them.
 
     Args:
         keep_all: also keeps the ends of tasks without a future (for a queue that was attached to).
@@ -232,7 +233,7 @@ class Tasks:
     # -- from the Submitter
 
     def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
         node, attempt, pop = fragment.node, fragment.attempt, self._pending.pop
         ended = [Settled(outcome, node, outcome.attempt or attempt) for outcome in outcomes]
         if self._kept is not None:
@@ -258,17 +259,17 @@ class Tasks:
         outputs = self._outputs.get(outcome.index)
         if outputs and outcome.reason is not Reason.OUTPUT_EXISTS:  # no value will ever be there: the keys are free again
             number, store = self.number, self.store
-            self.connection.submitter.call_soon(lambda: _free(store, number, outcome.index, outputs))
+            self.connection.submitter.call_soon(lambda: _free_keys(store, number, outcome.index, outputs))
 
     def on_progress(self) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
         self._version += 1
         if self._waiters:
             with self._news:
                 self._news.notify_all()
 
     def on_dead(self, error: RmgrError) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
         self.dead = error
         while self._pending:
             try:
@@ -397,7 +398,7 @@ class Tasks:
         return lines_of(self, futures, follow=follow, stream=stream, timeout=timeout)
 
 
-def _free(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> None:
+def _free_keys(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> None:
     """Frees the output keys of a task without a result, if the store answers."""
     try:
         delete_pointers(store, number, index, outputs)
@@ -466,12 +467,12 @@ def when_dropped(owner: object, job: Callable[[], None]) -> None:
     """
     global _thread
     if _thread is None or not _thread.is_alive():  # a forked child has no thread; two at once do no harm
-        _thread = machine.Thread(target=_work, name="rmgr-dropped", daemon=True)
+        _thread = machine.Thread(target=_run_dropped_jobs, name="rmgr-dropped", daemon=True)
         _thread.start()
     weakref.finalize(owner, _jobs.put, job).atexit = False
 
 
-def _work() -> None:
+def _run_dropped_jobs() -> None:
     while True:
         try:
             _jobs.get()()

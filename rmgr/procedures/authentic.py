@@ -57,7 +57,7 @@ class Authenticity:
         if seal is None:
             return "nobody signed it" if needs_seal(fragment) else ""
         signer = self._trust.look(seal.key_id, at_s=_made_s(fragment), zxid=zxid)
-        return None if signer is None else self._judged(submission, fragment, signer, data)
+        return None if signer is None else self._judge_outcomes(submission, fragment, signer, data)
 
     def believes(self, submission: int, fragment: Fragment, data: bytes) -> bool:
         """Whether a fragment that is not committed yet would be believed, from memory alone."""
@@ -68,9 +68,9 @@ class Authenticity:
         seal = fragment.seal
         if seal is None:
             return "nobody signed it" if needs_seal(fragment) else ""
-        return self._judged(submission, fragment, self._trust.find(seal.key_id, at_s=_made_s(fragment), zxid=zxid), data)
+        return self._judge_outcomes(submission, fragment, self._trust.find(seal.key_id, at_s=_made_s(fragment), zxid=zxid), data)
 
-    def _judged(self, submission: int, fragment: Fragment, signer: Certified | str, data: bytes) -> str:
+    def _judge_outcomes(self, submission: int, fragment: Fragment, signer: Certified | str, data: bytes) -> str:
         assert fragment.seal is not None
         if isinstance(signer, str):
             return signer

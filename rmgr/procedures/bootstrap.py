@@ -39,7 +39,7 @@ def bootstrap(
     if meta is None:
         if cluster_id:
             raise WrongCluster(f"there is no cluster in ZooKeeper, but cluster {cluster_id} is expected", hint=WIPED)
-        meta = _found(coordinator, settings or ClusterSettings(), timeout_s)
+        meta = _set_up_cluster(coordinator, settings or ClusterSettings(), timeout_s)
     check_cluster(meta, cluster_id)
     coordinator.ensure([*paths.SKELETON, *_queue_directories(read_settings(coordinator, timeout_s=timeout_s))], timeout_s=timeout_s)
     return meta
@@ -103,7 +103,7 @@ def read_meta(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Meta | No
     try:
         found = coordinator.get(paths.META, timeout_s=timeout_s).result(timeout_s + 1.0)
     except PermissionDenied as error:
-        raise _stranger(str(getattr(coordinator, "credential", ""))) from error
+        raise _stranger_error(str(getattr(coordinator, "credential", ""))) from error
     return None if found is None else decode_record(found.data, Meta, paths.META)
 
 
@@ -121,7 +121,7 @@ def read_settings(coordinator: Coordinator, *, timeout_s: float = 10.0) -> Clust
     return ClusterSettings() if found is None else decode_record(found.data, ClusterSettings, paths.CONFIG)
 
 
-def _found(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float) -> Meta:
+def _set_up_cluster(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float) -> Meta:
     """Commits SETUP."""
     from rmgr.coord.ops import membership  # of use once in the life of a cluster
 
@@ -138,7 +138,7 @@ def _found(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float
     raise CoordinationUnavailable(f"the cluster could not be set up: {answer}", hint="rmgr doctor")
 
 
-def _stranger(credential: str) -> PermissionDenied:
+def _stranger_error(credential: str) -> PermissionDenied:
     """Returns the error for a process that ZooKeeper does not let in. credential: the role whose secret was shown, "" = none."""
     if not credential:
         return PermissionDenied(

@@ -73,9 +73,9 @@ def page_at(store: Store, number: int, at: int, *, timeout_s: float = 30.0) -> t
     return _page_at(store, number, at, decode_page, timeout_s)
 
 
-def raw_page_at(store: Store, number: int, at: int, *, timeout_s: float = 30.0) -> list[bytes]:
+def raw_page_at(store: Store, number: int, at: int) -> list[bytes]:
     """Returns the same page with each fragment as written, including what a newer release added or signed. Raises DataLost."""
-    return _page_at(store, number, at, split_page, timeout_s)
+    return _page_at(store, number, at, split_page, 30.0)
 
 
 def _page_at(store: Store, number: int, at: int, decode: Callable[[bytes], T], timeout_s: float) -> T:

@@ -181,7 +181,7 @@ def cancel_tasks(
     Returns: ranges of tasks that waited (CANCELLED now) and, with `running`, of those ordered to end.
     Raises: NotFound, CoordinationUnavailable, DeadlineExceeded.
     """
-    submission = read_submission(coordinator, number, timeout_s=_left(deadline_s))
+    submission = read_submission(coordinator, number, timeout_s=_left_s(deadline_s))
     wanted, ended = TaskRanges(ranges, MOST_TASKS), _Ended()
     is_own = by in {"", submission.user}
     reason, detail = (Reason.USER_CANCEL, detail) if is_own else (Reason.OPERATOR_CANCEL, words_of(by, detail))
@@ -214,12 +214,12 @@ def _take_out(
     if ended.count >= wanted.count:
         return
     parent = paths.held(queue) if held else paths.pending(queue)
-    names = coordinator.children(parent, timeout_s=_left(deadline_s)).result(_left(deadline_s) + 1) or []
+    names = coordinator.children(parent, timeout_s=_left_s(deadline_s)).result(_left_s(deadline_s) + 1) or []
     mine = (key for _, key in paths.blocks_in(names) if key.submission == number)
     while keys := list(islice(mine, _AT_ONCE)):
         open_ = [(key, indices) for key in keys if (indices := [at for at in wanted.within(key.first, key.end) if at not in ended])]
         where = [f"{parent}/{paths.block_name(key)}" for key, _ in open_]
-        blocks = fetch(where, coordinator.get, timeout_s=_left(deadline_s))
+        blocks = fetch(where, coordinator.get, timeout_s=_left_s(deadline_s))
         multis: list[tuple[Multi, Sequence[int]]] = []
         for (key, indices), block in zip(open_, blocks, strict=True):
             if block is None:
@@ -241,11 +241,11 @@ def _drop_failed(
 ) -> None:
     if ended.count >= wanted.count:
         return
-    names = coordinator.children(paths.failed(submission.id), timeout_s=_left(deadline_s)).result(_left(deadline_s) + 1) or []
+    names = coordinator.children(paths.failed(submission.id), timeout_s=_left_s(deadline_s)).result(_left_s(deadline_s) + 1) or []
     # A range goes as a whole: a part that waits for the rule is caught when it waits in the queue again.
     mine = ((name, *numbers) for name, numbers in paths.failed_in(names) if wanted.covers(numbers[0], numbers[0] + numbers[1]))
     while some := list(islice(mine, _AT_ONCE)):
-        found = fetch([f"{paths.failed(submission.id)}/{item[0]}" for item in some], coordinator.get, timeout_s=_left(deadline_s))
+        found = fetch([f"{paths.failed(submission.id)}/{item[0]}" for item in some], coordinator.get, timeout_s=_left_s(deadline_s))
         multis: list[tuple[Multi, Sequence[int]]] = []
         for (_, first, count, attempt), record in zip(some, found, strict=True):
             if record is not None:
@@ -266,9 +266,9 @@ def _order(
     detail: str,
     deadline_s: float,
 ) -> None:
-    nodes = coordinator.children(paths.NODES, timeout_s=_left(deadline_s)).result(_left(deadline_s) + 1) or []
+    nodes = coordinator.children(paths.NODES, timeout_s=_left_s(deadline_s)).result(_left_s(deadline_s) + 1) or []
     multis: list[tuple[Multi, Sequence[int]]] = []
-    for node, key, data in read_claimed(coordinator, nodes, submission=submission.id, timeout_s=_left(deadline_s)):
+    for node, key, data in read_claimed(coordinator, nodes, submission=submission.id, timeout_s=_left_s(deadline_s)):
         for index in wanted.within(key.first, key.end):
             if index not in ended and not data.done >> (index - key.first) & 1:
                 what = InboxOrder(order=OrderKind.CANCEL, submission=submission.id, index=index, reason=reason, detail=detail)
@@ -278,14 +278,14 @@ def _order(
 
 def _commit(coordinator: Coordinator, multis: Sequence[tuple[Multi, Sequence[int]]], ended: _Ended, deadline_s: float) -> None:
     flying: list[tuple[Future[Outcome], Sequence[int]]] = [
-        (coordinator.commit(multi, timeout_s=_left(deadline_s)), some) for multi, some in multis
+        (coordinator.commit(multi, timeout_s=_left_s(deadline_s)), some) for multi, some in multis
     ]
     for future, some in flying:
         if isinstance(future.result(max(0.1, deadline_s - machine.monotonic()) + 1), Committed):
             ended.add(ranges_of(some))
 
 
-def _left(deadline_s: float) -> float:
+def _left_s(deadline_s: float) -> float:
     left = deadline_s - machine.monotonic()
     if left <= 0:
         raise DeadlineExceeded("the tasks could not be cancelled in time", hint="rmgr tasks ID shows which ones were")

@@ -43,11 +43,11 @@ def fetch(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_s: float
     answers: list[R] = []
     for at in range(0, len(items), WINDOW):
         flying = [ask(item) for item in items[at : at + WINDOW]]
-        answers += [_awaited(future, timeout_s) for future in flying]
+        answers += [_result_of(future, timeout_s) for future in flying]
     return answers
 
 
-def _awaited(future: Future[R], timeout_s: float) -> R:
+def _result_of(future: Future[R], timeout_s: float) -> R:
     try:
         return future.result(timeout_s)
     except TimeoutError:  # `ask` may have a longer deadline of its own
@@ -60,7 +60,7 @@ def fetch_visible(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_
     for at in range(0, len(items), WINDOW):
         for future in [ask(item) for item in items[at : at + WINDOW]]:
             try:
-                answers.append(_awaited(future, timeout_s))
+                answers.append(_result_of(future, timeout_s))
             except PermissionDenied:
                 answers.append(None)
     return answers
@@ -130,7 +130,7 @@ def _ownerless(submissions: Mapping[int, tuple[Submission, Progress]], living: s
 
 def read_submission(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> Submission:
     """Reads the record of a submission. Raises NotFound."""
-    found = _awaited(coordinator.get(paths.sub(number), timeout_s=timeout_s), timeout_s)
+    found = _result_of(coordinator.get(paths.sub(number), timeout_s=timeout_s), timeout_s)
     if found is None:
         raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
     return validity.submission(found.data, number)
@@ -168,7 +168,7 @@ def read_whole(
         fragments = read_fragments(coordinator, number, paged.base, done, timeout_s=timeout_s)
         if len(fragments) >= done.stat.creates - paged.base:
             return paged, fragments
-        again = _awaited(coordinator.get(paths.done(number), timeout_s=timeout_s), timeout_s)
+        again = _result_of(coordinator.get(paths.done(number), timeout_s=timeout_s), timeout_s)
         if again is None:
             raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
         if again.version == done.version:
@@ -247,7 +247,7 @@ def read_starting(
 
 def read_waiting(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> list[Waiting]:
     """Reads failed ranges of a submission that wait for the resubmit rule."""
-    names = _awaited(coordinator.children(paths.failed(number), timeout_s=timeout_s), timeout_s) or []
+    names = _result_of(coordinator.children(paths.failed(number), timeout_s=timeout_s), timeout_s) or []
     ranges = paths.failed_in(names)
     found = fetch([f"{paths.failed(number)}/{name}" for name, _ in ranges], coordinator.get, timeout_s=timeout_s)
     waiting: list[Waiting] = []
@@ -272,7 +272,7 @@ def read_tasks(
     grown = validity.tail(tail, number)
     all_of_them = [*read_pages(store, number, paged), *(fragment for _, fragment in fragments)]
     applied: list[Applied] = [(fragment, tuple(outcomes_of(fragment, store, end=grown.next))) for fragment in all_of_them]
-    nodes = _awaited(coordinator.children(paths.NODES, timeout_s=timeout_s), timeout_s) or []
+    nodes = _result_of(coordinator.children(paths.NODES, timeout_s=timeout_s), timeout_s) or []
     claimed: list[Claimed] = read_claimed(coordinator, nodes, submission=number, timeout_s=timeout_s)
     starting = read_starting(coordinator, claimed, timeout_s=timeout_s)
     return submission, task_views(
@@ -292,7 +292,7 @@ def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: floa
     """Reads waiting blocks of the submission after their first attempt."""
     wanted: list[str] = []
     for parent in (place(queue) for queue in submission.queues for place in (paths.pending, paths.held)):
-        names = _awaited(coordinator.children(parent, timeout_s=timeout_s), timeout_s) or []
+        names = _result_of(coordinator.children(parent, timeout_s=timeout_s), timeout_s) or []
         wanted += [f"{parent}/{name}" for name, key in paths.blocks_in(names) if key.submission == submission.id and key.attempt > 1]
     found = fetch(wanted, coordinator.get, timeout_s=timeout_s)
     waiting: list[tuple[BlockKey, BlockData]] = []

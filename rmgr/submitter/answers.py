@@ -27,11 +27,11 @@ from rmgr.model.cluster.queue import CappedUse, ClusterSettings
 from rmgr.model.tasks.block import MAX_INDEX, job_id
 from rmgr.model.tasks.submission import Paged, Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView
+from rmgr.procedures.admission import class_views
 from rmgr.procedures.bootstrap import read_meta
 from rmgr.procedures.bounded import page_at
 from rmgr.procedures.history import summary_of
 from rmgr.procedures.output_keys import Fates, locate
-from rmgr.procedures.queue_classes import class_views
 from rmgr.procedures.snapshot import fetch, read_snapshot, read_tasks
 from rmgr.runtime import machine
 from rmgr.submitter import orders
@@ -263,7 +263,7 @@ def _read_gangs(on: Answers, _: q.ReadGangs, timeout_s: float) -> tuple[q.GangRe
         if one is None:
             continue
         record = validity.decode(one.data, GangRecord, paths.gangs(partition))
-        if not _turns(on, record, timeout_s):
+        if not _is_in_turns(on, record, timeout_s):
             continue
         clock = on.get(paths.node(record.clock.node), timeout_s) if record.clock.node else None
         endpoint = validity.decode(clock.data, NodeRecord, paths.node(record.clock.node)).endpoint if clock is not None else ""
@@ -271,7 +271,7 @@ def _read_gangs(on: Answers, _: q.ReadGangs, timeout_s: float) -> tuple[q.GangRe
     return tuple(gangs)
 
 
-def _turns(on: Answers, record: GangRecord, timeout_s: float) -> bool:
+def _is_in_turns(on: Answers, record: GangRecord, timeout_s: float) -> bool:
     """Returns whether some attempt in the record still has its nodes. A gang's record stays after its jobs have ended."""
     named = {(job, attempt) for job, attempt, _ in record.attempts}
     lists = fetch([paths.running_node(node) for node, _ in record.leaves], on.coordinator.children, timeout_s=timeout_s) if named else []

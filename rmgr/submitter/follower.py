@@ -54,6 +54,8 @@ _QUICK_TASK_S, _QUICK_MOST_S = 5e-6, 0.01
 _SMALL, _FULL = 8, MAX_TASKS // 2
 #: Fragments requested together: this many more than came last, and the most.
 _MORE, _MOST = 3, 64
+#: Interval of looks without a hint (s).
+_RESYNC_S = 20.0
 
 
 class Follower:
@@ -62,7 +64,6 @@ class Follower:
     Args:
         deliver: called with the next fragments, in order, on the owner's thread.
         gone: called once if the submission no longer exists, or cannot be read.
-        resync_s: interval of looks without a hint (s).
         believes: None = all (an open cluster).
         decode: decodes a fragment; `glance_fragment` where outcomes are not needed.
         unfinished: number of submitted tasks that have not ended; 0: fragments are read as they come.
@@ -76,7 +77,6 @@ class Follower:
         deliver: Callable[[list[Read]], None],
         gone: Callable[[RmgrError], None],
         *,
-        resync_s: float = 20.0,
         believes: Believes | None = None,
         decode: Callable[[bytes], Fragment] = read_fragment,
         unfinished: Callable[[], int] = int,
@@ -90,7 +90,6 @@ class Follower:
         self._decode = decode
         self._taken: list[Read] = []  # read but not delivered yet
         self._gone = gone
-        self._resync_s = resync_s
         self._next = 0  # the first fragment not read yet
         self._page_at = 0  # number of the first fragment of a page, at or below `_next`
         self._streak = 0
@@ -175,7 +174,7 @@ class Follower:
     def _resync(self) -> Story[None]:
         """Looks regularly, to make up for lost hints."""
         while True:
-            yield Pause(self._host.jitter(self._resync_s))
+            yield Pause(self._host.jitter(_RESYNC_S))
             self._is_due(Look(check=True))
 
     def _rest(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmgr.adapters.identity.trust import publish_certificate
@@ -38,7 +39,7 @@ _TRIES = 5
 _CLOCKS_US = 600_000_000
 
 
-def _doer(on: Answers, timeout_s: float, *, decides: bool = True) -> Doer:
+def _asker_as_doer(on: Answers, timeout_s: float, *, decides: bool = True) -> Doer:
     """Returns the asker as a Doer. decides: it matters whether the asker is an operator."""
     who = on.who
     proven = who.name == "root" if who.is_open else who.is_operator
@@ -56,41 +57,32 @@ def _progress(on: Answers, number: int, timeout_s: float) -> tuple[Submission, P
     return read
 
 
-def _record_change(on: Answers, number: int, timeout_s: float, change: Callable[[], control.Changed]) -> q.RecordChange:
+def _record_change(on: Answers, number: int, timeout_s: float, change: Callable[..., control.Changed]) -> q.RecordChange:
+    """Returns what `change`, a function of `procedures.control`, did to a submission that has not ended."""
     record, progress = _progress(on, number, timeout_s)
     if record.phase is Phase.CLOSED or progress.is_ended:
         return q.RecordChange(before=record, after=record, unchanged=f"it has ended {overall_state(record, progress, 0)}")
-    done = change()
+    done = change(on.coordinator, number, timeout_s=timeout_s)
     return q.RecordChange(before=done.before, after=done.after, unchanged=done.unchanged)
 
 
 def _cancel(on: Answers, question: q.CancelSubmission, timeout_s: float) -> q.RecordChange:
-    doer = _doer(on, timeout_s, decides=False)
-
-    def change() -> control.Changed:
-        return control.cancel_submission(on.coordinator, question.number, detail=question.detail, doer=doer, timeout_s=timeout_s)
-
-    return _record_change(on, question.number, timeout_s, change)
+    doer = _asker_as_doer(on, timeout_s, decides=False)
+    return _record_change(on, question.number, timeout_s, partial(control.cancel_submission, detail=question.detail, doer=doer))
 
 
 def _hold(on: Answers, question: q.HoldSubmission, timeout_s: float) -> q.RecordChange:
-    doer = _doer(on, timeout_s, decides=False)
-
-    def change() -> control.Changed:
-        return control.hold_submission(on.coordinator, question.number, detail=question.detail, doer=doer, timeout_s=timeout_s)
-
-    return _record_change(on, question.number, timeout_s, change)
+    doer = _asker_as_doer(on, timeout_s, decides=False)
+    return _record_change(on, question.number, timeout_s, partial(control.hold_submission, detail=question.detail, doer=doer))
 
 
 def _release(on: Answers, question: q.ReleaseSubmission, timeout_s: float) -> q.RecordChange:
-    doer = _doer(on, timeout_s)
-    return _record_change(
-        on, question.number, timeout_s, lambda: control.release_submission(on.coordinator, question.number, doer=doer, timeout_s=timeout_s)
-    )
+    doer = _asker_as_doer(on, timeout_s)
+    return _record_change(on, question.number, timeout_s, partial(control.release_submission, doer=doer))
 
 
 def _update(on: Answers, question: q.UpdateSubmission, timeout_s: float) -> q.Updated:
-    signed, doer = question.amendment, _doer(on, timeout_s)
+    signed, doer = question.amendment, _asker_as_doer(on, timeout_s)
     if signed is not None and abs(signed.by_us - doer.now_us) < _CLOCKS_US:
         doer = replace(doer, now_us=signed.by_us)
     to_sign: list[Amendment] = []

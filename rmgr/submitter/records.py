@@ -43,22 +43,16 @@ class Lately(Generic[T]):
 
 
 class ClusterRecords:
-    """Reads settings and node records, and keeps them for 5 s. Thread-safe.
+    """Reads settings and node records, and keeps them for 5 s. Thread-safe."""
 
-    Args: cap_blocks: overrides the queues' `max_pending_blocks`; None: as recorded.
-    """
-
-    def __init__(self, coordinator: Coordinator, *, cap_blocks: int | None = None) -> None:
+    def __init__(self, coordinator: Coordinator) -> None:
         self.known_settings = ClusterSettings()
         self.settings = Lately(self._read_settings)
         self.nodes = Lately(lambda timeout_s: read_nodes(coordinator, timeout_s=timeout_s))
         self._coordinator = coordinator
-        self._cap_blocks = cap_blocks
 
     def most_pending(self, queue: str) -> int:
         """Returns how many blocks may wait in a queue, 0 = no limit, by the settings last read. Never waits."""
-        if self._cap_blocks is not None:
-            return self._cap_blocks
         spec = self.known_settings.queue(queue)
         return spec.max_pending_blocks if spec is not None else 0
 

@@ -75,7 +75,7 @@ class RemoteAnswers:
         self._beside: Beside | None = None
         self._outbox: Outbox | None = None  #: of the current stream
         self._is_begun = self._is_closed = False
-        self.link = TalkLink(self._gateways, user=user, up=self._on_up, heard=self._on_messages, down=self._down)
+        self.link = TalkLink(self._gateways, user=user, up=self._on_up, heard=self._on_messages, down=self._on_down)
 
     @property
     def hosts(self) -> str:
@@ -159,12 +159,12 @@ class RemoteAnswers:
                         return machine.result(asked.done, 0.0)
                     self.link.check()
                     if left_s <= 0:
-                        raise self.link.refusal or self._silence() from None
+                        raise self.link.refusal or self._silence_error() from None
         finally:
             with self._lock:
                 self._asked.pop(number, None)
 
-    def _silence(self) -> Unavailable:
+    def _silence_error(self) -> Unavailable:
         failure = self.link.failure
         if failure is not None:
             return Unavailable(failure.message, hint=failure.hint)
@@ -191,7 +191,7 @@ class RemoteAnswers:
             for number, asked in self._asked.items():
                 self._say(number, asked)
 
-    def _down(self) -> None:
+    def _on_down(self) -> None:
         with self._lock:
             self._outbox = None
             refusal = self.link.refusal
@@ -200,7 +200,7 @@ class RemoteAnswers:
                 if refusal is not None and not isinstance(refusal, QueueFull | LimitReached):
                     asked.fail(refusal)
                 elif asked.was_said and not asked.question.repeats:
-                    asked.fail(self._silence())
+                    asked.fail(self._silence_error())
             if self._beside is not None:
                 self._beside.down()
 

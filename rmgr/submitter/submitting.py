@@ -182,7 +182,7 @@ def _guess(coordinator: Coordinator, window: Sequence[Order], deadline_s: float)
     """Returns for each order the submission committed under the predicted number, else the other outcome."""
     step_s = _left_s(deadline_s, False, "")
     ids = coordinator.get(paths.IDS, timeout_s=step_s).result(step_s + 1)
-    first, version = _next(ids, window[0].draft)
+    first, version = _next_number(ids, window[0].draft)
     tried = []
     for at, order in enumerate(window):
         multi, submitted = _multi(order, "", first + at, version + at, make_bucket=None)
@@ -206,12 +206,12 @@ def _find_known(
                 return _read(coordinator, validity.decode(found.data, int, path), step_s)
     except CoordinationUnavailable:
         if doubtful:
-            raise _unknown(record.token) from None
+            raise _unknown_outcome(record.token) from None
         raise
-    return _next(ids, record)
+    return _next_number(ids, record)
 
 
-def _next(ids: Stamped | None, record: Submission) -> tuple[int, int]:
+def _next_number(ids: Stamped | None, record: Submission) -> tuple[int, int]:
     """Returns (next number, version of /ids). Raises: NotConnected; UsageError if `record` was signed too long ago."""
     if ids is None:
         raise NotConnected("ZooKeeper answers, but there is no rmgr cluster in it", hint="start one: rmgr dev")
@@ -237,11 +237,11 @@ def _left_s(deadline_s: float, doubtful: bool, token: str) -> float:
     if left > 0:
         return min(_STEP_S, left)
     if doubtful:
-        raise _unknown(token)
+        raise _unknown_outcome(token)
     raise CoordinationUnavailable("ZooKeeper did not answer in time; nothing was submitted", hint="rmgr doctor")
 
 
-def _unknown(token: str) -> SubmitUnknown:
+def _unknown_outcome(token: str) -> SubmitUnknown:
     return submit_unknown("ZooKeeper went away meanwhile", token)
 
 

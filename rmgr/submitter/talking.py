@@ -70,7 +70,7 @@ class RemoteWork:
             Beside(
                 up=lambda outbox: loop.post(lambda: self._on_up(outbox)),
                 heard=lambda words: loop.post(lambda: self._on_messages(words)),
-                down=lambda: loop.post(self._down),
+                down=lambda: loop.post(self._on_down),
             )
         )
         loop.post(self._look)
@@ -87,10 +87,10 @@ class RemoteWork:
             if refusal is not None and (not isinstance(refusal, Throttled) or left_s <= 0):
                 raise refusal
             if left_s <= 0:
-                raise self._nobody(timeout_s)
+                raise self._no_answer_error(timeout_s)
             machine.sleep(min(_POLL_S, left_s))
 
-    def _nobody(self, timeout_s: float) -> NotConnected | CoordinationUnavailable:
+    def _no_answer_error(self, timeout_s: float) -> NotConnected | CoordinationUnavailable:
         if self.session_state is SessionState.SUSPENDED:
             return CoordinationUnavailable(
                 f"the gateway at {self.endpoint} answers, but ZooKeeper gave it no session within {format_duration(timeout_s)}",
@@ -192,7 +192,7 @@ class RemoteWork:
         except TimeoutError:
             self._loop.post(lambda: self._placing.pop(placing.place.id, None))
             if not placing.was_said:
-                raise self._nobody(timeout_s) from None
+                raise self._no_answer_error(timeout_s) from None
             token = validity.submission(placing.place.record, messages.UNNUMBERED).token
             raise submit_unknown("the gateway went away meanwhile", token) from None
 
@@ -212,7 +212,7 @@ class RemoteWork:
         for kept in self._kept.values():
             kept.begin()
 
-    def _down(self) -> None:
+    def _on_down(self) -> None:
         self._outbox = None
         self.session_state = SessionState.LOST
         for kept in self._kept.values():
@@ -230,11 +230,11 @@ class RemoteWork:
                 elif isinstance(message, messages.Refused):
                     self._answer(message.id, message.fault.error())
                 elif not isinstance(message, messages.Answer) and (kept := self._kept.get(message.id)) is not None:
-                    self._tell(kept, message)
+                    self._pass_on(kept, message)
             except (RmgrError, ValueError):
                 _LOG.warning("gateway_not_understood", extra={"gateway": self.endpoint}, exc_info=True)
 
-    def _tell(self, kept: RemoteKept, message: messages.FromGateway) -> None:
+    def _pass_on(self, kept: RemoteKept, message: messages.FromGateway) -> None:
         try:
             kept.heard(message)
         except (InvalidRecord, ValueError) as error:  # only this submission cannot be followed

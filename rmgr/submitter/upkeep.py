@@ -1,27 +1,36 @@
 """Looks after one submission: commits what its owner adds, reads its fragments, repairs failed attempts, watches its record.
 
     owner ──grow──> ENQUEUE or HAND ──> ZooKeeper ──fragments──> Follower ──> the listener
-                                                  ──failed/────> Repair (the resubmit rule)
+                                                  ──failed/────> RESUBMIT, as the rule in `coord/ops/leader.py` decides
 
+Names of failed ranges are deterministic, so the leader may act on the same record: whichever comes second finds it gone. Back-off counts
+from when this owner saw the record; a successor starts it again.
 Lives on the Submitter's thread.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from rmgr.coord import validity
 from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.leader import Again, resubmit, rule
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Stamped, Unknown
+from rmgr.coord.protocol.records import decode_block, decode_failed
 from rmgr.errors import NotFound, RequestTooLarge, RmgrError, StateConflict, Unavailable
+from rmgr.model.base.states import LOSSES
 from rmgr.model.base.units import counted
-from rmgr.model.tasks.block import MAX_TASKS
+from rmgr.model.tasks.block import MAX_TASKS, FailedRange
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.model.wire.line import Ahead, ClaimStage, Told
+from rmgr.procedures.output_keys import delete_outputs
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Backoff
 from rmgr.runtime.story import Bell, Pause, Stories, Story
@@ -29,15 +38,17 @@ from rmgr.submitter.follower import Follower
 from rmgr.submitter.handing import Handing
 from rmgr.submitter.port import Growing, Grown, Growth, KeptListener, NotTaken, Read, Stored
 from rmgr.submitter.records import FULL_LOOK_S
-from rmgr.submitter.repair import Repair
 
 if TYPE_CHECKING:
     from rmgr.submitter.direct import DirectWork
 
+_LOG = logging.getLogger("rmgr.submitter")
 #: The record is watched only if the submission is not over after this time (s): until then the record just read, or made, is known.
 _RECORD_S = 0.5
-#: Pause before a failed read is repeated (s).
-_AGAIN_S = 1.0
+#: Pause before a failed read is repeated, and before failed ranges are listed again after another process was faster (s).
+_AGAIN_S, _BEHIND_S = 1.0, 0.2
+#: Failed ranges of a new submission, which is often over by then, are first listed after `_FRESH_S`; then every `_RESYNC_S`.
+_FRESH_S, _RESYNC_S = 0.25, 20.0
 #: Time limit of the answer to one commit, and the first and the longest pause before it is sent again (s).
 _COMMIT_S, _RETRY_S, _LONGEST_S = 10.0, 0.05, 1.0
 
@@ -76,8 +87,7 @@ class Upkeep:
             unfinished=lambda: self.tail.next - self._ended,
             may_end=lambda: self.tail.complete and self.tail.next - self._ended <= MAX_TASKS,
         )
-        self._repair = Repair(self)
-        self._record_bell, self._tail_bell = Bell(submitter.loop), Bell(submitter.loop)
+        self._record_bell, self._tail_bell, self._failed_bell = Bell(submitter.loop), Bell(submitter.loop), Bell(submitter.loop)
 
     # -- port.Kept
 
@@ -120,7 +130,7 @@ class Upkeep:
         """See `port.Kept`."""
         if not self.is_over:
             self._follower.nudge()
-            self._repair.look()
+            self._failed_bell.ring()
 
     def leave(self) -> None:
         """See `port.Kept`."""
@@ -141,7 +151,7 @@ class Upkeep:
         self._follower.start(fresh=is_fresh, first=fragment)
         self.stories.begin(self._watch_record())
         if self.is_owned:
-            self._repair.start(is_fresh=is_fresh)
+            self.stories.begin(self._watch_failed(is_fresh=is_fresh), key="repair")
         else:
             self.stories.begin(self._watch_tail())
 
@@ -160,7 +170,7 @@ class Upkeep:
         self.is_owned = True
         self.submission, self.version = stored.submission, stored.version
         self.tail, self.tail_version = stored.tail, stored.tail_version
-        self._repair.start()
+        self.stories.begin(self._watch_failed(), key="repair")
         self._listener.on_owned(stored)
 
     # -- growing: ENQUEUE or HAND, until the tail shows it -------------------------------------------------------------------------
@@ -339,6 +349,83 @@ class Upkeep:
             else:
                 return found
 
+    # -- failed attempts
+
+    def _watch_failed(self, *, is_fresh: bool = False) -> Story[None]:
+        submitter, number, bell = self.submitter, self.number, self._failed_bell
+        if is_fresh:
+            yield Pause(submitter.jitter(_FRESH_S))
+        while True:
+            try:
+                names = yield submitter.coordinator.children(paths.failed(number), watch=bell.ring)
+            except RmgrError:
+                names = None  # read again later
+            for name in names or ():
+                self.stories.begin(self._settle_failed(name), key=("failed", name))
+            yield bell.heard(submitter.jitter(_RESYNC_S))
+
+    def _settle_failed(self, name: str) -> Story[None]:
+        """Handles one failed range until it is gone."""
+        try:
+            is_mine = yield from self._try_resubmit(name)
+        except RmgrError as error:
+            if not isinstance(error, Unavailable):
+                _LOG.warning("resubmit_failed", extra={"path": name, "error": str(error)})
+            self.submitter.loop.after(self.submitter.jitter(_AGAIN_S), self._failed_bell.ring)
+        else:
+            if not is_mine:  # another process was faster, or the answer is unknown: the list shows which
+                self.submitter.loop.after(self.submitter.jitter(_BEHIND_S), self._failed_bell.ring)
+
+    def _try_resubmit(self, name: str) -> Story[bool]:
+        """Tries to commit what the rule says. Returns False if another look is due."""
+        submitter, number = self.submitter, self.number
+        path = f"{paths.failed(number)}/{name}"
+        found = yield submitter.coordinator.get(path)
+        if found is not None and (delay_s := self._resubmit_delay_s(decode_failed(found.data))) > 0:
+            yield Pause(delay_s)
+            found = yield submitter.coordinator.get(path)  # for its version
+        if found is None:
+            return True
+        gate = yield submitter.coordinator.stat(paths.gate(number))
+        submission = self.submission
+        if submission.phase is Phase.CANCELLED:
+            return True  # the leader ends the task
+        failed = decode_failed(found.data)
+        first, count, attempt = paths.parse_failed_range(name)
+        multi, final = resubmit(
+            submission,
+            first,
+            count,
+            attempt,
+            failed,
+            found.version,
+            # With a cap on running tasks, the range is set aside like the others, and the leader brings it back.
+            gate=gate is not None and not submission.max_running,
+            max_losses=submitter.records.known_settings.max_losses,
+        )
+        failpoint("submitter.before_resubmit")
+        try:
+            outcome = yield submitter.coordinator.commit(multi)
+        except RequestTooLarge as error:
+            _LOG.error("resubmit_failed", extra={"path": name, "error": str(error)})
+            return True
+        if not isinstance(outcome, Committed):
+            return False
+        failpoint("submitter.after_resubmit")
+        if final is not None or failed.reason in LOSSES:
+            is_final = final is not None
+            submitter.loop.io(lambda: delete_outputs(submitter.store, submission, first, count, attempt, failed, is_final=is_final))
+        return True
+
+    def _resubmit_delay_s(self, failed: FailedRange) -> float:
+        try:
+            block = decode_block(failed.block)
+        except msgspec.DecodeError:
+            return 0.0
+        max_losses = self.submitter.records.known_settings.max_losses
+        ruling = rule(failed.reason, block, alone=failed.alone, backoff_us=self.submission.backoff_us, max_losses=max_losses)
+        return ruling.backoff_us / 1e6 if isinstance(ruling, Again) else 0.0
+
 
 class Fate(Enum):
     """What became of a growth whose commit was refused or not answered."""
@@ -369,3 +456,4 @@ def _ended_error(number: int, count: int) -> StateConflict:
         f" {'were' if count != 1 else 'was'} not submitted",
         hint=f"make a new one; what was sent before goes on: rmgr tasks {number}",
     )
+

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from breakable import Chaos, eventually
 
-from rmgr.client.commands.moving import move_each
+from rmgr.cli.control.operate import move_each
 from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperServer

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Self
 
-from rmgr.client.submission.read_fragments import ReadFragments
+from rmgr.client.submission.handle import ReadFragments
 from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi

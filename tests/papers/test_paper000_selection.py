@@ -24,7 +24,7 @@ from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import BlockKey, job_id
 from rmgr.model.tasks.submission import Rigid, Submission, Work
-from rmgr.procedures.queue_classes import check_class
+from rmgr.procedures.admission import check_class
 from rmgr.sched.job import Job, Running
 from rmgr.sched.policies.connection_reservation import Overtaken, chosen, constant, exceeds, spans_of, spared
 from rmgr.sched.queue_class import HOUR_US, HPC2500, QueueClass, admitting, checked, selected

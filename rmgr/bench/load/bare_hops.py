@@ -40,7 +40,7 @@ class Hops:
         self._channel.close()
 
 
-def _back(pieces: Iterator[Any], _context: Any) -> Iterator[Any]:
+def _send_back(pieces: Iterator[Any], _context: Any) -> Iterator[Any]:
     yield from list(pieces)
 
 
@@ -48,7 +48,7 @@ def main(target: str) -> None:
     """Runs one hop; see the first lines of the file."""
     there = Hops(target) if target else None
     small = (lambda piece, _: piece) if there is None else (lambda piece, _: there.small(piece))
-    bulk = _back if there is None else (lambda pieces, _: there.bulk(pieces))
+    bulk = _send_back if there is None else (lambda pieces, _: there.bulk(pieces))
     server = grpc.server(ThreadPoolExecutor(_THREADS), options=OPTIONS)
     handlers = {
         "Small": grpc.unary_unary_rpc_method_handler(small),

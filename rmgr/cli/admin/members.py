@@ -274,7 +274,7 @@ def init(
         sys.stdout.write(f"there  {path}\n")
     if root is not None:
         sys.stdout.write(f"closed {' '.join(root.closed) or 'before'}; quotas of {len(root.quotas)} subtrees set now\n")
-    sys.stdout.write(_next(authority, where, name, own, has_servers=bool(servers), is_closed=root is not None))
+    sys.stdout.write(_next_steps(authority, where, name, own, has_servers=bool(servers), is_closed=root is not None))
 
 
 def _close_root(session: Session, where: Path, heap_bytes: int) -> RootReport:
@@ -306,7 +306,7 @@ def _first_user(session: Session, authority: Authority, where: Path, name: str, 
     return other, ensure_bundle(authority, other, name, Role.OPERATOR)
 
 
-def _next(authority: Authority, where: Path, name: str, own: Path, *, has_servers: bool, is_closed: bool) -> str:
+def _next_steps(authority: Authority, where: Path, name: str, own: Path, *, has_servers: bool, is_closed: bool) -> str:
     from rmgr.config import user_bundle
 
     lines = [f"\nThe cluster is called {authority.cluster}. {where / 'ca.key'} is its root: back it up, and let nobody read it.\n"]
@@ -436,7 +436,7 @@ def identities(session: Session, authority: str | None) -> None:
         Column(name="NAME", text=lambda one: one.identity.name, is_id=True),
         Column(name="ROLE", text=lambda one: str(one.identity.role)),
         Column(name="KEY", text=lambda one: one.identity.key_id, is_id=True),
-        Column(name="STATE", text=_state, state=True),
+        Column(name="STATE", text=_state_of_key, state=True),
     )
     table(found, columns, Layout())
 
@@ -500,7 +500,7 @@ def revoke(
         session.note("who was made with --direct knows ZooKeeper's secret of gateways: rmgr admin rotate --role submitter")
 
 
-def _state(one: KnownIdentity) -> str:
+def _state_of_key(one: KnownIdentity) -> str:
     if one.is_revoked:
         return "revoked"
     return "invited" if one.invited else "known"
@@ -508,7 +508,7 @@ def _state(one: KnownIdentity) -> str:
 
 def _shape(one: KnownIdentity) -> dict[str, str]:
     who = one.identity
-    return {"name": who.name, "role": who.role, "key": who.key_id, "state": _state(one)}
+    return {"name": who.name, "role": who.role, "key": who.key_id, "state": _state_of_key(one)}
 
 
 @command(

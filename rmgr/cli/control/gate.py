@@ -66,7 +66,7 @@ def hold(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filt
     """Keeps waiting work from starting until rmgr release; running work continues. Only operators release an operator's hold."""
     from rmgr.submitter.questions import HoldSubmission
 
-    targets = _whole(select(session, selectors, chosen), "hold")
+    targets = _whole_submissions(select(session, selectors, chosen), "hold")
     _tell(session, _change_all(session, targets, lambda number: HoldSubmission(number=number, detail=reason)), "held")
 
 
@@ -77,7 +77,7 @@ def release(session: Session, selectors: tuple[str, ...], chosen: Filter) -> Non
     """Lets held work start; work that depends on other work keeps waiting for that."""
     from rmgr.submitter.questions import ReleaseSubmission
 
-    targets = _whole(select(session, selectors, chosen), "release")
+    targets = _whole_submissions(select(session, selectors, chosen), "release")
     _tell(session, _change_all(session, targets, lambda number: ReleaseSubmission(number=number)), "released")
 
 
@@ -290,7 +290,7 @@ def select(session: Session, selectors: tuple[str, ...], chosen: Filter, *, may_
     return resolve(selection, known.values(), me=session.me)
 
 
-def _whole(targets: list[Target], verb: str) -> list[Target]:
+def _whole_submissions(targets: list[Target], verb: str) -> list[Target]:
     for target in targets:
         if target.tasks:
             raise UsageError(

@@ -181,7 +181,7 @@ def limit(session: Session, user: str | None, cores: int | str | None, jobs: int
     if cores is None and jobs is None:
         _show(session, user, settings.limits)
         return
-    limits = _with(_with(settings.limits, user, CORES, cores), user, JOBS, jobs)
+    limits = _with_cap(_with_cap(settings.limits, user, CORES, cores), user, JOBS, jobs)
     if limits != settings.limits:
         apply_settings(session, replace(settings, limits=limits), version)
     if session.json:
@@ -193,7 +193,7 @@ def limit(session: Session, user: str | None, cores: int | str | None, jobs: int
             sys.stdout.write(f"{user or 'everybody'}: {what} {old} -> {new}\n")
 
 
-def _with(limits: UserLimits, user: str, name: str, cap: int | str | None) -> UserLimits:
+def _with_cap(limits: UserLimits, user: str, name: str, cap: int | str | None) -> UserLimits:
     if cap is None:
         return limits
     if not user:

@@ -7,8 +7,9 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,25 +20,42 @@ from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.session.tables import named_nodes, positions_of
 from rmgr.cli.words.params import DURATION_US, nearest
 from rmgr.cli.words.selectors import parse_one, resolve
-from rmgr.errors import NotFound, RmgrError, StateConflict
+from rmgr.errors import DeadlineExceeded, Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted
+from rmgr.model.tasks.block import StopRequest
+from rmgr.runtime import machine
+from rmgr.runtime.machine import Backoff
+from rmgr.submitter.questions import (
+    ApplySettings,
+    Asks,
+    DrainNode,
+    MoveTask,
+    ReadDrain,
+    ReadMoved,
+    ReadRecord,
+    ReadSettings,
+    ReadVacated,
+    ResumeNode,
+    VacateNode,
+)
 
 if TYPE_CHECKING:
     from rmgr.model.cluster.node import Drain
     from rmgr.model.cluster.queue import ClusterSettings
-    from rmgr.model.tasks.array import Array
-    from rmgr.model.tasks.block import StopRequest
     from rmgr.model.tasks.submission import Submission
     from rmgr.model.views import TaskView
-    from rmgr.submitter.questions import MoveTask, VacateNode
 
+_Answer = TypeVar("_Answer")
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 _MOVED_EXITS = """\
 0 done (of several: some were), 1 it was refused or the job has ended (it says why), 2 usage, or no node could run it, 3 no such id or node,
 4 not yours, 5 ZooKeeper or the store cannot be reached, 6 not known within --timeout: it goes on"""
 #: Wait in seconds without --timeout: a job may take long to save its state, and so may storing it.
 _PATIENCE_S = 3600.0
+_ERRORS: dict[str, type[RmgrError]] = {kind.code: kind for kind in (Infeasible, NotFound, PermissionDenied, StateConflict, Unavailable)}
+#: Time limit of one question, and the first and the longest pause between two looks at an answer (s).
+_ASK_S, _SOON_S, _SELDOM_S = 10.0, 0.02, 1.0
 _GRACE = "how long it may take to save its state  [as it was submitted with: --checkpoint-grace]"
 
 
@@ -61,18 +79,20 @@ def drain(session: Session, nodes: tuple[str, ...], reason: str, migrate: bool) 
     more: dict[str, dict[str, Any]] = {node: {} for node in names}
     for node in names:
         if migrate:
-            more[node] = _emptied(session, node)
+            more[node] = _empty_node(session, node)
         elif not session.json:
             sys.stdout.write(f"{node} drains: it finishes what it has and takes nothing new (rmgr resume {node})\n")
-    _answer(session, names, more)
+    _print_states(session, names, more)
     if any(found.get("left") for found in more.values()):
         raise WorkEnded(1)
 
 
-def _emptied(session: Session, node: str) -> dict[str, Any]:
+def _empty_node(session: Session, node: str) -> dict[str, Any]:
     """Moves the node's placed jobs elsewhere; returns the jobs `moved`, and those `left` with the reason."""
-    answer = vacate(session, node)
-    shown = shown_jobs(session, [(number, index) for number, index, _ in (*answer.done, *answer.left)])
+    (answer,) = _order_moves(session, [(node, VacateNode(node=node, guid=uuid.uuid4().hex))])
+    if isinstance(answer, RmgrError):
+        raise answer
+    shown = _ids_of_jobs(session, [(number, index) for number, index, _ in (*answer.done, *answer.left)])
     moved = [shown[number, index] for number, index, _ in answer.done]
     left = [{"id": shown[number, index], "why": why} for number, index, why in answer.left]
     if not session.json:
@@ -93,19 +113,19 @@ def resume(session: Session, nodes: tuple[str, ...]) -> None:
         was_drained = resume_node(session, node)
         if not session.json:
             sys.stdout.write(f"{node} takes work again\n" if was_drained else f"{node} was not drained\n")
-    _answer(session, names, {node: {} for node in names})
+    _print_states(session, names, {node: {} for node in names})
 
 
-def _answer(session: Session, names: Sequence[str], more: dict[str, dict[str, Any]]) -> None:
+def _print_states(session: Session, names: Sequence[str], more: dict[str, dict[str, Any]]) -> None:
     """Prints, with --json, the state of each node, or the object of a single node alone."""
     if not session.json:
         return
     views = {view.id: view for view in session.query().nodes()}
-    found = [{**_state(session, name, views[name]), **more[name]} for name in names]
+    found = [{**_state_of(session, name, views[name]), **more[name]} for name in names]
     emit(found[0] if len(found) == 1 else {"nodes": found})
 
 
-def _state(session: Session, name: str, view: Any) -> dict[str, Any]:
+def _state_of(session: Session, name: str, view: Any) -> dict[str, Any]:
     drained = read_drain(session, name)
     state = str(view.state)
     if drained is not None and state == "up":  # the leader has not noticed the drain yet
@@ -154,22 +174,10 @@ def migrate(session: Session, selector: str, to: str, grace_us: int) -> None:
     _ask_jobs(session, selector, to=to, grace_us=grace_us)
 
 
-def vacate(session: Session, node: str) -> StopRequest:
-    """Moves every placed job with a part on a drained node elsewhere. Raises as `move_each` returns."""
-    from rmgr.submitter.questions import VacateNode
-
-    (answer,) = _move(session, [(node, VacateNode(node=node, guid=uuid.uuid4().hex))])
-    if isinstance(answer, RmgrError):
-        raise answer
-    return answer
-
-
-def shown_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
+def _ids_of_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
     """Returns (submission, position) -> the id that users know."""
     from rmgr.model.tasks.array import shown_index
     from rmgr.model.tasks.block import job_label
-    from rmgr.submitter.questions import ReadRecord
-
     found = {}
     arrays: dict[int, str] = {}
     for number, index in jobs:
@@ -184,8 +192,6 @@ def shown_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[
 
 
 def _ask_jobs(session: Session, selector: str, *, stays: bool = False, to: str = "", grace_us: int) -> None:
-    from rmgr.submitter.questions import MoveTask
-
     record, tasks = _running(session, selector)
     if to and to not in (known := {node.id for node in session.query().nodes()}):
         raise NotFound(f"there is no node {to!r}", hint=nearest("node", to, known, listed_by="rmgr nodes").hint)
@@ -207,9 +213,9 @@ def _ask_jobs(session: Session, selector: str, *, stays: bool = False, to: str =
     done: list[dict[str, str]] = []
     left: list[dict[str, str]] = []
     errors: list[RmgrError] = []
-    for (shown, order), answer in zip(asked, _move(session, asked), strict=True):
+    for (shown, order), answer in zip(asked, _order_moves(session, asked), strict=True):
         if isinstance(answer, RmgrError):
-            errors.append(_since(session, order, shown, answer))
+            errors.append(_latest_error(session, order, shown, answer))
             left.append({"id": shown, "why": errors[-1].message})
         else:
             done += [{"id": shown, "detail": told} for _, _, told in answer.done]
@@ -227,7 +233,7 @@ def _ask_jobs(session: Session, selector: str, *, stays: bool = False, to: str =
         raise WorkEnded(worse or 1)
 
 
-def _since(session: Session, order: MoveTask, shown: str, error: RmgrError) -> RmgrError:
+def _latest_error(session: Session, order: MoveTask, shown: str, error: RmgrError) -> RmgrError:
     """Returns the error to report for a job that refused, or that ended or was held meanwhile."""
     if not isinstance(error, StateConflict):
         return error
@@ -241,8 +247,6 @@ def _since(session: Session, order: MoveTask, shown: str, error: RmgrError) -> R
 
 def _running(session: Session, selector: str) -> tuple[Submission, Sequence[TaskView]]:
     """Returns the selected tasks that run. Raises: NotFound, PermissionDenied, StateConflict for anything but a running placed job."""
-    from rmgr.submitter.questions import ReadRecord
-
     selection = parse_one(selector)
     number = selection.named[0] if selection.named else resolve(selection, session.query().jobs(ended=True), me=session.me)[0].submission
     job = session.query().job(number)
@@ -254,7 +258,7 @@ def _running(session: Session, selector: str) -> tuple[Submission, Sequence[Task
             f"{number} is pulled work (queue {record.queue}): its tasks cannot save their state or move",
             hint="jobs of queues with dispatch place can: rmgr queues, then rmgr submit -q QUEUE",
         )
-    wanted = {position for one, array in selection.tasks for position in positions_of(session, one, _numbers(array))}
+    wanted = {position for one, array in selection.tasks for position in positions_of(session, one, list(array))}
     tasks = [task for task in session.query().tasks(number) if not wanted or task.position in wanted]
     found = [task for task in tasks if task.state in {State.RUNNING, State.STARTING, State.STOPPING, State.SUSPENDED}]
     if not found:
@@ -263,15 +267,8 @@ def _running(session: Session, selector: str) -> tuple[Submission, Sequence[Task
     return record, found
 
 
-def _numbers(array: Array) -> list[int]:
-    return [array.index_at(at) for at in range(len(array))]
-
-
-def _move(session: Session, asked: Sequence[tuple[str, MoveTask | VacateNode]]) -> list[StopRequest | RmgrError]:
+def _order_moves(session: Session, asked: Sequence[tuple[str, MoveTask | VacateNode]]) -> list[StopRequest | RmgrError]:
     """Gives all orders at once: each takes as long as its job."""
-    from rmgr.client.commands.moving import move_each
-    from rmgr.submitter.questions import MoveTask
-
     timeout_s = session.left_s(_PATIENCE_S) or _PATIENCE_S
     if not session.query().has_leader():
         session.note("no WatchDog leads just now: the one that will is asked")
@@ -281,28 +278,78 @@ def _move(session: Session, asked: Sequence[tuple[str, MoveTask | VacateNode]]) 
     return move_each(session.asks(), asked, deadline_s=time.monotonic() + timeout_s)
 
 
+def move_each(asks: Asks, asked: Sequence[tuple[str, MoveTask | VacateNode]], *, deadline_s: float) -> list[StopRequest | RmgrError]:
+    """Sends all orders, then waits for each answer.
+
+    Args: asked: (the job or node, for messages; the order). deadline_s: monotonic.
+    Returns: for each order the leader's answer (jobs that refused are in `left` if several were asked), or an error: the leader's
+        (NotFound, StateConflict, Infeasible, Unavailable); DeadlineExceeded if nothing is known in time (the order stands until a
+        leader carries it out); CoordinationUnavailable.
+    """
+
+    def send(shown: str, order: MoveTask | VacateNode) -> None:
+        asks.ask(order, timeout_s=_left_s(shown, order, deadline_s))
+
+    sent = [(shown, order, _result_or_error(partial(send, shown, order))) for shown, order in asked]
+
+    def answer(shown: str, order: MoveTask | VacateNode, error: RmgrError | None) -> StopRequest:
+        if error is not None:
+            raise error
+        result = _wait_for_answer(asks, shown, order, deadline_s)
+        if result.error:
+            raise _ERRORS.get(result.code, RmgrError)(result.error, hint=result.hint)
+        if not result.done and len(result.left) == 1 and isinstance(order, MoveTask):
+            raise StateConflict(result.left[0][2], hint=_look_at(order, shown))
+        return result
+
+    return [_result_or_error(partial(answer, *one)) for one in sent]
+
+
+def _result_or_error(call: Callable[[], _Answer]) -> _Answer | RmgrError:
+    try:
+        return call()
+    except RmgrError as error:
+        return error
+
+
+def _wait_for_answer(asks: Asks, shown: str, order: MoveTask | VacateNode, deadline_s: float) -> StopRequest:
+    """Waits for the answer to one order."""
+    pauses = Backoff(_SOON_S, _SELDOM_S, factor=1.5)
+    look = ReadMoved(number=order.number, guid=order.guid) if isinstance(order, MoveTask) else ReadVacated(node=order.node, guid=order.guid)
+    while True:
+        found = asks.ask(look, timeout_s=_left_s(shown, order, deadline_s))
+        if found.answered:
+            return found
+        machine.sleep(min(pauses.next_s(), _left_s(shown, order, deadline_s)))
+
+
+def _left_s(shown: str, order: MoveTask | VacateNode, deadline_s: float) -> float:
+    left_s = deadline_s - machine.monotonic()
+    if left_s <= 0:
+        raise DeadlineExceeded(f"{shown}: it is not known in time what came of it, and it goes on", hint=_look_at(order, shown))
+    return min(_ASK_S, left_s)
+
+
+def _look_at(order: MoveTask | VacateNode, shown: str) -> str:
+    return f"rmgr nodes {order.node}; rmgr jobs" if isinstance(order, VacateNode) else f"rmgr show {shown}; rmgr status"
+
+
 # -- orders of operators -------------------------------------------------------------------------------------------------------
 
 
 def read_drain(session: Session, node: str) -> Drain | None:
     """Returns the drain of a node, or None if it has none."""
-    from rmgr.submitter.questions import ReadDrain
-
     return session.ask(ReadDrain(node=node))
 
 
 def drain_node(session: Session, node: str, reason: str) -> None:
     """Drains a node, or replaces the reason. Raises PermissionDenied, StateConflict, CoordinationUnavailable."""
-    from rmgr.submitter.questions import DrainNode
-
     for_operators(session, "draining a node")
     session.ask(DrainNode(node=node, reason=reason))
 
 
 def resume_node(session: Session, node: str) -> bool:
     """Ends the drain of a node; returns False if it was not drained. Raises PermissionDenied, StateConflict, CoordinationUnavailable."""
-    from rmgr.submitter.questions import ResumeNode
-
     if read_drain(session, node) is None:
         return False
     for_operators(session, "resuming a node")
@@ -322,8 +369,6 @@ def for_operators(session: Session, what: str) -> None:
 
 def read_settings(session: Session) -> tuple[ClusterSettings, int]:
     """Returns the cluster's settings with their version. Raises StateConflict if there are none."""
-    from rmgr.submitter.questions import ReadSettings
-
     told = session.ask(ReadSettings())
     return told.settings, told.version
 
@@ -333,6 +378,4 @@ def apply_settings(session: Session, settings: ClusterSettings, version: int) ->
 
     Raises: StateConflict if somebody else has changed them meanwhile, or if a removed queue still holds work.
     """
-    from rmgr.submitter.questions import ApplySettings
-
     session.ask(ApplySettings(settings=settings, version=version))

@@ -163,15 +163,15 @@ def apply(session: Session, file: Path, dry_run: bool, remove: bool) -> None:
         emit({"applied": not dry_run, "changes": [{"key": key, "from": old, "to": new} for key, old, new in changes]})
         return
     defaults = _flat(to_document(ClusterSettings(queues=(QueueSpec(name="x"),))))
-    for name in sorted(_names(wanted) - _names(present)):
+    for name in sorted(_queue_names(wanted) - _queue_names(present)):
         sys.stdout.write(f"queues.{name}: added\n")
-    for name in sorted(_names(present) - _names(wanted)):
+    for name in sorted(_queue_names(present) - _queue_names(wanted)):
         sys.stdout.write(f"queues.{name}: removed\n")
     for key, old, new in changes:
         last = key.rpartition(".")[2]
         if new is None or (old is None and new == defaults.get(f"queues.x.{last}")):
             continue  # part of a removed queue, or a value that a new queue leaves at its default
-        sys.stdout.write(f"{key}: {_told(old)} -> {_told(new)}\n")
+        sys.stdout.write(f"{key}: {_value_in_words(old)} -> {_value_in_words(new)}\n")
     if not changes:
         sys.stdout.write("nothing changes: these are the settings of the cluster\n")
     elif dry_run:
@@ -184,12 +184,12 @@ def left_out(file: Path, present: ClusterSettings, wanted: ClusterSettings) -> l
     """Returns what is set but not mentioned in `file` and would be lost or reset: dotted names; a queue or pipeline counts as one."""
     keys, pipelines = mentioned(file.read_text("utf-8-sig"))
     old = {f"pipelines.{item.partition}" for item in present.pipelines}
-    gone = [f"queues.{name}" for name in sorted(_names(present) - _names(wanted))] + sorted(old - pipelines)
+    gone = [f"queues.{name}" for name in sorted(_queue_names(present) - _queue_names(wanted))] + sorted(old - pipelines)
     for key, before, after in differences(present, wanted):
         is_inside = any(key.startswith(f"{whole}.") for whole in (*gone, *pipelines, *old))
         is_known = after is not None or key.startswith("limits.")  # a user's own cap has no default
         if before is not None and is_known and not is_inside and settled(key) not in keys:
-            gone.append(f"{key} ({_told(before)} -> {_told(after)})")
+            gone.append(f"{key} ({_value_in_words(before)} -> {_value_in_words(after)})")
     return gone
 
 
@@ -214,11 +214,11 @@ def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _names(settings: ClusterSettings) -> set[str]:
+def _queue_names(settings: ClusterSettings) -> set[str]:
     return {queue.name for queue in settings.queues}
 
 
-def _told(value: Any) -> str:
+def _value_in_words(value: Any) -> str:
     return "(none)" if value is None else json.dumps(value)
 
 
@@ -268,10 +268,10 @@ def parse_settings(text: str, name: str) -> ClusterSettings:
     if not isinstance(queues, dict) or not queues:
         raise ConfigError(f"{name}: there is no queue", hint="add one: [queues.default]")
     specs = tuple(_queue(queue, table, text, name) for queue, table in queues.items())
-    where = lambda section: f"{name}:{_header(text, section)}"  # noqa: E731
+    where = lambda section: f"{name}:{_line_of_section(text, section)}"  # noqa: E731
     made = {"queues": specs, "pipelines": read_pipelines(pipelines, where), "limits": _limits(limits, text, name)}
     settings = ClusterSettings(**{**values, **made})
-    _check(settings, text, name)
+    _check_settings(settings, text, name)
     check_pipelines(settings, where)
     return settings
 
@@ -289,7 +289,7 @@ def _limits(table: Any, text: str, name: str) -> UserLimits:
 
 def _queue(queue: str, table: Any, text: str, name: str) -> QueueSpec:
     section = f"queues.{queue}"
-    where = f"{name}:{line_of(text, section, '')}" if f"[{section}]" not in text else f"{name}:{_header(text, section)}"
+    where = f"{name}:{line_of(text, section, '')}" if f"[{section}]" not in text else f"{name}:{_line_of_section(text, section)}"
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: a queue is a table: [{section}]", hint="rmgr config show --cluster prints an example")
     try:
@@ -317,7 +317,7 @@ def _queue(queue: str, table: Any, text: str, name: str) -> QueueSpec:
     return spec
 
 
-def _check(settings: ClusterSettings, text: str, name: str) -> None:
+def _check_settings(settings: ClusterSettings, text: str, name: str) -> None:
     if settings.queue(settings.default_queue) is None:
         where = f"{name}:{line_of(text, 'default_queue', '')}"
         told = nearest(settings.default_queue, [queue.name for queue in settings.queues])
@@ -333,7 +333,7 @@ def _check(settings: ClusterSettings, text: str, name: str) -> None:
 def _values(kind: type[Any], table: dict[str, Any], text: str, name: str, *, section: str, hidden: set[str]) -> dict[str, Any]:
     """Returns the keyword arguments of `kind` from a TOML table."""
     fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in hidden | {"newer"}}
-    shown = {_shown(field): field for field in fields}
+    shown = {_key_without_unit(field): field for field in fields}
     hints = get_type_hints(kind)
     values = {}
     for key, value in table.items():
@@ -406,12 +406,12 @@ def settled(key: str) -> str:
 
 def to_toml(settings: ClusterSettings) -> str:
     """Returns the settings as a file that `rmgr config apply` takes."""
-    lines = [f"{_shown(key)} = {_literal(key, value)}" for key, value in _items(settings, _TOP_HIDDEN)]
+    lines = [f"{_key_without_unit(key)} = {_literal(key, value)}" for key, value in _items(settings, _TOP_HIDDEN)]
     for queue in settings.queues:
-        lines += ["", f"[queues.{_bare(queue.name)}]"]
-        lines += [f"{_shown(key)} = {_literal(key, value)}" for key, value in _items(queue, {"name"})]
+        lines += ["", f"[queues.{_toml_key(queue.name)}]"]
+        lines += [f"{_key_without_unit(key)} = {_literal(key, value)}" for key, value in _items(queue, {"name"})]
     lines += _pipelines_toml(settings)
-    lines += ["", "[limits]", *(f"{_shown(key)} = {_literal(key, value)}" for key, value in _items(settings.limits, set()))]
+    lines += ["", "[limits]", *(f"{_key_without_unit(key)} = {_literal(key, value)}" for key, value in _items(settings.limits, set()))]
     return "\n".join(lines) + "\n"
 
 
@@ -430,7 +430,7 @@ def _items(record: Any, hidden: set[str]) -> Iterable[tuple[str, Any]]:
             yield field.name, getattr(record, field.name)
 
 
-def _shown(field: str) -> str:
+def _key_without_unit(field: str) -> str:
     for suffix in _SUFFIXES:
         field = field.removesuffix(suffix)
     return field
@@ -455,17 +455,17 @@ def _literal(field: str, value: Any) -> str:
 def _value_text(value: Any) -> str:
     """Returns a value in TOML notation."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_bare(key)} = {_value_text(item)}" for key, item in value.items()) + " }" if value else "{}"
+        return "{ " + ", ".join(f"{_toml_key(key)} = {_value_text(item)}" for key, item in value.items()) + " }" if value else "{}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value_text, value)) + "]"
     return json.dumps(value)
 
 
-def _bare(key: str) -> str:
+def _toml_key(key: str) -> str:
     return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
 
 
-def _header(text: str, section: str) -> int:
+def _line_of_section(text: str, section: str) -> int:
     return next((number for number, line in enumerate(text.split("\n"), 1) if line.strip().startswith(f"[{section}]")), 1)
 
 
@@ -555,19 +555,19 @@ def check_queue_policy(spec: QueueSpec, where: str) -> None:
 
 def document_of(settings: ClusterSettings) -> dict[str, Any]:
     """Returns [pipelines] as JSON, by partition."""
-    return {spec.partition: _table(spec) for spec in settings.pipelines}
+    return {spec.partition: _pipeline_table(spec) for spec in settings.pipelines}
 
 
 def _pipelines_toml(settings: ClusterSettings) -> list[str]:
     """Returns [pipelines] as lines of a file."""
     lines: list[str] = []
     for spec in settings.pipelines:
-        lines += ["", f"[pipelines.{_bare(spec.partition)}]"]
-        lines += [f"{_bare(key)} = {_value_text(value)}" for key, value in _table(spec).items()]
+        lines += ["", f"[pipelines.{_toml_key(spec.partition)}]"]
+        lines += [f"{_toml_key(key)} = {_value_text(value)}" for key, value in _pipeline_table(spec).items()]
     return lines
 
 
-def _table(spec: PipelineSpec) -> dict[str, Any]:
+def _pipeline_table(spec: PipelineSpec) -> dict[str, Any]:
     """Returns the table of a pipeline, in short form if it is one policy under its own name."""
     document = spec.tables()
     stages = document.get("stage", [])

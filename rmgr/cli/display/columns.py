@@ -20,19 +20,19 @@ def node_list(names: Sequence[str], most: int = 3) -> str:
 
 def tasks_done(job: JobView) -> str:
     """Returns `37/100` if some tasks have ended, `100` if all have."""
-    ended = _ended(job)
+    ended = _ended_tasks(job)
     return str(job.tasks) if 0 < job.tasks <= ended else f"{ended}/{job.tasks}"
 
 
-def _ended(job: JobView) -> int:
+def _ended_tasks(job: JobView) -> int:
     return sum(job.counts.get(name, 0) for name in ("COMPLETED", "FAILED", "CANCELLED"))
 
 
-def _failed(job: JobView) -> int:
+def _failed_tasks(job: JobView) -> int:
     return job.counts.get("FAILED", 0)
 
 
-def _running(job: JobView) -> int:
+def _running_tasks(job: JobView) -> int:
     return sum(job.counts.get(name, 0) for name in ("RUNNING", "STARTING", "SUSPENDED"))
 
 
@@ -40,7 +40,7 @@ def time_left(job: JobView, now_us: int) -> str:
     """Returns the time left: `~2m` at the pace of the job's tasks so far, `<9m30s` as the limit allows; "" if unknown."""
     if not job.started_us or job.state not in {State.RUNNING, State.STARTING, State.SUSPENDED}:
         return ""
-    ended, ran_us = _ended(job), max(0, now_us - job.started_us)
+    ended, ran_us = _ended_tasks(job), max(0, now_us - job.started_us)
     if ended and job.tasks > ended:
         return f"~{_roughly(ran_us / 1e6 * (job.tasks - ended) / ended)}"
     limit_s = float(job.asked.get("time_limit") or 0)
@@ -74,10 +74,10 @@ def totals(jobs: Sequence[JobView]) -> str:
     waiting = sum(job.state in {State.INITIAL, State.HELD} for job in jobs)
     kinds = (("run", len(jobs) - ended - waiting), ("wait", waiting), ("ended", ended))
     message = f"{counted(len(jobs), 'job')}: " + ", ".join(f"{count} {word}" for word, count in kinds if count)
-    tasks, running, failed = (sum(map(of, jobs)) for of in (lambda job: job.tasks, _running, _failed))
+    tasks, running, failed = (sum(map(of, jobs)) for of in (lambda job: job.tasks, _running_tasks, _failed_tasks))
     if tasks == len(jobs):
         return message + (f"; {failed} failed" if failed else "")
-    message += f"; {sum(map(_ended, jobs)):,} of {counted(tasks, 'task')} done"
+    message += f"; {sum(map(_ended_tasks, jobs)):,} of {counted(tasks, 'task')} done"
     return message + (f", {running:,} run" if running else "") + (f", {failed:,} failed" if failed else "")
 
 
@@ -103,9 +103,9 @@ def job_columns(now_us: int, *, of_all: bool = False) -> tuple[Column, ...]:
         Column(name="NAME", text=lambda j: j.name),
         Column(name="USER", text=lambda j: j.user, default=of_all),
         Column(name="STATE", text=lambda j: str(j.state), state=True),
-        Column(name="DONE", text=tasks_done, order=_ended, right=True),
-        Column(name="RUN", text=lambda j: str(_running(j) or ""), order=_running, right=True),
-        Column(name="FAIL", text=lambda j: str(_failed(j) or ""), order=_failed, right=True, style="red"),
+        Column(name="DONE", text=tasks_done, order=_ended_tasks, right=True),
+        Column(name="RUN", text=lambda j: str(_running_tasks(j) or ""), order=_running_tasks, right=True),
+        Column(name="FAIL", text=lambda j: str(_failed_tasks(j) or ""), order=_failed_tasks, right=True, style="red"),
         Column(
             name="TIME",
             text=lambda j: _duration(j.served_us) if j.served_us else elapsed(j.started_us, j.ended_us, now_us),
@@ -170,10 +170,6 @@ def _rss(kib: int) -> str:
     return format_size(kib * 1024) if kib else ""
 
 
-def _used(used: int, total: int) -> str:
-    return f"{used}/{total}"
-
-
 def _memory(node: NodeView) -> str:
     if not node.memory_bytes:
         return ""
@@ -181,7 +177,7 @@ def _memory(node: NodeView) -> str:
 
 
 def _resources(node: NodeView) -> str:
-    return " ".join(f"{name}:{_used(node.resources_used.get(name, 0), count)}" for name, count in sorted(node.resources.items()))
+    return " ".join(f"{name}:{node.resources_used.get(name, 0)}/{count}" for name, count in sorted(node.resources.items()))
 
 
 def _node_state(node: NodeView) -> str:
@@ -201,7 +197,7 @@ def node_columns(now_us: int) -> tuple[Column, ...]:
     return (
         Column(name="NODE", text=lambda n: n.id, is_id=True),
         Column(name="STATE", text=_node_state, state=True),
-        Column(name="CORES", text=lambda n: _used(n.cores_used, n.cores), order=lambda n: n.cores, right=True),
+        Column(name="CORES", text=lambda n: f"{n.cores_used}/{n.cores}", order=lambda n: n.cores, right=True),
         Column(name="MEM", text=_memory, order=lambda n: n.memory_bytes, right=True),
         Column(name="GRES", text=_resources),
         Column(name="RUN", text=lambda n: str(n.running), order=lambda n: n.running, right=True),
@@ -314,18 +310,13 @@ def _of(queue: QueueView) -> ClassView:
     return queue.of_class
 
 
-def _known(queue: QueueView, text: str) -> str:
+def _text_or_unknown(queue: QueueView, text: str) -> str:
     """Returns `text`, or "?" if it is known to a leader only and there is none."""
     return text if _of(queue).is_known else "?"
 
 
 def _limit(queue: QueueView, name: str) -> str:
     return str(queue.limits.get(name, ""))
-
-
-def _time(queue: QueueView) -> str:
-    seconds = queue.limits.get("max_time_s", 0)
-    return format_duration(float(seconds)) if seconds else ""
 
 
 def _cores(queue: QueueView) -> int:
@@ -342,15 +333,15 @@ def _reserves(queue: QueueView, text: str) -> str:
 
 CLASS_COLUMNS = (
     Column(name="CLASS", text=lambda q: q.id, is_id=True),
-    Column(name="WAIT", text=lambda q: _known(q, str(q.pending)), order=lambda q: q.pending, right=True),
-    Column(name="RUN", text=lambda q: _known(q, str(q.running)), order=lambda q: q.running, right=True),
+    Column(name="WAIT", text=lambda q: _text_or_unknown(q, str(q.pending)), order=lambda q: q.pending, right=True),
+    Column(name="RUN", text=lambda q: _text_or_unknown(q, str(q.running)), order=lambda q: q.running, right=True),
     Column(name="CPUS", text=lambda q: _limit(q, "max_cpus"), right=True),
     Column(name="PROCS", text=lambda q: _limit(q, "max_processes"), right=True),
     Column(name="THREADS", text=lambda q: _limit(q, "max_threads"), right=True),
-    Column(name="TIME", text=_time, order=lambda q: float(q.limits.get("max_time_s", 0)), right=True),
+    Column(name="TIME", text=_max_time, order=lambda q: float(q.limits.get("max_time_s", 0)), right=True),
     Column(name="OVER", text=lambda q: _reserves(q, str(_of(q).threshold)), order=lambda q: _of(q).threshold, right=True),
     Column(name="RES", text=lambda q: _reserves(q, f"{len(_of(q).promised)}/{_of(q).max_reservations}"), right=True),
-    Column(name="FIRED", text=lambda q: _reserves(q, _known(q, "/".join(map(str, _of(q).fired)))), right=True),
+    Column(name="FIRED", text=lambda q: _reserves(q, _text_or_unknown(q, "/".join(map(str, _of(q).fired)))), right=True),
     Column(name="PROMISED", text=_promised, order=_cores),
     Column(name="PARTITION", text=lambda q: q.partition, default=False),
     Column(name="STATE", text=lambda q: q.state, state=True, default=False),

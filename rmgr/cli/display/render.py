@@ -124,10 +124,10 @@ def printable(text: str) -> str:
 
 def here(text: str) -> str:
     """Returns a daemon's sentence on one line, with its moments in this machine's time."""
-    return _MOMENT.sub(lambda found: _here(found[0]), printable(text))
+    return _MOMENT.sub(lambda found: _local_moment(found[0]), printable(text))
 
 
-def _here(moment: str) -> str:
+def _local_moment(moment: str) -> str:
     try:
         return clock(round(datetime.fromisoformat(moment).timestamp() * 1e6))
     except (ValueError, OverflowError, OSError):  # not a real moment

@@ -123,21 +123,21 @@ def job(view: JobView) -> dict[str, Any]:
         "after": list(view.after),
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,
-        **_served(view),
+        **_served_fields(view),
         "processes": max(1, view.processes),
         "expected_start": iso(view.expected_start_us),
         "account": view.account,
         **_shares(view),
-        **_asked(view),
+        **_asked_terms(view),
         **({"resources": dict(sorted(view.resources.items()))} if view.resources else {}),
         **({"class": view.route} if view.route else {}),
-        **_moving(view.moving),
+        **_moving_fields(view.moving),
         **({"by_time": iso(view.by_us)} if view.by_us else {}),
-        **({"failures": [_failed(item) for item in view.failures]} if view.failures else {}),
+        **({"failures": [_failure(item) for item in view.failures]} if view.failures else {}),
     }
 
 
-def _asked(view: JobView) -> dict[str, Any]:
+def _asked_terms(view: JobView) -> dict[str, Any]:
     """Returns what the work asks for besides cores and memory, and the changes made to that."""
     from rmgr.coord.views.submission import USUAL  # imports all records of work, which tables do without
 
@@ -155,7 +155,7 @@ def changed(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {name: {at: iso(value or 0) for at, value in one.items()} if name == "begin" else dict(one) for name, one in terms.items()}
 
 
-def _failed(view: FailureView) -> dict[str, Any]:
+def _failure(view: FailureView) -> dict[str, Any]:
     """Returns an element of `failures`."""
     return {"reason": view.reason, "exit_code": view.exit_code, "node": view.node, "tasks": view.tasks, "error": view.error}
 
@@ -187,7 +187,7 @@ def shown_job(view: JobView, attempts: Iterable[AttemptView], story: Sequence[st
     return {**told, "attempts": [attempt(item) for item in attempts], **rest, **_checkpoints(story)}
 
 
-def _moving(view: MovingView | None) -> dict[str, Any]:
+def _moving_fields(view: MovingView | None) -> dict[str, Any]:
     """Returns the fields of placed jobs that have not ended. max_moves: null = no cap of its own."""
     return {} if view is None else {"saves": view.saves, "moves": view.moves, "max_moves": view.most or None}
 
@@ -221,18 +221,18 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
         "priority": of.priority,
         "after": list(of.after),
         "account": of.account,
-        **_asked(of),
+        **_asked_terms(of),
         **({"resources": dict(sorted(of.resources.items()))} if of.resources else {}),
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,
-        **_served(view),
+        **_served_fields(view),
         **_checkpoints(view.story),
-        **_moving(view.moving),
+        **_moving_fields(view.moving),
         **({"saving": view.saving} if view.saving else {}),
     }
 
 
-def _served(view: JobView | TaskView) -> dict[str, Any]:
+def _served_fields(view: JobView | TaskView) -> dict[str, Any]:
     """Returns the fields of work that shared its cores in time."""
     told: dict[str, Any] = {"served_seconds": view.served_us / 1e6, "turns": view.turns} if view.turns or view.served_us else {}
     return told | ({"slots": view.slots} if isinstance(view, JobView) and view.slots else {})
@@ -253,7 +253,7 @@ def task(view: TaskView) -> dict[str, Any]:
         "error": view.error,
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,
-        **_served(view),
+        **_served_fields(view),
     }
 
 
@@ -463,7 +463,7 @@ def history(view: JobView) -> dict[str, Any]:
         "elapsed": max(0, view.ended_us - began) / 1e6 if view.ended_us else 0.0,
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,
-        **_served(view),
+        **_served_fields(view),
         "nodes": list(view.nodes),
         "queue": view.queue,
         "tasks": view.tasks,
@@ -607,24 +607,24 @@ def steps(job: JobView, failures: Sequence[Failure], *, task: str = "", mine: bo
             which = f" --tasks {task.partition('_')[2]}"
         elif several:
             which = " --lost" if all(failure.reason in {*LOSSES, Reason.POISON} for failure in again) else " --failed"
-        found.append(f"rmgr rerun {job.id}{which}{_more(job, again)}")
+        found.append(f"rmgr rerun {job.id}{which}{_larger_limits(job, again)}")
     return found
 
 
-def _more(job: JobView, failures: Sequence[Failure]) -> str:
+def _larger_limits(job: JobView, failures: Sequence[Failure]) -> str:
     """Returns options that raise the limits which these tasks have crossed."""
     options = ""
     starved = [failure.max_rss_kib * 1024 for failure in failures if failure.reason == Reason.OUT_OF_MEMORY]
     most = max([*starved, job.memory_bytes]) if starved else 0
     if most:
-        options += f" --mem {format_size(_rounded(most * (4 if most < 1024 * MIB else 2)))}"
+        options += f" --mem {format_size(_next_power_of_two(most * (4 if most < 1024 * MIB else 2)))}"
     limit = job.asked.get("time_limit")
     if limit and any(failure.reason == Reason.TIME_LIMIT for failure in failures):
         options += f" -t {_asked_time(2 * limit)}"
     return options
 
 
-def _rounded(size_bytes: int) -> int:
+def _next_power_of_two(size_bytes: int) -> int:
     """Returns the next power of two."""
     return 1 << (size_bytes - 1).bit_length()
 

@@ -154,7 +154,7 @@ def queues(session: Session, queue_names: tuple[str, ...], tree: bool, matrix: i
         if tree:
             draw_trees(session, layout, matrix or 0)
             return
-        found = _named(session.query().queues(), queue_names)
+        found = _find_queues(session.query().queues(), queue_names)
         plain, classes = ([queue for queue in found if (queue.of_class is None) is wanted] for wanted in (True, False))
         if session.json:
             emit({"queues": [shapes.queue(queue) for queue in plain], "classes": [shapes.queue_class(queue) for queue in classes]})
@@ -191,7 +191,7 @@ def _draw_classes(classes: list[QueueView], layout: Layout, *, in_words: bool) -
         columns.draw_class(queue)
 
 
-def _named(found: list[QueueView], names: tuple[str, ...]) -> list[QueueView]:
+def _find_queues(found: list[QueueView], names: tuple[str, ...]) -> list[QueueView]:
     """Returns the queues and classes with these names; all without names. Raises: NotFound."""
     known = list(dict.fromkeys(queue.id for queue in found))
     for name in names:
@@ -246,11 +246,11 @@ def _with_own_certificate(session: Session, view: StatusView) -> StatusView:
 def draw_status(view: StatusView) -> None:
     out = sys.stdout
     word = paint("healthy", "green", out) if view.healthy else paint("NOT HEALTHY", "red", out)
-    out.write(f"{word}{_since(view.healthy_since_us)}\n")
+    out.write(f"{word}{_since_text(view.healthy_since_us)}\n")
     leader = view.leader
     waiting = view.counts.get(State.INITIAL, 0)
     lines = [
-        ("leader", f"on {leader.host}, pid {leader.pid}{_since(leader.since_us)}" if leader else paint("none", "red", out)),
+        ("leader", f"on {leader.host}, pid {leader.pid}{_since_text(leader.since_us)}" if leader else paint("none", "red", out)),
         ("watchdogs", str(view.watchdogs)),
         ("metrics", f"{leader.metrics} (of nodes: rmgr nodes -o +metrics)" if leader and leader.metrics else ""),
         ("zookeeper", _part(view.zookeeper)),
@@ -259,15 +259,15 @@ def draw_status(view: StatusView) -> None:
         ("cores", f"{view.cores_used} of {view.cores} busy" if view.cores else ""),
         ("memory", f"{format_size(view.memory_used_bytes)} of {format_size(view.memory_bytes)} asked for" if view.memory_bytes else ""),
         ("tasks", told_counts(view.counts) or "none"),
-        ("waiting", counted(waiting, "task") + (f", the oldest{_since(view.oldest_us)}" if view.oldest_us else "") if waiting else ""),
+        ("waiting", counted(waiting, "task") + (f", the oldest{_since_text(view.oldest_us)}" if view.oldest_us else "") if waiting else ""),
         ("users", _users(view)),
     ]
     for name, value in lines:
         if value:
-            out.write(f"{paint(f'{name:<9}', 'bold', out)}  {_told(value)}\n")
+            out.write(f"{paint(f'{name:<9}', 'bold', out)}  {_folded_line(value)}\n")
     for item in view.policies:
         verb, told = ("placing  ", _placing(item)) if item.servers is None else ("calls    ", _picking(item))
-        out.write(f"{paint(verb, 'bold', out)}  {_told(told)}\n")
+        out.write(f"{paint(verb, 'bold', out)}  {_folded_line(told)}\n")
     fixes = {part.told or part.reason: part.fix for part in view.parts}
     faults = [
         f"policy {fault.policy} of partition {item.partition} was skipped {counted(fault.count, 'time')}, the last time: {fault.error}"
@@ -276,13 +276,13 @@ def draw_status(view: StatusView) -> None:
     ]
     for word, colour, found in (("DO", "red", view.problems), ("NOTE", "yellow", (*view.warnings, *faults))):
         for what in found:
-            out.write(f"{paint(f'{word:<9}', colour, out)}  {_told(here(what))}\n")
+            out.write(f"{paint(f'{word:<9}', colour, out)}  {_folded_line(here(what))}\n")
             if fix := fixes.get(what):
-                out.write(f"{'-> ':>{_INDENT}}{_told(here(fix))}\n")
+                out.write(f"{'-> ':>{_INDENT}}{_folded_line(here(fix))}\n")
     out.flush()
 
 
-def _since(time_us: int) -> str:
+def _since_text(time_us: int) -> str:
     """Returns ` since 14:13:20 (1h2m)`, or "" if unknown."""
     return f" since {clock(time_us)} ({elapsed(time_us, 0, now_us())})" if time_us else ""
 
@@ -306,7 +306,7 @@ def _nodes_by_state(view: StatusView) -> dict[str, int]:
     return counts
 
 
-def _told(value: str) -> str:
+def _folded_line(value: str) -> str:
     """Folds the text that follows a word of `status`."""
     return folded(value, sys.stdout, begin=_INDENT, indent=_INDENT)
 

@@ -79,7 +79,7 @@ def logs(
     silent = True
     try:
         for task in tasks:
-            pieces: Iterator[OutputPiece] = _written(session, task, streams, attempt)
+            pieces: Iterator[OutputPiece] = _output_so_far(session, task, streams, attempt)
             empty = True
             for piece in _last_lines(pieces, tail) if tail is not None else pieces:
                 sink.take(piece)
@@ -124,7 +124,7 @@ def _sink(session: Session, tasks: Sequence[TaskView], out: str, number: int) ->
     return Plain() if len(tasks) <= 1 else Labelled(lambda position: ids[position].id)
 
 
-def _written(session: Session, task: TaskView, streams: Sequence[str], attempt: int | None) -> Iterator[OutputPiece]:
+def _output_so_far(session: Session, task: TaskView, streams: Sequence[str], attempt: int | None) -> Iterator[OutputPiece]:
     """Yields the output of a task so far, in one attempt."""
     wanted = attempt or task.attempt
     if not wanted:

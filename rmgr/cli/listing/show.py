@@ -55,7 +55,7 @@ def show(session: Session, selectors: tuple[str, ...]) -> None:
         if session.json:
             emit(shapes.shown_task(task, job) | shapes.failures(bad.failures, then))
         else:
-            _draw_task(task, job, [*told(bad, job, 1), *_next(then)])
+            _draw_task(task, job, [*told(bad, job, 1), *_labelled_steps(then)])
         return
     only = _only_task(session, job)
     bad = bad_ends_of(session, job)
@@ -64,7 +64,7 @@ def show(session: Session, selectors: tuple[str, ...]) -> None:
     if session.json:
         emit(shapes.shown_job(job, attempts, only.story if only is not None else ()) | shapes.failures(bad.failures, then))
     else:
-        draw_job(job, only, [*told(bad, job, job.tasks), *_next(then)])
+        draw_job(job, only, [*told(bad, job, job.tasks), *_labelled_steps(then)])
 
 
 @command(
@@ -91,7 +91,7 @@ def explain(session: Session, selector: str) -> None:
         bad = bad_ends_of(session, job, position)
         then = _steps(session, job, bad, view.id if position is not None else "")
         total = 1 if position is not None else job.tasks
-        lines = [*told(bad, job, total), *_next(then)]
+        lines = [*told(bad, job, total), *_labelled_steps(then)]
     if session.json:
         more = [WhyView(what="failed", id=item.task or view.id, detail=sentence(item, total)) for item in bad.failures]
         emit(shapes.explain(msgspec.structs.replace(view, why=(*view.why, *more))) | shapes.failures(bad.failures, then))
@@ -128,7 +128,7 @@ def _steps(session: Session, job: JobView, bad: BadEnds, task: str = "") -> list
     return [] if bad.is_past else steps(job, bad.failures, task=task, mine=job.user == session.me)
 
 
-def _next(commands: Sequence[str]) -> list[tuple[str, str]]:
+def _labelled_steps(commands: Sequence[str]) -> list[tuple[str, str]]:
     """Returns (name, command) for each line."""
     return [("next" if not at else "", command_) for at, command_ in enumerate(commands)]
 
@@ -198,12 +198,12 @@ def draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) ->
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
         ("asks for", _request(job)),
         ("", in_words(job.asked, clock)),
-        ("moves", _moving(job.moving)),
+        ("moves", _moving_text(job.moving)),
         ("after", ", ".join(job.after)),
         *_changes(job),
         ("account", job.account),
-        ("used", _used(job.cpu_us, job.max_rss_kib)),
-        ("served", _served(job)),
+        ("used", _used_text(job.cpu_us, job.max_rss_kib)),
+        ("served", _served_text(job)),
         ("nodes", node_list(job.nodes, 12)),
         (str(job.work) or "command", job.command),
         *bad,
@@ -232,15 +232,15 @@ def _draw_task(task: TaskView, job: JobView, bad: list[tuple[str, str]]) -> None
         ("state", _state(task.state, task.reason, "")),
         ("node", task.node),
         ("checkpoint", here(task.saving)),
-        ("moves", _moving(task.moving)),
+        ("moves", _moving_text(task.moving)),
         ("started", clock(task.started_us)),
         ("ended", clock(task.ended_us) + (f"  after {elapsed(task.started_us, task.ended_us, 0)}" if task.ended_us else "")),
         ("exit code", "" if task.exit_code is None else str(task.exit_code)),
         ("error", "" if bad else here(task.error)),
         ("asks for", _request(job)),
         ("", in_words(job.asked, clock)),
-        ("used", _used(task.cpu_us, task.max_rss_kib)),
-        ("served", _served(task)),
+        ("used", _used_text(task.cpu_us, task.max_rss_kib)),
+        ("served", _served_text(task)),
         (str(job.work) or "command", job.command),
         *bad,
     )
@@ -301,7 +301,7 @@ def _request(job: JobView) -> str:
     return f"{counted(job.processes, 'process')} of {asked}" if job.processes > 1 else asked
 
 
-def _moving(view: MovingView | None) -> str:
+def _moving_text(view: MovingView | None) -> str:
     """Describes what policies may do with a job, if there is anything to say."""
     if view is None or not (view.saves or view.moves or view.most):
         return ""
@@ -309,11 +309,11 @@ def _moving(view: MovingView | None) -> str:
     return f"{view.moves} by policies{cap}; {'it saves its state' if view.saves else 'nothing says that it saves its state'}"
 
 
-def _served(view: JobView | TaskView) -> str:
+def _served_text(view: JobView | TaskView) -> str:
     return f"{format_duration(view.served_us / 1e6)} in {counted(view.turns, 'turn')}" if view.turns else ""
 
 
-def _used(cpu_us: int, rss_kib: int) -> str:
+def _used_text(cpu_us: int, rss_kib: int) -> str:
     parts = [f"{format_duration(cpu_us / 1e6)} of CPU" if cpu_us else "", f"{format_size(rss_kib * 1024)} resident" if rss_kib else ""]
     return ", ".join(part for part in parts if part)
 

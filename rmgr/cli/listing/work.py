@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import click
 
@@ -246,7 +246,7 @@ def history(
     """
 
     def once() -> None:
-        named, ranged = _wanted(session, selectors)
+        named, ranged = _wanted_ids(session, selectors)
         wanted = named | ranged
         user = None if everyone or chosen.user or wanted else session.me
         found: list[JobView] = []
@@ -270,7 +270,7 @@ def history(
     draw(session, once, watch=watch)
 
 
-def _wanted(session: Session, selectors: tuple[str, ...]) -> tuple[frozenset[int], frozenset[int]]:
+def _wanted_ids(session: Session, selectors: tuple[str, ...]) -> tuple[frozenset[int], frozenset[int]]:
     """Returns the named ids, and those of ranges, of which only some may have ended; both empty: all submissions."""
     if not selectors:
         return frozenset(), frozenset()
@@ -279,7 +279,7 @@ def _wanted(session: Session, selectors: tuple[str, ...]) -> tuple[frozenset[int
     selection = parse(selectors)
     if selection.tasks or selection.every:
         raise UsageError("history is listed by submission", hint="rmgr history 42 43, rmgr history 1-10, or rmgr tasks 42")
-    ranged = frozenset(array.index_at(i) for array in selection.ranges for i in range(len(array)))
+    ranged = frozenset(chain.from_iterable(selection.ranges))
     newest = [job.id for job in islice(_newest_first(session, session.me), 1)] if selection.last else []
     if selection.last and not newest:
         raise NotFound("none of your submissions has ended yet", hint="rmgr jobs lists those that wait and run")
@@ -346,7 +346,7 @@ def purge(session: Session, age_us: int | None, before_us: int | None, user: str
         for_operators(session, "purging the history")
     store = session.data_store()
     users: Counter[str] = Counter()
-    for view in _chosen(session, ended_before(store, limit_us, on_unreadable=session.note, timeout_s=_left_s(session)), user):
+    for view in _views_of_user(session, ended_before(store, limit_us, on_unreadable=session.note, timeout_s=_left_s(session)), user):
         if not dry_run:
             forget(store, view, timeout_s=_left_s(session))
         users[view.user] += 1
@@ -360,7 +360,7 @@ def purge(session: Session, age_us: int | None, before_us: int | None, user: str
     sys.stdout.write(f"{users.total()} ended before {clock(limit_us)}: {verb}{printable(whose)}\n")
 
 
-def _chosen(session: Session, views: Iterator[JobView], user: str | None) -> Iterator[JobView]:
+def _views_of_user(session: Session, views: Iterator[JobView], user: str | None) -> Iterator[JobView]:
     for view in views:
         session.left_s()  # raises when --timeout has run out
         if user is None or view.user == user:

@@ -44,11 +44,11 @@ class Listed:
 def everything() -> list[Listed]:
     """Returns all policies: of pull queues, of the catalogue, of plug-ins. A plug-in that cannot be loaded is listed with its error."""
     found = [Listed(name=name, dispatch="pull", summary=summary) for name, summary in PULLING.items()]
-    found += [_listed(name, entry) for name, entry in POLICIES.items()]
-    found += [_listed(name, entry) for name, entry in CALL_POLICIES.items()]
+    found += [_listed_entry(name, entry) for name, entry in POLICIES.items()]
+    found += [_listed_entry(name, entry) for name, entry in CALL_POLICIES.items()]
     for name, point in policy_files.plugins().items():
         try:
-            found.append(_listed(name, _entry(policy_files.class_of_plugin(point)), origin=point.value))
+            found.append(_listed_entry(name, _entry(policy_files.class_of_plugin(point)), origin=point.value))
         except ConfigError as error:
             summary = f"cannot be loaded: {error.message}"
             found.append(Listed(name=name, dispatch="place", summary=summary, origin=point.value, error=error.message))
@@ -60,14 +60,14 @@ def one(name: str) -> Listed:
     if name in PULLING:
         return Listed(name=name, dispatch="pull", summary=PULLING[name])
     if name in POLICIES:
-        return _listed(name, POLICIES[name])
+        return _listed_entry(name, POLICIES[name])
     if name in CALL_POLICIES:
-        return _listed(name, CALL_POLICIES[name])
+        return _listed_entry(name, CALL_POLICIES[name])
     if name.endswith(".toml"):
         raise UsageError(f"{name} is a pipeline of policies, not one", hint=f"rmgr sim run TRACE.swf --policy {name}")
     if not policy_files.is_file(name) and name not in policy_files.plugins():
         raise unknown("policy", name, (*PULLING, *POLICIES, *CALL_POLICIES, *policy_files.plugins()))
-    return _listed(name, _entry(policy_files.policy_class(name)), origin=name)
+    return _listed_entry(name, _entry(policy_files.policy_class(name)), origin=name)
 
 
 def draw(policies: Sequence[Listed]) -> None:
@@ -114,18 +114,18 @@ def tell(policies: list[Listed]) -> None:
     emit({"policies": [policy.described() for policy in policies]})
 
 
-def _listed(name: str, entry: Entry, origin: str = "") -> Listed:
+def _listed_entry(name: str, entry: Entry, origin: str = "") -> Listed:
     dispatch = "call" if sends_calls(entry.policy) else "place"
     return Listed(name=name, dispatch=dispatch, summary=entry.summary, parameters=entry.parameters, origin=origin)
 
 
 def _entry(kind: type[Any]) -> Entry:
     """Returns the entry of a policy outside the catalogue; its summary is the first line of the docstring of its class or module."""
-    words = _said(kind.__doc__, kind.__name__) or _said(getattr(sys.modules.get(kind.__module__), "__doc__", None), "")
+    words = _first_line(kind.__doc__, kind.__name__) or _first_line(getattr(sys.modules.get(kind.__module__), "__doc__", None), "")
     return Entry(policy=kind, summary=words or f"a policy of your own (class {kind.__name__})")
 
 
-def _said(text: str | None, name: str) -> str:
+def _first_line(text: str | None, name: str) -> str:
     """Returns the first line of a docstring, or "" for the signature that a dataclass gets by itself."""
     first = (text or "").strip().partition("\n")[0]
     return "" if name and first.startswith(f"{name}(") else first.rstrip(".")

@@ -32,7 +32,7 @@ _LONGEST_S = 60.0
 
 def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int, seed: int, budget_s: float) -> None:
     """Tries every law and reports the findings. Raises: ConfigError if this is no policy; WorkEnded(1) if a law is broken."""
-    make, drawn = _loaded(name, params)
+    make, drawn = _load_policy(name, params)
     with ProgressDisplay(f"worlds under {name}", enabled=not session.json) as display:
 
         def on_progress(done: int) -> None:
@@ -43,7 +43,7 @@ def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int
         else:
             report = check(make, worlds=worlds, seed=seed, budget_s=budget_s, drawn=drawn, on_progress=on_progress)
     if report.is_lawful:  # tried last: a policy that breaks another law shows nothing here
-        report = replace(report, findings=(*report.findings, _hashes(name, params, min(worlds, MOST_HASHED), seed)))
+        report = replace(report, findings=(*report.findings, _try_hashes(name, params, min(worlds, MOST_HASHED), seed)))
     _conclude(session, report, name, params)
 
 
@@ -53,12 +53,12 @@ def _conclude(session: Session, report: LawsReport, name: str, params: Mapping[s
     if session.json:
         emit({"policy": name, "params": dict(params), "lawful": report.is_lawful, **_as_json(report, again)})
     else:
-        _tell(report, again)
+        _print_report(report, again)
     if not report.is_lawful:
         raise WorkEnded(1)
 
 
-def _loaded(name: str, params: Mapping[str, str]) -> tuple[Make, Drawn]:
+def _load_policy(name: str, params: Mapping[str, str]) -> tuple[Make, Drawn]:
     """Returns a maker of the policy's stages, and what its worlds draw from. Raises: ConfigError if this is no policy."""
     if name in CALL_POLICIES:
         call_policy_named(name, params)
@@ -77,7 +77,7 @@ def _is_for_calls(make: Make) -> bool:
     return all(sends_calls(stage.policy) for stage in make())
 
 
-def _hashes(name: str, params: Mapping[str, str], worlds: int, seed: int) -> Finding:
+def _try_hashes(name: str, params: Mapping[str, str], worlds: int, seed: int) -> Finding:
     """Tries the law that no process can try alone: two interpreters, each with its own hashes of strings, must decide the same."""
     argv = [sys.executable, "-m", __name__, json.dumps([name, dict(params), worlds, seed])]
     children = [
@@ -99,7 +99,7 @@ def _hashes(name: str, params: Mapping[str, str], worlds: int, seed: int) -> Fin
     return Finding(HASHES, HASHES_SAY, worlds, 0, seed=seed, text=text)
 
 
-def _tell(report: LawsReport, again: list[str]) -> None:
+def _print_report(report: LawsReport, again: list[str]) -> None:
     out = sys.stdout.write
     for finding in report.findings:
         verdict = finding.verdict.upper() if finding.verdict == "broken" else finding.verdict
@@ -139,7 +139,7 @@ def _repeat(finding: Finding, again: list[str]) -> str:
 def _print_digest() -> None:
     """Prints the digest of all decisions; this is what the other interpreters run."""
     name, params, worlds, seed = json.loads(sys.argv[1])
-    make, drawn = _loaded(name, params)
+    make, drawn = _load_policy(name, params)
     if _is_for_calls(make):
         sys.stdout.write(calls_laws.digest(make, worlds=worlds, seed=seed))
     else:

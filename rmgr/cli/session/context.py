@@ -157,7 +157,12 @@ class Session:
     def asks(self) -> Answers | RemoteAnswers:
         """Returns what answers the user's questions: this process at ZooKeeper, or a gateway. Raises as `coordinator`."""
         if self._asks is None:
-            self._asks = self._ask_gateway() if self.config().cluster.uses_gateway else self._answer_here()
+            if self.config().cluster.uses_gateway:
+                self._asks = self._ask_gateway()
+            else:
+                from rmgr.client.identity import answers_here
+
+                self._asks = answers_here(self.coordinator(), self.store_or_none, self.shown_credentials(), user=self.me)
         return self._asks
 
     def ask(self, question: Question[A], most_s: float = 10.0) -> A:
@@ -233,19 +238,6 @@ class Session:
         if self.zk or not self.config().source:
             return "start a cluster: rmgr dev   (or name another: --zk HOSTS, RMGR_ZK); rmgr doctor looks closer"
         return f"is it running? its address comes from {self.config().source}; rmgr doctor looks closer"
-
-    def _answer_here(self) -> Answers:
-        from rmgr.coord.decisions.rights import Person
-        from rmgr.model.cluster.identity import Role
-        from rmgr.runtime.secured import certifier
-        from rmgr.submitter.answers import Answers
-
-        coordinator, credentials = self.coordinator(), self.shown_credentials()
-        if credentials is None:
-            return Answers(coordinator, self.store_or_none, Person(name=self.me, is_open=True))
-        identity = credentials.identity
-        who = Person(name=identity.name, role=str(identity.role), is_operator=identity.role in {Role.OPERATOR, Role.ADMIN})
-        return Answers(coordinator, self.store_or_none, who, certify=certifier(credentials))
 
     def _ask_gateway(self) -> RemoteAnswers:
         from rmgr.procedures.bootstrap import check_found

@@ -53,7 +53,7 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         case BrokenPipeError():
             return BROKEN_PIPE
         case KeyboardInterrupt() | click.Abort():
-            _tell("interrupted", "")
+            _print_error("interrupted", "")
             return INTERRUPTED
         case RmgrError():
             code, message, hint, exit_code = error.code, error.message, error.hint, error.exit_code
@@ -67,7 +67,7 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         case OSError(errno=errno.ENAMETOOLONG):
             code, message, hint, exit_code = "USAGE", _os_message(error), "name an existing file, or a shorter name", 2
         case FileNotFoundError() if _is_directory_gone():
-            code, message, exit_code = "USAGE", f"the directory that this command was started in has been removed{_left()}", 2
+            code, message, exit_code = "USAGE", f"the directory that this command was started in has been removed{_removed_directory()}", 2
             hint = "cd to one that exists"
         case OSError():
             code, message, hint, exit_code = "INTERNAL", _os_message(error), "", 1
@@ -83,9 +83,9 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         try:
             sys.stdout.write(json.dumps({"schema": "rmgr/1", "error": told | ({"token": token} if token else {})}) + "\n")
         except OSError:  # a full disk behind stdout: report it to people at least
-            _tell(message, hint)
+            _print_error(message, hint)
     else:
-        _tell(message, hint or (f"send it again, safely: --token {token}" if token else ""))
+        _print_error(message, hint or (f"send it again, safely: --token {token}" if token else ""))
     if verbose and not isinstance(error, click.ClickException):
         import traceback
 
@@ -102,12 +102,12 @@ def flush(code: int) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # otherwise Python would try again at exit, and end with 120
             is_gone = isinstance(error, BrokenPipeError)
             if not is_gone and stream is sys.stdout:  # a full disk behind stdout
-                _tell(f"the output could not be written: {error.strerror}", "")
+                _print_error(f"the output could not be written: {error.strerror}", "")
             code = code or (BROKEN_PIPE if is_gone else 1)
     return code
 
 
-def _tell(message: str, hint: str) -> None:
+def _print_error(message: str, hint: str) -> None:
     from rmgr.cli.display.render import folded, paint, printable
 
     if not sys.stdout.closed:
@@ -172,7 +172,7 @@ def _is_directory_gone() -> bool:
     return False
 
 
-def _left() -> str:
+def _removed_directory() -> str:
     """Returns ": NAME" of the removed working directory, if the shell has told it."""
     name = os.environ.get("PWD", "")
     return f": {name}" if os.path.isabs(name) and not os.path.isdir(name) else ""

@@ -36,7 +36,7 @@ def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, columns: str, sort: str, no_header: bool, **values: Any) -> Any:
         return function(*args, layout=Layout(columns=columns, sort=sort, header=not no_header), **values)
 
-    return _like(function, call)
+    return _with_parameters_of(function, call)
 
 
 def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,10 +52,10 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, name: str, states: tuple[Any, ...], queue: str, user: str, **values: Any) -> Any:
         return function(*args, chosen=Filter(name=name, states=states, queue=queue, user=user), **values)
 
-    return _like(function, call)
+    return _with_parameters_of(function, call)
 
 
-def _like(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+def _with_parameters_of(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
     call.__doc__, call.__name__ = function.__doc__, function.__name__
     call.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # where click's decorators leave them
     return call

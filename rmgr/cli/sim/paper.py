@@ -85,7 +85,7 @@ def paper(
     elif study is None:
         sys.stdout.writelines(f"{line}\n" for line in _summary(found))
     else:
-        sys.stdout.writelines(f"{line}\n" for line in _told(found[0].report))
+        sys.stdout.writelines(f"{line}\n" for line in _report_lines(found[0].report))
         message = f"{found[0].runs} runs, seeds {_ranges(found[0].seeds)}, {format_duration(found[0].seconds)}"
         sys.stdout.write(f"\n{_verdicts(found[0].report)}; {message}\n")
     if out is not None and not session.json:
@@ -138,7 +138,7 @@ def _ranges(seeds: tuple[int, ...]) -> str:
 # -- text ----------------------------------------------------------------------------------------------------------------------
 
 
-def _told(report: PaperReport) -> Iterator[str]:
+def _report_lines(report: PaperReport) -> Iterator[str]:
     for check in report.checks:
         yield from _check(check)
         yield ""

@@ -227,10 +227,10 @@ def run(
             }
         )
         return
-    sys.stdout.writelines(f"{line}\n" for line in _told(experiment, workload, result, found, out=out, record=record, validated=validate))
+    sys.stdout.writelines(f"{line}\n" for line in _summary(experiment, workload, result, found, out=out, record=record, validated=validate))
 
 
-def _told(
+def _summary(
     experiment: Experiment,
     workload: Workload,
     result: Result,

@@ -66,7 +66,7 @@ def submit_list(ctx: click.Context, session: Session, words: Sequence[str], file
     if waits:
         session.data_store()
     sent = send_all(session, entries, drafts, token=token, name="stdin" if file == "-" else os.path.basename(file))
-    _tell(session, sent, waits=waits)
+    _print_ids(session, sent, waits=waits)
     if waits:
         from rmgr.cli.submit.run import wait_for_all
 
@@ -91,7 +91,7 @@ def _check_alone(ctx: click.Context, words: Sequence[str]) -> None:
 # -- printing ------------------------------------------------------------------------------------------------------------------
 
 
-def _tell(session: Session, sent: Sequence[Sent], *, waits: bool) -> None:
+def _print_ids(session: Session, sent: Sequence[Sent], *, waits: bool) -> None:
     if session.json:
         if not waits:
             emit({"jobs": [_shown(item) for item in sent]})
@@ -241,18 +241,18 @@ def _shown_name(told: Mapping[str, Any]) -> str:
 def _with_defaults(shown: str, defaults: Any, jobs: Sequence[_Raw]) -> list[_Raw]:
     if not isinstance(defaults, dict):
         raise UsageError(f"{shown}: defaults is no table", hint="[defaults], and below it options as key = value")
-    common = _Raw(f"{shown}: [defaults]", _spelled(_Raw(f"{shown}: [defaults]", defaults)))
+    common = _Raw(f"{shown}: [defaults]", _with_underscores(_Raw(f"{shown}: [defaults]", defaults)))
     if "name" in common.told:
         common.refuse("key name: all jobs would have the same", "name each job by itself")
     found = []
     for job in jobs:
-        told = _spelled(job)
+        told = _with_underscores(job)
         runs = {key: value for key, value in common.told.items() if key not in _RUNS or not ({"command", "script"} & set(told))}
         found.append(_Raw(job.where, {**runs, **told}))
     return found
 
 
-def _spelled(raw: _Raw) -> dict[str, Any]:
+def _with_underscores(raw: _Raw) -> dict[str, Any]:
     """Returns the table with `_` for `-` in its keys."""
     found: dict[str, Any] = {}
     for key, value in raw.told.items():
@@ -293,12 +293,12 @@ def _entry(ctx: click.Context, session: Session, raw: _Raw, keys: Mapping[str, _
     needs: tuple[tuple[Condition, int], ...] = ()
     for key, value in raw.told.items():
         if key == "after":
-            after, needs = _after(raw, value, places)
+            after, needs = _dependencies_of(raw, value, places)
         elif key not in _RUNS:
             known = keys.get(key) or _unknown(raw, key, keys)
             values[str(known.option.name)] = _value(ctx, raw, key, known, value)
             given.add(str(known.option.name))
-    words, script_name = _runs(raw)
+    words, script_name = _words_and_script(raw)
     try:
         script = None
         if script_name:
@@ -340,7 +340,7 @@ def _unknown(raw: _Raw, key: str, keys: Mapping[str, _Key]) -> NoReturn:
     raw.refuse(f"key {key}: there is no such option", f"here it is {named}" if named else elsewhere or hint)
 
 
-def _runs(raw: _Raw) -> tuple[tuple[str, ...], str]:
+def _words_and_script(raw: _Raw) -> tuple[tuple[str, ...], str]:
     """Returns (words, script) of an entry."""
     command, script, args = (raw.told.get(key) for key in _RUNS)
     example = 'command = ["./solve", "x"], or command = "one | two" for a shell, or script = "job.sh"'
@@ -394,7 +394,9 @@ def _value(ctx: click.Context, raw: _Raw, key: str, known: _Key, value: Any) -> 
 # -- dependencies --------------------------------------------------------------------------------------------------------------
 
 
-def _after(raw: _Raw, value: Any, places: Mapping[str, Sequence[int]]) -> tuple[tuple[Dependency, ...], tuple[tuple[Condition, int], ...]]:
+def _dependencies_of(
+    raw: _Raw, value: Any, places: Mapping[str, Sequence[int]]
+) -> tuple[tuple[Dependency, ...], tuple[tuple[Condition, int], ...]]:
     """Returns (dependencies on existing submissions, on jobs of the list)."""
     from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES
 

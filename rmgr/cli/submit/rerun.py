@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -13,18 +12,23 @@ from click.core import ParameterSource
 from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.session.tables import find_one, positions_of
-from rmgr.cli.submit.submit import SECTIONS, Afterwards, WorkRequest, checked_options, work_options_but
+from rmgr.cli.submit.submit import (
+    SECTIONS,
+    Afterwards,
+    WorkRequest,
+    afterwards_options,
+    carry_out,
+    checked_options,
+    follow_up,
+    work_options_but,
+)
 from rmgr.cli.words.params import WORK_EXITS, Parsed
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, UsageError
 from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.array import Array, parse_array, shown_index
 from rmgr.model.tasks.submission import Rigid, Submission
-
-if TYPE_CHECKING:
-    from rmgr.client.commands.sending import Sent
 
 #: Options that choose tasks, or the interpreter; here the stored ones apply.
 _NOT_HERE = frozenset({"array", "each_line", "python"})
@@ -57,13 +61,8 @@ with --wait: {WORK_EXITS}"""
 )
 @click.option("--trust", metavar="USER", default="", help="run this user's code as you: for others' work")
 @work_options_but(_NOT_HERE)
-@click.option("--wait", is_flag=True, help="wait until it has ended; print its output, exit with its code")
-@click.option("--watch", is_flag=True, help="as --wait, with a line for each task that ends")
-@click.option("--progress", is_flag=True, help="as --wait, with a progress bar instead of output")
-@click.option("--parsable", is_flag=True, help="print only the id")
-def rerun(
-    session: Session, selector: str, failed: bool, lost: bool, tasks: Array | None, trust: str, **values: Any
-) -> None:
+@afterwards_options
+def rerun(session: Session, selector: str, failed: bool, lost: bool, tasks: Array | None, trust: str, **values: Any) -> None:
     """Submits stored work again: all of its tasks, or some, with the same options or others.
 
     The new submission is yours and has your rights. --after, --begin and --token are not repeated.
@@ -74,10 +73,9 @@ def rerun(
     target = find_one(session, selector)
     if target.tasks and (failed or lost or tasks is not None):
         raise UsageError(f"{selector} names a task already", hint=f"rmgr rerun {target.submission} --tasks {target.tasks[0]}")
-    record = _stored(session, target.submission, trust)
-    numbers = target.tasks or (tuple(tasks.index_at(at) for at in range(len(tasks))) if tasks is not None else ())
-    total = _total(session, record)
-    positions = _chosen(session, record, numbers, total, failed=failed, lost=lost)
+    record, total = _read_stored(session, target.submission, trust)
+    numbers = target.tasks or tuple(tasks or ())
+    positions = _chosen_positions(session, record, numbers, total, failed=failed, lost=lost)
     if not positions:
         which = "was lost" if lost else "has failed" if failed else "was submitted"
         if session.json:
@@ -86,9 +84,12 @@ def rerun(
         return
     ctx = click.get_current_context()
     given = {name for name in values if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    if record.command is not None:
+    changed = {name: value for name, value in values.items() if name in given}
+    if record.command is None:
+        _submit_calls(session, record, positions, changed, values)
+    else:
         _check_numbers(record, positions, " --lost" if lost else " --failed" if failed else "")
-    _submit(session, record, positions, total, {name: value for name, value in values.items() if name in given}, values)
+        _submit_command(session, record, positions, total, changed, values)
 
 
 def _check_numbers(record: Submission, positions: list[int], which: str) -> None:
@@ -110,38 +111,23 @@ def _check_numbers(record: Submission, positions: list[int], which: str) -> None
     )
 
 
-def _submit(
+def _submit_command(
     session: Session, record: Submission, positions: list[int], total: int, given: dict[str, Any], values: dict[str, Any]
 ) -> None:
     from rmgr.client.commands.request import StoredWork, array_of, lines_of
-    from rmgr.client.commands.sending import prepare, send
+    from rmgr.client.commands.sending import prepare
 
-    if record.command is None:
-        _submit_calls(session, record, positions, given, values)
-        return
+    assert record.command is not None
     known = values | _values_of(record) | {"array": array_of(record, positions)}
     if "requeue" in given:
         known["resubmit"] = given["requeue"]
     if "gpus" in given:
         known["resources"] = tuple(pair for pair in known["resources"] if pair[0] != "gpu")
     merged = known | {name: (*known[name], *value) if name in {"inputs", "outputs"} else value for name, value in given.items()}
-    flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}
-    work = WorkRequest(options=checked_options(merged), words=record.command.argv, afterwards=Afterwards(**flags))
+    work = WorkRequest(options=checked_options(merged), words=record.command.argv, afterwards=Afterwards.of(values))
     stored = StoredWork(record=record, payloads=lines_of(session, record, positions, total))
-    draft = prepare(session, work, stored=stored)
-    if work.afterwards.dry_run:
-        from rmgr.cli.submit.submit import tell_dry
+    carry_out(session, prepare(session, work, stored=stored), work, again=record.id)
 
-        tell_dry(session, draft)
-        return
-    if work.afterwards.waits:
-        session.data_store()  # work that could not be waited for is not submitted
-    sent = send(session, draft)
-    _tell(session, sent, record, work.afterwards)
-    if work.afterwards.waits:
-        from rmgr.cli.submit.run import wait_for
-
-        raise WorkEnded(wait_for(session, sent, work))
 
 #: Options that functions have too -> their names in a TaskQueue.
 _OF_CALLS = {
@@ -161,9 +147,8 @@ def _submit_calls(session: Session, record: Submission, positions: list[int], gi
     from rmgr.client.connection import connect
     from rmgr.client.taskqueue import TaskQueue
 
-    flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}
-    afterwards = Afterwards(**flags)
-    if others := sorted(given.keys() - _OF_CALLS.keys() - flags.keys()):
+    afterwards = Afterwards.of(values)
+    if others := sorted(given.keys() - _OF_CALLS.keys() - Afterwards.__dataclass_fields__.keys()):
         ctx = click.get_current_context()
         option = next(parameter.opts[-1] for parameter in ctx.command.params if parameter.name == others[0])
         raise UsageError(f"{option} is for commands, and {record.id} has functions of a Python program", hint="rmgr rerun --help")
@@ -179,41 +164,24 @@ def _submit_calls(session: Session, record: Submission, positions: list[int], gi
     with connect(config=session.config()) as connection:
         made = TaskQueue.attach(record.id, connection=connection).rerun_failed(positions, timeout=session.left_s(60.0) or 60.0, **options)
         sent = Sent(submission=replace(record, id=made.id), tasks=len(made), created=True)
-    _tell(session, sent, record, afterwards)
-    if afterwards.waits:
-        from rmgr.cli.submit.run import wait_for
-
-        work = WorkRequest(options=checked_options(values | _values_of(record)), words=(), afterwards=afterwards)
-        raise WorkEnded(wait_for(session, sent, work))
+    follow_up(session, sent, afterwards, again=record.id)
 
 
-def _tell(session: Session, sent: Sent, record: Submission, afterwards: Afterwards) -> None:
-    number = sent.submission.id
-    if session.json:
-        if not afterwards.waits:
-            emit({"id": str(number), "tasks": sent.tasks, "of": str(record.id)} | ({} if sent.created else {"created": False}))
-    elif afterwards.parsable:
-        sys.stdout.write(f"{number}\n")
-    else:
-        out = sys.stderr if afterwards.waits else sys.stdout  # with --wait, stdout is the work's
-        out.write(f"Submitted job {number}: {counted(sent.tasks, 'task')} of {record.id}\n")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if not sent.created:
-        session.note(f"the token was used before: this is submission {number} again, nothing new was submitted")
+def _read_stored(session: Session, number: int, trust: str) -> tuple[Submission, int]:
+    """Returns the record of a submission, as its user has signed it, and its number of tasks so far.
 
-
-def _stored(session: Session, number: int, trust: str) -> Submission:
-    """Returns the record of a submission, as its user has signed it. Raises: NotFound if it is history; PermissionDenied."""
+    Raises: NotFound if it is history; PermissionDenied.
+    """
     from rmgr.submitter.questions import ReadRecord
 
     timeout_s = session.left_s(10.0) or 10.0
     try:
-        record = session.ask(ReadRecord(number=number)).record
+        found = session.ask(ReadRecord(number=number))
     except NotFound:
         session.query().job(number)  # raises if there never was one
         message = f"{number} cannot be run again: what was submitted is kept for `retention`, and that is over"
         raise NotFound(message, hint="submit it anew: rmgr submit; how long it is kept: rmgr config show --cluster") from None
+    record = found.record
     if record.user not in {session.me, trust}:
         message = f"{number} is {record.user}'s: it would run what {record.user} wrote as you, {session.me}"
         raise PermissionDenied(message, hint=f"rmgr rerun {number} --trust {record.user}")
@@ -228,17 +196,10 @@ def _stored(session: Session, number: int, trust: str) -> Submission:
         known = Trust(AskedKeys(asks), credentials.ca_pem)
         operators = read_settings(session)[0].operators
         check_signature(record, asks, known, session.cluster_id(), operators=operators, timeout_s=timeout_s)
-    return record
+    return record, found.tail.next
 
 
-def _total(session: Session, record: Submission) -> int:
-    """Returns the submission's number of tasks so far."""
-    from rmgr.submitter.questions import ReadRecord
-
-    return session.ask(ReadRecord(number=record.id)).tail.next
-
-
-def _chosen(session: Session, record: Submission, numbers: tuple[int, ...], total: int, *, failed: bool, lost: bool) -> list[int]:
+def _chosen_positions(session: Session, record: Submission, numbers: tuple[int, ...], total: int, *, failed: bool, lost: bool) -> list[int]:
     """Returns positions of the chosen tasks, in order. Raises: NotFound naming a missing task."""
     if not failed and not lost:
         return sorted(set(positions_of(session, record.id, numbers, total=total))) if numbers else list(range(total))

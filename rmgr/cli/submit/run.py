@@ -15,7 +15,7 @@ from rmgr.cli.display.render import SCHEMA, STATE_STYLES, elapsed, emit, iso, js
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.submit.submit import SECTIONS, WORDS_AFTER_OPTIONS, WorkRequest, has_dashes, read_work, work_options
+from rmgr.cli.submit.submit import SECTIONS, WORDS_AFTER_OPTIONS, Afterwards, has_dashes, read_work, work_options
 from rmgr.cli.waiting import (
     PATIENCE_S,
     AwaitedSubmission,
@@ -142,7 +142,7 @@ def label_of(item: AwaitedSubmission, position: int) -> str:
 # -- `rmgr submit --wait`, `--watch`, `--progress`: after the id -----------------------------------------------------------------
 
 
-def wait_for(session: Session, sent: Sent, work: WorkRequest) -> int:
+def wait_for(session: Session, sent: Sent, afterwards: Afterwards) -> int:
     """Waits for the end; prints what was asked for. Returns the exit code. Raises WorkEnded after a Ctrl-C."""
     number = sent.submission.id
     follow = Follow(session)
@@ -151,11 +151,11 @@ def wait_for(session: Session, sent: Sent, work: WorkRequest) -> int:
         item = follow.add(number)
 
         def on_end(end: FollowedEnd) -> None:
-            if work.afterwards.watch and not session.json:
+            if afterwards.watch and not session.json:
                 _tell_end(end)
 
-        until_ended(session, follow, progress=work.afterwards.progress, on_end=on_end, title=work.options.name)
-        if item.total == 1 and not (session.json or work.afterwards.progress or work.afterwards.watch):
+        until_ended(session, follow, progress=afterwards.progress, on_end=on_end, title=sent.submission.name)
+        if item.total == 1 and not (session.json or afterwards.progress or afterwards.watch):
             printed = _print_output(session, item)
     except KeyboardInterrupt:
         raise detached(session, [str(number)], attach=f"rmgr wait {number}") from None

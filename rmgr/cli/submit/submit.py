@@ -75,6 +75,11 @@ class Afterwards:
     progress: bool = False
     parsable: bool = False
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Afterwards:
+        """Returns the flags among parsed options."""
+        return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
+
     @property
     def waits(self) -> bool:
         """Whether the command ends with the work."""
@@ -155,6 +160,13 @@ def work_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def afterwards_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of `submit` and `rerun` about what follows."""
+    for option in reversed(_AFTERWARDS):
+        function = option(function)
+    return function
+
+
 def work_options_but(names: Collection[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds the same options without these parameters."""
 
@@ -227,6 +239,13 @@ _OPTIONS = (
     click.option("--dry-run", is_flag=True, help="print what would be submitted, where and when; submit nothing"),
     *_PLACED_OPTIONS,
 )  # fmt: skip
+
+_AFTERWARDS = (
+    click.option("--wait", is_flag=True, help="wait until it has ended; print its output, exit with its code"),
+    click.option("--watch", is_flag=True, help="as --wait, with a line for each task that ends"),
+    click.option("--progress", is_flag=True, help="as --wait, with a progress bar instead of output"),
+    click.option("--parsable", is_flag=True, help="print only the id"),
+)
 
 
 # -- the part of options of placed jobs in the record of a submission ----------------------------------------------------------
@@ -324,9 +343,9 @@ def read_work(
     for message in doubts(options, found, words):
         session.note(message)
     if not options.name:
-        options = _named(options, found, words)
-    flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}
-    return WorkRequest(options=options, words=tuple(words), script=found, afterwards=Afterwards(**flags))
+        name = os.path.basename(found.name if found is not None else words[0]) or "work"
+        options = replace(options, name=name[:200])
+    return WorkRequest(options=options, words=tuple(words), script=found, afterwards=Afterwards.of(values))
 
 
 def _check_one_word(words: Sequence[str]) -> None:
@@ -415,11 +434,6 @@ def checked_options(values: dict[str, Any]) -> CommandOptions:
     return options
 
 
-def _named(options: CommandOptions, script: Script | None, words: Sequence[str]) -> CommandOptions:
-    name = os.path.basename(script.name if script is not None else words[0]) or "work"
-    return replace(options, name=name[:200])
-
-
 # -- `rmgr submit` -------------------------------------------------------------------------------------------------------------
 
 
@@ -448,10 +462,7 @@ def has_dashes(ctx: click.Context, words: tuple[str, ...]) -> bool:
 )
 @work_options
 @click.option("--from", "jobs_file", metavar="FILE", help="many jobs, all or nothing: TOML or JSON lines, keys are options; - is stdin")
-@click.option("--wait", is_flag=True, help="wait until it has ended; print its output, exit with its code")
-@click.option("--watch", is_flag=True, help="as --wait, with a line for each task that ends")
-@click.option("--progress", is_flag=True, help="as --wait, with a progress bar instead of output")
-@click.option("--parsable", is_flag=True, help="print only the id")
+@afterwards_options
 @click.option("--ignore-sbatch", is_flag=True, help="ignore the script's #SBATCH lines")
 @click.option("--ignore-pbs", is_flag=True, help="ignore the script's #PBS lines")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|CMD...")
@@ -471,34 +482,39 @@ def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, ignore
 
         if told := idle_priority(draft.settings, draft.record.queue):
             session.note(told)
+    carry_out(session, draft, work)
+
+
+def carry_out(session: Session, draft: CheckedRequest, work: WorkRequest, *, again: int = 0) -> None:
+    """Submits checked work, or only describes it, and does what follows. again: the submission that is repeated, 0 = none."""
     if work.afterwards.dry_run:
         tell_dry(session, draft)
         return
-    waits = work.afterwards.waits
-    if waits:
+    if work.afterwards.waits:
         session.data_store()  # work that could not be waited for is not submitted
-    sent = send(session, draft)
-    _tell_id(session, sent, work, waits=waits)
-    if waits:
-        from rmgr.cli.submit.run import wait_for  # imports streams, follower, gRPC: not loaded unless waiting
-
-        raise WorkEnded(wait_for(session, sent, work))
+    follow_up(session, send(session, draft), work.afterwards, again=again)
 
 
-def _tell_id(session: Session, sent: Sent, work: WorkRequest, *, waits: bool) -> None:
-    number = sent.submission.id
+def follow_up(session: Session, sent: Sent, afterwards: Afterwards, *, again: int = 0) -> None:
+    """Prints the id of what was submitted, and waits for its end if that was asked for. Raises: WorkEnded then."""
+    number, waits = sent.submission.id, afterwards.waits
     if session.json:
         if not waits:
-            emit({"id": str(number), "tasks": sent.tasks} | ({} if sent.created else {"created": False}))
-    elif work.afterwards.parsable:
+            told = {"id": str(number), "tasks": sent.tasks} | ({"of": str(again)} if again else {})
+            emit(told | ({} if sent.created else {"created": False}))
+    elif afterwards.parsable:
         sys.stdout.write(f"{number}\n")
     else:
         out = sys.stderr if waits else sys.stdout  # with --wait, stdout is the work's
-        out.write(f"Submitted job {number}\n")
+        out.write(f"Submitted job {number}" + (f": {counted(sent.tasks, 'task')} of {again}\n" if again else "\n"))
     sys.stdout.flush()
     sys.stderr.flush()
     if not sent.created:
         session.note(f"the token was used before: this is submission {number} again, nothing new was submitted")
+    if waits:
+        from rmgr.cli.submit.run import wait_for  # imports streams, follower, gRPC: not loaded unless waiting
+
+        raise WorkEnded(wait_for(session, sent, afterwards))
 
 
 # -- the dry run ---------------------------------------------------------------------------------------------------------------

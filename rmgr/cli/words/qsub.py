@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from rmgr.cli.words.sbatch import NO_MAIL, Unlike, translate
+from rmgr.cli.words.sbatch import NO_MAIL, Pairs, Unlike, array, plain, translate
 from rmgr.cli.words.script import PBS
 from rmgr.errors import UsageError
 from rmgr.model.base.units import parse_duration_us
-from rmgr.model.tasks.array import parse_array
 
 
 class _Given(NamedTuple):
@@ -49,16 +48,16 @@ def translated(lines: Sequence[str]) -> tuple[list[list[str]], list[tuple[str, s
 
     def read(line: str) -> Iterator[_Given]:
         for given in _options(shlex.split(re.split(r"\s#", line.removeprefix(PBS), maxsplit=1)[0])):
-            yield from _apart(given)
+            yield from _split_lists(given)
 
-    return translate(lines, read, _Asked.by, _said)
+    return translate(lines, read, _Asked.by, _translated)
 
 
 def said(name: str, value: str | None) -> list[str]:
     """Translates a single option; returns an empty list if none is needed. Raises Unlike."""
-    items = list(_apart(_Given(name, value)))
+    items = list(_split_lists(_Given(name, value)))
     asked = _Asked.by(items)
-    return [word for item in items for word in _said(item, asked)]
+    return [word for item in items for word in _translated(item, asked)]
 
 
 def takes_value(name: str) -> bool:
@@ -87,7 +86,7 @@ def _options(words: Sequence[str]) -> Iterator[_Given]:
             at += 1
 
 
-def _apart(given: _Given) -> Iterator[_Given]:
+def _split_lists(given: _Given) -> Iterator[_Given]:
     """Yields each resource of `-l`, and each attribute of `-W`, separately."""
     if given.name == "-l" and given.value:
         for name, value in _resources(given.value):
@@ -109,7 +108,7 @@ def _resources(value: str) -> Iterator[tuple[str, str]]:
                 yield name, told
 
 
-def _said(given: _Given, asked: _Asked) -> list[str]:
+def _translated(given: _Given, asked: _Asked) -> list[str]:
     rule = _RULES.get(given.name)
     if rule is None:
         raise Unlike("qsub has no such option either: rmgr submit --help")
@@ -122,23 +121,10 @@ def _said(given: _Given, asked: _Asked) -> list[str]:
 
 # -- values -------------------------------------------------------------------------------------------------------------------
 
-#: Pairs of an option and its value (None if it has none).
-_Pairs = list[tuple[str, str | None]]
-_Rule = Callable[[str, _Asked], _Pairs]
+_Rule = Callable[[str, _Asked], Pairs]
 
 
-def _plain(ours: str, form: str = r".+", why: str = "such a value is not known here") -> _Rule:
-    """Returns a rule that passes a value of this form unchanged to the option `ours`."""
-
-    def rule(value: str, _asked: _Asked) -> _Pairs:
-        if re.fullmatch(form, value, re.ASCII if form != r".+" else 0) is None:
-            raise Unlike(why)
-        return [(ours, value)]
-
-    return rule
-
-
-def _needless(_value: str, _asked: _Asked) -> _Pairs:
+def _needless(_value: str, _asked: _Asked) -> Pairs:
     """Drops an option that asks for what rmgr does anyway."""
     return []
 
@@ -149,7 +135,7 @@ def _count(value: str, why: str) -> int:
     return int(value)
 
 
-def _date(value: str, _asked: _Asked) -> _Pairs:
+def _date(value: str, _asked: _Asked) -> Pairs:
     """Translates `[[[[CC]YY]MM]DD]hhmm[.SS]`: a time of day is the next one, as here."""
     found = re.fullmatch(r"((\d\d)?\d\d\d{4})?(\d\d)(\d\d)(?:\.(\d\d))?", value, re.ASCII)
     if found is None:
@@ -175,17 +161,17 @@ def _file(value: str) -> str:
     return value.replace("%", "%%").replace("^array_index^", "%a")
 
 
-def _output(value: str, asked: _Asked) -> _Pairs:
+def _output(value: str, asked: _Asked) -> Pairs:
     join = asked.options.get("-j", "n")
     return [] if join == "eo" else [("--out", _file(value)), *([("--err", _file(value))] if join == "oe" else [])]
 
 
-def _error(value: str, asked: _Asked) -> _Pairs:
+def _error(value: str, asked: _Asked) -> Pairs:
     join = asked.options.get("-j", "n")
     return [] if join == "oe" else [("--err", _file(value)), *([("--out", _file(value))] if join == "eo" else [])]
 
 
-def _join(value: str, asked: _Asked) -> _Pairs:
+def _join(value: str, asked: _Asked) -> Pairs:
     """Translates `-j`; returns nothing if `-o` or `-e` already says the same."""
     if value == "n" or asked.options.get({"oe": "-o", "eo": "-e"}.get(value, "")):
         return []
@@ -194,30 +180,22 @@ def _join(value: str, asked: _Asked) -> _Pairs:
     raise Unlike("rmgr logs shows both; one file has both where both name it: --out=FILE --err=FILE")
 
 
-def _keep(value: str, _asked: _Asked) -> _Pairs:
+def _keep(value: str, _asked: _Asked) -> Pairs:
     if value == "n" or re.fullmatch(r"(?=.*d)[doe]+", value):  # d: straight into the file, as here
         return []
     raise Unlike("names that PBS makes are not made here: --out=%x.o%j and --err=%x.e%j, which stay on the node")
 
 
-def _array(value: str, _asked: _Asked) -> _Pairs:
-    try:
-        parse_array(value)
-    except UsageError as error:
-        raise Unlike(f"{error.message}: --array=0-15:2%4") from None
-    return [("--array", value)]
-
-
-def _range(value: str, asked: _Asked) -> _Pairs:
+def _range(value: str, asked: _Asked) -> Pairs:
     if re.fullmatch(r"\d+-\d+(:\d+)?(%\d+)?", value, re.ASCII) is None:
         raise Unlike("no range there either: --array=0-15:2%4")
-    return _array(value, asked)
+    return array(value, asked)
 
 
-def _variables(value: str, _asked: _Asked) -> _Pairs:
+def _variables(value: str, _asked: _Asked) -> Pairs:
     """Translates `-v`: a value with commas is quoted."""
     parts = re.findall(r"(?:[^,'\"]|'[^']*'|\"[^\"]*\")+", value)
-    out: _Pairs = []
+    out: Pairs = []
     if ",".join(parts) != value.strip(","):
         raise Unlike("its quotes do not match: --env=NAME=VALUE")
     for part in parts:
@@ -229,7 +207,7 @@ def _variables(value: str, _asked: _Asked) -> _Pairs:
     return out
 
 
-def _rerun(value: str, asked: _Asked) -> _Pairs:
+def _rerun(value: str, asked: _Asked) -> Pairs:
     if value not in {"y", "n"}:
         raise Unlike("no value there either: --requeue or --no-requeue")
     if value == "n" and "-J" in asked.options:
@@ -237,7 +215,7 @@ def _rerun(value: str, asked: _Asked) -> _Pairs:
     return [("--requeue" if value == "y" else "--no-requeue", None)]
 
 
-def _checkpoint(value: str, _asked: _Asked) -> _Pairs:
+def _checkpoint(value: str, _asked: _Asked) -> Pairs:
     if value in {"n", "u"}:
         return []
     if value == "s":
@@ -245,7 +223,7 @@ def _checkpoint(value: str, _asked: _Asked) -> _Pairs:
     raise Unlike("a program saves its state itself here, when it is asked: --checkpoint-every=10m")
 
 
-def _mail(value: str, _asked: _Asked) -> _Pairs:
+def _mail(value: str, _asked: _Asked) -> Pairs:
     if value == "n":
         return []
     raise Unlike(NO_MAIL)
@@ -254,7 +232,7 @@ def _mail(value: str, _asked: _Asked) -> _Pairs:
 # -- attributes of -W ---------------------------------------------------------------------------------------------------------
 
 
-def _attribute(value: str, _asked: _Asked) -> _Pairs:
+def _attribute(value: str, _asked: _Asked) -> Pairs:
     name, equals, told = value.partition("=")
     if name == "block" and equals:
         return [("--wait", None)] if told.lower() in _TRUE else []
@@ -313,7 +291,7 @@ def dependency(value: str) -> str:
 # -- resources of -l ----------------------------------------------------------------------------------------------------------
 
 
-def _resource(value: str, asked: _Asked) -> _Pairs:
+def _resource(value: str, asked: _Asked) -> Pairs:
     name, _, told = value.partition("=")
     rule = _RESOURCES.get(name)
     if isinstance(rule, str):
@@ -333,7 +311,7 @@ def _of_site(name: str, told: str) -> str:
     return f"nodes are asked for by --features: --features={told or name}, where nodes have it"
 
 
-def _walltime(value: str, _asked: _Asked) -> _Pairs:
+def _walltime(value: str, _asked: _Asked) -> Pairs:
     try:
         if not re.fullmatch(r"\d{1,9}(:\d{1,2}){0,2}", value, re.ASCII) or not parse_duration_us(value):
             raise UsageError("")
@@ -350,7 +328,7 @@ def _bytes(value: str) -> int:
     return int(found[1]) * (8 if found[3].lower() == "w" else 1) << 10 * " kmgtp".index(found[2].lower() or " ")
 
 
-def _memory_of(size_bytes: int, processes: int) -> _Pairs:
+def _memory_of(size_bytes: int, processes: int) -> Pairs:
     """Translates the memory of all these processes to the memory of each."""
     if size_bytes % processes:
         raise Unlike(f"of {processes} processes together there, of each here: --mem with what one process needs")
@@ -362,12 +340,12 @@ def _memory_of(size_bytes: int, processes: int) -> _Pairs:
     return [("--mem", f"{each}{' KMGT'[unit].strip()}")]
 
 
-def _memory(value: str, asked: _Asked) -> _Pairs:
+def _memory(value: str, asked: _Asked) -> Pairs:
     """Translates the memory of the whole job."""
     return _memory_of(_bytes(value), _processes(*_nodes_of(asked.resources["nodes"])[:2]) if "nodes" in asked.resources else 1)
 
 
-def _cores(value: str, asked: _Asked) -> _Pairs:
+def _cores(value: str, asked: _Asked) -> Pairs:
     if "nodes" in asked.resources:
         raise Unlike("of all nodes together there: --cores with what one process needs")
     return [("--cores", str(_count(value, _CORES)))]
@@ -377,7 +355,7 @@ _CORES = "a number of cores: --cores=4"
 _PLACES = {"free", "pack", "scatter", "vscatter", "excl", "exclhost", "shared"}
 
 
-def _place(value: str, asked: _Asked) -> _Pairs:
+def _place(value: str, asked: _Asked) -> Pairs:
     if "select" not in asked.resources:
         raise Unlike("it stands beside select= there: --nodes=N spreads processes, --exclusive keeps nodes for a job")
     parts = value.split(":")
@@ -389,12 +367,12 @@ def _place(value: str, asked: _Asked) -> _Pairs:
     return [("--exclusive", None)] if {"excl", "exclhost"} & set(parts) else []
 
 
-def _select(value: str, asked: _Asked) -> _Pairs:
+def _select(value: str, asked: _Asked) -> Pairs:
     count, chunk = _alike([_chunk(part) for part in value.split("+")])
     return _shape(count, chunk, set(asked.resources.get("place", "free").split(":")))
 
 
-def _nodes(value: str, _asked: _Asked) -> _Pairs:
+def _nodes(value: str, _asked: _Asked) -> Pairs:
     count, chunk, suffix = _nodes_of(value)
     return _shape(count, chunk, {"scatter"}) + ([("--exclusive", None)] if suffix == "excl" else [])
 
@@ -442,7 +420,7 @@ def _processes(count: int, chunk: Mapping[str, str]) -> int:
     return count * _count(chunk.get("mpiprocs", "1"), "a number of processes: --processes=4")
 
 
-def _shape(count: int, chunk: Mapping[str, str], places: set[str]) -> _Pairs:
+def _shape(count: int, chunk: Mapping[str, str], places: set[str]) -> Pairs:
     """Translates `count` chunks, each on one node; a node may have several of them if they are placed freely.
 
     If each chunk has a node of its own, the processes of a chunk stay together here: one of the placements allowed there.
@@ -450,7 +428,7 @@ def _shape(count: int, chunk: Mapping[str, str], places: set[str]) -> _Pairs:
     processes = _processes(count, chunk)
     each = processes // count
     nodes = 1 if "pack" in places else count if each > 1 or {"scatter", "vscatter"} & places else 0
-    out: _Pairs = [("--processes", str(processes))] if processes > 1 else []
+    out: Pairs = [("--processes", str(processes))] if processes > 1 else []
     if nodes and processes > 1:
         out.append(("--nodes", str(nodes)))
     cores = _count(chunk.get("ncpus", str(each)), _CORES)
@@ -517,11 +495,11 @@ _RESOURCES: dict[str, _Rule | str] = {
 _NO_DISPLAY = "no display goes along: rmgr run --pty for a terminal"
 #: Option of qsub -> the reader of its values, or the reason why it has no equal, with the alternative.
 _RULES: dict[str, _Rule | str] = {
-    "-A": _plain("--account"),
+    "-A": plain("--account"),
     "-a": _date,
     "-C": "options stand in lines that begin with #RMGR",
     "-c": _checkpoint,
-    "-d": _plain("--cwd", r"/.*", "nodes know no directory of yours: write the whole path, --cwd=/home/me/work"),  # Torque
+    "-d": plain("--cwd", r"/.*", "nodes know no directory of yours: write the whole path, --cwd=/home/me/work"),  # Torque
     "-e": _error,
     "-f": _needless,  # here, no process outlives its command
     "-G": _NO_DISPLAY,
@@ -533,15 +511,15 @@ _RULES: dict[str, _Rule | str] = {
     "-l": _resource,
     "-M": NO_MAIL,
     "-m": _mail,
-    "-N": _plain("--name"),
+    "-N": plain("--name"),
     "-o": _output,
     "-P": "one label is recorded with the work: --account=NAME",
-    "-p": _plain("--priority", r"-?0*\d{1,4}", "no priority there either: --priority=100; higher goes first, 0 is usual"),
-    "-q": _plain("--queue", r"[^@]+", "one command speaks to one cluster: --zk names it, --queue=NAME its queue"),
+    "-p": plain("--priority", r"-?0*\d{1,4}", "no priority there either: --priority=100; higher goes first, 0 is usual"),
+    "-q": plain("--queue", r"[^@]+", "one command speaks to one cluster: --zk names it, --queue=NAME its queue"),
     "-R": "files that --out and --err name stay: rm them in the script",
     "-r": _rerun,
     "-S": "the first line of a script names its shell: #!/bin/bash",
-    "-t": _array,  # Torque
+    "-t": array,  # Torque
     "-u": "nobody submits for another user",
     "-V": "the whole environment does not go along: --env=NAME for each variable that the work needs",
     "-v": _variables,

@@ -85,7 +85,7 @@ class _Asked:
 
 def translated(lines: Sequence[str]) -> tuple[list[list[str]], list[tuple[str, str]]]:
     """Returns (rmgr's options for each `#SBATCH` line, options without an equal: as written, with reason and alternative)."""
-    return translate(lines, lambda line: _options(shlex.split(line.removeprefix(SBATCH), comments=True)), _Asked.by, _said)
+    return translate(lines, lambda line: _options(shlex.split(line.removeprefix(SBATCH), comments=True)), _Asked.by, _translated)
 
 
 def translate(
@@ -118,7 +118,7 @@ def translate(
 def said(name: str, value: str | None) -> list[str]:
     """Translates a single option; returns an empty list if none is needed. Raises Unlike."""
     given = _Given(name, "=" if name.startswith("--") and value is not None else " ", value)
-    return _said(given, _Asked.by([given]))
+    return _translated(given, _Asked.by([given]))
 
 
 def is_known(name: str) -> bool:
@@ -160,7 +160,7 @@ def _long(name: str) -> str:
     return found[0] if len(found) == 1 else name
 
 
-def _said(given: _Given, asked: _Asked) -> list[str]:
+def _translated(given: _Given, asked: _Asked) -> list[str]:
     name = _long(given.name)
     rule = _RULES.get(name)
     if rule is None and name.startswith("-"):
@@ -183,14 +183,14 @@ def _said(given: _Given, asked: _Asked) -> list[str]:
 # -- values -------------------------------------------------------------------------------------------------------------------
 
 #: Pairs of an option and its value (None if it has none).
-_Pairs = list[tuple[str, str | None]]
-_Rule = Callable[[str, _Asked], _Pairs]
+Pairs = list[tuple[str, str | None]]
+_Rule = Callable[[str, _Asked], Pairs]
 
 
-def _plain(ours: str, form: str = r".+", why: str = "such a value is not known here") -> _Rule:
+def plain(ours: str, form: str = r".+", why: str = "such a value is not known here") -> Callable[[str, object], Pairs]:
     """Returns a rule that passes a value of this form unchanged to the option `ours`."""
 
-    def rule(value: str, _asked: _Asked) -> _Pairs:
+    def rule(value: str, _asked: object) -> Pairs:
         if re.fullmatch(form, value, re.ASCII if form != r".+" else 0) is None:
             raise Unlike(why)
         return [(ours, value)]
@@ -205,7 +205,7 @@ def _flag(ours: str) -> _Rule:
 def _switch(ours: str, why: dict[str, str], *, on: tuple[str, ...] = ("",), off: tuple[str, ...] = ()) -> _Rule:
     """Returns a rule for a flag that may have a value."""
 
-    def rule(value: str, _asked: _Asked) -> _Pairs:
+    def rule(value: str, _asked: _Asked) -> Pairs:
         if value in on:
             return [(ours, None)]
         if value in off:
@@ -218,7 +218,7 @@ def _switch(ours: str, why: dict[str, str], *, on: tuple[str, ...] = ("",), off:
 def _needless(*values: str, why: str) -> _Rule:
     """Returns a rule for values that ask for what rmgr does anyway."""
 
-    def rule(value: str, _asked: _Asked) -> _Pairs:
+    def rule(value: str, _asked: _Asked) -> Pairs:
         if value.upper() in values:
             return []
         raise Unlike(why)
@@ -226,7 +226,7 @@ def _needless(*values: str, why: str) -> _Rule:
     return rule
 
 
-def _time(value: str, _asked: _Asked) -> _Pairs:
+def _time(value: str, _asked: _Asked) -> Pairs:
     """Translates minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
     if value in {"0", "-1"} or value.upper() in {"UNLIMITED", "INFINITE"}:
         raise Unlike("no limit there: leave --time out, and the queue's own holds (rmgr queues)")
@@ -257,7 +257,7 @@ def _sized(kib: int) -> str:
     return f"{kib >> 10}M" if kib % (1 << 10) == 0 else f"{kib}K"
 
 
-def _memory(value: str, asked: _Asked) -> _Pairs:
+def _memory(value: str, asked: _Asked) -> Pairs:
     kib, each = _kib(value), asked.on_a_node
     if not kib:
         raise Unlike("all memory of a node there: --exclusive, and --mem with as much as its program needs")
@@ -268,7 +268,7 @@ def _memory(value: str, asked: _Asked) -> _Pairs:
     return [("--mem", _sized(kib // each))]
 
 
-def _memory_of_cores(value: str, asked: _Asked) -> _Pairs:
+def _memory_of_cores(value: str, asked: _Asked) -> Pairs:
     if not _kib(value):
         raise Unlike("no limit there: leave --mem out")
     return [("--mem", _sized(_kib(value) * (asked.cores or 1)))]
@@ -307,7 +307,7 @@ UNLIKE_DEPENDENCIES = {
 }
 
 
-def _dependency(value: str, _asked: _Asked) -> _Pairs:
+def _dependency(value: str, _asked: _Asked) -> Pairs:
     return [("--after", dependency(value))]
 
 
@@ -326,13 +326,14 @@ def _file(value: str) -> str:
     return _PATTERN.sub(lambda found: "%j" if found[2] == "A" else found[0], value)
 
 
-def _output(value: str, asked: _Asked) -> _Pairs:
+def _output(value: str, asked: _Asked) -> Pairs:
     """Translates `--output`: there, stderr goes to the same file unless it has one of its own."""
     told = _file(value)
     return [("--out", told), *([] if "--error" in asked.names else [("--err", told)])]
 
 
-def _array(value: str, _asked: _Asked) -> _Pairs:
+def array(value: str, _asked: object) -> Pairs:
+    """Passes an array expression on."""
     try:
         parse_array(value)
     except UsageError as error:
@@ -340,14 +341,14 @@ def _array(value: str, _asked: _Asked) -> _Pairs:
     return [("--array", value)]
 
 
-def _nodes(value: str, _asked: _Asked) -> _Pairs:
+def _nodes(value: str, _asked: _Asked) -> Pairs:
     """Translates `--nodes`: of `2-4`, the least is allowed there; the number is exact here."""
     if re.fullmatch(r"[1-9]\d{0,4}(-\d+)?", value, re.ASCII) is None:
         raise Unlike("one number of nodes can be asked for: --nodes=4")
     return [("--nodes", value.partition("-")[0])]
 
 
-def _tasks_of_nodes(value: str, asked: _Asked) -> _Pairs:
+def _tasks_of_nodes(value: str, asked: _Asked) -> Pairs:
     if re.fullmatch(r"[1-9]\d{0,8}", value, re.ASCII) is None:
         raise Unlike("--nodes=2 --processes=8: they are spread evenly")
     if asked.nodes and asked.processes is None:
@@ -357,7 +358,7 @@ def _tasks_of_nodes(value: str, asked: _Asked) -> _Pairs:
     raise Unlike("say how many nodes, and processes in all: --nodes=2 --processes=8; they are spread evenly")
 
 
-def _node_list(value: str, asked: _Asked) -> _Pairs:
+def _node_list(value: str, asked: _Asked) -> Pairs:
     """Translates `--nodelist`: there a job gets all of these nodes, here it gets no others."""
     count = _names(value, "--nodelist")
     if asked.nodes == count or (count == 1 and asked.nodes is None):
@@ -367,7 +368,7 @@ def _node_list(value: str, asked: _Asked) -> _Pairs:
     raise Unlike("all of them, and others, there; none but these here: --nodelist with as many names as --nodes says, or --features")
 
 
-def _excluded(value: str, _asked: _Asked) -> _Pairs:
+def _excluded(value: str, _asked: _Asked) -> Pairs:
     _names(value, "--exclude")
     return [("--exclude", value)]
 
@@ -388,7 +389,7 @@ def _count(value: str) -> int | None:
         return None
 
 
-def _features(value: str, _asked: _Asked) -> _Pairs:
+def _features(value: str, _asked: _Asked) -> Pairs:
     if re.fullmatch(r"[\w.-]+([&,][\w.-]+)*", value, re.ASCII) is None:
         raise Unlike("only all of several features can be asked for: --features=a,b")
     return [("--features", value.replace("&", ","))]
@@ -403,22 +404,22 @@ def _one_gpu_kind(value: str, option: str) -> int:
     return int(count)
 
 
-def _gpus(value: str, asked: _Asked) -> _Pairs:
+def _gpus(value: str, asked: _Asked) -> Pairs:
     count = _one_gpu_kind(value, "--gpus")
     if asked.width > 1:
         raise Unlike(f"of the whole job there, of each of {asked.width} processes here: --gpus with what one process needs")
     return [("--gpus", str(count))]
 
 
-def _gpus_of_tasks(value: str, _asked: _Asked) -> _Pairs:
+def _gpus_of_tasks(value: str, _asked: _Asked) -> Pairs:
     return [("--gpus", str(_one_gpu_kind(value, "--gpus")))]
 
 
-def _gpus_of_nodes(value: str, asked: _Asked) -> _Pairs:
+def _gpus_of_nodes(value: str, asked: _Asked) -> Pairs:
     return _of_nodes(asked, "--gpus", str(_one_gpu_kind(value, "--gpus")))
 
 
-def _of_nodes(asked: _Asked, ours: str, value: str) -> _Pairs:
+def _of_nodes(asked: _Asked, ours: str, value: str) -> Pairs:
     if asked.on_a_node != 1:
         raise Unlike(f"of a node there, of each of {asked.width} processes here: {ours} with what one process needs")
     return [(ours, value)]
@@ -427,10 +428,10 @@ def _of_nodes(asked: _Asked, ours: str, value: str) -> _Pairs:
 _GENERIC = re.compile(r"(?:gres[:/])?(?P<name>[A-Za-z][\w.-]*)(?::(?P<kind>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d{1,9}))?", re.ASCII)
 
 
-def _generic(value: str, asked: _Asked) -> _Pairs:
+def _generic(value: str, asked: _Asked) -> Pairs:
     if value.lower() == "none":
         return []
-    out: _Pairs = []
+    out: Pairs = []
     for part in value.split(","):
         found = _GENERIC.fullmatch(part)
         if found is None or part == "help":
@@ -444,7 +445,7 @@ def _generic(value: str, asked: _Asked) -> _Pairs:
     return out
 
 
-def _export(value: str, _asked: _Asked) -> _Pairs:
+def _export(value: str, _asked: _Asked) -> Pairs:
     """Translates `--export`: here, only named variables are passed on."""
     if value.upper() in {"NONE", "NIL"}:
         return []
@@ -460,7 +461,7 @@ _UNITS = ("seconds", "minutes", "hours", "days", "weeks")
 _HOURS = {"noon": "12:00", "elevenses": "11:00", "fika": "15:00", "teatime": "16:00"}
 
 
-def _begin(value: str, _asked: _Asked) -> _Pairs:
+def _begin(value: str, _asked: _Asked) -> Pairs:
     word = value.strip().lower()
     since = re.fullmatch(r"now(?:\s*\+\s*(\d{1,9})\s*([a-z]*))?", word, re.ASCII)
     clock = re.fullmatch(r"(\d{1,2}):(\d{2})(:\d{2})?\s*(am|pm)?", word, re.ASCII)
@@ -485,32 +486,32 @@ def _begin(value: str, _asked: _Asked) -> _Pairs:
     raise Unlike("write it as --begin=16:00, now+2h, tomorrow or 2026-11-30T08:00")
 
 
-def _nice(value: str, _asked: _Asked) -> _Pairs:
+def _nice(value: str, _asked: _Asked) -> Pairs:
     """Translates `--nice`: it lowers the priority there, and a larger priority is earlier here."""
     if re.fullmatch(r"-?\d{1,10}", value or "100", re.ASCII) is None or abs(int(value or "100")) > PRIORITY_RANGE:
         raise Unlike(f"--priority=-100 is later than the usual 0; it goes from -{PRIORITY_RANGE} to {PRIORITY_RANGE}")
     return [("--priority", str(-int(value or "100")))] if int(value or "100") else []
 
 
-def _priority(value: str, _asked: _Asked) -> _Pairs:
+def _priority(value: str, _asked: _Asked) -> Pairs:
     if re.fullmatch(r"\d{1,10}", value, re.ASCII) is None or int(value) > PRIORITY_RANGE:
         raise Unlike(f"--priority goes from -{PRIORITY_RANGE} to {PRIORITY_RANGE}, and a queue has its own most (rmgr queues)")
     return [("--priority", value)] if int(value) else [("--hold", None)]  # 0 means held there
 
 
-def _directory(value: str, _asked: _Asked) -> _Pairs:
+def _directory(value: str, _asked: _Asked) -> Pairs:
     if not value.startswith("/"):
         raise Unlike("nodes know no directory of yours: write the whole path, --cwd=/home/me/work")
     return [("--cwd", value)]
 
 
-def _quality(value: str, asked: _Asked) -> _Pairs:
+def _quality(value: str, asked: _Asked) -> Pairs:
     if "," in value or "--partition" in asked.names:
         raise Unlike("a job has one queue, and --queue says both: the one of the two that is meant")
     return [("--queue", value)]
 
 
-def _mail(value: str, _asked: _Asked) -> _Pairs:
+def _mail(value: str, _asked: _Asked) -> Pairs:
     if value.upper() == "NONE":
         return []
     raise Unlike(NO_MAIL)
@@ -530,9 +531,9 @@ _COUNTER = "it is not measured: rmgr show has CPU time and memory"
 _NODE_NEEDS = "nodes are asked for by --cores, --mem, --features and --resource"
 #: Option of sbatch -> the reader of its values, or the reason why it has no equal, with the alternative.
 _RULES: dict[str, _Rule | str] = {
-    "--account": _plain("--account"),
+    "--account": plain("--account"),
     "--acctg-freq": _COUNTER,
-    "--array": _array,
+    "--array": array,
     "--batch": "a script runs on the first node of its job: --features for all of them",
     "--bb": "there are no burst buffers: --input and --upload bring files",
     "--bbf": "there are no burst buffers: --input and --upload bring files",
@@ -550,7 +551,7 @@ _RULES: dict[str, _Rule | str] = {
     "--cores-per-socket": _NO_PLACE,
     "--cpu-freq": _NODE_NEEDS,
     "--cpus-per-gpu": "cores are of each process: --cores with what one process needs",
-    "--cpus-per-task": _plain("--cores", r"0*[1-9]\d{0,4}", "a number of cores: --cores=4"),
+    "--cpus-per-task": plain("--cores", r"0*[1-9]\d{0,4}", "a number of cores: --cores=4"),
     "--deadline": "work has no time by which it must have ended: --time limits how long it runs",
     "--delay-boot": _OPERATORS,
     "--dependency": _dependency,
@@ -585,7 +586,7 @@ _RULES: dict[str, _Rule | str] = {
     "--ignore-pbs": lambda _value, _asked: [],  # lines of PBS are not read here
     "--immediate": "work that does not start at once waits on: rmgr cancel ID ends it; --begin says when it may start",
     "--input": "a file of the node there; here one of this machine, read at once: --stdin=FILE",
-    "--job-name": _plain("--name"),
+    "--job-name": plain("--name"),
     "--kill-on-bad-exit": _switch("--kill-on-bad-exit", {}, on=("", "1"), off=("0",)),
     "--kill-on-invalid-dep": _needless("YES", why="what can never begin is cancelled here; rmgr explain ID says so"),
     "--licenses": "of the cluster there; things of a node alone are counted here: --resource=NAME=2, where nodes have it",
@@ -604,7 +605,7 @@ _RULES: dict[str, _Rule | str] = {
     "--nodefile": "write the names: --nodelist=n1,n2 or n[1-3]",
     "--nodelist": _node_list,
     "--nodes": _nodes,
-    "--ntasks": _plain("--processes", r"0*[1-9]\d{0,8}", "a number of processes: --processes=4"),
+    "--ntasks": plain("--processes", r"0*[1-9]\d{0,8}", "a number of processes: --processes=4"),
     "--ntasks-per-core": _NO_PLACE,
     "--ntasks-per-gpu": "GPUs are of each process: --gpus",
     "--ntasks-per-node": _tasks_of_nodes,
@@ -615,7 +616,7 @@ _RULES: dict[str, _Rule | str] = {
     "--overcommit": "a core is given to one process at a time: --cores",
     "--oversubscribe": "a core is given to one process at a time: leave it out; without --exclusive nodes are shared",
     "--parsable": _flag("--parsable"),
-    "--partition": _plain("--queue", r"[^,]+", "a job has one queue: --queue=NAME"),
+    "--partition": plain("--queue", r"[^,]+", "a job has one queue: --queue=NAME"),
     "--power": _OPERATORS,
     "--prefer": "what is asked for is needed: --features",
     "--priority": _priority,

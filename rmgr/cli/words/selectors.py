@@ -122,7 +122,7 @@ def targets_of(selection: Selection) -> list[Target]:
     whole = frozenset(selection.ids)
     for number, array in selection.tasks:
         if number not in whole:
-            chosen.setdefault(number, {}).update(dict.fromkeys(array.index_at(position) for position in range(len(array))))
+            chosen.setdefault(number, {}).update(dict.fromkeys(array))
     return [Target(submission=number, tasks=tuple(tasks)) for number, tasks in sorted(chosen.items())]
 
 
@@ -150,9 +150,8 @@ def resolve(selection: Selection, jobs: Iterable[JobView], *, me: str) -> list[T
         chosen.update(dict.fromkeys(job.id for job in whose if selection.filter.admits(job)))
     for number, array in selection.tasks:
         _require(known, number)
-        numbers = (array.index_at(position) for position in range(len(array)))
         if chosen.setdefault(number, {}) is not None:
-            chosen[number].update(dict.fromkeys(numbers))  # type: ignore[union-attr]
+            chosen[number].update(dict.fromkeys(array))  # type: ignore[union-attr]
     if selection.filter.is_set:
         chosen = {number: tasks for number, tasks in chosen.items() if selection.filter.admits(known[number])}
     if not chosen and not selection.every:

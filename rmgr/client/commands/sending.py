@@ -234,15 +234,14 @@ def _commit(reach: Reach, record: Submission, draft: CheckedRequest) -> Sent:
 
 def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
     """Returns all tasks as blocks of one multi (the submission's number is filled in later); None if they do not fit."""
-    from rmgr.client.ports import TaskSpec
-    from rmgr.client.submission.packing import first_blocks
+    from rmgr.client.submission.packing import TaskSpec, first_blocks
 
     return first_blocks(record, TaskSpec(resubmit=record.resubmit, retries=record.retries), payloads)
 
 
 def send_in_parts(reach: Reach, submitter: Engine, record: Submission, draft: CheckedRequest, deadline_s: float) -> Sent:
     """Sends a submission that needs several multis (opens, extends, completes it), or whose outputs have keys."""
-    from rmgr.client.ports import TaskSpec
+    from rmgr.client.submission.packing import TaskSpec
     from rmgr.submitter.questions import CancelSubmission
 
     if not draft.request.options.token:  # the user's own token may name an existing submission
@@ -291,13 +290,13 @@ class SilentListener:
     """A listener for a submission that nothing here waits for."""
 
     def on_outcomes(self, fragment: Any, outcomes: Sequence[Any]) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
 
     def on_progress(self) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
 
     def on_dead(self, error: RmgrError) -> None:
-        """See `ports.Listener`."""
+        """See `handle.Listener`."""
 
 
 # -- checks against the cluster and the store: nothing is written; a change in between is refused later -----------------------

@@ -15,10 +15,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rmgr.client.identity import Secured, update
-from rmgr.client.ports import FirstTasks, Listener
-from rmgr.client.submission.handle import SubmissionHandle
-from rmgr.client.submission.packing import first_blocks
+from rmgr.client.identity import Secured, answers_here, update
+from rmgr.client.submission.handle import Listener, SubmissionHandle
+from rmgr.client.submission.packing import FirstTasks, first_blocks
 from rmgr.client.values import Values
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.errors import NotConnected, RmgrError
@@ -28,8 +27,7 @@ from rmgr.model.tasks.block import MOST_TASKS, indices_of, ranges_of
 from rmgr.model.tasks.submission import Phase, Submission, Terms
 from rmgr.procedures.output_keys import Fates, FatesPort
 from rmgr.runtime import machine
-from rmgr.submitter.direct import Submitter
-from rmgr.submitter.ownership import entry_of
+from rmgr.submitter.direct import Submitter, entry_of
 from rmgr.submitter.port import Order, Submitted, WorkPort, prepared
 from rmgr.submitter.questions import Asks, CancelTasks
 from rmgr.submitter.thread import SubmitterThread
@@ -240,21 +238,20 @@ def engine_here(
     store: Store,
     asks: Asks | None = None,
     *,
-    cap_blocks: int | None = None,
     secured: Secured = _OPEN,
     lines: Callable[[SubmitterThread, Hearing], Lines] | None = None,
 ) -> Engine:
     """Returns an engine that works on ZooKeeper itself, and closes `coordinator` at its end.
 
     Args:
-        asks: None answers all questions (tests). cap_blocks: overrides the queues' `max_pending_blocks` (tests).
+        asks: None answers all questions (tests).
         lines: makes the direct lines to Starters; None: no direct lines. Others: as of `Engine`.
     """
     made: list[Submitter] = []
 
     def work(thread: SubmitterThread, entry: SubmitterEntry) -> WorkPort:
         believes = secured.authenticity.believes if secured.authenticity is not None else None
-        made.append(Submitter(thread, coordinator, store, cap_blocks=cap_blocks, lines=lines, believes=believes))
+        made.append(Submitter(thread, coordinator, store, lines=lines, believes=believes))
         return made[0].work(entry)
 
     def close(timeout_s: float) -> None:
@@ -263,10 +260,7 @@ def engine_here(
         coordinator.close(timeout_s=timeout_s)
 
     if asks is None:
-        from rmgr.coord.decisions.rights import ANYBODY
-        from rmgr.submitter.answers import Answers
-
-        asks = Answers(coordinator, lambda: store, ANYBODY)
+        asks = answers_here(coordinator, lambda: store, None)
     fates = Fates(store, coordinator)
     return Engine(asks, store, work, fates=fates, secured=secured, close=close)
 

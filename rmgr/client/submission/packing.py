@@ -7,15 +7,20 @@ directories of ZooKeeper short.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rmgr.client.ports import TaskSpec
+import msgspec
+
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS
 from rmgr.model.base.resources import MIB
 from rmgr.model.tasks.block import MAX_INLINE_BYTES, MAX_TASKS, NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Submission
+
+if TYPE_CHECKING:
+    from rmgr.client.submission.handle import SubmissionHandle
 
 #: Bytes of arguments of one store row (four of 1 MiB, with what pickle adds); one larger argument has a row of its own.
 #: Each block costs the same whatever it holds, and a node that claims a part of it reads the whole row.
@@ -35,6 +40,34 @@ _FORGET = 4096
 _ITEM_BYTES = 5
 #: Blocks of one commit.
 MOST_BLOCKS = MAX_OPS - _OTHER_OPS
+
+
+class TaskSpec(msgspec.Struct, frozen=True, gc=False):
+    """Settings that consecutive tasks of a submission share.
+
+    function: sha256 of the function ("" for a command). keyed: their payloads are encoded `KeyedPayload`s.
+    """
+
+    function: str = ""
+    resubmit: bool = True
+    retries: int = 0
+    keyed: bool = False
+
+
+def _ignore_handle(_handle: SubmissionHandle) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstTasks:
+    """Tasks that are known when their submission is made.
+
+    complete: no more tasks follow. made: called with the handle before the listener hears of its tasks.
+    """
+
+    spec: TaskSpec
+    payloads: list[bytes]
+    complete: bool = False
+    made: Callable[[SubmissionHandle], None] = _ignore_handle
 
 
 @dataclass(slots=True)

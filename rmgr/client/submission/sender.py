@@ -144,9 +144,9 @@ class Sender:
         except RmgrError as error:
             self._handle.on_dead(error)
         else:
-            self._grown(current, answer.tail)
+            self._take_grown(current, answer.tail)
 
-    def _grown(self, current: Round, tail: Tail) -> None:
+    def _take_grown(self, current: Round, tail: Tail) -> None:
         handle = self._handle
         self.trouble = None
         with handle.lock:
@@ -286,7 +286,7 @@ class Round:
             for item in self.left or self.packed
         ]
         blocks, gone = seal(blocks), self.gone
-        return [part for block in blocks for part in _without(block, gone)] if gone else blocks
+        return [part for block in blocks for part in _without_tasks(block, gone)] if gone else blocks
 
     def ended(self) -> list[Fragment]:
         """Returns the outcomes of the `gone` tasks."""
@@ -303,7 +303,7 @@ class Round:
         return [*dropped, *(Fragment(attempt=0, outcomes=part) for part in parts)]
 
 
-def _without(block: ops.Block, gone: Collection[int]) -> list[ops.Block]:
+def _without_tasks(block: ops.Block, gone: Collection[int]) -> list[ops.Block]:
     """Returns a block, in parts, without the tasks that are gone."""
     key, data = block
     left = runs([index for index in range(key.first, key.end) if index not in gone])

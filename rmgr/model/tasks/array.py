@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from math import gcd
 
 from rmgr.errors import UsageError
@@ -33,6 +35,10 @@ class Array:
 
     def __len__(self) -> int:
         return self.starts[-1] + len(self.parts[-1])
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the numbers, in the order written."""
+        return chain.from_iterable(self.parts)
 
     def index_at(self, position: int) -> int:
         """Returns the number of the task at dense `position`. Raises IndexError. Cost: O(log parts)."""

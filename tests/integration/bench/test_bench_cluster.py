@@ -65,7 +65,7 @@ def test_data_and_uneven_work_are_measured_beside_the_standard_library(tiny: Mea
         assert [row.ratio for row in results if row.system.startswith("Process")] == [1.0, 1.0]
         assert all(row.detail["growth"] > 0 for row in results if row.system.startswith("rmgr"))
         assert {row.what.partition(" ")[0] for row in results} == {"10", "100"}
-        uneven = bench_tasks._uneven(tiny, bench, pool, "short ones first", sorted)
+        uneven = bench_tasks._measure_uneven(tiny, bench, pool, "short ones first", sorted)
         assert [row.system for row in uneven] == ["ProcessPoolExecutor(2).submit", "rmgr TaskQueue.map"]
         assert all(row.ratio is not None and row.ratio >= 1 and row.rate >= row.detail["ideal_s"] for row in uneven)
         late_starter_is_timed_to_its_first_task(bench)

@@ -21,8 +21,8 @@ from rmgr.adapters.identity.credentials import context_of
 from rmgr.adapters.rpc import line as rpc_line
 from rmgr.adapters.rpc.line import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, DirectLine, LineServer, dial
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.client.ports import TaskSpec
 from rmgr.client.submission.engine import engine_here
+from rmgr.client.submission.packing import TaskSpec
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed

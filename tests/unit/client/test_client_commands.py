@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from rmgr.cli.control.operate import move_each
 from rmgr.client.commands import sending
-from rmgr.client.commands.moving import move_each
 from rmgr.client.commands.request import CommandOptions, CommandRequest, command_of
 from rmgr.client.commands.sending import pack_directory, ship_uploads
 from rmgr.client.specs import Options, draft_of, python_environment, source_directories

@@ -268,7 +268,7 @@ def test_long_tasks_travel_alone() -> None:
         sizes: list[int] = []
 
     from rmgr.client.executor import OutgoingTask
-    from rmgr.client.ports import TaskSpec
+    from rmgr.client.submission.packing import TaskSpec
 
     tasks = Nobody()
     throttle = Throttle(tasks, 2)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmgr.client.submission import read_fragments
+from rmgr.client.submission import handle
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_record, join_page
@@ -284,7 +284,7 @@ def test_of_a_row_that_is_none_no_more_outcomes_are_made_than_there_are_tasks(
     if data is not None:
         store.put(row, data)
     if why == "more than rmgr ever writes":
-        monkeypatch.setattr(read_fragments, "MOST_OUTCOMES_BYTES", 1000)
+        monkeypatch.setattr(handle, "MOST_OUTCOMES_BYTES", 1000)
         store.large.add(row)
     grown(world, 5)
     forged = ((State.COMPLETED, 0, 2**26), (State.FAILED, 3, 2**26), (State.COMPLETED, 2**26, 7)) * 200

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
-from rmgr.client.submission.packing import first_blocks
+from rmgr.client.submission.packing import TaskSpec, first_blocks
 from rmgr.coord import nonces
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths

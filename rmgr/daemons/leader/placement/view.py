@@ -29,7 +29,7 @@ from rmgr.model.tasks.array import shown_index
 from rmgr.model.tasks.block import MAX_INDEX, NO_SEQ, BlockKey, job_label, task_of
 from rmgr.model.tasks.submission import Rigid, Submission
 from rmgr.model.views import ClassView, GangSummary, HeldView, PartitionView, PlacedView, PromiseView, QueueView, ShareView, WhatIfView
-from rmgr.procedures.queue_classes import class_view, state_of
+from rmgr.procedures.admission import class_view, state_of
 from rmgr.runtime import machine
 from rmgr.sched.capacity.holds import by_node
 from rmgr.sched.engine import run_pass

@@ -525,7 +525,7 @@ def _failed(block: ClaimedBlock, index: int, ending: Ending, told: Written, back
 # -- outputs on their way to the store -------------------------------------------------------------------------------------
 # Outputs of tasks on their way to the data store: outputs in memory go many at a time, the others one by one. A task counts as ended only
 # once all of its output is stored (`Ends`), since a COMPLETE names only stored rows. Rows of a block that is not the node's any more are
-# not written; earlier ones stay unread, and are deleted after their attempt has failed (`delete_outputs` in submitter/repair.py), at the
+# not written; earlier ones stay unread, and are deleted after their attempt has failed (`delete_outputs` in submitter/upkeep.py), at the
 # latest with their submission.
 
 

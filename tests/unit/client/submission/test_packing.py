@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.client.ports import TaskSpec
-from rmgr.client.submission.packing import MAX_ROUND_BYTES, MAX_ROW_BYTES, Buffer, Packed, block_of
+from rmgr.client.submission.packing import MAX_ROUND_BYTES, MAX_ROW_BYTES, Buffer, Packed, TaskSpec, block_of
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_ZNODE_BYTES
 from rmgr.coord.protocol.records import encode_block

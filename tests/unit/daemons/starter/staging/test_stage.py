@@ -17,8 +17,7 @@ import structlog
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
-from rmgr.client.ports import TaskSpec
-from rmgr.client.submission.packing import Packed
+from rmgr.client.submission.packing import Packed, TaskSpec
 from rmgr.client.submission.sender import left_by, may_leave
 from rmgr.client.values import Values
 from rmgr.coord.protocol import keys, paths
