@@ -10,7 +10,7 @@ commands` measures the start of the command line) to the first instruction of th
 start barrier of both nodes; and to the first instruction of its last rank, started by `rmgr run` in the script. One at a time, on a
 cluster that does nothing else.
 
-Then connection reservation with pulled work (`Gaps`): how soon a job that waited for others runs once the last of them has ended.
+Then connection reservation with pulled work (`gaps`): how soon a job that waited for others runs once the last of them has ended.
 Every core of the cluster has a placed job of one core, and pulled tasks of 0.3 s wait for any of them. A job of all cores is promised
 the cores of these jobs, and they end. The gap is from the last reported end of these jobs to the first instruction of the job, on one
 clock.
@@ -44,7 +44,6 @@ from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
-from rmgr.client.submission.handle import SubmissionHandle
 from rmgr.client.submission.packing import FirstTasks, TaskSpec
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
@@ -161,19 +160,6 @@ class _Bench:
         cpu["client"] = time.process_time()
         return _Used(cpu, *zookeeper_counts(self._cluster), time.monotonic())
 
-    def gaps(self) -> list[Row]:
-        """Measures `Gaps`, which replaces the cluster's policy."""
-
-        def begin(draft: Submission, count: int) -> None:
-            _add(self._engine.open(draft, AwaitedEnds(count), timeout_s=30.0), count)
-
-        nodes = tuple(sorted(process.id for process in self._cluster.state.processes if process.role == "starter"))
-        setup = self._setup.replace("easy", "connection_reservation")
-        measured = Gaps(
-            self._plan, self._connection, self._directory, draft=self._draft, begin=begin, nodes=nodes, cores=self._cores, setup=setup
-        )
-        return measured.rows()
-
     def _draft(self, command: Command, *, queue: str = _QUEUE, **options: Any) -> Submission:
         draft = draft_of(
             Options(queue=queue, name="bench"),
@@ -185,10 +171,7 @@ class _Bench:
         return admit(draft, self._engine.settings(), self._engine.nodes())
 
     def _array(self, count: int) -> None:
-        ends = AwaitedEnds(count)
-        handle = self._engine.open(self._draft(Command(argv=("/bin/true",)), array=f"1-{count}"), ends, timeout_s=30.0)
-        _add(handle, count)
-        ends.wait()
+        self._begin(self._draft(Command(argv=("/bin/true",)), array=f"1-{count}"), count).wait()
 
     def _python(self, count: int) -> None:
         with TaskQueue(no_op, queue=_QUEUE, connection=self._connection) as queue:
@@ -237,6 +220,52 @@ class _Bench:
             Path(f"{base}.{who}").unlink()
         return (said[0] - began_ns) / 1e6, (max(said[1:]) - began_ns) / 1e6
 
+    # -- gaps
+
+    def gaps(self) -> list[Row]:
+        """Measures gaps (see the first lines of the file); replaces the cluster's policy. Raises: Unavailable."""
+        nodes = sorted(process.id for process in self._cluster.state.processes if process.role == "starter")
+        cores = self._cores * len(nodes)
+        WorkloadStage(self._connection).use(pipeline_with("gaps", gap_classes(cores)))
+        count, found = self._plan.count(_ROUNDS), []
+        pulled = _shell(_PULL, self._directory)
+        self._begin(self._draft(pulled, queue="default", array=f"1-{_PULLED}"), _PULLED)
+        try:
+            self._gap(0, nodes, cores)
+            rounds = self._plan.rounds("jobs that take over from others")
+            found += [[self._gap(number * count + at, nodes, cores) for at in range(count)] for number in rounds]
+        finally:
+            (self._directory / "stop").touch()
+        what = f"a job of {cores} cores beside pulled work: end of the last job whose cores it was promised to its first instruction"
+        setup = self._setup.replace("easy", "connection_reservation")
+        return [row("rmgr", setup, f"{what}, p{percent}", "ms", [percentile(one, percent) for one in found]) for percent in (50, 95)]
+
+    def _gap(self, number: int, nodes: Sequence[str], cores: int) -> float:
+        """Returns one gap, in milliseconds."""
+        where = self._directory / f"gap-{number}"
+        where.mkdir()
+        self._begin(self._draft(_shell(_ONE, where), array=f"1-{cores}"), cores)
+        _wait_until("jobs on all cores", lambda: len(list(where.glob("begun.*"))) == cores)
+        job = send(self._engine, self._draft(_shell(_ALL, where), rigid=Rigid(processes=cores)))
+        _wait_until("the promise", lambda: all(f"r-{job}.0" in self._holds_on(node) for node in nodes))
+        (where / "go").touch()
+        _wait_until("the job", (where / "ran").exists)
+        last = max(int(path.read_text()) for path in where.glob("ended.*"))
+        return (int((where / "ran").read_text()) - last) / 1e6
+
+    def _begin(self, draft: Submission, count: int) -> AwaitedEnds:
+        """Submits an array of so many tasks."""
+        ends = AwaitedEnds(count)
+        handle = self._engine.open(draft, ends, timeout_s=30.0)
+        handle.add(TaskSpec(), [b""] * count)
+        handle.complete()
+        handle.flush(60.0)
+        return ends
+
+    def _holds_on(self, node: str) -> list[str]:
+        assert self._connection.coordinator is not None
+        return self._connection.coordinator.children(paths.hold(node), timeout_s=10.0).result(11.0) or []
+
 
 class AwaitedEnds:
     """Waits for the ends of so many tasks; each must be COMPLETED."""
@@ -270,12 +299,6 @@ class AwaitedEnds:
             raise RmgrError(f"{len(self._wrong)} jobs did not do what they should: {self._wrong[0]}")
 
 
-def _add(handle: SubmissionHandle, count: int) -> None:
-    handle.add(TaskSpec(), [b""] * count)
-    handle.complete()
-    handle.flush(60.0)
-
-
 def _of_children(pid: int) -> float:
     """Returns the processor seconds of ended children that this process has waited for; 0 if it is gone."""
     try:
@@ -292,75 +315,16 @@ def gap_classes(cores: int) -> dict[str, object]:
     return {"stage": [{"policy": "connection_reservation"}], "queue": [small, large]}
 
 
-class Gaps:
-    """Measures the gaps.
+def _shell(script: str, where: Path) -> Command:
+    return Command(argv=("/bin/sh", "-c", script, "sh", str(where)))
 
-    Args:
-        draft: makes a submission of a command with options. begin: submits an array of so many tasks without waiting.
-        nodes: their names. cores: of each.
-    """
 
-    def __init__(
-        self,
-        plan: MeasuringPlan,
-        connection: Any,
-        directory: Path,
-        *,
-        draft: Callable[..., Submission],
-        begin: Callable[[Submission, int], None],
-        nodes: tuple[str, ...],
-        cores: int,
-        setup: str,
-    ) -> None:
-        self._plan, self._engine, self._directory = plan, connection.submitter, directory
-        assert connection.coordinator is not None
-        self._coordinator = connection.coordinator
-        self._stage = WorkloadStage(connection)
-        self._draft, self._begin = draft, begin
-        self._nodes, self._cores, self._setup = nodes, cores * len(nodes), setup
-
-    def rows(self) -> list[Row]:
-        """Returns p50 and p95. Raises: Unavailable."""
-        self._stage.use(pipeline_with("gaps", gap_classes(self._cores)))
-        count, found = self._plan.count(_ROUNDS), []
-        pulled = self._command(_PULL, self._directory)
-        self._begin(self._draft(pulled, queue="default", array=f"1-{_PULLED}"), _PULLED)
-        try:
-            self._round(0)
-            rounds = self._plan.rounds("jobs that take over from others")
-            found += [[self._round(number * count + at) for at in range(count)] for number in rounds]
-        finally:
-            (self._directory / "stop").touch()
-        what = f"a job of {self._cores} cores beside pulled work: end of the last job whose cores it was promised to its first instruction"
-        return [
-            row("rmgr", self._setup, f"{what}, p{percent}", "ms", [percentile(one, percent) for one in found])
-            for percent in (50, 95)
-        ]
-
-    def _command(self, script: str, where: Path) -> Command:
-        return Command(argv=("/bin/sh", "-c", script, "sh", str(where)))
-
-    def _round(self, number: int) -> float:
-        where = self._directory / f"gap-{number}"
-        where.mkdir()
-        self._begin(self._draft(self._command(_ONE, where), array=f"1-{self._cores}"), self._cores)
-        self._until("jobs on all cores", lambda: len(list(where.glob("begun.*"))) == self._cores)
-        job = send(self._engine, self._draft(self._command(_ALL, where), rigid=Rigid(processes=self._cores)))
-        self._until("the promise", lambda: all(f"r-{job}.0" in self._held(node) for node in self._nodes))
-        (where / "go").touch()
-        self._until("the job", (where / "ran").exists)
-        last = max(int(path.read_text()) for path in where.glob("ended.*"))
-        return (int((where / "ran").read_text()) - last) / 1e6
-
-    def _held(self, node: str) -> list[str]:
-        return self._coordinator.children(paths.hold(node), timeout_s=10.0).result(11.0) or []
-
-    def _until(self, what: str, is_so: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + _GAP_PATIENCE_S
-        while not is_so():
-            if time.monotonic() > end_s:
-                raise Unavailable(f"{what}: not after {_GAP_PATIENCE_S:g} s")
-            time.sleep(_GAP_POLL_S)
+def _wait_until(what: str, is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + _GAP_PATIENCE_S
+    while not is_so():
+        if time.monotonic() > end_s:
+            raise Unavailable(f"{what}: not after {_GAP_PATIENCE_S:g} s")
+        time.sleep(_GAP_POLL_S)
 
 
 # -- passes of a live leader -------------------------------------------------------------------------------------------------
