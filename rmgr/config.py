@@ -12,6 +12,7 @@ Credentials: `[security] dir` (RMGR_SECURITY_DIR). If it is not set, the bundle 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import tomllib
@@ -28,6 +29,10 @@ DEFAULT_CHROOT = "/rmgr/default"
 
 #: One server in HOSTS: a name or an address (IPv6 in brackets), and a port.
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:,/\[\]]+)(?::(?P<port>\d{1,5}))?")
+
+_QUOTED = '"{}"'
+#: A character beyond U+FFFF as JSON escapes it.
+_PAIR = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,6 +402,21 @@ def _pairs(value: Any) -> list[tuple[str, int]]:
         words = [part.strip().partition("=") for part in value.split(",") if part.strip()]
         return [(name.strip(), int(count)) for name, _, count in words]
     return list(value.items()) if isinstance(value, Mapping) else [(name, count) for name, count in value]
+
+
+def toml_value(value: Any) -> str:
+    """Returns a value in TOML notation, in ASCII. TOML has JSON's strings, but neither pairs of surrogates nor a plain DEL."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    text = json.dumps(value).replace("\x7f", "\\u007f")
+    return _PAIR.sub(lambda found: f"\\U{ord(json.loads(_QUOTED.format(found[0]))):08x}", text)
+
+
+def toml_key(key: str) -> str:
+    """Returns a key in TOML notation."""
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else toml_value(key)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

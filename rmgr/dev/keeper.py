@@ -24,7 +24,7 @@ from typing import Any, Self, TypeVar
 import psutil
 
 from rmgr.adapters.host.leftovers import born
-from rmgr.config import dev_file
+from rmgr.config import dev_file, toml_value
 from rmgr.errors import UNREADABLE_TEXT
 from rmgr.model.base.units import format_duration
 
@@ -128,10 +128,10 @@ def advertise(state: DevState) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     pids = [process.pid for process in state.processes if process.role in {"zookeeper", KEEPER}]
     text = (
-        f"[dev]\npids = {json.dumps(pids)}\ndirectory = {json.dumps(state.directory)}\n\n[cluster]\nzk = {json.dumps(state.zookeeper)}\n"
-        f"store = {json.dumps(state.store)}\nsession_timeout_s = {state.session_timeout_s}\n"
-        f"{f'gateway = {json.dumps(state.gateway)}' if state.gateway else ''}\n"
-        f"[security]\ndir = {json.dumps(state.security)}\nzookeeper_tls = {json.dumps(state.zookeeper_tls)}\n"
+        f"[dev]\npids = {toml_value(pids)}\ndirectory = {toml_value(state.directory)}\n\n[cluster]\nzk = {toml_value(state.zookeeper)}\n"
+        f"store = {toml_value(state.store)}\nsession_timeout_s = {state.session_timeout_s}\n"
+        f"{f'gateway = {toml_value(state.gateway)}' if state.gateway else ''}\n"
+        f"[security]\ndir = {toml_value(state.security)}\nzookeeper_tls = {toml_value(state.zookeeper_tls)}\n"
     )
     draft = path.with_suffix(".new")
     draft.write_text(text)
@@ -142,7 +142,7 @@ def advertise(state: DevState) -> Path:
 def is_advertised(state: DevState) -> bool:
     """Whether clients find this cluster without any option."""
     with contextlib.suppress(OSError):
-        return f"directory = {json.dumps(state.directory)}\n" in dev_file().read_text()
+        return f"directory = {toml_value(state.directory)}\n" in dev_file().read_text()
     return False
 
 

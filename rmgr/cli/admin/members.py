@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import os
 import secrets
 import sys
@@ -19,6 +18,7 @@ from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import DURATION, SIZE, listed, one_of
+from rmgr.config import toml_value
 from rmgr.coord.protocol.acl import HEAP_MIB
 from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable, UsageError
 from rmgr.model.cluster.identity import RevokedWork, Role, check_name
@@ -187,17 +187,17 @@ def _config(told: Token, bundle: Path, listens: str) -> str:
     lines = [
         f"# Written by rmgr join for {told.role} {told.name}; deploy/rmgr.toml explains every key.",
         "[cluster]",
-        f"zk = {json.dumps(told.zk)}",
-        f"store = {json.dumps(told.store)}",
+        f"zk = {toml_value(told.zk)}",
+        f"store = {toml_value(told.store)}",
         f"session_timeout_s = {told.session_timeout_s}",
         "",
         "[security]",
-        f"dir = {json.dumps(str(bundle))}",
+        f"dir = {toml_value(str(bundle))}",
         f"zookeeper_tls = {str(told.zookeeper_tls).lower()}",
     ]
     if told.role == "starter":
-        lines += ["", "[starter]", f"node = {json.dumps(told.name)}"]
-        lines += [f"listen = {json.dumps(f'{listens}:0')}"] if listens else []
+        lines += ["", "[starter]", f"node = {toml_value(told.name)}"]
+        lines += [f"listen = {toml_value(f'{listens}:0')}"] if listens else []
     return "\n".join(lines) + "\n"
 
 

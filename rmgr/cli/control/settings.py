@@ -44,7 +44,7 @@ from rmgr.cli.control.operate import apply_settings, read_settings
 from rmgr.cli.display.render import clock, emit, iso
 from rmgr.cli.session.command import command, command_group
 from rmgr.cli.session.context import Session
-from rmgr.config import Config, check_file, line_of, nearest
+from rmgr.config import Config, check_file, line_of, nearest, toml_key, toml_value
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.model.base.ids import check_name
 from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
@@ -104,7 +104,7 @@ def show(session: Session, of_cluster: bool) -> None:
     where = loaded.source or "defaults, variables and options (no file)"
     sys.stdout.write(f"# from {where}\n")
     for section, values in _sections(loaded).items():
-        sys.stdout.write(f"\n[{section}]\n" + "".join(f"{key} = {_value_text(value)}\n" for key, value in values.items()))
+        sys.stdout.write(f"\n[{section}]\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items()))
 
 
 @command(
@@ -408,7 +408,7 @@ def to_toml(settings: ClusterSettings) -> str:
     """Returns the settings as a file that `rmgr config apply` takes."""
     lines = [f"{_key_without_unit(key)} = {_literal(key, value)}" for key, value in _items(settings, _TOP_HIDDEN)]
     for queue in settings.queues:
-        lines += ["", f"[queues.{_toml_key(queue.name)}]"]
+        lines += ["", f"[queues.{toml_key(queue.name)}]"]
         lines += [f"{_key_without_unit(key)} = {_literal(key, value)}" for key, value in _items(queue, {"name"})]
     lines += _pipelines_toml(settings)
     lines += ["", "[limits]", *(f"{_key_without_unit(key)} = {_literal(key, value)}" for key, value in _items(settings.limits, set()))]
@@ -448,21 +448,8 @@ def _literal(field: str, value: Any) -> str:
     if field.endswith("_us"):
         unit_us, unit = next(((size, name) for size, name in _UNITS if value % size == 0), (1_000_000, "s"))
         number = f"{value / unit_us:.6f}".rstrip("0").rstrip(".")
-        return json.dumps(f"{number}{unit}") if value else "0"
-    return _value_text(value)
-
-
-def _value_text(value: Any) -> str:
-    """Returns a value in TOML notation."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml_key(key)} = {_value_text(item)}" for key, item in value.items()) + " }" if value else "{}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value_text, value)) + "]"
-    return json.dumps(value)
-
-
-def _toml_key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+        return toml_value(f"{number}{unit}") if value else "0"
+    return toml_value(value)
 
 
 def _line_of_section(text: str, section: str) -> int:
@@ -562,8 +549,8 @@ def _pipelines_toml(settings: ClusterSettings) -> list[str]:
     """Returns [pipelines] as lines of a file."""
     lines: list[str] = []
     for spec in settings.pipelines:
-        lines += ["", f"[pipelines.{_toml_key(spec.partition)}]"]
-        lines += [f"{_toml_key(key)} = {_value_text(value)}" for key, value in _pipeline_table(spec).items()]
+        lines += ["", f"[pipelines.{toml_key(spec.partition)}]"]
+        lines += [f"{toml_key(key)} = {toml_value(value)}" for key, value in _pipeline_table(spec).items()]
     return lines
 
 

@@ -12,7 +12,7 @@ from rmgr.cli.words.params import parse_after, parse_resource, parse_states
 from rmgr.daemons.leader.placement.pipeline import named
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.base.states import State
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
 from rmgr.model.tasks.submission import Condition, Dependency
 
 BATCH = "[queues.default]\n[queues.batch]\ndispatch = 'place'\n"
@@ -50,7 +50,10 @@ PLACED = replace(
 )
 
 
-@pytest.mark.parametrize("settings", [ClusterSettings(), FULL, PLACED])
+ODD_NAMES = replace(FULL, limits=UserLimits(cores_of={"\U0001f600 \\ud83d": 3, "del\x7f": 1}))
+
+
+@pytest.mark.parametrize("settings", [ClusterSettings(), FULL, PLACED, ODD_NAMES])
 def test_settings_survive_the_way_through_a_file(settings: ClusterSettings) -> None:
     assert parse_settings(to_toml(settings), "c.toml") == settings
 
