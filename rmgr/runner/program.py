@@ -403,6 +403,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _EACH_ITS_OWN[kind], ()
         if kind is struct.Struct:
             return struct.Struct, (thing.format,)
+        if (kind.__module__, kind.__name__) == ("msgspec", "Meta"):  # constraints in annotations of a Struct
+            given = {name: value for name in dir(kind) if not name.startswith("_") and (value := getattr(thing, name)) is not None}
+            return functools.partial(kind, **given), ()
         if self._versions is not None and kind is contextvars.ContextVar:
             return _context_variable, (thing.name, *(() if (value := thing.get(_MISSING)) is _MISSING else (value,)))
         return super().reducer_override(thing)
@@ -431,13 +434,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduced
         maker, arguments, state, *_ = reduced
         self.needs.update(self._program.perhaps_mentioned_by(kind))
-        if maker is cp._make_skeleton_class and vars(kind).get("__slots__"):  # noqa: SLF001 - its arguments are those of `type`
+        if _is_struct(kind):
+            maker = _struct
+            arguments = (*arguments[:4], _fields_of_struct(kind), _options_of_struct(kind), "__post_init__" in state[0], arguments[4])
+            state = {name: value for name, value in state[0].items() if name != "__slots__"}, state[1]
+        elif maker is cp._make_skeleton_class and vars(kind).get("__slots__"):  # noqa: SLF001 - its arguments are those of `type`
             *first, options, tracker, extra = arguments
             arguments = (*first, {**options, "__slots__": kind.__slots__}, tracker, extra)  # type: ignore[attr-defined]
             members = {name: value for name, value in state[0].items() if not isinstance(value, types.MemberDescriptorType)}
             members.pop("__slots__", None)
             state = members, state[1]
-        if maker is not cp._make_skeleton_class:  # noqa: SLF001 - an enumeration, of which cloudpickle leaves out second names and named sums
+        elif maker is not cp._make_skeleton_class:  # noqa: SLF001 - an enumeration, of which cloudpickle leaves out second names and named sums
             bases, called, qualname, _, module, tracker, _ = arguments
             members = {name: member.value for name, member in kind.__members__.items()}  # type: ignore[attr-defined]
             maker, arguments = _enumeration, (bases, called, qualname, members, module, getattr(kind, "_boundary_", None), tracker)
@@ -450,6 +457,34 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             version = self._versions.get(name, 0)
         where = (self._program.number, *(name or ("", "")), version)
         return _class, (where, maker, arguments), state, None, None, _fill_class
+
+
+def _is_struct(kind: type) -> bool:
+    return "msgspec" in sys.modules and isinstance(kind, type(sys.modules["msgspec"].Struct))
+
+
+def _fields_of_struct(kind: Any) -> list[tuple[str, dict[str, object]]]:
+    """Returns the fields that a Struct adds to those of its bases, each with the arguments of its `msgspec.field`."""
+    names, encoded, defaults = kind.__struct_fields__, kind.__struct_encode_fields__, kind.__struct_defaults__
+    own: list[tuple[str, dict[str, object]]] = []
+    for name in vars(kind).get("__annotations__", {}):
+        if name not in names:  # a variable of the class
+            continue
+        at = names.index(name)
+        arguments: dict[str, object] = {"name": encoded[at]}
+        default = defaults[at - len(names)] if len(names) - at <= len(defaults) else sys.modules["msgspec"].NODEFAULT
+        if hasattr(type(default), "factory"):
+            arguments["default_factory"] = default.factory
+        elif default is not sys.modules["msgspec"].NODEFAULT:
+            arguments["default"] = default
+        own.append((name, arguments))
+    return own
+
+
+def _options_of_struct(kind: Any) -> dict[str, object]:
+    config, own = kind.__struct_config__, [name for name in vars(kind).get("__annotations__", {}) if name in kind.__struct_fields__]
+    options = {option: getattr(config, option) for option in dir(config) if not option.startswith("_")}
+    return {**options, "tag": False if config.tag is None else config.tag, "kw_only": bool(own) and own[0] not in kind.__match_args__}
 
 
 _EACH_ITS_OWN: dict[type, Callable[[], object]] = {
@@ -545,9 +580,8 @@ def _class(where: tuple[str, str, str, int], maker: Callable[..., type], argumen
     known = cp._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)  # noqa: SLF001 - where cloudpickle keeps them, by id
     if known is not None:
         return known  # type: ignore[no-any-return]
-    is_enum = maker is _enumeration
-    with _without(types.resolve_bases(arguments[0 if is_enum else 2]), "__init_subclass__"):
-        made = maker(*arguments) if is_enum else _skeleton(*arguments)
+    with _without(types.resolve_bases(arguments[0 if maker is _enumeration else 2]), "__init_subclass__"):
+        made = _skeleton(*arguments) if maker is cp._make_skeleton_class else maker(*arguments)  # noqa: SLF001 - as above
     _unfinished[made] = where
     return made
 
@@ -575,13 +609,41 @@ def _skeleton(metaclass: type, name: str, bases: tuple[Any, ...], options: dict[
     maker = next(kind for kind in metaclass.__mro__ if not _is_sent(kind))
     if maker is metaclass:
         return cp._make_skeleton_class(metaclass, name, bases, options, tracker, extra)  # type: ignore[no-any-return] # noqa: SLF001
+    return _new_class(maker, metaclass, name, bases, options, tracker)
+
+
+def _new_class(
+    maker: type, metaclass: type, name: str, bases: tuple[Any, ...], members: dict[str, Any], tracker: str, **options: object
+) -> type:
+    """Makes a class as `maker`, a base of its metaclass, would."""
     resolved = types.resolve_bases(bases)
-    namespace = {sys.intern(key): value for key, value in options.items()}
+    namespace = {sys.intern(key): value for key, value in members.items()}
     if resolved is not bases:
         namespace["__orig_bases__"] = bases
-    made: type = maker.__new__(metaclass, name, resolved, namespace)
-    maker.__init__(made, name, resolved, namespace)  # type: ignore[misc]
+    made: type = maker.__new__(metaclass, name, resolved, namespace, **options)
+    maker.__init__(made, name, resolved, namespace, **options)  # type: ignore[misc]
     return cp._lookup_class_or_track(tracker, made)  # type: ignore[no-any-return] # noqa: SLF001
+
+
+def _struct(
+    metaclass: type,
+    name: str,
+    bases: tuple[Any, ...],
+    members: dict[str, Any],
+    fields: list[tuple[str, dict[str, Any]]],
+    options: dict[str, Any],
+    has_post_init: bool,
+    tracker: str,
+) -> type:
+    """Makes a Struct of msgspec with its fields: they cannot be set later. `_fill_class` sets their true annotations."""
+    import msgspec
+
+    maker = next(kind for kind in metaclass.__mro__ if not _is_sent(kind))
+    members = {**members, "__annotations__": dict.fromkeys((field for field, _ in fields), Any)}
+    members.update((field, msgspec.field(**arguments)) for field, arguments in fields)
+    if has_post_init:  # msgspec calls what it finds now
+        members["__post_init__"] = lambda made: type(made).__post_init__(made)
+    return _new_class(maker, metaclass, name, bases, members, tracker, **options)
 
 
 @contextlib.contextmanager

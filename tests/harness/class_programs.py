@@ -624,4 +624,59 @@ CLASS_PROGRAMS = {
                 print(executor.submit(use).result(), calls)
                 print(executor.submit(more).result(), executor.submit(use).result()[:2], len(calls))
     """,
+    "structs of msgspec": """
+        import enum, msgspec, typing
+        class Kind(enum.Enum):
+            A = 1
+        class Base(msgspec.Struct, tag=True, rename="camel", omit_defaults=True):
+            first_name: str
+            limit: typing.ClassVar[int] = 9
+            kind: Kind = Kind.A
+            def hello(self):
+                return f"hello {self.first_name} {self.limit}"
+        class Node(Base, kw_only=True, weakref=True, dict=True):
+            next: typing.Optional["Node"] = None
+            must: int
+            many: list["Node"] = []
+            made: dict = msgspec.field(default_factory=lambda: {"kind": Kind.A}, name="MADE")
+            def __post_init__(self):
+                self.length = len(self.hello())
+            def hello(self):
+                return super().hello() + "!"
+        class Untagged(Node, tag=False):
+            pass
+        class Positive(msgspec.Struct, frozen=True, order=True, gc=False):
+            x: typing.Annotated[int, msgspec.Meta(gt=0)]
+        class Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+            n: int
+            positive: Positive = Positive(3)
+        T = typing.TypeVar("T")
+        class Box(msgspec.Struct, typing.Generic[T]):
+            value: T
+        KINDS = Base, Node, Untagged, Positive, Row, Box
+        def described(kind):
+            config = kind.__struct_config__
+            options = {name: getattr(config, name) for name in dir(config) if name[0] != "_"}
+            named = [(name, hint) for name, hint in sorted(typing.get_type_hints(kind).items())]
+            return kind.__struct_fields__, kind.__struct_encode_fields__, kind.__match_args__, sorted(kind.__slots__), options, str(named)
+        def used(text):
+            node = Node(first_name="a", must=1, next=Untagged(first_name=text, must=2))
+            node.free = 1
+            back = msgspec.json.decode(msgspec.json.encode(node, enc_hook=str), type=Node)
+            rows = msgspec.convert([[1, {"x": 5}], [2]], list[Row])
+            return back, back.length, back.next.hello(), rows, Positive(1) < Positive(2), msgspec.convert({"value": 3}, Box[int])
+        def refused(_):
+            return msgspec.convert([1, {"x": -5}], Row)
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(*map(described, KINDS), *executor.map(described, KINDS), sep="\\n")
+                print(executor.submit(used, "b").result())
+                try:
+                    executor.submit(refused, 1).result()
+                except msgspec.ValidationError as error:
+                    print(error)
+                for value in (Base("a"), Node(first_name="a", must=1), Positive(1), Row(1), Box(2)):
+                    back = executor.submit(max, [value], key=id).result()
+                    print(type(back) is type(value), back == value, back)
+    """,
 }
