@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -209,6 +210,28 @@ _SECTIONS: dict[str, type[Any]] = {
     "log": LogConfig,
 }
 _SHOWS = "rmgr config show prints valid ones"
+_FINITE = sys.float_info.max
+#: Least and most of a number.
+_BOUNDS: dict[tuple[type[Any], str], tuple[float, float]] = {
+    (StarterConfig, "nodes"): (1, MAX_NODES),
+    (StarterConfig, "cores"): (0, 99_999),
+    (StarterConfig, "call_cores"): (0, 99_999),
+    (StarterConfig, "line_port"): (-1, 65535),
+    (StarterConfig, "speed"): (0, _FINITE),
+    (ServerConfig, "slots"): (0, 99_999),
+    (ServerConfig, "speed"): (0, _FINITE),
+    (ServerConfig, "most_waiting"): (1, 99_999),
+    (ServerConfig, "per_user"): (1, 99_999),
+    (SecurityConfig, "min_uid"): (0, 2**32),
+}
+#: Words that a text may be.
+_WORDS: dict[tuple[type[Any], str], tuple[str, ...]] = {
+    (StarterConfig, "bind_cpus"): ("auto", "yes", "no"),
+    (StarterConfig, "freezer"): ("auto", "v2", "signals"),
+    (SecurityConfig, "run_as"): ("auto", "user", "self"),
+    (LogConfig, "level"): ("debug", "info", "warning", "error"),
+    (LogConfig, "format"): ("auto", "json", "pretty"),
+}
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 #: A variable of a server of calls for its functions.
 _NO_SETTING = "RMGR_SERVER_LIFE"
@@ -364,12 +387,16 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
         if hint is bool:
             return _BOOLEANS[str(value).lower()]
         if hint is int and not isinstance(value, bool):
-            return int(value)
+            return _bounded(kind, key, int(value))
         if hint is float:
-            return float(value)
+            return _bounded(kind, key, float(value))
         if hint is str and isinstance(value, str):
             if (kind, key) == (StarterConfig, "partition"):
                 _refuse_calls(value)
+            if words := _WORDS.get((kind, key)):
+                if value.lower() not in words:
+                    raise UsageError(f"it is one of {', '.join(words)}", hint=_SHOWS)
+                return value.lower()
             return value
         if hint == dict[str, int]:
             return checked_resources(_pairs(value))
@@ -384,6 +411,15 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
     except (TypeError, OverflowError, UsageError) as error:
         raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
     raise ConfigError(f"{where}: {key} = {value!r} is not valid: {getattr(hint, '__name__', hint)} expected", hint=_SHOWS)
+
+
+def _bounded(kind: type[Any], key: str, number: float) -> float:
+    """Returns the number. Raises: UsageError if it is out of its bounds, or no number (nan)."""
+    least, most = _BOUNDS.get((kind, key), (-_FINITE, _FINITE))
+    if not least <= number <= most:
+        allowed = f"{least:g} or more" if most == _FINITE else f"{least:g} to {most:g}"
+        raise UsageError(f"it is a number of {allowed}", hint=_SHOWS)
+    return number
 
 
 def _refuse_calls(partition: str) -> None:

@@ -124,8 +124,6 @@ def look(config: ServerConfig) -> Offer:
         raise ConfigError(f"the functions {file} cannot be read: {error.strerror}", hint="--functions FILE") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"the functions {file} are no UTF-8: {error}") from None
-    if config.speed < 0 or config.speed != config.speed or config.speed == float("inf"):
-        raise ConfigError(f"speed = {config.speed} is not million operations a second", hint="--speed 400")
     directory = str(file.parent)
     calls = list(dict.fromkeys(function.call for function in functions))
     found = _found(config.python, served.Question(calls=tuple(calls), sys_path=(directory,), measures=not config.speed))

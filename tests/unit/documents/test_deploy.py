@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 import rmgr
 from rmgr.cli.main import cli
-from rmgr.config import _SECTIONS, Config, ServerConfig, StarterConfig, check_file, dev_file, load, stopped_dev
+from rmgr.config import _SECTIONS, MAX_NODES, Config, ServerConfig, StarterConfig, check_file, dev_file, load, stopped_dev
 from rmgr.daemons.gateway import main as submitter
 from rmgr.daemons.leader import watchdog
 from rmgr.daemons.server import main as server
@@ -298,6 +298,31 @@ def test_how_often_servers_are_asked_is_bounded(tmp_path: Path) -> None:
         assert refused.value.message.startswith(f"{file}:2: "), refused.value.message
     with pytest.raises(ConfigError, match="servers are asked every 1 s to 1 h"):
         load(env={"RMGR_SUBMITTER_REFRESH": "0"})
+
+
+def test_a_number_out_of_its_bounds_and_an_unknown_word_are_refused_where_they_stand(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    for section, line, told in (
+        ("starter", "cores = -5", "0 to 99999"),
+        ("starter", "call_cores = -1", "0 to 99999"),
+        ("starter", "nodes = 0", f"1 to {MAX_NODES}"),
+        ("starter", "line_port = 70000", "-1 to 65535"),
+        ("starter", "speed = nan", "0 or more"),
+        ("server", "slots = -1", "0 to 99999"),
+        ("server", "speed = inf", "0 or more"),
+        ("server", "per_user = 0", "1 to 99999"),
+        ("starter", 'bind_cpus = "maybe"', "auto, yes, no"),
+        ("starter", 'freezer = "v3"', "auto, v2, signals"),
+        ("security", 'run_as = "root"', "auto, user, self"),
+        ("log", 'level = "loud"', "debug, info, warning, error"),
+        ("log", 'format = "xml"', "auto, json, pretty"),
+    ):
+        file.write_text(f"[{section}]\n{line}\n")
+        with pytest.raises(ConfigError, match=told) as refused:
+            check_file(file)
+        assert refused.value.message.startswith(f"{file}:2: {line.partition(' ')[0]} = "), refused.value.message
+    with pytest.raises(ConfigError, match="variable RMGR_STARTER_CORES: cores = '-5' is not valid: it is a number of 0 to 99999"):
+        load(env={"RMGR_STARTER_CORES": "-5"})
 
 
 _TEXTS = ("*.md", "*.py", "*.sh", "*.yml", "*.toml", "Dockerfile")
