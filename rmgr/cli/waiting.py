@@ -226,6 +226,10 @@ class AwaitedSubmission:
             return len(self.wanted)
         return self.past.tasks if self.past is not None else self.handle.progress.total
 
+    def id_of(self, end: FollowedEnd) -> str:
+        """The id of a task as people write it: `42_7`, or `42` of a submission's only task."""
+        return str(self.number) if self.handle.progress.total == 1 else end.id
+
     @property
     def counts(self) -> dict[State, int]:
         """Number of ended tasks by state."""
@@ -459,8 +463,7 @@ def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) 
             session.note(f"{item.number} was cancelled")
         return
     first = min((end for end in failed if end.state is State.FAILED), key=lambda end: end.position, default=failed[0])
-    single = item.total == 1
-    id_ = str(item.number) if single else first.id
+    id_ = item.id_of(first)
     told = _detail(item, first)
     lines = [f"{id_} {how(first)}" + (f"{'; ' if first.error else ': '}{told}" if told and told not in first.error else "")]
     tail = _tail(session, first) if with_tail and first.state is State.FAILED else []
@@ -529,13 +532,15 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
         if not pattern:
             continue
         for end in sorted(item.ends.values(), key=lambda end: end.position):
+            if end.reason == Reason.START_FAILED:
+                continue  # it has written nothing, and `tell_failure` says why
             target = Path(
                 expand_output_name(pattern, job=end.submission, index=end.index, attempt=end.attempt, name=submission.name, node=end.node)
             )
             try:
                 if not target.parent.is_dir():
                     where = f"{('-o', '-e')[number]} {target}: there is no directory {target.parent} here"
-                    session.note(f"{where}; where a node has none either it was not written: rmgr logs {end.id}")
+                    session.note(f"{where}; where a node has none either it was not written: rmgr logs {item.id_of(end)}")
                     break  # one message covers all tasks
                 if str(target) not in started and target.exists():
                     continue  # the node wrote it: the node is this machine, or shares a file system with it
@@ -550,7 +555,7 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
                     file.writelines(parts)
                 started.add(str(target))
             except OSError as error:
-                session.note(f"{target} cannot be written on {socket.gethostname()}: {error.strerror}; rmgr logs {end.id} -o FILE")
+                session.note(f"{target} cannot be written on {socket.gethostname()}: {error.strerror}; rmgr logs {item.id_of(end)} -o FILE")
 
 
 def summary(item: AwaitedSubmission) -> str:

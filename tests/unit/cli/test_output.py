@@ -176,6 +176,17 @@ def test_the_leader_records_such_a_branch_so() -> None:
     assert not is_branch_not_taken(Reason.DEPENDENCY_FAILED, spared.detail)
 
 
+@pytest.mark.parametrize(("total", "id_"), [(3, "42_2"), (1, "42")])
+def test_one_awaited_task_of_several_is_named(total: int, id_: str, capsys: pytest.CaptureFixture[str]) -> None:
+    handle = SimpleNamespace(progress=SimpleNamespace(total=total))
+    item = AwaitedSubmission(42, frozenset({1}), handle=handle)
+    item.ends[1] = an_end(1, state=State.FAILED, reason="EXIT_CODE", exit_code=3)
+    tell_failure(cast("Any", None), item, with_tail=False)
+    err = capsys.readouterr().err
+    assert err.startswith(f"rmgr: {id_} FAILED"), err
+    assert f"rmgr explain {id_}\n" in err
+
+
 def test_a_file_of_several_tasks_is_not_fetched_and_that_is_told(tmp_path: Path) -> None:
     """Their logs have none of it: an empty file would say that there was nothing."""
     notes: list[str] = []
@@ -185,6 +196,14 @@ def test_a_file_of_several_tasks_is_not_fetched_and_that_is_told(tmp_path: Path)
     fetch_files(cast("Any", SimpleNamespace(note=notes.append)), item)
     assert notes == [f"-o {tmp_path / 'all'} stays on the nodes: several tasks write into it, %a gives each its own"]
     assert not (tmp_path / "all").exists()
+
+
+def test_nothing_is_fetched_of_what_could_not_begin(tmp_path: Path) -> None:
+    ends = {0: an_end(state=State.FAILED, reason=Reason.START_FAILED, log=(b"", b""), log_parts=(0, 0))}
+    command = Command(argv=("x",), out="/proc/x", err=str(tmp_path / "err"))
+    item: Any = SimpleNamespace(submission=SimpleNamespace(command=command, name="x"), ends=ends)
+    fetch_files(cast("Any", None), item)  # no note
+    assert not (tmp_path / "err").exists()
 
 
 def test_both_streams_may_be_fetched_into_one_file(tmp_path: Path) -> None:
