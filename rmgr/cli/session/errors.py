@@ -6,7 +6,9 @@ import errno
 import os
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 import click
 
@@ -69,6 +71,8 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         case FileNotFoundError() if _is_directory_gone():
             code, message, exit_code = "USAGE", f"the directory that this command was started in has been removed{_removed_directory()}", 2
             hint = "cd to one that exists"
+        case OSError(errno=errno.ENOSPC, filename=None):
+            code, message, hint, exit_code = "INTERNAL", f"the output could not be written: {error.strerror}", "", 1
         case OSError():
             code, message, hint, exit_code = "INTERNAL", _os_message(error), "", 1
         case _:
@@ -82,6 +86,7 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         told = {"code": code, "message": message, "hint": hint}
         try:
             sys.stdout.write(json.dumps({"schema": "rmgr/1", "error": told | ({"token": token} if token else {})}) + "\n")
+            sys.stdout.flush()
         except OSError:  # a full disk behind stdout: report it to people at least
             _print_error(message, hint)
     else:
@@ -90,7 +95,23 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         import traceback
 
         traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, OSError):
+        try:
+            sys.stdout.flush()
+        except OSError:  # the error that is reported
+            _drop(sys.stdout)
     return exit_code
+
+
+@contextmanager
+def told_anyway(done: str) -> Iterator[None]:
+    """Tells on stderr what has been done, if stdout cannot be written: otherwise nobody learns the id of what was submitted."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError:
+        _print_error(done, "")
+        raise
 
 
 def flush(code: int) -> int:
@@ -99,12 +120,17 @@ def flush(code: int) -> int:
         try:
             stream.flush()
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # otherwise Python would try again at exit, and end with 120
+            _drop(stream)
             is_gone = isinstance(error, BrokenPipeError)
             if not is_gone and stream is sys.stdout:  # a full disk behind stdout
                 _print_error(f"the output could not be written: {error.strerror}", "")
             code = code or (BROKEN_PIPE if is_gone else 1)
     return code
+
+
+def _drop(stream: TextIO) -> None:
+    """Sends what `stream` still holds to nobody: otherwise Python would try again at exit, and end with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _print_error(message: str, hint: str) -> None:

@@ -27,7 +27,7 @@ from click.core import ParameterSource
 from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import GlobalOption
 from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session.errors import WorkEnded, told_anyway
 from rmgr.cli.submit.submit import checked_options, doubts, told_dry, with_directives, write_dry
 from rmgr.cli.words.script import Script, read_script, refused
 from rmgr.client.commands.job_lists import ListedJob, in_order, prepare_all, send_all
@@ -92,13 +92,13 @@ def _check_alone(ctx: click.Context, words: Sequence[str]) -> None:
 
 
 def _print_ids(session: Session, sent: Sequence[Sent], *, waits: bool) -> None:
-    if session.json:
-        if not waits:
-            emit({"jobs": [_shown(item) for item in sent]})
-    else:
-        out = sys.stderr if waits else sys.stdout
-        out.write("".join(f"{item.submission.id}\n" for item in sent))
-    sys.stdout.flush()
+    with told_anyway(f"submitted jobs {', '.join(str(item.submission.id) for item in sent)}"):
+        if session.json:
+            if not waits:
+                emit({"jobs": [_shown(item) for item in sent]})
+        else:
+            out = sys.stderr if waits else sys.stdout
+            out.write("".join(f"{item.submission.id}\n" for item in sent))
     sys.stderr.flush()
     if not any(item.created for item in sent):
         session.note("the token was used before: this is the same list again, nothing new was submitted")

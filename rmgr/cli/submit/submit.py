@@ -21,7 +21,7 @@ from click.core import ParameterSource
 from rmgr.cli.display.render import clock, emit, iso, printable
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded, hint_of
+from rmgr.cli.session.errors import WorkEnded, hint_of, told_anyway
 from rmgr.cli.words.moments import BEGIN, BEGINS
 from rmgr.cli.words.params import (
     AFTER,
@@ -498,16 +498,16 @@ def carry_out(session: Session, draft: CheckedRequest, work: WorkRequest, *, aga
 def follow_up(session: Session, sent: Sent, afterwards: Afterwards, *, again: int = 0) -> None:
     """Prints the id of what was submitted, and waits for its end if that was asked for. Raises: WorkEnded then."""
     number, waits = sent.submission.id, afterwards.waits
-    if session.json:
-        if not waits:
-            told = {"id": str(number), "tasks": sent.tasks} | ({"of": str(again)} if again else {})
-            emit(told | ({} if sent.created else {"created": False}))
-    elif afterwards.parsable:
-        sys.stdout.write(f"{number}\n")
-    else:
-        out = sys.stderr if waits else sys.stdout  # with --wait, stdout is the work's
-        out.write(f"Submitted job {number}" + (f": {counted(sent.tasks, 'task')} of {again}\n" if again else "\n"))
-    sys.stdout.flush()
+    with told_anyway(f"submitted job {number}"):
+        if session.json:
+            if not waits:
+                told = {"id": str(number), "tasks": sent.tasks} | ({"of": str(again)} if again else {})
+                emit(told | ({} if sent.created else {"created": False}))
+        elif afterwards.parsable:
+            sys.stdout.write(f"{number}\n")
+        else:
+            out = sys.stderr if waits else sys.stdout  # with --wait, stdout is the work's
+            out.write(f"Submitted job {number}" + (f": {counted(sent.tasks, 'task')} of {again}\n" if again else "\n"))
     sys.stderr.flush()
     if not sent.created:
         session.note(f"the token was used before: this is submission {number} again, nothing new was submitted")

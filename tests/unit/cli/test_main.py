@@ -249,6 +249,26 @@ def test_readers_that_are_gone_are_told_by_one_exit_code(names: str) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (141, b"", b"")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_full_disk_behind_stdout_hides_no_id(unbuffered: str, as_json: bool) -> None:
+    script = """if True:
+        import sys; from rmgr.cli import main; from rmgr.cli.session import errors
+        def run(_):
+            try:
+                with errors.told_anyway("submitted job 42"):
+                    print("Submitted job 42")
+            except OSError as error:
+                return errors.report(error, as_json=bool(sys.argv[1:]))
+        main.run = run; main.main([])"""
+    environ = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as full:
+        line = [sys.executable, "-c", script, *["json"] * as_json]
+        ended = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, env=environ, timeout=60, check=False, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "rmgr: submitted job 42\nrmgr: the output could not be written: No space left on device\n"
+
+
 def test_a_json_word_of_the_work_is_not_ours() -> None:
     assert main.asked_for_json(["submit", "--json", "--", "x"])
     assert not main.asked_for_json(["submit", "--", "x", "--json"])
