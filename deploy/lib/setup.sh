@@ -89,7 +89,7 @@ ensure_iproute() {
   command -v ip >/dev/null || install_packages "ip, for tests with network namespaces" iproute2
 }
 
-# Open MPI and a C compiler, for tests/integration/starter/test_mpi.py and test_rank_tasks.py.
+# Open MPI and a C compiler, for tests/integration/starter/test_starter_ranks.py and test_rank_tasks.py.
 ensure_openmpi() {
   if command -v mpirun >/dev/null && command -v mpicc >/dev/null && command -v gcc >/dev/null; then return; fi
   install_packages "Open MPI, for tests of MPI jobs" openmpi-bin libopenmpi-dev gcc libc6-dev

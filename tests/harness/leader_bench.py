@@ -7,11 +7,13 @@ timer. `Starter` and `Submitter` commit the real multis of `coord/ops/work.py`, 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -20,7 +22,7 @@ from rmgr.coord.decisions.liveness import STOPPED
 from rmgr.coord.ops import membership
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import epoch_version, stand, take_over
-from rmgr.coord.protocol import paths
+from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
@@ -28,8 +30,8 @@ from rmgr.daemons.leader.leader import Leader
 from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.model.base.resources import Capacity, NodeAttributes
-from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState, StarterEntry, SubmitterEntry
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.node import EpochRecord, InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry, SubmitterEntry
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange, Fragment
 from rmgr.model.tasks.block import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail, Work
@@ -41,6 +43,8 @@ from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
 from tests.harness.metric_rows import value_of
 
+R = TypeVar("R")
+
 _guids = itertools.count(1)
 
 
@@ -49,6 +53,13 @@ def committed(coordinator: Coordinator, multi: Multi) -> Committed:
     outcome = coordinator.commit(multi).result(60)
     assert isinstance(outcome, Committed), f"{multi.name}: {outcome}"
     return outcome
+
+
+def placing(*stages: str | dict[str, object], **more: object) -> ClusterSettings:
+    """Queue batch, whose jobs the leader places by these policies. more: other tables of the pipeline's file."""
+    document = json.dumps({"stage": [{"policy": one} if isinstance(one, str) else one for one in stages], **more})
+    queues = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))
+    return ClusterSettings(queues=queues, pipelines=(PipelineSpec(partition="default", document=document),) if stages else ())
 
 
 class Inline(Executor):
@@ -271,10 +282,22 @@ class Tree:
     def held(self, queue: str = "default") -> list[BlockKey]:
         return self.keys(paths.held(queue))
 
+    def read(self, path: str, kind: type[R]) -> R:
+        """The record that stands there."""
+        return decode_record(self.coordinator.get(path).result(60).data, kind)
+
     def node(self, name: str) -> NodeRecord:
-        found = self.coordinator.get(paths.node(name)).result(60)
-        assert found is not None
-        return decode_record(found.data, NodeRecord)
+        return self.read(paths.node(name), NodeRecord)
+
+    def running(self, *nodes: str) -> list[int]:
+        """Submissions whose blocks these nodes have, node after node, in the order of their names."""
+        return [key.submission for node in nodes for key in self.keys(paths.running_node(node))]
+
+    def orders(self, *nodes: str) -> list[tuple[str, str, InboxOrder]]:
+        """(node, name, order) of everything but starts that these nodes are asked."""
+        names = [(node, guid) for node in nodes for guid in self.names(paths.inbox_node(node))]
+        asked = [(node, guid, self.read(paths.inbox(node, guid), InboxOrder)) for node, guid in names]
+        return [one for one in asked if one[2].order is not OrderKind.START]
 
     def sub(self, number: int) -> Submission | None:
         found = self.coordinator.get(paths.sub(number)).result(60)
@@ -433,6 +456,28 @@ class Bench:
         self.now_s = end_s
         self.run()
 
+    def refuse(self, call: str, error: Exception, where: Callable[[Any], bool], times: int = 2) -> list[int]:
+        """The leader's next calls of its coordinator that are meant raise this. Returns how many are left."""
+        left, known = [times], getattr(self.leader_coordinator, call)
+
+        def calling(what: Any, **options: Any) -> Future[Any]:
+            if not left[0] or not where(what):
+                return known(what, **options)
+            left[0] -= 1
+            answer: Future[Any] = Future()
+            answer.set_exception(error)
+            return answer
+
+        setattr(self.leader_coordinator, call, calling)
+        return left
+
+    def last_log(self, file: Path) -> Path:
+        """Writes the scheduler's log of the last leader there."""
+        found = self.store.keys(keys.events_of())
+        last = max(keys.parse_events(key)[:2] for key in found)
+        file.write_bytes(b"".join(row[0] for key in found if keys.parse_events(key)[:2] == last and (row := self.store.get(key))))
+        return file
+
     def idle(self, seconds: float) -> None:
         """As `advance`, for hours: leaves out most comparisons of memory and znodes, which are all that happens every 20 s."""
         assert self.leader is not None
@@ -457,4 +502,4 @@ def _struct_replace(data: BlockData, **fields: Any) -> BlockData:
     return msgspec.structs.replace(data, **fields)
 
 
-__all__ = ["Bench", "Inline", "Starter", "Submitter", "Tree", "committed", "encode_record"]
+__all__ = ["Bench", "Inline", "Starter", "Submitter", "Tree", "committed", "encode_record", "placing"]

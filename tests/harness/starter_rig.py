@@ -277,6 +277,10 @@ class Rig:
         assert isinstance(outcome, Committed), outcome
         return number
 
+    def end_of(self, *work: Any, **fields: Any) -> Outcome:
+        """Submits one task, as `submit` does, and waits for its end."""
+        return self.outcomes(self.submit(*work, **fields), 1)[0]
+
     def outcomes(self, number: int, count: int, deadline_s: float = DEADLINE_S) -> dict[int, Outcome]:
         """Waits for `count` final outcomes and returns them by index; a second one for a task is an error."""
         found: dict[int, Outcome] = {}

@@ -31,7 +31,7 @@ _LINE_BYTES = 64 * 1024
 _LOST = 125
 _FLAGS = {"-l": "label", "--label": "label", "-K": "kill", "--kill-on-bad-exit": "kill"}
 #: Variables for two nodes on one machine (`rmgr dev`): Open MPI 4 names the shared memory of a node's ranks, and its files, after the
-#: machine, and crashes. So only one node has such memory; tests/integration/starter/test_mpi.py would fail without this.
+#: machine, and crashes. So only one node has such memory; tests/integration/starter/test_starter_ranks.py would fail without this.
 _ON_ONE_MACHINE = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_orte_tmpdir_base": "{directory}"}
 _CHUNK = 64 * 1024
 

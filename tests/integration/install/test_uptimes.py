@@ -36,7 +36,7 @@ FILES = (
     "unit/daemons/starter/core/test_blocks.py",
     "unit/daemons/starter/pull/test_board.py",
     "unit/daemons/starter/execution/test_dispatch.py",
-    "unit/daemons/starter/jobs/test_joint.py",
+    "unit/daemons/starter/node/test_read_again.py",
     "unit/daemons/starter/execution/test_lanes.py",
     "unit/daemons/starter/test_starter_parts.py",
     "unit/daemons/starter/checkpoint/test_checkpoint_files.py",

@@ -34,7 +34,6 @@ class Gateway:
     """Asks whoever leads, as a gateway does: a leader that does not know a server has it reported, and is asked again."""
 
     def __init__(self, cluster: DevCluster, role: Role = Role.SUBMITTER) -> None:
-        assert cluster.security is not None
         self._cluster = cluster
         self._credentials = Credentials.load(cluster.security.bundle(role, "g1"), roles=(role,))
         self._client: MetaserverClient | None = None
@@ -183,7 +182,6 @@ def test_a_watchdog_that_does_not_lead_refuses(cluster: DevCluster, gateway: Gat
     if cluster.process(other).find() is None:
         cluster.start_watchdog(other)
 
-    assert cluster.security is not None
     credentials = Credentials.load(cluster.security.bundle(Role.SUBMITTER, "g1"), roles=(Role.SUBMITTER,))
 
     def refusal() -> str:

@@ -116,7 +116,7 @@ def test_an_endless_plug_in_is_replaced_and_stops_nobody_else_under_two_leaders(
     for turn in range(2):
         here = sh.submit("-q", "batch", "--", "sleep", "0.1")
         there = sh.submit("-q", "far", "--", "sleep", "600")
-        took_s = until(lambda there=there: runs(cluster, "f1", there), lambda: sh("status"))  # type: ignore[misc]
+        took_s = until(lambda there=there: runs(cluster, "f1", there), lambda: sh("status"))
         assert took_s < 2.0
         assert sh("wait", here, timeout_s=60).code == 0  # FCFS has placed it
         sh.ok("cancel", there)

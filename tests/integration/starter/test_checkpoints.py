@@ -1,34 +1,47 @@
-"""Checkpoints on real Starters with real processes: asked, stored, restored elsewhere; a counter never repeats a saved step.
+"""Checkpoints on real Starters with real processes: asked, stored, sealed, restored elsewhere; a counter never repeats a saved step.
 
 Every program counts: it restores its step, writes each new one into a ledger outside of its directory, and saves when it is asked to.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 import shlex
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import psutil
 import pytest
 
 from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
 from rmgr.coord.ops import place
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.multi import Multi
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_block
+from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter.checkpoint import directories as asking
 from rmgr.daemons.starter.checkpoint import files
-from rmgr.daemons.starter.checkpoint.files import decode_manifest
+from rmgr.daemons.starter.checkpoint.files import StarterSeals, decode_manifest
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import StoreUnavailable
 from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Rigid
+from tests.harness.bundles import session_bundles
 from tests.harness.hand_leader import put, unhold, waiting
 from tests.harness.reachable import open_place
 from tests.harness.starter_rig import Rig, call, own_rig
@@ -87,6 +100,24 @@ def grows(ledger: Path, by: int = 3) -> None:
     eventually(lambda: len(steps(ledger)) >= before + by, f"{ledger.name} grows")
 
 
+def save(rig: Rig, number: int) -> str:
+    """An order to save its state and go on."""
+    return order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "go-on", "why": "user"})
+
+
+def counts(rig: Rig, program: Command, ledger: Path, **fields: object) -> int:
+    """A placed job that runs on n1."""
+    number = rig.submit(program, queue="batch", **fields)
+    put(rig, number)
+    grows(ledger)
+    return number
+
+
+def made_once(ledger: Path) -> None:
+    made = steps(ledger)
+    assert made == list(range(1, len(made) + 1)), f"{ledger.name}: every step once, in order"
+
+
 def stop(rig: Rig, number: int, node: str = "n1", **extra: str) -> str:
     return order(rig, OrderKind.CHECKPOINT, number, 0, node, extra={"then": "stop", "why": "user", **extra})
 
@@ -136,8 +167,7 @@ def goes_on(rig: Rig, ledger: Path, number: int) -> None:
     Path(f"{ledger}.end").touch()
     outcome = rig.outcomes(number, 1)[0]
     assert outcome.state is State.COMPLETED
-    made = steps(ledger)
-    assert made == list(range(1, len(made) + 1)), "every step once, in order"
+    made_once(ledger)
 
 
 @pytest.mark.parametrize("program", [shell, python])
@@ -194,8 +224,7 @@ def test_a_call_of_a_placed_queue_stops_and_goes_on(rig: Rig, tmp_path: Path) ->
     guid = stop(rig, number)  # it ends by itself while it is being stopped
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
     crossed_off(rig, guid)
-    made = steps(ledger)
-    assert made == list(range(1, len(made) + 1))
+    made_once(ledger)
 
 
 def test_a_job_that_ignores_it_is_ended_after_its_grace_and_begins_with_what_lies_there(
@@ -228,10 +257,8 @@ def test_with_restart_from_start_nothing_is_stored(rig: Rig, tmp_path: Path) -> 
     start(rig, "n1")
     ledger = tmp_path / "ledger"
     rigid = Rigid(restart="start", checkpoint_grace_us=30_000_000, checkpoint_every_us=50_000)
-    number = rig.submit(python(ledger), queue="batch", rigid=rigid)
-    put(rig, number)
-    grows(ledger)
-    refused = order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "go-on", "why": "user"})
+    number = counts(rig, python(ledger), ledger, rigid=rigid)
+    refused = save(rig, number)
     crossed_off(rig, refused)
     assert story(rig, number) == ("checkpoint (user) refused: its job always begins from the start (--restart-from start)",)
     stop(rig, number)
@@ -249,13 +276,11 @@ def test_periodic_checkpoints_and_one_on_request_let_the_job_go_on(rig: Rig, tmp
     put(rig, number)
     eventually(lambda: any(int(one.removeprefix("1.")) >= 3 for one in saved(rig, number)), "three by the clock")
     assert len(saved(rig, number)) <= 3  # two are kept, and a third is on its way
-    once = rig.submit(shell(tmp_path / "once"), queue="batch")
-    put(rig, once)
-    grows(tmp_path / "once")
-    crossed_off(rig, order(rig, OrderKind.CHECKPOINT, once, 0, extra={"then": "go-on", "why": "user"}))
+    once = counts(rig, shell(tmp_path / "once"), tmp_path / "once")
+    crossed_off(rig, save(rig, once))
     assert story(rig, once)[0].startswith("checkpoint 1.1 stored: 1 file, ")
     grows(tmp_path / "once")
-    manifest = decode_manifest(rig.store.get(Checkpoint(sub=once, index=0, attempt=1, n=1).key)[0])  # type: ignore[index]
+    manifest = decode_manifest(rig.store.get(Checkpoint(sub=once, index=0, attempt=1, n=1).key)[0])
     assert (manifest.nodes, [entry.path for entry in manifest.files]) == (("n1",), ["step"])
 
 
@@ -286,9 +311,7 @@ def test_what_is_too_large_may_not_stop_and_is_told_with_both_sizes(rig: Rig, tm
         assert story(rig, number)[-1].startswith(f"{what} (user) refused: its files have 1001 bytes, at most 1000 bytes are stored")
     assert running(rig, number).stopping == ""
     assert not ledger.exists(), "it was not signalled"
-    once = rig.submit(shell(tmp_path / "once"), queue="batch", resubmit=False)
-    put(rig, once)
-    grows(tmp_path / "once")
+    once = counts(rig, shell(tmp_path / "once"), tmp_path / "once", resubmit=False)
     crossed_off(rig, stop(rig, once))
     assert story(rig, once) == ("stop (user) refused: its job may run only once (--no-requeue)",)
     grows(tmp_path / "once")
@@ -299,9 +322,7 @@ def test_a_store_that_is_away_refuses_a_stop_and_one_that_goes_meanwhile_is_wait
 ) -> None:
     start(rig, "n1")
     ledger = tmp_path / "ledger"
-    number = rig.submit(python(ledger), queue="batch")
-    put(rig, number)
-    grows(ledger)
+    number = counts(rig, python(ledger), ledger)
     kind = type(rig.store)
     with monkeypatch.context() as patch:
         patch.setattr(kind, "health", lambda *_, **__: "it is away")
@@ -331,9 +352,7 @@ def test_a_job_that_is_cancelled_while_its_files_wait_for_the_store_does_not_wai
 ) -> None:
     start(rig, "n1")
     ledger = tmp_path / "ledger"
-    number = rig.submit(python(ledger), queue="batch")
-    put(rig, number)
-    grows(ledger)
+    number = counts(rig, python(ledger), ledger)
     refused = []
     put_soundly = type(rig.store).put
 
@@ -405,8 +424,7 @@ def test_a_job_of_two_nodes_is_one_checkpoint_whole_on_both(rig: Rig, tmp_path: 
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
     unhold(rig, job)
     for rank, ledger in enumerate(ledgers):
-        made = steps(ledger)
-        assert made == list(range(1, len(made) + 1)), f"rank {rank}: every step once, in order"
+        made_once(ledger)
         found = (tmp_path / f"found{rank}").read_text().split()
         assert found[-3:] == ["rank0.pickle", "rank1.pickle", "script.of.the.head"]
 
@@ -431,9 +449,7 @@ def test_a_starter_that_dies_before_its_last_word_has_saved_the_work(rig: Rig, t
     rig.spawn("n1", env={"RMGR_FAILPOINT": "starter.before_stop=kill"})
     rig.wait_registered()
     ledger = tmp_path / "ledger"
-    number = rig.submit(python(ledger), queue="batch")
-    put(rig, number)
-    grows(ledger)
+    number = counts(rig, python(ledger), ledger)
     stop(rig, number, block=paths.block_name(rig.running("n1")[0]))  # it outlives its Starter; the next attempt is not meant
     eventually(lambda: rig.processes[0].poll() is not None, "it was killed")
     assert saved(rig, number) == ["1.1"]
@@ -446,15 +462,11 @@ def test_a_starter_that_dies_before_its_last_word_has_saved_the_work(rig: Rig, t
     goes_on(rig, ledger, number)
 
 
-def test_a_session_that_is_lost_while_a_job_is_stopped_changes_nothing(
-    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_is_lost_while_a_job_is_stopped_changes_nothing(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = rig.start("n1", cores=2)
     rig.wait_registered()
     ledger = tmp_path / "ledger"
-    number = rig.submit(python(ledger), queue="batch")
-    put(rig, number)
-    grows(ledger)
+    number = counts(rig, python(ledger), ledger)
 
     def away(*_args: object, **_more: object) -> None:
         raise StoreUnavailable("it is away")
@@ -507,9 +519,7 @@ def test_where_work_runs_as_its_user_his_files_are_his_own(zookeeper: ZooKeeperS
         start(rig, as_users=True)
         script = """rmgr run sh -c 'cd "$RMGR_CHECKPOINT_DIR" && id -un > who$RMGR_RANK; ls -ld . who? > $0/$RMGR_ATTEMPT.$RMGR_RANK
             trap "exit 85" USR1; touch $0/up$RMGR_ATTEMPT.$RMGR_RANK; while :; do sleep 0.05; done' $0"""
-        number = rig.submit(
-            Command(argv=("sh", "-c", script, str(directory))), queue="batch", rigid=Rigid(processes=2), user=anna.name
-        )
+        number = rig.submit(Command(argv=("sh", "-c", script, str(directory))), queue="batch", rigid=Rigid(processes=2), user=anna.name)
         for attempt, shares in ((1, (("n1", 1), ("n2", 1))), (2, (("n2", 1), ("n1", 1)))):
             job = put(rig, number, shares)
             for rank in (0, 1):
@@ -521,3 +531,239 @@ def test_where_work_runs_as_its_user_his_files_are_his_own(zookeeper: ZooKeeperS
         listed = (directory / "2.1").read_text().splitlines()
         assert len(listed) == 3, "its directory and the files of both ranks"
         assert all(line.split()[2] == anna.name for line in listed)
+
+
+#: Writes what it is told; ready once its handler stands.
+LISTENS = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path(sys.argv[1] + ".told").touch())
+pathlib.Path(sys.argv[1]).touch()
+while True: time.sleep(0.05)
+"""
+#: Its child is another program once it may be.
+FORKS = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: None)
+parent, child = os.getpid(), os.fork()
+if child == 0:
+    while not os.path.exists(sys.argv[1] + ".exec") and os.getppid() == parent: time.sleep(0.01)
+    os.execvp("sleep", ["sleep", "60"])
+pathlib.Path(sys.argv[1] + ".child").write_text(f"{child}\\n")
+pathlib.Path(sys.argv[1]).touch()
+os.waitpid(child, 0)
+"""
+DEAF = LISTENS.replace('signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path(sys.argv[1] + ".told").touch())', "")
+IGNORES = LISTENS.replace("lambda *_:", "signal.SIG_IGN) #")
+
+
+class Family:
+    """Processes with the mark of one slot."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.marker = uuid.uuid4().hex
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, program: str, *, command: tuple[str, ...] = (sys.executable,), marker: str = "") -> None:
+        argv = (*command, "-c", program, str(self.directory / name))
+        self.processes[name] = subprocess.Popen(argv, env={**os.environ, "RMGR_SLOT": marker or self.marker})
+        eventually((self.directory / name).exists, f"{name} is up")
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait(30)
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[Family]:
+    made = Family(tmp_path)
+    yield made
+    made.close()
+
+
+def test_only_processes_of_the_job_that_catch_the_signal_get_it(family: Family, tmp_path: Path) -> None:
+    launcher = tmp_path / "mpirun"
+    launcher.symlink_to(sys.executable)
+    family.start("listens", LISTENS)
+    family.start("deaf", DEAF)
+    family.start("ignores", IGNORES)
+    family.start("launcher", LISTENS, command=(str(launcher),))
+    family.start("rmgr", LISTENS + "\nif 0: import rmgr.runner.ranks.client")
+    family.start("other job", LISTENS, marker="another")
+    told = asking.notify(family.marker, None)
+    assert told == [family.processes["listens"].pid]
+    eventually((tmp_path / "listens.told").exists, "it was told")
+    assert asking.notify(family.marker, None, told) == []
+    assert sorted(path.name for path in tmp_path.glob("*.told")) == ["listens.told"]
+    assert all(process.poll() is None for process in family.processes.values()), "nobody has died of it"
+
+
+def test_a_child_that_has_not_become_another_program_yet_does_not_die_of_its_parents_handler(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family.start("script", FORKS)
+    child = int((tmp_path / "script.child").read_text())
+
+    def sleep(_: float) -> None:
+        (tmp_path / "script.exec").touch()
+        eventually(lambda: not asking.catches(child, signal.SIGUSR1), "it runs the other program")
+
+    monkeypatch.setattr(asking, "machine", SimpleNamespace(sleep=sleep))
+    assert asking.catches(child, signal.SIGUSR1)
+    assert asking.notify(family.marker, None) == [family.processes["script"].pid]
+    assert psutil.Process(child).name() == "sleep"
+    psutil.Process(child).kill()
+
+
+def test_what_is_left_of_a_part_is_ended_and_others_are_not(family: Family) -> None:
+    family.start("one", LISTENS)
+    family.start("server", DEAF)
+    family.start("other job", DEAF, marker="another")
+    assert asking.end_all(family.marker, None, (family.processes["server"].pid,))
+    assert {name: process.poll() for name, process in family.processes.items()} == {"one": -9, "server": None, "other job": None}
+
+
+def test_a_request_is_whole_and_an_answer_that_makes_no_sense_is_none(tmp_path: Path) -> None:
+    asking.write_request(tmp_path, None, number=3, stop=True, deadline_us=5_500_000)
+    assert (tmp_path / ".rmgr" / "request").read_text() == '{"deadline":5.5,"number":3,"stop":true}'
+    assert (tmp_path / ".rmgr" / "number").read_text() == "3\n"
+    assert (tmp_path / ".rmgr" / "stop").exists()
+    assert asking.answered(tmp_path, None) == 0
+    (tmp_path / ".rmgr" / "saved").write_text("three")
+    assert asking.answered(tmp_path, None) == 0
+    (tmp_path / ".rmgr" / "saved").write_text("3\n")
+    assert asking.answered(tmp_path, None) == 3
+    (tmp_path / ".rmgr" / "saved").unlink()
+    os.mkfifo(tmp_path / ".rmgr" / "saved")  # whoever reads it must not wait
+    assert asking.answered(tmp_path, None) == 0
+
+
+#: Ends whenever it is asked; the second time it answers first, and the third attempt is not asked.
+ALWAYS = """cd "$RMGR_CHECKPOINT_DIR"; trap 'asked=1' USR1; asked=; echo "$(cat kept 2>/dev/null || echo nothing)" >> $0
+while [ ! "$asked" ]; do sleep 0.02; [ $RMGR_ATTEMPT -lt 3 ] || exit 85; done
+echo "of $RMGR_ATTEMPT" > kept
+[ $RMGR_ATTEMPT = 1 ] || { cp .rmgr/number .rmgr/saved; while [ ! -e $0.end ]; do sleep 0.02; done; }; exit 85"""
+
+
+def test_a_program_that_ends_with_85_when_it_may_go_on_runs_again(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1")
+    told, other = tmp_path / "told", tmp_path / "other"
+    number = rig.submit(Command(argv=("sh", "-c", ALWAYS, str(told))), queue="batch")
+    once = rig.submit(Command(argv=("sh", "-c", ALWAYS, str(other))), queue="batch", resubmit=False)
+
+    def ask(number: int, told: Path, lines: int) -> str:
+        put(rig, number)
+        eventually(lambda: told.exists() and told.read_text().count("\n") == lines, f"{lines} attempts")
+        return save(rig, number)
+
+    crossed_off(rig, ask(once, other, 1))
+    assert (rig.outcomes(once, 1)[0].reason, rig.outcomes(once, 1)[0].exit_code) == (Reason.EXIT_CODE, 85), "it may run once"
+    crossed_off(rig, ask(number, told, 1))
+    past = back(rig, number, 2).past[-1]
+    assert (past.reason, past.exit_code, "stored: 1 file" in past.error) == (Reason.MIGRATED, 85, True), past.error
+    crossed_off(rig, ask(number, told, 2))
+    assert saved(rig, number)[0] == "2.1"
+    Path(f"{told}.end").touch()
+    assert "stored: 1 file" in back(rig, number, 3).past[-1].error
+    assert saved(rig, number) == ["2.2", "2.1"]
+    put(rig, number)
+    assert rig.outcomes(number, 1)[0].exit_code == 85, "nobody has asked the third attempt"
+    assert told.read_text().split("\n")[:3] == ["nothing", "of 1", "of 2"]
+
+
+#: Its first step takes as long as the test wants; saves when it is asked to, between two steps, and stops where it is still to stop.
+SLOW = """cd "$RMGR_CHECKPOINT_DIR"; asked=; trap 'asked=1' USR1; end=$0.end
+while [ ! -e $end ]; do
+    echo begins >> $0; while [ ! -e $0.go ]; do sleep 0.05; done; sleep 0.1
+    if [ "$asked" ]; then asked=; echo kept > kept; cp .rmgr/number .rmgr/saved; echo saved >> $0; [ ! -e .rmgr/stop ] || exit 85; fi
+done"""
+
+
+def test_one_that_a_policy_would_move_goes_on_when_it_does_not_answer_in_its_grace(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it answers later: the request does not ask it to stop any more."""
+    start(rig, "n1")
+    notes = noted(monkeypatch)
+    told = tmp_path / "told"
+    rigid = Rigid(checkpoint=True, checkpoint_grace_us=1_000_000)
+    number = rig.submit(Command(argv=("sh", "-c", SLOW, str(told))), queue="batch", rigid=rigid)
+    put(rig, number)
+    eventually(told.exists, "it to run")
+    guid = order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "stop", "why": "policy", "unsaved": "go-on"})
+    crossed_off(rig, guid)
+    assert any("has until" in note.saving for note in notes), "its block said that it was asked, and until when"
+    data = running(rig, number)
+    assert data.story == ("stop (policy) refused: it has not saved its state within 1s",)
+    assert (data.stopping, data.saving, data.answered, data.moves) == ("", "", False, 0)
+    Path(f"{told}.go").touch()
+    eventually(lambda: "saved" in told.read_text(), "its late answer")
+    lines = told.read_text().count("begins")
+    eventually(lambda: told.read_text().count("begins") > lines, "it to go on behind it")
+    assert running(rig, number).allocation is not None
+    guid = order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "go-on", "why": "user", "grace_us": "30000000"})
+    crossed_off(rig, guid)
+    assert running(rig, number).answered, "it has answered: so it saves"
+    order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "stop", "why": "policy", "unsaved": "go-on", "grace_us": "30000000"})
+    data = back(rig, number, 2)
+    assert (data.past[-1].reason, data.answered, data.moves, data.saving) == (Reason.MIGRATED, True, 1, "")
+    put(rig, number)
+    eventually(lambda: running(rig, number).moves == 1, "what was counted is there")
+    Path(f"{told}.end").touch()
+    assert rig.outcomes(number, 1)[0].state is State.COMPLETED
+
+
+def test_what_has_begun_is_not_taken_back_and_what_has_not_is(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1")
+    told = tmp_path / "told"
+    first = rig.submit(Command(argv=("sh", "-c", SLOW, str(told))), queue="batch", rigid=Rigid(processes=2))
+    second = rig.submit(Command(argv=("true",)), queue="batch")
+    put(rig, first, (("n1", 2),))
+    eventually(told.exists, "it to run")
+    put(rig, second)  # no core is free
+    extra = {"then": "stop", "why": "policy", "unsaved": "go-on", "unbegun": "1"}
+    crossed_off(rig, order(rig, OrderKind.CHECKPOINT, first, 0, extra=extra))
+    assert running(rig, first).stopping == ""
+    crossed_off(rig, order(rig, OrderKind.CHECKPOINT, second, 0, extra=extra))
+    assert back(rig, second, 1).past == ()
+    Path(f"{told}.end").touch()
+    Path(f"{told}.go").touch()
+    assert rig.outcomes(first, 1)[0].state is State.COMPLETED
+    put(rig, second)
+    assert rig.outcomes(second, 1)[0].state is State.COMPLETED
+
+
+def test_a_forged_checkpoint_is_refused_and_the_job_goes_on_from_the_sealed_one(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mallory can write the data store; the Starter has its key, and the cluster's certificates lie in ZooKeeper."""
+    bundles = session_bundles()
+    mine, mallory = bundles.credentials(Role.STARTER, "n1"), bundles.credentials(Role.USER, "mallory")
+    for credentials in (mine, mallory):
+        publish(rig.zk, credentials)
+    trust = Trust(ZooKeeperKeys(rig.zk), bundles.ca.cert_pem)
+    seals = StarterSeals(mine, trust, cluster_id="c")
+    monkeypatch.setattr(starter, "seals_of", lambda *_: seals)
+    start(rig, "n1")
+    ledger = tmp_path / "ledger"
+    number = counts(rig, python(ledger), ledger)
+    stop(rig, number)
+    back(rig, number, 2)
+    kept = steps(ledger)[-1]
+    true = files.read_checkpoint(rig.store, next(files.checkpoints_of(rig.store, number, 0)), seals)
+    evil = pickle.dumps(100_000)
+    digest = hashlib.sha256(evil).hexdigest()
+    rig.store.put(keys.checkpoint_piece(number, 0, 1, digest), evil)
+    entry = msgspec.structs.replace(true.files[0], size=len(evil), sha256=digest, rows=((digest, 0, len(evil)),))
+    forged = msgspec.structs.replace(true, n=2, files=(entry,), size_bytes=len(evil))
+    files.write_checkpoint(rig.store, forged)
+    files.write_checkpoint(rig.store, StarterSeals(mallory, trust, cluster_id="c").seal(msgspec.structs.replace(forged, n=3)))
+    put(rig, number)
+    grows(ledger)
+    *refused, _ = begins(rig, number, "attempt 2 begins with checkpoint 1.1")[-3:]
+    assert refused[0].startswith("checkpoint 1.3 is refused (UNTRUSTED): it was sealed by user mallory")
+    assert refused[1].startswith("checkpoint 1.2 is refused (UNTRUSTED): it is not what Starter n1 has sealed")
+    assert steps(ledger)[kept] == kept + 1
+    Path(f"{ledger}.end").touch()
+    assert rig.outcomes(number, 1)[0].state is State.COMPLETED

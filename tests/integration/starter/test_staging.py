@@ -67,7 +67,7 @@ class SlowStore:
 def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
     """Three idle nodes whose work runs as its users, and a store that takes 1.5 s for a value that is streamed."""
     with own_rig(zookeeper, place) as made:
-        made.store = SlowStore(made.store, 1.5)  # type: ignore[assignment]
+        made.store = SlowStore(made.store, 1.5)
         for name in NODES:
             made.start(name, cores=1, as_users=True)
         for name in NODES:
@@ -127,12 +127,12 @@ def test_an_upload_of_hard_links_is_unpacked_once_where_it_was_claimed(rig: Rig,
 
 def test_a_call_whose_function_comes_slowly_stays_where_it_was_claimed(rig: Rig, accounts: LocalAccounts) -> None:
     user = accounts.make("f")
-    rig.store.gets = []  # type: ignore[attr-defined]
+    rig.store.gets = []
     all_idle(rig)
     token = uuid.uuid4().hex
     number = rig.submit(lambda: token, [call()], user=user.name)
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
-    functions = [key for key in rig.store.gets if key.startswith("fn/")]  # type: ignore[attr-defined]
+    functions = [key for key in rig.store.gets if key.startswith("fn/")]
     assert len(functions) == 1, f"{len(functions)} nodes fetched the function"
 
 
@@ -142,7 +142,7 @@ def test_what_is_staged_when_its_task_is_cancelled_is_removed_and_its_room_given
     user = accounts.make("c")
     upload = Upload(name="tree", sha256=rig.upload(archive_of_links(MIB, 3) + uuid.uuid4().bytes), is_dir=True)
     all_idle(rig)
-    goes_on: threading.Event = rig.store.goes_on  # type: ignore[attr-defined]
+    goes_on: threading.Event = rig.store.goes_on
     goes_on.clear()
     try:
         number = rig.submit(work("true", upload), user=user.name)

@@ -35,20 +35,13 @@ from tests.harness.waiting import eventually
 
 def log_of(rig: Rig, number: int, outcome: Outcome, stream: int = 0, attempt: int = 1) -> bytes:
     """The whole output of an attempt: parts from the store, then the inline rest."""
-    parts = []
-    for part in range(outcome.log_parts[stream]):
-        row = rig.store.get(keys.log(number, outcome.index, attempt, keys.STREAMS[stream], part))
-        parts.append(row[0])
-    return b"".join(parts) + outcome.log[stream]
-
-
-# -- calls ---------------------------------------------------------------------------------------------------------------------
+    rows = (keys.log(number, outcome.index, attempt, keys.STREAMS[stream], part) for part in range(outcome.log_parts[stream]))
+    return b"".join(rig.store.get(row)[0] for row in rows) + outcome.log[stream]
 
 
 def test_one_call_comes_back_with_its_value(rig: Rig) -> None:
     rig.start()
-    number = rig.submit(lambda x: x + 1, [call(41)])
-    outcome = rig.outcomes(number, 1)[0]
+    outcome = rig.end_of(lambda x: x + 1, [call(41)])
     assert (outcome.state, pickle.loads(outcome.value)) == (State.COMPLETED, 42)
     eventually(lambda: not rig.running(), "the block gone")
 
@@ -67,8 +60,7 @@ def test_an_exception_comes_back_with_its_traceback_and_the_others_go_on(rig: Ri
     found = rig.outcomes(number, 3)
     assert [found[index].state for index in range(3)] == [State.COMPLETED, State.FAILED, State.COMPLETED]
     assert (found[1].reason, found[1].error) == (Reason.EXCEPTION, "ZeroDivisionError: integer division or modulo by zero")
-    error = pickle.loads(found[1].value)
-    assert isinstance(error, ZeroDivisionError)
+    assert isinstance(pickle.loads(found[1].value), ZeroDivisionError)
 
 
 def test_what_calls_print_is_their_log(rig: Rig) -> None:
@@ -128,11 +120,7 @@ def test_work_whose_function_or_arguments_are_gone_from_the_store_is_lost_data_a
     (lost,) = rig.outcomes(number, 1).values()
     assert lost.reason is Reason.DATA_LOST
     assert re.search(r"the arguments args/\S+ are not in the data store", lost.error)
-    number = rig.submit(bytes.hex, [call(b"abc")])
-    assert rig.outcomes(number, 1)[0].reason is Reason.NONE
-
-
-# -- keys ----------------------------------------------------------------------------------------------------------------------
+    assert rig.end_of(bytes.hex, [call(b"abc")]).reason is Reason.NONE
 
 
 def test_values_travel_by_key_from_task_to_task(rig: Rig) -> None:
@@ -146,10 +134,8 @@ def test_values_travel_by_key_from_task_to_task(rig: Rig) -> None:
     second = rig.submit(lambda a, b: {"a": a, "b": b}, keyed=[KeyedPayload(("out/a", "out/b"), ("end",))])
     outcome = rig.outcomes(second, 1)[0]
     assert (outcome.state, outcome.outputs) == (State.COMPLETED, 1)
-    row = rig.store.get(keys.output(second, 0, 1, 0))
-    assert pickle.loads(row[0]) == {"a": b"raw bytes!", "b": [1, 2, 3]}
-    raw = rig.store.get(keys.output(first, 0, 1, 0))
-    assert raw == (b"raw bytes!", Encoding.RAW)
+    assert pickle.loads(rig.store.get(keys.output(second, 0, 1, 0))[0]) == {"a": b"raw bytes!", "b": [1, 2, 3]}
+    assert rig.store.get(keys.output(first, 0, 1, 0)) == (b"raw bytes!", Encoding.RAW)
 
 
 def test_a_keyed_task_without_keys_ends_and_its_node_works_on(rig: Rig) -> None:
@@ -206,8 +192,7 @@ def test_a_missing_input_key_fails_the_task_and_names_it(rig: Rig) -> None:
 
 def test_a_wrong_number_of_outputs_is_bad_output(rig: Rig) -> None:
     rig.start()
-    number = rig.submit(lambda: (1, 2, 3), keyed=[KeyedPayload((), ("a", "b"))])
-    assert rig.outcomes(number, 1)[0].reason is Reason.BAD_OUTPUT
+    assert rig.end_of(lambda: (1, 2, 3), keyed=[KeyedPayload((), ("a", "b"))]).reason is Reason.BAD_OUTPUT
 
 
 def test_at_most_once_that_fails_leaves_no_output_and_frees_its_keys(rig: Rig) -> None:
@@ -219,19 +204,13 @@ def test_at_most_once_that_fails_leaves_no_output_and_frees_its_keys(rig: Rig) -
     assert rig.store.keys(keys.outputs_of(number)) == []
 
 
-# -- commands --------------------------------------------------------------------------------------------------------------------
-
-
 def test_commands_tell_output_and_exit_code(rig: Rig) -> None:
     rig.start()
-    good = rig.submit(sh("echo hello; echo oops >&2"))
-    bad = rig.submit(sh("exit 3"))
-    hit = rig.submit(sh("kill -9 $$"))
-    outcome = rig.outcomes(good, 1)[0]
+    outcome = rig.end_of(sh("echo hello; echo oops >&2"))
     assert (outcome.state, outcome.exit_code, outcome.log) == (State.COMPLETED, 0, (b"hello\n", b"oops\n"))
-    outcome = rig.outcomes(bad, 1)[0]
+    outcome = rig.end_of(sh("exit 3"))
     assert (outcome.state, outcome.reason, outcome.exit_code, outcome.error) == (State.FAILED, Reason.EXIT_CODE, 3, "exit code 3")
-    outcome = rig.outcomes(hit, 1)[0]
+    outcome = rig.end_of(sh("kill -9 $$"))
     assert (outcome.reason, outcome.exit_code) == (Reason.SIGNAL, 137)
 
 
@@ -248,14 +227,12 @@ def test_a_script_runs_with_its_arguments_and_standard_input(rig: Rig) -> None:
     rig.start()
     script = rig.upload(b'#!/bin/sh\necho "$1-$2"\ncat\n')
     stdin = rig.upload(b"from stdin")
-    number = rig.submit(Command(script_sha256=script, script_name="job.sh", argv=("a", "b"), stdin_sha256=stdin))
-    assert rig.outcomes(number, 1)[0].log[0] == b"a-b\nfrom stdin"
+    assert rig.end_of(Command(script_sha256=script, script_name="job.sh", argv=("a", "b"), stdin_sha256=stdin)).log[0] == b"a-b\nfrom stdin"
 
 
 def test_a_command_that_does_not_exist_is_start_failed(rig: Rig) -> None:
     rig.start()
-    number = rig.submit(Command(argv=("/no/such/program",)))
-    outcome = rig.outcomes(number, 1)[0]
+    outcome = rig.end_of(Command(argv=("/no/such/program",)))
     assert (outcome.state, outcome.reason) == (State.FAILED, Reason.START_FAILED)
     assert "/no/such/program" in outcome.error
 
@@ -324,8 +301,7 @@ def test_files_are_shipped_in_and_out_by_key(rig: Rig, tmp_path: Path) -> None:
 
 def test_an_output_file_that_was_not_written_is_bad_output(rig: Rig) -> None:
     rig.start()
-    number = rig.submit(sh("true", output_files=(("k", "none.txt"),)))
-    outcome = rig.outcomes(number, 1)[0]
+    outcome = rig.end_of(sh("true", output_files=(("k", "none.txt"),)))
     assert outcome.reason is Reason.BAD_OUTPUT
     assert "none.txt" in outcome.error
 
@@ -350,13 +326,9 @@ def test_output_for_a_file_whose_directory_is_not_here_is_in_the_store(rig: Rig,
     assert not (tmp_path / "absent").exists()
 
 
-# -- limits and retries ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_task_over_its_time_limit_is_ended(rig: Rig) -> None:
     rig.start()
-    number = rig.submit(sh("sleep 60"), request=Request(time_limit_us=300_000), grace_us=100_000)
-    outcome = rig.outcomes(number, 1)[0]
+    outcome = rig.end_of(sh("sleep 60"), request=Request(time_limit_us=300_000), grace_us=100_000)
     assert (outcome.state, outcome.reason) == (State.FAILED, Reason.TIME_LIMIT)
 
 
@@ -371,8 +343,7 @@ def test_a_failure_that_may_run_again_waits_for_the_rule(rig: Rig) -> None:
     data = decode_block(record.block)
     assert (data.payloads, data.base, data.retries, data.failures) == ((b"1",), 1, 1, 0)
     eventually(lambda: not rig.running(), "the block gone")
-    again = rig.resubmit(number, (2, 1, 1), failed[2, 1, 1])
-    assert again is None
+    assert rig.resubmit(number, (2, 1, 1), failed[2, 1, 1]) is None
     outcome = rig.outcomes(number, 2)[2]
     assert (outcome.state, outcome.reason, outcome.exit_code) == (State.FAILED, Reason.EXIT_CODE, 2)
     assert [past.attempt for past in outcome.past] == [1]
@@ -443,7 +414,7 @@ def test_a_module_is_fetched_once_a_node_whatever_submissions_use_it(rig: Rig, m
     rig.store.put(keys.module(digest), archive.getvalue())
 
     def answer() -> int:
-        import travelled_module  # type: ignore[import-not-found]
+        import travelled_module
 
         return int(travelled_module.ANSWER)
 
@@ -463,6 +434,5 @@ def test_an_interpreter_that_cannot_work_fails_its_tasks_and_not_the_node(rig: R
         ends = rig.outcomes(number, 3).values()
         assert {outcome.reason for outcome in ends} == {Reason.START_FAILED}
         assert all(python in outcome.error for outcome in ends), ends
-    good = rig.submit(lambda: 1, [call()])
-    assert rig.outcomes(good, 1)[0].state is State.COMPLETED
+    assert rig.end_of(lambda: 1, [call()]).state is State.COMPLETED
     assert not rig.starters[0].agent().is_draining

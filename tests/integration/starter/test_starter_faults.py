@@ -16,7 +16,7 @@ from rmgr.coord.ops.leader import fence
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import EpochRecord
+from rmgr.model.cluster.node import EpochRecord, NodeRecord
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Command, OnDisconnect
 from rmgr.model.wire import frames, stream
@@ -42,6 +42,21 @@ def ledgered(ledger: Path, go: Path) -> Command:
     line = "$RMGR_TASK_ID.$RMGR_ATTEMPT"
     script = f'echo "start {line} $$" >> "{ledger}"; while [ ! -e "{go}" ]; do sleep 0.02; done; echo "end {line}" >> "{ledger}"'
     return Command(argv=("sh", "-c", script))
+
+
+def at_work(rig: Rig, directory: Path, tasks: int = 1) -> tuple[int, Path, Path]:
+    """Tasks that run. Returns their submission, their ledger, and the file that they wait for."""
+    ledger, go = directory / "ledger", directory / "go"
+    number = rig.submit(ledgered(ledger, go), [b""] * tasks)
+    eventually(lambda: len(lines(ledger)) == tasks, "all to run")
+    return number, ledger, go
+
+
+def fence_out(rig: Rig, record: NodeRecord) -> None:
+    """As a leader does it that has lost the node."""
+    rig.write(paths.EPOCH, EpochRecord(epoch=1))
+    found = rig.zk.get(paths.node("n1")).result(60)
+    assert isinstance(rig.zk.commit(fence(0, record, found.version, "test")).result(60), Committed)
 
 
 def expire(rig: Rig, running: Running) -> None:
@@ -70,15 +85,10 @@ def no_orphans(ledger: Path) -> None:
     eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids(ledger)), f"orphans of {pids(ledger)}")
 
 
-# -- sessions and fences -----------------------------------------------------------------------------------------------------------
-
-
 def test_after_a_lost_session_running_work_is_adopted_and_its_result_committed(rig: Rig, tmp_path: Path) -> None:
     running = rig.start()
     rig.wait_registered()
-    ledger, go = tmp_path / "ledger", tmp_path / "go"
-    number = rig.submit(ledgered(ledger, go), [b""] * 2)
-    eventually(lambda: len(lines(ledger)) == 2, "both to run")
+    number, ledger, go = at_work(rig, tmp_path, 2)
     odd = BlockKey(priority=0, seq=1, submission=number, first=0, count=1, attempt=7, cores=1, memory_mib=0)
     for path in (f"{paths.running_node('n1')}/noise", paths.running_block("n1", odd)):  # no blocks: submitters may create there
         rig.zk.commit(Multi(name="ODD", ops=(Create(path, b"\xc1"),), proof=Exists(path))).result(60)
@@ -121,13 +131,8 @@ def test_a_lost_session_under_load_loses_and_doubles_nothing(rig: Rig, tmp_path:
 def test_a_fenced_node_kills_its_work_and_registers_anew(rig: Rig, tmp_path: Path) -> None:
     running = rig.start()
     record = rig.wait_registered()
-    ledger, go = tmp_path / "ledger", tmp_path / "go"
-    number = rig.submit(ledgered(ledger, go))
-    eventually(lambda: lines(ledger), "it to run")
-    rig.write(paths.EPOCH, EpochRecord(epoch=1))
-    found = rig.zk.get(paths.node("n1")).result(60)
-    outcome = rig.zk.commit(fence(0, record, found.version, "test")).result(60)
-    assert isinstance(outcome, Committed)
+    number, ledger, _ = at_work(rig, tmp_path)
+    fence_out(rig, record)
     again = rig.wait_registered(incarnation=2)
     assert again.guid != record.guid
     no_orphans(ledger)
@@ -173,9 +178,6 @@ def test_zookeeper_away_keep_work_runs_on_exclusive_work_is_dead(rig: Rig, proxy
     assert [one.reason for one in failed.values()] == [Reason.LEASE_LOST]
 
 
-# -- names -------------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_second_starter_of_the_same_name_is_refused(rig: Rig) -> None:
     first = rig.spawn()
     rig.wait_registered()
@@ -184,15 +186,13 @@ def test_a_second_starter_of_the_same_name_is_refused(rig: Rig) -> None:
     assert f"node n1 is already served by pid {first.pid}" in rig.log_of("n1")
     number = rig.submit(lambda: 5)
     rig.outcomes(number, 1)
-    assert rig.record().incarnation == 1  # type: ignore[union-attr]
+    assert rig.record().incarnation == 1
 
 
 def test_a_starter_killed_and_restarted_takes_over_its_own_name_at_once(rig: Rig, tmp_path: Path) -> None:
     first = rig.spawn()
     rig.wait_registered()
-    ledger, go = tmp_path / "ledger", tmp_path / "go"
-    number = rig.submit(ledgered(ledger, go), [b""] * 2)
-    eventually(lambda: len(lines(ledger)) == 2, "both to run")
+    number, ledger, _ = at_work(rig, tmp_path, 2)
     first.kill()
     first.wait(60)
     with FairTimer() as timer:
@@ -206,21 +206,10 @@ def test_a_starter_killed_and_restarted_takes_over_its_own_name_at_once(rig: Rig
     assert {one.reason for one in failed.values()} == {Reason.NODE_LOST}
 
 
-# -- each moment of death ----------------------------------------------------------------------------------------------------------------
+MOMENTS = ("before_register", "after_register", "before_claim", "after_claim", "before_complete", "output_written", "after_complete")
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "starter.before_register",
-        "starter.after_register",
-        "starter.before_claim",
-        "starter.after_claim",
-        "starter.before_complete",
-        "starter.output_written",
-        "starter.after_complete",
-    ],
-)
+@pytest.mark.parametrize("moment", [f"starter.{moment}" for moment in MOMENTS])
 def test_killed_at_any_moment_nothing_is_lost_or_doubled(rig: Rig, moment: str) -> None:
     size = 20_000 if moment == "starter.output_written" else 10
     first = rig.spawn(env={"RMGR_FAILPOINT": f"{moment}:1=kill"})
@@ -245,13 +234,9 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(rig: Rig, moment: str) 
 def test_a_paused_starter_wakes_up_fenced_and_commits_nothing(rig: Rig, tmp_path: Path) -> None:
     process = rig.spawn()
     record = rig.wait_registered()
-    ledger, go = tmp_path / "ledger", tmp_path / "go"
-    number = rig.submit(ledgered(ledger, go))
-    eventually(lambda: lines(ledger), "it to run")
+    number, ledger, go = at_work(rig, tmp_path)
     process.send_signal(signal.SIGSTOP)
-    rig.write(paths.EPOCH, EpochRecord(epoch=1))
-    found = rig.zk.get(paths.node("n1")).result(60)
-    assert isinstance(rig.zk.commit(fence(0, record, found.version, "test")).result(60), Committed)
+    fence_out(rig, record)
     go.touch()
     eventually(lambda: "end" in ledger.read_text(), "the work to finish meanwhile")
     process.send_signal(signal.SIGCONT)
@@ -259,9 +244,6 @@ def test_a_paused_starter_wakes_up_fenced_and_commits_nothing(rig: Rig, tmp_path
     failed = eventually(lambda: rig.failed(number), "failed, not committed")
     assert [one.reason for one in failed.values()] == [Reason.NODE_LOST]
     assert rig.outcomes(number, 0) == {}
-
-
-# -- leftovers, store, disk ------------------------------------------------------------------------------------------------------------
 
 
 def test_tasks_that_wait_for_tasks_give_their_slots_back(rig: Rig, tmp_path: Path) -> None:
@@ -342,7 +324,7 @@ def test_a_store_that_is_away_delays_results_and_loses_none(rig: Rig) -> None:
     running = rig.start()
     rig.wait_registered()
     make, broken = bytes_maker(), BrokenStore(rig.store)
-    running.parts.io.store = broken  # type: ignore[assignment]
+    running.parts.io.store = broken
     warm = rig.submit(make, [call(20_000)] * 2)
     assert rig.outcomes(warm, 2)[0].state is State.COMPLETED
     broken.is_away = True
@@ -359,7 +341,7 @@ def test_a_node_whose_spool_is_full_takes_nothing_new(rig: Rig) -> None:
     running = rig.start(spool_cap_bytes=50_000)
     rig.wait_registered()
     make, broken = bytes_maker(), BrokenStore(rig.store)
-    running.parts.io.store = broken  # type: ignore[assignment]
+    running.parts.io.store = broken
     warm = rig.submit(make, [call(20_000)])
     rig.outcomes(warm, 1)
     broken.is_away = True

@@ -22,6 +22,8 @@ from tests.harness.metric_rows import value_of
 from tests.harness.starter_rig import Rig, call, own_rig
 from tests.harness.waiting import eventually
 
+TRUE = Command(argv=("true",))
+
 
 def waiter(go: Path, started: Path | None = None) -> Command:
     """Runs until the file is there; leaves a file of its own when it has started."""
@@ -31,7 +33,7 @@ def waiter(go: Path, started: Path | None = None) -> Command:
 
 def order(rig: Rig, what: OrderKind, submission: int, index: int = -1, node: str = "n1", **more: object) -> str:
     guid = uuid.uuid4().hex
-    rig.write(paths.inbox(node, guid), InboxOrder(order=what, submission=submission, index=index, **more))  # type: ignore[arg-type]
+    rig.write(paths.inbox(node, guid), InboxOrder(order=what, submission=submission, index=index, **more))
     return guid
 
 
@@ -42,9 +44,6 @@ def crossed_off(rig: Rig, guid: str, node: str = "n1") -> None:
 def delete(rig: Rig, path: str) -> None:
     outcome = rig.zk.commit(Multi(name="TEST", ops=(Delete(path),), proof=Gone(path))).result(60)
     assert isinstance(outcome, Committed)
-
-
-# -- orders --------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_cancel_kills_what_runs_and_ends_what_waits(rig: Rig, tmp_path: Path) -> None:
@@ -62,13 +61,12 @@ def test_a_cancel_kills_what_runs_and_ends_what_waits(rig: Rig, tmp_path: Path) 
 
 def test_a_cancel_of_one_task_leaves_the_others_alone(rig: Rig, tmp_path: Path) -> None:
     rig.start()
-    go = tmp_path / "go"
-    number = rig.submit(waiter(go, tmp_path / "s"), [b""] * 2, grace_us=100_000)
+    number = rig.submit(waiter(tmp_path / "go", tmp_path / "s"), [b""] * 2, grace_us=100_000)
     eventually(lambda: (tmp_path / "s-0").exists() and (tmp_path / "s-1").exists(), "both to run")
     guid = order(rig, OrderKind.CANCEL, number, 1)
     assert rig.outcomes(number, 1)[1].state is State.CANCELLED
     crossed_off(rig, guid)
-    go.touch()
+    (tmp_path / "go").touch()
     assert rig.outcomes(number, 2)[0].state is State.COMPLETED
 
 
@@ -120,17 +118,13 @@ def test_suspended_work_stands_still_until_it_is_resumed(rig: Rig, tmp_path: Pat
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
 
 
-# -- drain, hold, stop -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_drained_node_finishes_returns_the_rest_and_takes_nothing_new(rig: Rig, tmp_path: Path) -> None:
     rig.start()
-    go = tmp_path / "go"
-    number = rig.submit(waiter(go, tmp_path / "s"), [b""] * 6, serial=True)
+    number = rig.submit(waiter(tmp_path / "go", tmp_path / "s"), [b""] * 6, serial=True)
     eventually((tmp_path / "s-0").exists, "it to run")
     rig.write(paths.drain("n1"), Drain(node="n1", reason="repair", user="op", since_us=1))
     eventually(lambda: [(key.first, key.count) for key in rig.pending()] == [(1, 5)], f"the rest returned: {rig.pending()}")
-    go.touch()
+    (tmp_path / "go").touch()
     assert list(rig.outcomes(number, 1)) == [0]
     eventually(lambda: not rig.running(), "nothing claimed")
     assert len(rig.pending()) == 1
@@ -140,14 +134,13 @@ def test_a_drained_node_finishes_returns_the_rest_and_takes_nothing_new(rig: Rig
 
 def test_what_a_drained_node_returns_of_a_held_submission_is_set_aside(rig: Rig, tmp_path: Path) -> None:
     rig.start()
-    go = tmp_path / "go"
-    number = rig.submit(waiter(go, tmp_path / "s"), [b""] * 3, serial=True)
+    number = rig.submit(waiter(tmp_path / "go", tmp_path / "s"), [b""] * 3, serial=True)
     eventually((tmp_path / "s-0").exists, "it to run")
     delete(rig, paths.gate(number))
     rig.write(paths.drain("n1"), Drain(node="n1", reason="repair", user="op", since_us=1))
     eventually(lambda: rig.zk.children(paths.held("default")).result(60), "set aside")
     assert rig.pending() == []
-    go.touch()
+    (tmp_path / "go").touch()
     rig.outcomes(number, 1)
 
 
@@ -155,8 +148,8 @@ def test_nothing_without_a_gate_is_claimed_and_others_pass(rig: Rig) -> None:
     rig.start()
     rig.wait_registered()
     rig.start("n2")
-    held = rig.submit(Command(argv=("true",)), [b""] * 2, drop_gate=True)
-    other = rig.submit(Command(argv=("true",)))
+    held = rig.submit(TRUE, [b""] * 2, drop_gate=True)
+    other = rig.submit(TRUE)
     rig.outcomes(other, 1)
     assert [key.submission for key in rig.pending()] == [held]
 
@@ -164,12 +157,11 @@ def test_nothing_without_a_gate_is_claimed_and_others_pass(rig: Rig) -> None:
 def test_sigterm_finishes_what_runs_and_ends_the_session_at_once(rig: Rig, tmp_path: Path) -> None:
     process = rig.spawn()
     rig.wait_registered()
-    go = tmp_path / "go"
-    number = rig.submit(waiter(go, tmp_path / "s"), [b""] * 4)
+    number = rig.submit(waiter(tmp_path / "go", tmp_path / "s"), [b""] * 4)
     eventually(lambda: (tmp_path / "s-0").exists() and (tmp_path / "s-1").exists(), "two to run")
     process.send_signal(signal.SIGTERM)
     eventually(lambda: "stopping" in rig.log_of("n1"), "the signal")
-    go.touch()
+    (tmp_path / "go").touch()
     assert process.wait(60) == 0, rig.log_of("n1")
     found = rig.outcomes(number, 2)
     assert {outcome.state for outcome in found.values()} == {State.COMPLETED}
@@ -190,9 +182,6 @@ def test_work_that_outlives_the_grace_is_failed_as_a_loss(rig: Rig, tmp_path: Pa
     outcome = rig.outcomes(once, 1)[0]
     assert (outcome.state, outcome.reason) == (State.FAILED, Reason.NODE_LOST)
     assert rig.running() == []
-
-
-# -- capacity ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_node_is_never_over_committed(rig: Rig, tmp_path: Path) -> None:
@@ -219,15 +208,14 @@ def test_a_node_is_never_over_committed(rig: Rig, tmp_path: Path) -> None:
 def test_a_large_task_is_not_starved_by_small_ones_behind_it(rig: Rig, tmp_path: Path) -> None:
     rig.start(cores=2)
     rig.wait_registered()
-    go = tmp_path / "go"
-    first = rig.submit(waiter(go, tmp_path / "s"))
+    first = rig.submit(waiter(tmp_path / "go", tmp_path / "s"))
     eventually((tmp_path / "s-0").exists, "one core in use")
     large = rig.submit(Command(argv=("sh", "-c", f"date +%s%N > {tmp_path}/large")), cores=2)
     eventually(lambda: any(key.submission == large for key in rig.running()), "claimed to drain for it")
     small = rig.submit(Command(argv=("sh", "-c", f"date +%s%N > {tmp_path}/small")))
     with pytest.raises(AssertionError):
         rig.outcomes(small, 1, 0.5)
-    go.touch()
+    (tmp_path / "go").touch()
     for number in (first, large, small):
         rig.outcomes(number, 1)
     assert int((tmp_path / "large").read_text()) < int((tmp_path / "small").read_text())
@@ -238,13 +226,12 @@ def test_small_tasks_pass_a_large_one_where_the_queue_allows_it(zookeeper: ZooKe
     with own_rig(zookeeper, tmp_path, queues=(spec,)) as rig:
         rig.start(cores=2)
         rig.wait_registered()
-        go = tmp_path / "go"
-        first = rig.submit(waiter(go, tmp_path / "s"))
+        first = rig.submit(waiter(tmp_path / "go", tmp_path / "s"))
         eventually((tmp_path / "s-0").exists, "one core in use")
-        large = rig.submit(Command(argv=("true",)), cores=2)
-        small = rig.submit(Command(argv=("true",)))
+        large = rig.submit(TRUE, cores=2)
+        small = rig.submit(TRUE)
         rig.outcomes(small, 1)
-        go.touch()
+        (tmp_path / "go").touch()
         rig.outcomes(large, 1)
         rig.outcomes(first, 1)
 
@@ -252,10 +239,10 @@ def test_small_tasks_pass_a_large_one_where_the_queue_allows_it(zookeeper: ZooKe
 def test_blocks_that_do_not_suit_the_node_are_left_to_others(rig: Rig) -> None:
     rig.start(cores=2, memory_bytes=512 << 20)
     rig.wait_registered()
-    big = rig.submit(Command(argv=("true",)), cores=3)
-    fat = rig.submit(Command(argv=("true",)), memory_mib=600)
-    picky = rig.submit(Command(argv=("true",)), request=Request(features=("gpu",)))
-    fine = rig.submit(Command(argv=("true",)))
+    big = rig.submit(TRUE, cores=3)
+    fat = rig.submit(TRUE, memory_mib=600)
+    picky = rig.submit(TRUE, request=Request(features=("gpu",)))
+    fine = rig.submit(TRUE)
     rig.outcomes(fine, 1)
     assert {key.submission for key in rig.pending()} == {big, fat, picky}
     rig.start("n2", cores=4, memory_bytes=1 << 30, features=("gpu",))
@@ -306,13 +293,9 @@ def test_a_serial_python_block_has_one_slot(rig: Rig) -> None:
     assert len({pickle.loads(outcome.value) for outcome in rig.outcomes(number, 200).values()}) == 1
 
 
-# -- several nodes -----------------------------------------------------------------------------------------------------------------
-
-
 def test_a_hungry_node_gets_half_of_what_another_has_claimed(rig: Rig, tmp_path: Path) -> None:
     first = rig.start("n1", cores=1)
     rig.wait_registered("n1")
-    go = tmp_path / "go"
 
     def work(path: str, x: int) -> str:
         import os
@@ -323,12 +306,13 @@ def test_a_hungry_node_gets_half_of_what_another_has_claimed(rig: Rig, tmp_path:
             time.sleep(0.005)
         return os.environ["RMGR_NODELIST"]
 
-    number = rig.submit(work, [call(str(go), x) for x in range(400)], blocks=8)  # the last one is less than it claims ahead of quick tasks
+    # The last block is less than it claims ahead of quick tasks.
+    number = rig.submit(work, [call(str(tmp_path / "go"), x) for x in range(400)], blocks=8)
     eventually(lambda: rig.running("n1") and not rig.pending(), "all claimed by the first")
     rig.start("n2", cores=1)
     eventually(lambda: value_of(first.parts.metrics.given_back) > 0, "a split")
     eventually(lambda: rig.running("n2"), "the second has some of them")
-    go.touch()
+    (tmp_path / "go").touch()
     found = rig.outcomes(number, 400)
     assert {pickle.loads(found[index].value) for index in range(350, 400)} == {"n1", "n2"}
 

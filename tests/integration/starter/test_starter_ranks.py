@@ -1,13 +1,17 @@
-"""Ranks of a job over two real Starters: environment, output, codes, signals, standard input; ended with launch, hold and node."""
+"""Ranks of a job over two real Starters, by rmgr and by plain mpirun: environment, output, codes, signals; ended with all that may end."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
 import shlex
+import shutil
 import socket
+import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -29,7 +33,6 @@ RUN, AGENT = "rmgr run", "rmgr agent"
 WHOLE = f"{shlex.quote(sys.executable)} -m rmgr.cli.main"
 
 
-
 @pytest.fixture
 def rig(rig: Rig) -> Rig:
     for node in ("n1", "n2"):
@@ -45,7 +48,7 @@ def lives(pid_file: Path) -> bool:
 
 def job(rig: Rig, script: str, shares: tuple[tuple[str, int], ...] = (("n1", 1), ("n2", 2)), **more: object) -> tuple[int, object]:
     script = f"exec > {rig.directory}/out 2> {rig.directory}/err\n{script}"  # whole, whatever was flushed meanwhile
-    number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch", grace_us=500_000, **more)  # type: ignore[arg-type]
+    number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch", grace_us=500_000, **more)
     return number, put(rig, number, shares)
 
 
@@ -89,7 +92,7 @@ def test_ranks_have_their_environment_labels_input_and_codes(rig: Rig) -> None:
         ]
     ), complaints(rig)
     assert "rank 2 on node n2: /no/such/program cannot be started" in complaints(rig)
-    unhold(rig, placed)  # type: ignore[arg-type]
+    unhold(rig, placed)
 
 
 def test_what_ranks_use_on_all_nodes_is_the_jobs(rig: Rig) -> None:
@@ -101,7 +104,7 @@ def test_what_ranks_use_on_all_nodes_is_the_jobs(rig: Rig) -> None:
     assert outcome.state is State.COMPLETED, complaints(rig)
     assert 1_000_000 <= outcome.cpu_us < 10_000_000
     assert outcome.max_rss_kib > 90 << 10
-    unhold(rig, placed)  # type: ignore[arg-type]
+    unhold(rig, placed)
 
 
 def test_ranks_that_use_too_much_memory_are_ended_for_it_and_it_is_said(rig: Rig) -> None:
@@ -126,10 +129,10 @@ def test_a_rank_that_kills_what_has_started_it_fails_its_job_and_blames_no_node(
     assert (outcome.reason, outcome.exit_code) == (Reason.EXIT_CODE, 3)
     assert told(rig) == ["code 125"], complaints(rig)
     assert "was killed by SIGKILL" in complaints(rig)
-    unhold(rig, placed)  # type: ignore[arg-type]
+    unhold(rig, placed)
     again, placed = job(rig, f"{RUN} true")
     assert rig.outcomes(again, 1)[0].state is State.COMPLETED, complaints(rig)
-    unhold(rig, placed)  # type: ignore[arg-type]
+    unhold(rig, placed)
     assert [one.agent(name).strikes.last for one, name in zip(rig.starters, ("n1", "n2"), strict=True)] == ["", ""]
 
 
@@ -142,7 +145,7 @@ def test_slots_and_ranks_have_processors_of_their_own(zookeeper: ZooKeeperServer
         rig.outcomes(number, 1)
         first, second = sorted(os.sched_getaffinity(0))[:2]
         assert told(rig) == [f"0: {first}", f"0: [{first}]", f"1: {second}", f"1: [{second}]", f"all {first},{second}"], complaints(rig)
-        unhold(rig, placed)  # type: ignore[arg-type]
+        unhold(rig, placed)
 
         script = f"exec > {rig.directory}/out; {RUN} -l sh -c 'echo $RMGR_CPU_BIND of $RMGR_CPUS_ON_NODE; {where}'"
         alone = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
@@ -179,7 +182,7 @@ def test_one_bad_rank_ends_the_others_and_signals_reach_them_all(rig: Rig, tmp_p
     assert told(rig) == ["code 0", "code 7"], complaints(rig)
     assert sorted(path.name for path in tmp_path.glob("usr-*")) == ["usr-0", "usr-1", "usr-2"]
     assert "rank 1 on node n2 ended with code 7" in complaints(rig)
-    unhold(rig, placed)  # type: ignore[arg-type]
+    unhold(rig, placed)
 
 
 def test_a_suspended_job_stands_still_on_all_its_nodes(rig: Rig, tmp_path: Path) -> None:
@@ -198,7 +201,7 @@ def test_a_suspended_job_stands_still_on_all_its_nodes(rig: Rig, tmp_path: Path)
     (tmp_path / "go").touch()
     order(rig, OrderKind.RESUME, number)
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
-    unhold(rig, placed)  # type: ignore[arg-type]
+    unhold(rig, placed)
 
 
 def test_ranks_end_with_their_launch_with_their_hold_and_with_the_job(rig: Rig, tmp_path: Path) -> None:
@@ -212,7 +215,7 @@ def test_ranks_end_with_their_launch_with_their_hold_and_with_the_job(rig: Rig, 
     eventually(lambda: not lives(tmp_path / "first-2") and not lives(tmp_path / "first-child-2"), "its ranks gone")
     eventually(lambda: all((tmp_path / f"second-child-{rank}").exists() for rank in range(3)), "the second to run")
     helper = rig.starters[1].agent("n2")
-    unhold(rig, placed)  # type: ignore[arg-type]  # as if the leader had lost the head
+    unhold(rig, placed)  # as if the leader had lost the head
     eventually(lambda: not lives(tmp_path / "second-1") and not lives(tmp_path / "second-child-1"), "ranks of the hold gone")
     eventually(lambda: helper.lanes.free_cores == 2, "its cores free")
     eventually((tmp_path / "third-child-0").exists, "the script to go on")
@@ -226,7 +229,7 @@ def test_a_cancel_that_comes_between_the_scripts_end_and_the_word_of_its_nodes_i
     number, placed = job(rig, f"touch {tmp_path}/up; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; exit 3", (("n1", 1), ("n2", 1)))
     eventually((tmp_path / "up").exists, "the script")
     head, helper = (running.agent(node) for running, node in zip(rig.starters, ("n1", "n2"), strict=True))
-    unhold(rig, placed)  # type: ignore[arg-type]  # n2 cannot say that all is well there
+    unhold(rig, placed)  # n2 cannot say that all is well there
     eventually(lambda: not helper.jobs.holds, "the hold gone")
     (tmp_path / "go").touch()
     eventually(lambda: len(head.jobs.verdicts) == 1, "its end to be in doubt")
@@ -251,7 +254,7 @@ def test_a_job_whose_helper_died_is_lost_though_its_script_failed_first(zookeepe
         rig.spawn("n2", cores=1)  # another process by that name; nobody has fenced the first
         eventually(lambda: rig.failed(number), "its end told")
         assert [(record.reason, record.exit_code) for record in rig.failed(number).values()] == [(Reason.NODE_LOST, 125)]
-        unhold(rig, placed)  # type: ignore[arg-type]
+        unhold(rig, placed)
 
 
 def test_ranks_that_the_system_ends_are_a_loss_and_those_that_the_work_ends_are_its_failure(rig: Rig, tmp_path: Path) -> None:
@@ -259,7 +262,7 @@ def test_ranks_that_the_system_ends_are_a_loss_and_those_that_the_work_ends_are_
     # The hold goes while its ranks run: the script fails of it.
     number, placed = job(rig, f"{RUN} {stay} lost", (("n1", 1), ("n2", 1)))
     eventually((tmp_path / "lost-1").exists, "both ranks")
-    unhold(rig, placed)  # type: ignore[arg-type]
+    unhold(rig, placed)
     eventually(lambda: rig.failed(number), "its end told")
     (record,) = rig.failed(number).values()
     assert (record.reason, record.exit_code) == (Reason.NODE_LOST, 125)
@@ -267,7 +270,7 @@ def test_ranks_that_the_system_ends_are_a_loss_and_those_that_the_work_ends_are_
     # No rank starts any more where the hold has gone; the script had none running there.
     number, placed = job(rig, f"touch {tmp_path}/up; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; {RUN} true", (("n1", 1), ("n2", 1)))
     eventually((tmp_path / "up").exists, "the script")
-    unhold(rig, placed)  # type: ignore[arg-type]
+    unhold(rig, placed)
     eventually(lambda: not rig.starters[1].agent("n2").jobs.holds, "the hold gone")
     (tmp_path / "go").touch()
     eventually(lambda: rig.failed(number), "its end told")
@@ -277,7 +280,7 @@ def test_ranks_that_the_system_ends_are_a_loss_and_those_that_the_work_ends_are_
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.reason, outcome.exit_code) == (Reason.EXIT_CODE, 125), complaints(rig)
     assert "was killed by SIGKILL" in complaints(rig)
-    unhold(rig, placed)  # type: ignore[arg-type]
+    unhold(rig, placed)
 
 
 def test_ranks_are_their_users_and_no_other_socket_is_reached_through_them(zookeeper: ZooKeeperServer, anna: Account) -> None:
@@ -300,4 +303,57 @@ def test_ranks_are_their_users_and_no_other_socket_is_reached_through_them(zooke
             rig.outcomes(number, 1)
         assert told(rig) == sorted([anna.name, anna.name, "code 125"]), complaints(rig)
         assert "is not its user's" in complaints(rig)
-        unhold(rig, placed)  # type: ignore[arg-type]
+        unhold(rig, placed)
+
+
+PROGRAM = r"""
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char **argv) {
+    int rank, size, mine, sum;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    mine = rank + 1;
+    MPI_Allreduce(&mine, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    printf("rank %d of %d on %s: %d\n", rank, size, getenv("RMGR_NODE"), sum);
+    MPI_Finalize();
+    return 0;
+}
+"""
+
+SCRIPT = """
+import os
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+print(f"rank {world.rank} of {world.size} on {os.environ['RMGR_NODE']}: {world.allreduce(world.rank + 1)}", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("mpirun") is None or shutil.which("mpicc") is None or find_spec("mpi4py") is None:
+        what = "Open MPI or mpi4py is missing: openmpi-bin, libopenmpi-dev, mpi4py"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(what)
+    where = tmp_path_factory.mktemp("mpi")
+    (where / "sum.c").write_text(PROGRAM)
+    subprocess.run(["mpicc", "-o", str(where / "sum"), str(where / "sum.c")], check=True, timeout=120)
+    return where / "sum"
+
+
+def test_mpirun_runs_allreduces_of_c_and_of_mpi4py_over_two_starters(rig: Rig, tmp_path: Path, program: Path) -> None:
+    # As root in a container; two nodes on one machine, which Open MPI takes for several only if asked.
+    (tmp_path / "sum.py").write_text(SCRIPT)
+    python = f"{shlex.quote(sys.executable)} {tmp_path}/sum.py"
+    script = f"""export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; exec 2> {tmp_path}/err
+    mpirun {program} > {tmp_path}/c && mpirun {python} > {tmp_path}/python"""
+    number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
+    job = put(rig, number, (("n1", 2), ("n2", 2)))
+    outcome = rig.outcomes(number, 1, 120.0)[0]
+    assert outcome.state is State.COMPLETED, (tmp_path / "err").read_text()
+    for out in ("c", "python"):
+        told = (tmp_path / out).read_text()  # mpirun may pass on a line of one rank before the last one of another has ended
+        lines = sorted(re.findall(r"rank \d of \d on \w\d: \d\d", told))
+        assert lines == [f"rank {rank} of 4 on {node}: 10" for rank, node in enumerate(("n1", "n1", "n2", "n2"))]
+    unhold(rig, job)

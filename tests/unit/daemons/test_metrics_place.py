@@ -97,7 +97,7 @@ def test_health_is_503_with_the_reason_while_the_daemon_cannot_work() -> None:
     zookeeper = SimpleNamespace(session_timeout_s=6.0, last_answer_s=time.monotonic)
     guard = StallGuard(15.0, clock=lambda: now_s[0])
     unable = [""]
-    working = Working(zookeeper, store, guard, lambda: unable[0])  # type: ignore[arg-type]
+    working = Working(zookeeper, store, guard, lambda: unable[0])
     with served(health=working.trouble) as address:
         assert asked(address, "/healthz") == (200, "ok\n")
         store.trouble = "it does not answer"

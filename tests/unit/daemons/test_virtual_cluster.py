@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rmgr.coord.decisions.changing import Change, Doer, amended
 from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.ops.work import hand, update
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.multi import Committed, Outcome
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import DeadlineExceeded, LimitReached
 from rmgr.model.base.states import Reason, State
@@ -77,7 +78,6 @@ def lose_a_lease(world: VirtualMachine, directory: Path) -> tuple[VirtualCluster
     stopped, = [line["at_s"] for line in cluster.events("acting_stopped", "n1")]
     assert cut_s + SESSION_S / 2 < stopped < cut_s + SESSION_S, "it stops acting by itself, before anybody may take what it has"
     assert world.now_s > cut_s + SESSION_S + 60.0, "the other one ran all of it, after the first was fenced"
-    assert future.settled is not None
     assert (future.settled.node, future.settled.attempt) == ("n2", 2)
     assert first.starter.agents["n1"].blocks != {}, "who is cut off runs on what is not exclusive"
     cluster.mend(link)
@@ -123,7 +123,6 @@ def test_a_leader_is_cut_off_and_another_one_requeues(world: VirtualMachine, tmp
     cluster.cut(link)
     world.run_until(lambda: new.leader is not None, "the other one leads")
     future.wait(timeout=300.0)
-    assert future.settled is not None
     assert (future.settled.node, future.settled.attempt) == ("n2", 2)
     assert [line["who"] for line in cluster.events("node_fenced")] == ["w2"]
     cluster.mend(old_link)
@@ -148,12 +147,8 @@ def test_who_waits_is_told_when_the_time_is_over(world: VirtualMachine, tmp_path
 def test_a_chain_of_four_whose_first_is_cancelled_while_held(
     world: VirtualMachine, tmp_path: Path, conditions: tuple[str, ...], runs: tuple[bool, ...]
 ) -> None:
-    cluster = VirtualCluster(world, tmp_path)
-    cluster.watchdog("w1")
-    cluster.starter("n1", task_s=5.0)
-    world.run_until(lambda: cluster.events("acting", "n1"), "a Starter acts")
-    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
-    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    cluster = led(world, tmp_path, task_s=5.0)
+    submitter, look, data = submitting(cluster)
     what: dict[str, Any] = {"python": python_environment(), "data": data}
     chain = [submitter.submit(2, held=True, **what)]
     for condition in conditions:
@@ -163,6 +158,39 @@ def test_a_chain_of_four_whose_first_is_cancelled_while_held(
     world.run_until(lambda: all(len(look.outcomes(number)) == 2 for number in chain), "all four have ended")
     ended = [{outcome.state for outcome in look.outcomes(number).values()} for number in chain]
     assert ended == [{State.CANCELLED}, *({State.COMPLETED if ran else State.CANCELLED} for ran in runs)]
+
+
+def submitting(cluster: VirtualCluster) -> tuple[Submitter, Tree, BlockData]:
+    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    return Submitter(cluster.admin), Tree(cluster.admin), data
+
+
+def amend(cluster: VirtualCluster, number: int, terms: Terms, doer: Doer = Doer(name="ann", now_us=1)) -> Future[Outcome]:  # noqa: B008
+    change = amended(Tree(cluster.admin).sub(number), terms, doer)
+    assert isinstance(change, Change)
+    return cluster.admin.commit(update(change.record, version=0, gate=change.gate))
+
+
+def pass_time(world: VirtualMachine, seconds: float) -> None:
+    end_s = world.now_s + seconds
+    world.run_until(lambda: world.now_s >= end_s, "time passes")
+
+
+def one_leads(world: VirtualMachine, directory: Path) -> VirtualCluster:
+    """Nothing but a leader."""
+    cluster = VirtualCluster(world, directory)
+    leader, _ = cluster.watchdog("w1")
+    world.run_until(lambda: leader.leader is not None, "a leader leads")
+    return cluster
+
+
+def led(world: VirtualMachine, directory: Path, **starter: Any) -> VirtualCluster:
+    """One of a leader and a Starter."""
+    cluster = VirtualCluster(world, directory)
+    cluster.watchdog("w1")
+    cluster.starter("n1", **starter)
+    world.run_until(lambda: cluster.events("acting", "n1"), "a Starter acts")
+    return cluster
 
 
 def shares(look: Tree, numbers: dict[str, int], before: dict[str, int] | None = None) -> dict[str, int]:
@@ -176,19 +204,18 @@ def test_ten_users_with_endless_arrays_share_a_fair_queue(world: VirtualMachine,
     for node in range(4):
         cluster.starter(f"n{node}", task_s=0.2 + 0.25 * node, slots=2)
     world.run_until(lambda: len(cluster.events("acting")) == 4, "all Starters act")
-    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
-    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    submitter, look, data = submitting(cluster)
     what: dict[str, Any] = {"python": python_environment(), "data": data, "block": 100}
     numbers = {"first": submitter.submit(2000, user="first", **what)}
-    lone_s, cores_used = world.now_s, sum(2 / (0.2 + 0.25 * node) for node in range(4))
-    world.run_until(lambda: world.now_s > lone_s + 20.0, "time passes")
+    cores_used = sum(2 / (0.2 + 0.25 * node) for node in range(4))
+    pass_time(world, 20.0)
     assert shares(look, numbers)["first"] == pytest.approx(20.0 * cores_used, rel=0.1), "a lone user has all cores"
     numbers |= {f"u{at}": submitter.submit(1000, user=f"u{at}", priority=at, **what) for at in range(9)}
     came_s = world.now_s
     world.run_until(lambda: all(shares(look, numbers).values()), "each newcomer has had a task")
     assert world.now_s - came_s < 5.0
-    before, begin_s = shares(look, numbers), world.now_s
-    world.run_until(lambda: world.now_s > begin_s + 120.0, "time passes")
+    before = shares(look, numbers)
+    pass_time(world, 120.0)
     had = shares(look, numbers, before)
     equal = sum(had.values()) / len(had)
     assert sum(had.values()) == pytest.approx(120.0 * cores_used, rel=0.1), "no slot waits for somebody's turn"
@@ -198,20 +225,15 @@ def test_ten_users_with_endless_arrays_share_a_fair_queue(world: VirtualMachine,
 @pytest.mark.parametrize("tag", ["raised", "honest"])
 def test_a_forged_tag_gives_nothing(world: VirtualMachine, tmp_path: Path, tag: str) -> None:
     """Neither who says that an operator raised his work, nor who says that it is somebody else's, has any of it run."""
-    cluster = VirtualCluster(world, tmp_path)
-    cluster.watchdog("w1")
-    cluster.starter("n1", task_s=0.5, slots=2)
-    world.run_until(lambda: cluster.events("acting", "n1"), "a Starter acts")
-    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
-    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    cluster = led(world, tmp_path, task_s=0.5, slots=2)
+    submitter, look, data = submitting(cluster)
     what: dict[str, Any] = {"python": python_environment(), "data": data, "block": 10}
     honest = submitter.submit(20, user="honest", **what)
     forged = submitter.submit(20, user="forger", tag=paths.RAISED if tag == "raised" else paths.user_tag("honest"), **what)
     began_s = world.now_s
     world.run_until(lambda: len(look.outcomes(honest)) == 20, "the honest user's work has ended")
     assert world.now_s - began_s < 20 * 0.5 / 2 + 2.0, "who forges holds up nobody"
-    end_s = world.now_s + 20.0
-    world.run_until(lambda: world.now_s > end_s, "time passes")
+    pass_time(world, 20.0)
     assert look.outcomes(forged) == {}
     whys = {line["why"] for line in cluster.events("block_not_admitted", "n1")}
     told = "that an operator has raised it, and none has" if tag == "raised" else "has the tag of another user than forger"
@@ -219,21 +241,13 @@ def test_a_forged_tag_gives_nothing(world: VirtualMachine, tmp_path: Path, tag: 
 
 
 def test_what_an_operator_has_raised_goes_before_all_turns(world: VirtualMachine, tmp_path: Path) -> None:
-    cluster = VirtualCluster(world, tmp_path)
-    cluster.watchdog("w1")
-    cluster.starter("n1", task_s=0.5)
-    world.run_until(lambda: cluster.events("acting", "n1"), "a Starter acts")
-    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
-    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    cluster = led(world, tmp_path, task_s=0.5)
+    submitter, look, data = submitting(cluster)
     what: dict[str, Any] = {"python": python_environment(), "data": data, "block": 10}
     others = [submitter.submit(100, user=user, priority=100, **what) for user in ("ann", "bob")]
     world.run_until(lambda: all(look.outcomes(number) for number in others), "both have had a turn")
     raised = submitter.submit(10, user="cy", priority=3, **what)
-    found = look.sub(raised)
-    assert found is not None
-    change = amended(found, Terms(priority=50), Doer(name="root", is_operator=True, now_us=1))
-    assert isinstance(change, Change)
-    asked = cluster.admin.commit(update(change.record, version=0, gate=change.gate))
+    asked = amend(cluster, raised, Terms(priority=50), Doer(name="root", is_operator=True, now_us=1))
     world.run_until(lambda: asked.done() and paths.RAISED in {key.user for key in look.pending()}, "its blocks bear another name")
     before = [len(look.outcomes(number)) for number in others]
     world.run_until(lambda: len(look.outcomes(raised)) == 10, "all that was raised has run")
@@ -247,18 +261,12 @@ def test_what_has_left_a_queue_does_not_start_there_and_runs_once_somebody_leads
     settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
     settings = replace(settings, queues=(*settings.queues, QueueSpec(name="night")))
     assert isinstance(cluster.admin.commit(set_settings(settings, found.version)).result(0), Committed)
-    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
-    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    submitter, look, data = submitting(cluster)
     number = submitter.submit(40, user="ann", python=python_environment(), data=data, block=10)
-    record = look.sub(number)
-    assert record is not None
-    change = amended(record, Terms(queue="night"), Doer(name="ann", now_us=1))
-    assert isinstance(change, Change)
-    assert isinstance(cluster.admin.commit(update(change.record, version=0, gate=change.gate)).result(0), Committed)
+    assert isinstance(amend(cluster, number, Terms(queue="night")).result(0), Committed)
     cluster.starter("n1", task_s=0.5, slots=2)
     world.run_until(lambda: cluster.events("acting", "n1"), "a Starter acts")
-    end_s = world.now_s + 20.0
-    world.run_until(lambda: world.now_s > end_s, "time passes")
+    pass_time(world, 20.0)
     assert look.outcomes(number) == {}
     assert len(look.pending()) == 4
     assert cluster.events("block_not_admitted", "n1") == [], "nobody has done anything wrong"
@@ -290,15 +298,13 @@ def test_a_user_stops_at_a_cap_and_goes_on_while_nobody_leads(world: VirtualMach
         cluster.starter(f"n{node}", task_s=0.3 + 0.2 * node, slots=4)
     world.run_until(lambda: leader.leader is not None and len(cluster.events("acting")) == 4, "all act")
     limited(cluster, UserLimits(cores_of={"ann": 6}))
-    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
-    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    submitter, look, data = submitting(cluster)
     what: dict[str, Any] = {"python": python_environment(), "data": data, "block": 100}
 
     def most_and_mean(seconds: float, user: str) -> tuple[int, float]:
         seen, end_s = [], world.now_s + seconds
         while world.now_s < end_s:
-            then_s = world.now_s + 0.05
-            world.run_until(lambda: world.now_s >= then_s, "time passes")  # noqa: B023
+            pass_time(world, 0.05)
             seen.append(in_use(cluster).get(user, 0))
         return max(seen), sum(seen) / len(seen)
 
@@ -326,18 +332,11 @@ def test_a_user_stops_at_a_cap_and_goes_on_while_nobody_leads(world: VirtualMach
 
 
 def test_a_task_that_takes_more_cores_than_its_users_cap_holds_up_nobody(world: VirtualMachine, tmp_path: Path) -> None:
-    cluster = VirtualCluster(world, tmp_path)
-    leader, _ = cluster.watchdog("w1")
-    world.run_until(lambda: leader.leader is not None, "a leader leads")
+    cluster = one_leads(world, tmp_path)
     limited(cluster, UserLimits(cores_of={"ann": 1}))
-    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
-    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    submitter, look, data = submitting(cluster)
     large, small = (submitter.submit(4, user="ann", python=python_environment(), data=data) for _ in range(2))
-    record = look.sub(large)
-    assert record is not None
-    change = amended(record, Terms(cores=2), Doer(name="ann", now_us=1))
-    assert isinstance(change, Change)
-    assert isinstance(cluster.admin.commit(update(change.record, version=0, gate=change.gate)).result(0), Committed)
+    assert isinstance(amend(cluster, large, Terms(cores=2)).result(0), Committed)
     cluster.starter("n1", task_s=0.5, slots=4)
     world.run_until(lambda: len(look.outcomes(small)) == 4, "what the cap allows runs, although it came later")
     assert look.outcomes(large) == {}
@@ -346,9 +345,7 @@ def test_a_task_that_takes_more_cores_than_its_users_cap_holds_up_nobody(world: 
 
 
 def test_open_jobs_beyond_a_cap_are_refused(world: VirtualMachine, tmp_path: Path) -> None:
-    cluster = VirtualCluster(world, tmp_path)
-    leader, _ = cluster.watchdog("w1")
-    world.run_until(lambda: leader.leader is not None, "a leader leads")
+    cluster = one_leads(world, tmp_path)
     client = cluster.client()
     with TaskQueue(work, connection=client) as first:
         me = client.submitter.user or user_name()
@@ -360,8 +357,7 @@ def test_open_jobs_beyond_a_cap_are_refused(world: VirtualMachine, tmp_path: Pat
             return decode_record(found.data, CappedUse, paths.USAGE).jobs if found is not None else {}
 
         world.run_until(lambda: told() == {me: 1}, "the leader has counted it")
-        end_s = world.now_s + 6.0
-        world.run_until(lambda: world.now_s > end_s, "the client looks at the settings again")
+        pass_time(world, 6.0)  # the client looks at the settings again
         with pytest.raises(LimitReached, match=rf"{me} has 1 of the 1 open jobs that {me} may have at once") as caught:
             TaskQueue(work, connection=client).submit_call(2).result(timeout=10.0)
         assert "rmgr wait" in caught.value.hint
@@ -373,12 +369,10 @@ def test_what_is_handed_to_a_node_for_a_user_at_the_cap_goes_back_to_its_queue(w
     cluster = VirtualCluster(world, tmp_path)
     leader, _ = cluster.watchdog("w1")
     cluster.starter("n1", task_s=5.0, slots=2)
-    client = cluster.client()
     world.run_until(lambda: leader.leader is not None and cluster.events("acting", "n1"), "all act")
     limited(cluster, UserLimits(cores_of={"ann": 1}))
-    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
+    submitter, look, data = submitting(cluster)
     what: dict[str, Any] = {"python": python_environment(), "user": "ann"}
-    data = BlockData(function=client.functions.register(work, timeout_s=10.0))
     first = submitter.submit(1, data=data, **what)
     second = submitter.submit(0, complete=False, **what)
     world.run_until(lambda: in_use(cluster).get("ann") == 1, "she has her core")
@@ -392,8 +386,7 @@ def test_what_is_handed_to_a_node_for_a_user_at_the_cap_goes_back_to_its_queue(w
     assert isinstance(cluster.admin.commit(handed).result(0), Committed)
     seen = []
     while not look.outcomes(second):
-        then_s = world.now_s + 0.1
-        world.run_until(lambda: world.now_s >= then_s, "time passes")  # noqa: B023
+        pass_time(world, 0.1)
         seen.append(in_use(cluster).get("ann", 0))
     assert max(seen) == 1
     assert look.outcomes(first)

@@ -283,9 +283,6 @@ def test_an_owner_that_goes_without_a_word_is_taken_to_live_for_a_while(gateway:
             eventually(lambda: not entries(), "its entry has gone")
 
 
-# -- questions -----------------------------------------------------------------------------------------------------------------------
-
-
 def test_questions_need_no_hello_and_are_answered_under_their_ids(gateway: Gateway) -> None:
     talk, told = gateway.client(hello=False)
     long = b"x" * (m.FRAGMENT_BYTES + 1)
@@ -349,15 +346,21 @@ def test_what_was_left_is_not_read(gateway: Gateway) -> None:
     assert not told.of(m.TailIs)
 
 
-def test_who_asks_one_thing_after_another_goes_before_who_asks_many_at_once(gateway: Gateway) -> None:
-    held, order_ = threading.Event(), []
+def held_answers(gateway: Gateway) -> tuple[threading.Event, list[str]]:
+    """Answers are given once the event is set; whose, in their order."""
+    held, order = threading.Event(), list[str]()
 
     def answer(data: bytes, caller: Caller, _left_s: float) -> bytes:
         held.wait(60)
-        order_.append(caller.user)
+        order.append(caller.user)
         return data
 
     gateway.answer = answer
+    return held, order
+
+
+def test_who_asks_one_thing_after_another_goes_before_who_asks_many_at_once(gateway: Gateway) -> None:
+    held, order_ = held_answers(gateway)
     had = gateway.desk.bounds.had
     mallory, _ = gateway.client("mallory", hello=False)
     ben, _ = gateway.client("ben", hello=False)
@@ -378,17 +381,10 @@ def test_who_asks_one_thing_after_another_goes_before_who_asks_many_at_once(gate
 
 
 def test_who_asked_as_an_operator_once_waits_his_turn_with_another_certificate(gateway: Gateway) -> None:
-    held, order_ = threading.Event(), []
-
-    def answer(data: bytes, caller: Caller, _left_s: float) -> bytes:
-        held.wait(60)
-        order_.append(caller.user)
-        return data
-
     operator, heard = gateway.client("olga", hello=False)
     say(operator, m.Ask(1, b"", 60_000))
     heard.one(m.Answer)
-    gateway.answer = answer
+    held, order_ = held_answers(gateway)
     ben, _ = gateway.client("ben", hello=False)
     mallory, _ = gateway.client("mallory", hello=False)
     for talk in (ben, ben, mallory):  # all threads are taken
@@ -404,13 +400,7 @@ def test_who_asked_as_an_operator_once_waits_his_turn_with_another_certificate(g
 
 
 def test_a_user_with_too_many_questions_is_read_no_further_and_goes_on_when_there_is_room(gateway: Gateway) -> None:
-    held = threading.Event()
-
-    def answer(data: bytes, _caller: Caller, _left_s: float) -> bytes:
-        held.wait(60)
-        return data
-
-    gateway.answer = answer
+    held, _ = held_answers(gateway)
     talk, told = gateway.client(hello=False)
     said: list[int] = []
 
@@ -429,9 +419,6 @@ def test_a_user_with_too_many_questions_is_read_no_further_and_goes_on_when_ther
     assert heard.one(m.Answer).is_last
     asking.join(60)
     eventually(lambda: len(told.of(m.Answer)) == 200, "all are answered")
-
-
-# -- what is refused -----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_word_is_a_hello_of_this_version(gateway: Gateway) -> None:
@@ -534,8 +521,6 @@ def test_so_many_submissions_are_followed_and_all_are_given_back(gateway: Gatewa
     gateway.settle()
     assert gateway.followed == 0
 
-
-# -- hostile clients -----------------------------------------------------------------------------------------------------------------
 
 _IDS = st.integers(0, 8) | st.integers(0, (1 << 62) - 1)
 _BYTES = st.binary(max_size=40) | st.sampled_from(

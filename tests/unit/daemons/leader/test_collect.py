@@ -26,9 +26,6 @@ RETENTION_S = 3600.0
 SETTINGS = ClusterSettings(retention_us=round(RETENTION_S * 1e6))
 
 
-# -- pages and collection ----------------------------------------------------------------------------------------------------
-
-
 def test_old_fragments_are_paged_out_and_a_new_leader_reads_them_back() -> None:
     bench = Bench(ClusterSettings(max_fragments=200))
     bench.lead()
@@ -83,7 +80,6 @@ def test_after_retention_everything_goes_but_history_named_outputs_and_logs(benc
     assert kept[0] == b"value"
     assert bench.store.get(keys.history(number)) is not None
     assert bench.store.get(keys.log(number, 0, 1, "stdout", 0)) is not None
-    assert bench.leader is not None
     assert bench.leader.submissions.followed == {}
 
 
@@ -150,7 +146,6 @@ def test_watches_that_nobody_needs_are_shed_with_the_connection(bench: Bench, mo
 def test_a_queue_that_is_added_to_the_settings_gets_its_directories(bench: Bench) -> None:
     leader = bench.lead()
     found = bench.outside.get(paths.CONFIG).result(60)
-    assert found is not None
     data = encode_record(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="night"))))
     committed(bench.outside, Multi(name="X", ops=(Set(paths.CONFIG, data, found.version),), proof=Holds(paths.CONFIG, data)))
     bench.advance(1.0)
@@ -261,7 +256,6 @@ def test_what_bears_no_mark_of_today_gets_one_and_its_time(aged: Bench, note: by
     aged.store.put(keys.upload(ONE), b"x", note=note)
     assert look(aged) == [keys.upload(ONE)]
     found = aged.store.about(keys.upload(ONE))
-    assert found is not None
     assert contents.is_fresh(found.note, aged.now_s)
 
 

@@ -200,7 +200,7 @@ def test_more_orders_than_one_commit_takes_are_tidied_away_whatever_becomes_of_o
             return answer
         return commit(multi, **options)
 
-    coordinator.commit = committing  # type: ignore[method-assign]
+    coordinator.commit = committing
     starter.close()
     bench.advance(GRACE_S + 5.0)
     assert bench.look.names(paths.inbox_node("n1")) == ["007"]
@@ -232,7 +232,6 @@ def test_losing_most_starters_at_once_is_requeued_slowly_and_told(bench: Bench) 
     bench.advance(0.4)
     fenced = sum(bench.look.node(f"n{i}").state is NodeState.FENCED for i in range(6))
     assert 1 <= fenced <= 4
-    assert leader.mass_loss is not None
     assert (leader.mass_loss.lost, leader.mass_loss.known) == (5, 6)
     assert len(bench.events("mass_loss_began")) == 1
     bench.advance(10.0)
@@ -284,7 +283,6 @@ def test_records_that_are_too_large_for_one_commit_are_fenced_one_by_one() -> No
     for i in range(40):
         starter = bench.starter(f"n{i}")
         found, record = bench.outside.get(paths.node(f"n{i}")).result(60), bench.look.node(f"n{i}")
-        assert found is not None
         large = encode_record(replace(record, attributes=replace(record.attributes, features=features)))
         path = paths.node(f"n{i}")
         committed(bench.outside, Multi(name="LARGE", ops=(Set(path, large, found.version),), proof=Holds(path, large)))
@@ -310,7 +308,7 @@ def test_lost_watches_are_made_up_for_by_the_resync_and_counted(bench: Bench) ->
     leader = bench.lead()
     starter = bench.starter("n1")
     bench.run()
-    leader.context.coordinator.lose_watches()  # type: ignore[attr-defined]
+    leader.context.coordinator.lose_watches()
     again = bench.starter("n1")
     starter.close()
     bench.advance(1.0)

@@ -104,7 +104,6 @@ def test_what_is_put_back_changes_no_history(bench: Bench, starter: Starter) -> 
     """Neither under the leader that has seen it end, nor under its successor."""
     number = bench.submitter.submit(1)
     found = bench.outside.get(paths.sub(number)).result(60)
-    assert found is not None
     bench.run_all(starter)
     bench.advance(RETENTION_S + 60)
     assert bench.look.sub(number) is None
@@ -132,7 +131,6 @@ def test_nothing_is_closed_while_its_record_names_another_nonce(bench: Bench) ->
     number = bench.submitter.submit(1)
     other = bench.submitter.submit(1, phase=Phase.HELD, reason=Reason.USER_HOLD)
     found = bench.outside.get(paths.sub(number)).result(60)
-    assert found is not None
     bench.advance(1.0)
     leader.submissions.followed[number].nonce = nonces.place_of(record_of(bench, number)), nonce_of(bench, record_of(bench, number))
     record, theirs = decode_record(found.data, Submission), record_of(bench, other)

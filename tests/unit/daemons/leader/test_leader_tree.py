@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,14 +42,13 @@ def test_a_story_reads_and_commits_under_the_fence_and_ends_with_the_leadership(
     tree.tell(story(), "a test")
     bench.advance(1.0)
     assert told == [None, Committed]
-    assert bench.leader is not None
     bench.leader.close()
     bench.advance(10.0)
     assert (told, len(tree.stories)) == ([None, Committed], 0)
 
 
 def test_what_escapes_from_a_story_sets_aside_what_it_is_about_until_one_of_it_ends_well(bench: Bench) -> None:
-    tree, aside = tree_of(bench), bench.leader.aside  # type: ignore[union-attr]
+    tree, aside = tree_of(bench), bench.leader.aside
 
     def story(error: Exception | None) -> Story[None]:
         yield Pause(0.0)
@@ -110,19 +108,9 @@ def test_the_mirror_tells_each_child_that_comes_is_another_is_made_anew_or_goes(
 
 
 def test_what_the_mirror_could_not_read_it_reads_again(bench: Bench) -> None:
-    tree, left = tree_of(bench), [2]
+    tree = tree_of(bench)
     do(bench, Create("/kept"), Create("/kept/a", b"1"))
-    get = bench.leader_coordinator.get
-
-    def getting(path: str, **options: Any) -> Future[Any]:
-        if path != "/kept/a" or not left[0]:
-            return get(path, **options)
-        left[0] -= 1
-        answer: Future[Any] = Future()
-        answer.set_exception(Unavailable("not now"))
-        return answer
-
-    bench.leader_coordinator.get = getting  # type: ignore[method-assign]
+    bench.refuse("get", Unavailable("not now"), lambda path: path == "/kept/a")
     kept = tree.mirror.below("/kept", lambda _: None)
     kept.refresh()
     bench.advance(0.1)
@@ -148,20 +136,21 @@ def entry(guid: str, sequence: int) -> str:
     return f"n-{guid}-{sequence:010d}"
 
 
-def test_the_smallest_candidate_is_first_whatever_its_guid() -> None:
-    line = [entry("zz", 3), entry("aa", 7), entry("mm", 5)]
-    assert liveness.standing(line, "zz") == First(entry("zz", 3))
+LINE = [entry("zz", 3), entry("aa", 7), entry("mm", 5)]
 
 
-def test_everyone_else_watches_the_one_just_before_it() -> None:
-    line = [entry("zz", 3), entry("aa", 7), entry("mm", 5)]
-    assert liveness.standing(line, "aa") == Behind(entry("aa", 7), entry("mm", 5))
-    assert liveness.standing(line, "mm") == Behind(entry("mm", 5), entry("zz", 3))
-
-
-def test_a_candidate_without_entry_is_absent() -> None:
-    assert liveness.standing([entry("zz", 3)], "aa") == Absent()
-    assert liveness.standing([], "aa") == Absent()
+@pytest.mark.parametrize(
+    ("line", "who", "stands"),
+    [
+        (LINE, "zz", First(entry("zz", 3))),
+        (LINE, "aa", Behind(entry("aa", 7), entry("mm", 5))),
+        (LINE, "mm", Behind(entry("mm", 5), entry("zz", 3))),
+        ([entry("zz", 3)], "aa", Absent()),
+        ([], "aa", Absent()),
+    ],
+)
+def test_the_smallest_candidate_is_first_and_everyone_else_watches_the_one_just_before_it(line: list[str], who: str, stands: Any) -> None:
+    assert liveness.standing(line, who) == stands
 
 
 def test_a_create_that_was_sent_twice_keeps_the_older_place_and_undoes_the_other() -> None:
@@ -174,7 +163,7 @@ def test_a_create_that_was_sent_twice_keeps_the_older_place_and_undoes_the_other
 @given(st.lists(st.integers(0, 10_000), unique=True, min_size=1, max_size=20), st.randoms())
 def test_exactly_one_candidate_is_first_and_predecessors_form_one_chain(numbers: list[int], random: object) -> None:
     line = [entry(f"g{number}", number) for number in numbers]
-    random.shuffle(line)  # type: ignore[attr-defined]
+    random.shuffle(line)
     found = [liveness.standing(line, f"g{number}") for number in sorted(numbers)]
     assert isinstance(found[0], First)
     names = [entry(f"g{number}", number) for number in sorted(numbers)]
@@ -217,7 +206,6 @@ def test_a_candidate_that_cannot_read_the_epoch_says_so_once_and_leads_when_it_i
     assert fields["path"] == paths.EPOCH
     assert "rmgr" in fields["hint"]
     found = coordinator.stat(paths.EPOCH).result(60)
-    assert found is not None
     whole = encode_record(EpochRecord(epoch=4))
     coordinator.commit(Multi(name="X", ops=(Set(paths.EPOCH, whole, found.version),), proof=Holds(paths.EPOCH, whole))).result(60)
     until(6.0)

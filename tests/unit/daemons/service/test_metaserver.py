@@ -112,23 +112,25 @@ def server(
         load=ServerLoad(running=int(load), other=load - int(load)),
         measured_ago_us=round(ago_s * S),
         bytes_per_s=rate,
-        **({"functions": (interface(),)} | more),  # type: ignore[arg-type]
+        **({"functions": (interface(),)} | more),
     )
 
 
-# -- what counts ----------------------------------------------------------------------------------------------------------------
+def reported(*servers: ServerReport, policy: str = "loth+l") -> World:
+    """Gateway G has told of these servers."""
+    world = World(policy)
+    world.report(*servers)
+    return world
 
 
 def test_calls_between_two_reports_count_as_load() -> None:
-    world = World()
-    world.report(server("s1"), server("s2"))
+    world = reported(server("s1"), server("s2"))
     assert world.picks(4, "s1", "s2") == ["s1", "s2", "s1", "s2"]
     assert world.server("s1").assigned == 2
 
 
 def test_a_load_that_was_measured_after_a_call_takes_its_place() -> None:
-    world = World()
-    world.report(server("s1"), server("s2", 1))
+    world = reported(server("s1"), server("s2", 1))
     assert world.picks(1, "s1", "s2") == ["s1"]
     world.wait(10)
     world.report(server("s1"), server("s2", 1))  # it has been answered
@@ -139,8 +141,7 @@ def test_a_load_that_was_measured_after_a_call_takes_its_place() -> None:
 def test_a_load_that_was_measured_before_a_call_and_comes_after_it_does_not_have_it() -> None:
     #   measured        call         the report comes
     # --- 1 s ---------- 3 s --------- 4 s ----------> s1 has 0 + 1
-    world = World()
-    world.report(server("s1"), server("s2", 0.5))
+    world = reported(server("s1"), server("s2", 0.5))
     world.wait(3)
     assert world.picks(1, "s1", "s2") == ["s1"]
     world.wait(1)
@@ -153,16 +154,14 @@ def test_a_load_that_was_measured_before_a_call_and_comes_after_it_does_not_have
 
 
 def test_of_two_gateways_the_newer_load_counts_whoever_reports_last() -> None:
-    world = World()
-    world.report(server("s1", 5, ago_s=1), server("s2", 2, ago_s=1))
+    world = reported(server("s1", 5, ago_s=1), server("s2", 2, ago_s=1))
     world.report(server("s1", 0, ago_s=4), server("s2", 9, ago_s=4), gateway=H)
     assert (world.server("s1").running, world.server("s2").running) == (5, 2)
     assert world.server("s1").age_s == 1.0
 
 
 def test_each_gateway_has_its_own_links() -> None:
-    world = World("loth")
-    world.report(server("s1", rate=1e8), server("s2", rate=1e6))
+    world = reported(server("s1", rate=1e8), server("s2", rate=1e6), policy="loth")
     world.report(server("s1", rate=1e6), server("s2", rate=1e8), gateway=H)
     assert world.pick("s1", "s2").server == "s1"
     assert world.pick("s1", "s2", gateway=H).server == "s2"
@@ -170,16 +169,14 @@ def test_each_gateway_has_its_own_links() -> None:
 
 
 def test_a_pick_brings_the_newest_measurement_of_its_links() -> None:
-    world = World("loth")
-    world.report(server("s1", rate=1e8), server("s2", rate=1e7))
+    world = reported(server("s1", rate=1e8), server("s2", rate=1e7), policy="loth")
     assert world.pick("s1", "s2", rates={"s1": 1e6, "s2": 1e7}).server == "s2"
     assert world.pick("s1", "s2").server == "s2"
     assert world.server("s1").bytes_per_s == 1e6
 
 
 def test_a_link_that_nobody_has_measured_is_not_free() -> None:
-    world = World("loth")
-    world.report(server("s1", rate=0.0), server("s2", rate=1e7), server("s3", rate=1e6))
+    world = reported(server("s1", rate=0.0), server("s2", rate=1e7), server("s3", rate=1e6), policy="loth")
     assert world.pick("s1", "s2").server == "s2"
     terms = {term.server: term for term in world.pick("s1", "s2", "s3", explain=True).terms}
     assert terms["s1"].transfer_s == terms["s3"].transfer_s == BYTES / 1e6
@@ -196,9 +193,6 @@ def test_what_answers_show_of_speed_is_learnt() -> None:
     assert world.pick("s1", "s2").server == "s2"
 
 
-# -- states ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_call_that_nobody_can_have_goes_nowhere_and_nothing_of_it_stays() -> None:
     world = World()
     assert world.pick() == Pick(epoch=7, policy="loth+l", why="no server offers it")
@@ -209,8 +203,7 @@ def test_a_call_that_nobody_can_have_goes_nowhere_and_nothing_of_it_stays() -> N
 
 
 def test_a_server_that_the_leader_does_not_know_is_to_be_reported_first() -> None:
-    world = World()
-    world.report(server("s1"))
+    world = reported(server("s1"))
     assert world.pick("s2").unknown == ("s2",)
     assert world.pick("s2").server == ""
     assert world.pick("s1/2").unknown == ("s1",)
@@ -219,8 +212,7 @@ def test_a_server_that_the_leader_does_not_know_is_to_be_reported_first() -> Non
 
 
 def test_a_new_life_begins_with_nothing_assigned() -> None:
-    world = World()
-    world.report(server("s1"), server("s2", 2))
+    world = reported(server("s1"), server("s2", 2))
     assert world.picks(2, "s1", "s2") == ["s1", "s1"]
     world.report(server("s1", state="closed"), server("s1", life=2), server("s2", 2))
     assert world.pick("s1").why == "s1: closed: its process has ended"
@@ -230,8 +222,7 @@ def test_a_new_life_begins_with_nothing_assigned() -> None:
 
 
 def test_a_successor_takes_the_name_of_a_life_that_another_gateway_still_holds() -> None:
-    world = World()
-    world.report(server("s1"))
+    world = reported(server("s1"))
     world.wait(1)
     world.report(server("s1", life=2), gateway=H)
     assert world.server("s1").state == "closed"
@@ -240,8 +231,7 @@ def test_a_successor_takes_the_name_of_a_life_that_another_gateway_still_holds()
 
 
 def test_two_servers_of_a_name_are_found_out_and_the_first_keeps_it() -> None:
-    world = World()
-    world.report(server("s1"))
+    world = reported(server("s1"))
     world.wait(1)
     world.report(server("s1", life=2), gateway=H)
     world.wait(9)
@@ -255,8 +245,7 @@ def test_two_servers_of_a_name_are_found_out_and_the_first_keeps_it() -> None:
 
 
 def test_stale_servers_are_used_only_when_all_are() -> None:
-    world = World()
-    world.report(server("s1"), server("s2"))
+    world = reported(server("s1"), server("s2"))
     world.wait(20)
     world.report(server("s2", 9), gateway=H)
     world.wait(11)
@@ -270,8 +259,7 @@ def test_stale_servers_are_used_only_when_all_are() -> None:
 
 
 def test_a_server_that_no_gateway_has_is_away_for_an_hour_and_then_forgotten() -> None:
-    world = World()
-    world.report(server("s1"), server("s2"))
+    world = reported(server("s1"), server("s2"))
     world.report(server("s1", state="away"), server("s2"))
     assert world.server("s1").state == "away"
     assert world.pick("s1", "s2").unknown == ("s1",)
@@ -285,8 +273,7 @@ def test_a_server_that_no_gateway_has_is_away_for_an_hour_and_then_forgotten() -
 
 
 def test_a_server_that_leaves_gets_nothing_new() -> None:
-    world = World()
-    world.report(server("s1", state="leaving"), server("s2", 50))
+    world = reported(server("s1", state="leaving"), server("s2", 50))
     assert (world.server("s1").state, world.pick("s1", "s2").server) == ("closed", "s2")
 
 
@@ -311,9 +298,6 @@ def test_a_report_that_nothing_can_be_computed_with_makes_its_server_odd(field_:
     world.report(msgspec.structs.replace(server("s1"), **{field_: value}), server("s2", 9))
     assert (world.server("s1").state, world.pick("s1", "s2").server) == ("odd", "s2")
     assert field_ in world.server("s1").why
-
-
-# -- lives, for gateways ----------------------------------------------------------------------------------------------------------
 
 
 def heard(world: World, *servers: ServerReport, gateway: str = G) -> list[tuple[str, float, bool]]:
@@ -365,15 +349,11 @@ def test_a_gateway_is_told_of_lives_that_it_never_had() -> None:
 
 
 def test_a_gateway_that_reports_again_has_its_servers_still() -> None:
-    world = World()
-    world.report(server("s1"))
+    world = reported(server("s1"))
     world.wait(70)
     world.report(server("s1"))  # nobody else has told anything meanwhile
     assert world.server("s1").state == "open"
     assert world.pick("s1").server == "s1"
-
-
-# -- the seven policies on random tables ------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -418,8 +398,7 @@ def test_picks_are_those_of_the_papers_formulas(policy: str) -> None:
 
 
 def test_explain_tells_the_terms_and_changes_nothing() -> None:
-    world = World("loth+lt")
-    world.report(server("s1", 1, rate=1e6), server("s2", 0, rate=1e5), server("s3", state="leaving"))
+    world = reported(server("s1", 1, rate=1e6), server("s2", 0, rate=1e5), server("s3", state="leaving"), policy="loth+lt")
     world.pick("s1", "s2")
     before, lines = world.meta._state.snapshot(), [list(log) for log in world.lines.logs]
     told = world.pick("s1", "s2", "s3", rates={"s2": 3e6}, explain=True)
@@ -434,12 +413,8 @@ def test_explain_tells_the_terms_and_changes_nothing() -> None:
     assert told == msgspec.structs.replace(world.pick("s1", "s2", "s3", rates={"s2": 3e6}), terms=told.terms)
 
 
-# -- policies that change and fail ----------------------------------------------------------------------------------------------
-
-
 def test_another_policy_picks_from_the_next_call_on_and_knows_what_was_sent() -> None:
-    world = World("loth")
-    world.report(server("s1"), server("s2", 1.5))
+    world = reported(server("s1"), server("s2", 1.5), policy="loth")
     assert world.picks(3, "s1", "s2") == ["s1", "s1", "s1"]
     assert world.meta.set_pipeline(spec("loth+l"))
     assert not world.meta.set_pipeline(spec("loth+l"))
@@ -452,7 +427,7 @@ class Broken(Loth):
     name: ClassVar[str] = "loth"
     armed: ClassVar[list[bool]] = [True]
 
-    def choose(self, draft, call, options):  # type: ignore[no-untyped-def]
+    def choose(self, draft, call, options):
         if self.armed[0]:
             raise ZeroDivisionError("broken")
         return Loth.choose(self, draft, call, options)
@@ -473,9 +448,6 @@ def test_a_policy_that_raises_is_replaced_by_rr_for_five_minutes() -> None:
     assert (world.picks(2, "s1", "s2"), world.meta.instead()) == (["s2", "s2"], "")
     for log in range(len(world.lines.logs) - 1):
         _replayed(world.lines, log)
-
-
-# -- the log --------------------------------------------------------------------------------------------------------------------
 
 
 def _replayed(lines: Lines, log: int) -> int:
@@ -522,8 +494,7 @@ def test_every_log_replays_to_the_same_picks(seed: int) -> None:
 
 
 def test_lines_that_cannot_be_kept_are_counted_and_another_log_begins() -> None:
-    world = World()
-    world.report(server("s1"), server("s2"))
+    world = reported(server("s1"), server("s2"))
     world.picks(2, "s1", "s2")
     world.lines.has_room = False
     world.picks(3, "s1", "s2")

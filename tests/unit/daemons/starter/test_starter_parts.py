@@ -31,8 +31,6 @@ from rmgr.runtime.aside import Aside
 from tests.harness.memory_store import MemoryStore
 from tests.harness.waiting import eventually
 
-# -- strikes -----------------------------------------------------------------------------------------------------------------------
-
 
 def test_failures_of_the_node_in_a_row_put_it_out_for_a_while() -> None:
     strikes = Strikes()
@@ -78,17 +76,11 @@ def test_one_bad_submission_puts_no_node_out_several_do() -> None:
     assert strikes.is_out(2.0)
 
 
-# -- names ---------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd"])
 def test_names_that_lead_out_of_the_work_directory_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(PermissionDenied):
         inside(tmp_path, name)
     assert inside(tmp_path, "a/./b") == tmp_path / "a" / "b"
-
-
-# -- jobs with the store -----------------------------------------------------------------------------------------------------------------
 
 
 class Away:
@@ -109,7 +101,7 @@ def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None
     inner.put("k", b"v")
     messages: deque[Callable[[], None]] = deque()
     before = set(threading.enumerate())
-    work = StoreIO(Away(inner, 2), messages.append, threads=1)  # type: ignore[arg-type]
+    work = StoreIO(Away(inner, 2), messages.append, threads=1)
     found: list[Any] = []
     work.run(lambda store: store.get("k"), found.append, size=10)
     eventually(lambda: work.down_since_s is not None)
@@ -240,7 +232,7 @@ def test_jobs_go_in_turns_of_their_users_and_the_starters_own_first() -> None:
     order: list[str] = []
     for user, count in (("ann", 4), ("bob", 2), ("", 2), ("cyd", 1)):
         for number in range(count):
-            work.run(lambda _, name=f"{user}{number}": order.append(name), lambda _: None, user=user)  # type: ignore[misc]
+            work.run(lambda _, name=f"{user}{number}": order.append(name), lambda _: None, user=user)
     while work.step():
         pass
     assert order == ["0", "1", "ann0", "bob0", "cyd0", "ann1", "bob1", "ann2", "ann3"]
@@ -287,7 +279,7 @@ def test_who_writes_to_a_file_server_that_hangs_holds_some_threads_and_others_go
     done: list[str] = []
     for number in range(30):
         for user in ("", "ann", "bob"):
-            work.run(lambda _, user=user: done.append(user), lambda _: None, user=user, is_long=number % 2 == 0)  # type: ignore[misc]
+            work.run(lambda _, user=user: done.append(user), lambda _: None, user=user, is_long=number % 2 == 0)
     eventually(lambda: len(done) == 90)
     assert max(Counter(begun).values()) <= 12, Counter(begun)
     gate.set()
@@ -377,9 +369,6 @@ def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: 
     assert Path(again).read_bytes() == bytes(100_000)
     assert on_disk() == 2
     work.close()
-
-
-# -- watching --------------------------------------------------------------------------------------------------------------------------
 
 
 class Source:
@@ -478,9 +467,6 @@ def test_children_that_were_missed_show_in_what_their_parent_has_counted() -> No
     held.list_from(stat(8, 1))
     held.listed(["c"])
     assert not held.has_missed(stat(8, 1))
-
-
-# -- disk ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:

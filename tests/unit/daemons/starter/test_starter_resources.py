@@ -47,7 +47,7 @@ def info(number: int = 1, **resources: int) -> Info:
 
 
 def lanes(cores: int = 8) -> Lanes:
-    return Lanes(FakeRunner(), cores=cores, memory_mib=1000, resources=HAS)  # type: ignore[arg-type]
+    return Lanes(FakeRunner(), cores=cores, memory_mib=1000, resources=HAS)
 
 
 def open_one(node: Lanes, needs: Needs, seq: int, spec: WorkerSpec | None = SPEC) -> WorkerLane | None:
@@ -86,26 +86,17 @@ def test_a_worker_is_used_again_only_with_the_pieces_that_it_has_seen() -> None:
     node = lanes()
     first = open_one(node, (("gpu", 1),), 1)
     second = open_one(node, (("gpu", 1),), 2)
-    assert first is not None
-    assert second is not None
     assert (first.variables["CUDA_VISIBLE_DEVICES"], second.variables["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
-    assert first.spec is not None
     assert first.spec.environ["RMGR_RESOURCE_GPU"] == "0"
     workers = first.worker, second.worker
     node.ended(first, [1], 1.0)
     node.ended(second, [2], 1.0)
     plain, again, both = open_one(node, (), 3), open_one(node, (("gpu", 1),), 4), open_one(node, (("gpu", 2),), 5)
-    assert plain is not None
-    assert again is not None
-    assert both is not None
     assert plain.worker not in workers, "it has seen a GPU that is not this task's"
     assert again.worker is workers[0]
     assert both.worker not in workers
-    assert again.is_for(again.info, SPEC, 1, 0, (("gpu", 1),)), "more of its kind may be queued behind it"  # type: ignore[arg-type]
-    assert not again.is_for(again.info, SPEC, 1, 0), "but none that needs none"  # type: ignore[arg-type]
-
-
-# -- claims ----------------------------------------------------------------------------------------------------------------------
+    assert again.is_for(again.info, SPEC, 1, 0, (("gpu", 1),)), "more of its kind may be queued behind it"
+    assert not again.is_for(again.info, SPEC, 1, 0), "but none that needs none"
 
 
 class Board:
@@ -147,7 +138,7 @@ def claimed(wants: dict[int, dict[str, int]], *, resources: dict[str, int] | Non
     node = SimpleNamespace(
         name="n1",
         incarnation=1,
-        lanes=Lanes(FakeRunner(), cores=cores, memory_mib=0, resources=has),  # type: ignore[arg-type]
+        lanes=Lanes(FakeRunner(), cores=cores, memory_mib=0, resources=has),
         blocks={},
         idle=IdleMark(),
         hands=None,
@@ -160,9 +151,9 @@ def claimed(wants: dict[int, dict[str, int]], *, resources: dict[str, int] | Non
     times = SimpleNamespace(of=lambda _kind: None, ended=lambda _kind: 0)
     committer = SimpleNamespace(fence=lambda _node: 1, commit=lambda *_: None)
     node.shared = SimpleNamespace(committer=committer, records=infos, times=times, gate=None, caps=Caps())
-    puller = Puller(node)  # type: ignore[arg-type]
+    puller = Puller(node)
     board = Board(candidates)
-    puller.run([board], 1.0)  # type: ignore[list-item]
+    puller.run([board], 1.0)
     return [number for number in wants if not any(candidate.key.submission == number for candidate in board.candidates)]
 
 
@@ -175,9 +166,6 @@ def test_who_waits_for_a_resource_holds_up_only_who_needs_the_same() -> None:
     wants: dict[int, dict[str, int]] = {1: {"gpu": 3}, 2: {"gpu": 2}, 3: {"gpu": 1}, 4: {}, 5: {"licence": 1}, 6: {"licence": 1, "gpu": 1}}
     assert claimed(wants) == [1, 4, 5], "the third does not slip past the second, for which two GPUs have to come together"
     assert claimed({1: {"licence": 1}, 2: {"licence": 1}, 3: {"gpu": 1}, 4: {}}) == [1, 3, 4]
-
-
-# -- words ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_ranks_find_their_own_part() -> None:

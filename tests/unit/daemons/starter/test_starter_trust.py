@@ -70,11 +70,11 @@ class Cluster:
         self.state = RecordState.OPEN
         self.number = 0
         self.gate = Gate(
-            SimpleNamespace(),  # type: ignore[arg-type]
-            SimpleNamespace(  # type: ignore[arg-type]
+            SimpleNamespace(),
+            SimpleNamespace(
                 look=lambda key_id, at_s, dated=False: self.known[key_id], listen=lambda _: None, was_key_of=lambda key_id, zxid: ""
             ),
-            SimpleNamespace(  # type: ignore[arg-type]
+            SimpleNamespace(
                 state=lambda number, age_s: self.state,
                 nonces=SimpleNamespace(generation=0, look=lambda path: self.nonce or SimpleNamespace(found=standing(self.number))),
                 operators=("eva",),
@@ -100,7 +100,7 @@ def blocks(count: int, *, by: Key, record: Submission = RECORD, tasks: int = 1) 
         )
         for at in range(count)
     ]
-    return Signer(by, "c", ttl_s=600.0).sealer(record)(bare)  # type: ignore[arg-type]
+    return Signer(by, "c", ttl_s=600.0).sealer(record)(bare)
 
 
 def test_blocks_that_left_together_are_verified_once_and_so_are_their_parts() -> None:
@@ -115,7 +115,6 @@ def test_blocks_that_left_together_are_verified_once_and_so_are_their_parts() ->
 
 def test_one_block_has_the_form_that_every_release_knows() -> None:
     [(_, data)] = blocks(1, by=Key("a" * 32))
-    assert data.seal is not None
     assert len(data.seal.signature) == 64
 
 
@@ -124,8 +123,6 @@ def test_a_verified_signature_vouches_for_no_other_block() -> None:
     cluster = Cluster(ann)
     (key, data), (other_key, other), *_ = made = blocks(4, by=ann)
     assert not any(cluster.refusal(*block) for block in made)
-    assert data.seal is not None
-    assert other.seal is not None
     forged = {
         "other arguments": (key, msgspec.structs.replace(data, payloads=(b"rm",))),
         "another's seal": (key, msgspec.structs.replace(data, seal=other.seal)),
@@ -188,7 +185,7 @@ def changed(record: Submission, terms: Terms, by: Key, *, as_operator: bool = Fa
     """The record with an amendment of somebody."""
     change = amended(record, terms, Doer(name=by.name, is_operator=as_operator, now_us=5))
     assert isinstance(change, Change), change
-    signature = Signer(by, "c", ttl_s=600.0).amendment(record.id, change.record.changes[-1])  # type: ignore[arg-type]
+    signature = Signer(by, "c", ttl_s=600.0).amendment(record.id, change.record.changes[-1])
     return signed(change.record, signature if sign else "")
 
 
@@ -272,7 +269,7 @@ def test_a_record_that_another_connection_has_read_is_read_again_before_a_nonce_
     cluster.nonce = SimpleNamespace(found=None)
     cluster.state = RecordState.ASKED
     block = ClaimedBlock.claimed("n1", "default", key, data)
-    block.info = SimpleNamespace(origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD))  # type: ignore[assignment]
+    block.info = SimpleNamespace(origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD))
     assert cluster.gate.admission(block) is Admission.AWAITED
 
 

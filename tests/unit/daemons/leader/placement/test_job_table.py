@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.daemons.leader.facts import Names
 from rmgr.daemons.leader.placement.job_table import JobTable, decode_records, encode_records
 from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.submission import Rigid, Submission, Work
 from rmgr.sched.job import Job, Node, Running
@@ -26,7 +24,7 @@ from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sched.state.event_log import Opening, Passed
 from rmgr.sim.replay import verify
 from rmgr.sim.runs.output import read_log
-from tests.harness.leader_bench import Bench
+from tests.harness.leader_bench import Bench, placing
 from tests.property.test_placing_failover import Story
 
 
@@ -52,7 +50,7 @@ def test_a_time_of_more_than_64_bits_stops_nobody_who_reads_the_record(field: di
     record = Submission(id=1, name="x", user="ada", queue="batch", work=Work.COMMAND)
     assert decode_record(encode_record(record), Submission) == record
     with pytest.raises(WrongCluster, match="cannot be read"):
-        decode_record(encode_record(replace(record, **field)), Submission)  # type: ignore[arg-type]
+        decode_record(encode_record(replace(record, **field)), Submission)
 
 
 NODES = tuple(f"n{number}" for number in range(30))  # of two cores each
@@ -60,9 +58,7 @@ NODES = tuple(f"n{number}" for number in range(30))  # of two cores each
 
 @pytest.fixture
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    document = json.dumps(getattr(request, "param", {"stage": [{"policy": "first_fit"}]}))
-    queues = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))
-    bench = Bench(ClusterSettings(queues=queues, pipelines=(PipelineSpec(partition="default", document=document),)))
+    bench = Bench(placing(getattr(request, "param", "first_fit")))
     bench.lead()
     yield bench
     bench.close()
@@ -70,11 +66,11 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 def submit(bench: Bench, jobs: int, **fields: object) -> None:
     for at in range(0, jobs, 20):
-        bench.submitter.submit(min(20, jobs - at), block=1, queue="batch", rigid=Rigid(), **fields)  # type: ignore[arg-type]
+        bench.submitter.submit(min(20, jobs - at), block=1, queue="batch", rigid=Rigid(), **fields)
 
 
 def running(bench: Bench) -> int:
-    return sum(len(bench.look.names(paths.running_node(node))) for node in NODES)
+    return len(bench.look.running(*NODES))
 
 
 def test_jobs_with_large_arguments_are_placed_by_as_many_commits_as_they_need(bench: Bench) -> None:
@@ -87,7 +83,7 @@ def test_jobs_with_large_arguments_are_placed_by_as_many_commits_as_they_need(be
     assert not bench.events("placing_rebuilt")
 
 
-FAIR = {"stage": [{"policy": "first_fit", "parameters": {"order": "fair_share"}}]}
+FAIR = {"policy": "first_fit", "parameters": {"order": "fair_share"}}
 
 
 @pytest.mark.parametrize("bench", [FAIR], indirect=True)
@@ -112,7 +108,7 @@ def test_a_job_on_more_nodes_than_a_usual_commit_has_operations(bench: Bench, le
     bench.starter(*many[60:])
     wide = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(processes=240), data=BlockData(payloads=(b"x" * 12_000,)))
     bench.advance(1)
-    heads = [key.submission for node in many for key in bench.look.keys(paths.running_node(node))]
+    heads = bench.look.running(*many)
     if length == 1:
         assert heads == [wide]
         assert sum(len(bench.look.names(paths.hold(node))) for node in many) == 119
@@ -122,7 +118,7 @@ def test_a_job_on_more_nodes_than_a_usual_commit_has_operations(bench: Bench, le
         assert "120 nodes" in end.error
         number = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid())
         bench.advance(1)
-        assert [key.submission for node in many for key in bench.look.keys(paths.running_node(node))] == [number]
+        assert bench.look.running(*many) == [number]
 
 
 def test_a_job_that_no_name_of_a_block_can_tell_ends(bench: Bench) -> None:
@@ -131,9 +127,8 @@ def test_a_job_that_no_name_of_a_block_can_tell_ends(bench: Bench) -> None:
     number = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid())
     bench.advance(1)
     assert not bench.look.outcomes(odd)
-    assert bench.leader is not None
     assert "memory_bytes" in bench.leader.placer.view().jobs[odd, 0].reason
-    assert [key.submission for key in bench.look.keys(paths.running_node("n0"))] == [number]
+    assert bench.look.running("n0") == [number]
 
 
 @pytest.mark.parametrize("policy", ["easy", "fcfs", "migration"])
@@ -141,13 +136,8 @@ def test_a_live_log_run_again_gives_the_decisions_that_were_made(policy: str, tm
     story = Story(policy)
     try:
         story.play()
-        assert story.bench.leader is not None
         story.bench.leader.close()
-        store, prefix = story.bench.store, keys.events_of()
-        found = store.keys(prefix)
-        last = max(keys.parse_events(key)[:2] for key in found)
-        file = tmp_path / "live.jsonl"
-        file.write_bytes(b"".join(store.get(key)[0] for key in found if keys.parse_events(key)[:2] == last))
+        file = story.bench.last_log(tmp_path / "live.jsonl")
     finally:
         story.close()
     entries = list(read_log(file))

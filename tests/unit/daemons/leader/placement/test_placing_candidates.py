@@ -100,13 +100,11 @@ class Grid(Cluster):
 
     def scheduled(self, number: int) -> Job:
         """As the scheduler has it."""
-        assert self.bench.leader is not None
         state = self.bench.leader.placer.state
         part, job = state.partitions["default"], job_id(number, 0)
         return part.jobs[job] if job in part.jobs else part.running[job].job
 
     def view(self, number: int) -> PlacedView:
-        assert self.bench.leader is not None
         return self.bench.leader.placer.view().jobs[(number, 0)]
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 
 from rmgr.adapters.policy_files import recorded
-from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol import paths
 from rmgr.coord.views import answers
 from rmgr.daemons.leader.placement import passes as placing_foreign
 from rmgr.daemons.leader.placement import passes as policy_process
@@ -39,7 +39,7 @@ from rmgr.sched.state.event_log import Opening
 from rmgr.sim.replay import verify
 from rmgr.sim.runs.output import read_log
 from tests.harness.fair_time import FairTimer
-from tests.harness.leader_bench import Bench
+from tests.harness.leader_bench import Bench, placing
 
 WHY = Why("test", "because")
 
@@ -72,7 +72,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
         stages = tuple(Stage(policy) for policy in policies)
         found = Configuration(stages=stages, policies=tuple(policy.name for policy in policies))
         monkeypatch.setattr(pipeline, "configuration", lambda _settings, _partition: found)
-        bench = Bench(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))))
+        bench = Bench(placing())
         made.append(bench)
         bench.lead()
         bench.starter("n1", "n2")
@@ -88,8 +88,7 @@ def test_a_policy_that_raises_loses_its_decisions_and_the_next_one_goes_on(place
     bench = place(Raises(), FirstFit())
     number = bench.submitter.submit(1, block=1, queue="batch")
     bench.advance(0.5)
-    assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number]
-    assert bench.leader is not None
+    assert bench.look.running("n1") == [number]
     faults = {name: (count, error) for name, count, error in bench.leader.placer.view().partitions["default"].faults}
     assert faults["raises"][0] >= 1
     assert "RuntimeError: no idea" in faults["raises"][1]
@@ -101,10 +100,8 @@ def test_nodes_are_never_given_twice_and_unknown_ones_never_named(place: Callabl
     bench = place(Overcommits())
     numbers = [bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid()) for _ in range(4)]
     bench.advance(0.5)
-    running = [key.submission for key in bench.look.keys(paths.running_node("n1"))]
-    assert running == numbers[:2]  # n1 has two cores
+    assert bench.look.running("n1") == numbers[:2]  # n1 has two cores
     assert bench.look.keys(paths.running_node("n2")) == []
-    assert bench.leader is not None
     assert {bench.leader.placer.view().jobs[number, 0].state for number in numbers[2:]} == {"waiting"}
 
 
@@ -124,7 +121,6 @@ class Sleeps:
 def test_a_policy_that_sleeps_is_left_behind_and_left_out_for_a_while() -> None:
     bench = Bench()
     bench.lead()
-    assert bench.leader is not None
     context = bench.leader.context
     passes, policy = Passes(context, Faults(context), limit_s=2.0), Sleeps()
     plans: list[Plan] = []
@@ -169,7 +165,6 @@ def test_a_job_that_was_placed_by_a_dead_leader_is_not_placed_again(place: Calla
     bench = place(FirstFit())
     number = bench.submitter.submit(1, block=1, queue="batch")
     bench.advance(0.5)
-    assert bench.leader is not None
     bench.leader.close()
     bench.lead(bench.connect())
     bench.advance(0.5)
@@ -188,7 +183,7 @@ def test_a_leader_whose_plan_is_never_carried_out_gives_way(place: Callable[...,
         assert bench.deposed == ["the plan of a pass is not carried out"]
     bench.lead(bench.connect())
     bench.advance(0.5)
-    assert [key.submission for key in bench.look.keys(paths.running_node("n1"))] == [number]
+    assert bench.look.running("n1") == [number]
 
 
 def test_a_commit_whose_answer_cannot_be_taken_in_has_everything_read_again(
@@ -208,8 +203,7 @@ def test_a_commit_whose_answer_cannot_be_taken_in_has_everything_read_again(
     numbers.append(bench.submitter.submit(1, block=1, queue="batch"))
     bench.advance(5.0)
     assert len(raised) == 1
-    assert sorted(key.submission for node in ("n1", "n2") for key in bench.look.keys(paths.running_node(node))) == numbers
-    assert bench.leader is not None
+    assert sorted(bench.look.running("n1", "n2")) == numbers
     assert sorted(bench.leader.placer.job_table.placed) == [job_id(number, 0) for number in numbers]
     assert (len(bench.events("placing_rebuilt")), bench.deposed) == (1, [])
 
@@ -237,26 +231,26 @@ class Scribbles:
         waiting = [job.id for job in draft.by_arrival()]
         if not waiting:
             return
-        nonsense: dict[str, Decision] = {
-            "an unknown node": Start(waiting[0], ((99, 99, 1),), WHY),
-            "an unknown job": Start(77, ((0, 0, 1),), WHY),
-            "no placement": Start(waiting[0], "everywhere", WHY),  # type: ignore[arg-type]
-            "a move of a job that waits": Migrate(waiting[0], WHY),
-            "a gang": GangSet(Gang("g", 1000, ((waiting[0],),)), WHY),
-            "no decision": ("nonsense", "default"),  # type: ignore[dict-item]
-            "a promise nowhere": Reserve(waiting[0], 5, "nowhere", True, WHY),  # type: ignore[arg-type]
-            "a hold of nothing": HoldCores(waiting[0], "all", WHY),  # type: ignore[arg-type]
-            "a note of words": Noted("scribbles", "k", 0, ("x", object())),  # type: ignore[arg-type]
-            "a time without end": WakeAt("soon", WHY),  # type: ignore[arg-type]
-            "no job": Start("first", ((0, 0, 1),), WHY),  # type: ignore[arg-type]
-        }
-        draft.decisions.append(nonsense[self.what])
+        draft.decisions.append(NONSENSE[self.what](waiting[0]))
+
+
+NONSENSE: dict[str, Callable[[int], Decision]] = {
+    "an unknown node": lambda job: Start(job, ((99, 99, 1),), WHY),
+    "an unknown job": lambda job: Start(77, ((0, 0, 1),), WHY),
+    "no placement": lambda job: Start(job, "everywhere", WHY),
+    "a move of a job that waits": lambda job: Migrate(job, WHY),
+    "a gang": lambda job: GangSet(Gang("g", 1000, ((job,),)), WHY),
+    "no decision": lambda job: ("nonsense", "default"),
+    "a promise nowhere": lambda job: Reserve(job, 5, "nowhere", True, WHY),
+    "a hold of nothing": lambda job: HoldCores(job, "all", WHY),
+    "a note of words": lambda job: Noted("scribbles", "k", 0, ("x", object())),
+    "a time without end": lambda job: WakeAt("soon", WHY),
+    "no job": lambda job: Start("first", ((0, 0, 1),), WHY),
+}
 
 
 FAR = QueueSpec(name="far", partition="far", dispatch=Dispatch.PLACE)
-BROKEN = [Raises(), Gangs(), *(Scribbles(what) for what in ("an unknown node", "an unknown job", "no placement", "a gang"))]
-BROKEN += [Scribbles("a move of a job that waits"), Scribbles("no decision"), Scribbles("no job")]
-BROKEN += [Scribbles(what) for what in ("a promise nowhere", "a hold of nothing", "a note of words", "a time without end")]
+BROKEN = [Raises(), Gangs(), *map(Scribbles, NONSENSE)]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda policy: getattr(policy, "what", "") or policy.name)
@@ -273,15 +267,12 @@ def test_whatever_a_policy_decides_its_partition_alone_falls_back_to_fcfs(broken
         bench.starter("f1", partition="far")
         bench.advance(0.5)
         for leader in ("the first", "its successor"):
-            here = [bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid()) for _ in range(1)]
+            here = bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid())
             there = bench.submitter.submit(1, block=1, queue="far", rigid=Rigid())
             bench.advance(1.0)
-            on_far = [key.submission for key in bench.look.keys(paths.running_node("f1"))]
-            assert there in on_far, leader
+            assert there in bench.look.running("f1"), leader
             bench.advance(1.0)
-            on_n1 = [key.submission for key in bench.look.keys(paths.running_node("n1"))]
-            assert set(here) <= set(on_n1), leader
-            assert bench.leader is not None
+            assert here in bench.look.running("n1"), leader
             snapshot = replace(bench.leader.snapshot(), placing=bench.leader.placer.view())
             assert f"policy {broken.name} failed (" in snapshot.placing.partitions["default"].instead
             assert snapshot.placing.partitions["far"].instead == ""
@@ -304,14 +295,8 @@ def test_the_log_of_a_fallback_replays_under_the_policy_that_placed(place: Calla
     bench = place(Raises())
     bench.submitter.submit(1, block=1, queue="batch")
     bench.advance(5.0)
-    assert bench.leader is not None
     bench.leader.close()
-    logs: dict[tuple[int, int], list[bytes]] = {}
-    for key in bench.store.keys(keys.events_of()):
-        found = bench.store.get(key)
-        logs.setdefault(keys.parse_events(key)[:2], []).append(found[0])
-    file = tmp_path / "last.jsonl"
-    file.write_bytes(b"".join(logs[max(logs)]))
+    file = bench.last_log(tmp_path / "last.jsonl")
     opening = next(iter(read_log(file)))
     assert isinstance(opening, Opening)
     assert opening.policy == "fcfs"
@@ -323,7 +308,6 @@ def test_a_policy_that_failed_is_tried_again_after_a_while_and_at_once_when_anot
     bench = place(Raises())
     bench.submitter.submit(1, block=1, queue="batch")
     bench.advance(0.5)
-    assert bench.leader is not None
     placer = bench.leader.placer
     assert list(placer.faults.benched) == ["default"]
     count = placer.faults.counts["raises"]
@@ -417,7 +401,7 @@ class World:
         return self.bench.submitter.submit(1, block=1, queue=queue, rigid=Rigid(), request=request)
 
     def running(self, *nodes: str) -> list[int]:
-        return sorted(key.submission for node in nodes for key in self.bench.look.keys(paths.running_node(node)))
+        return sorted(self.bench.look.running(*nodes))
 
     def until(self, condition: Callable[[], bool], patience_s: float = 30.0) -> None:
         """The leader's clock goes as ours does."""
@@ -458,11 +442,9 @@ def test_a_plug_in_places_as_it_says_with_its_notes_and_reasons(world: Callable[
     it.until(lambda: it.running("n1", "n2") == [first, second])
     more = [it.submit("batch") for _ in range(3)]
     it.until(lambda: len(it.running("n1", "n2")) == 4)
-    assert it.bench.leader is not None
     placer = it.bench.leader.placer
     last = (more[2], 0)
     it.until(lambda: placer.view().jobs[last].reason == "waits for 1 core")
-    assert placer.state is not None
     notes = placer.state.partitions["default"].notes
     assert set(notes) == {"the_good_one"}
     assert set(notes["the_good_one"]["began"].values()) == {(7,)}
@@ -473,7 +455,6 @@ def test_a_plug_in_places_as_it_says_with_its_notes_and_reasons(world: Callable[
     it.bench.leader.close()  # its successor has the notes, and goes on
     it.bench.lead(it.bench.connect())
     it.until(lambda: it.bench.leader is not None and it.bench.leader.placer.state is not None)
-    assert it.bench.leader.placer.state is not None
     assert set(it.bench.leader.placer.state.partitions["default"].notes) == {"the_good_one"}
 
 
@@ -486,10 +467,9 @@ def test_whatever_a_plug_in_burns_others_place_at_once_and_fcfs_places_instead(
     for leader in ("the first", "its successor"):
         here, there = it.submit("batch"), it.submit("far")
         with FairTimer() as timer:
-            it.until(lambda there=there: there in it.running("f1", "f2"))  # type: ignore[misc]
+            it.until(lambda there=there: there in it.running("f1", "f2"))
         assert timer.elapsed_s < 1.0, leader
-        it.until(lambda here=here: here in it.running("n1", "n2"))  # type: ignore[misc]
-        assert it.bench.leader is not None
+        it.until(lambda here=here: here in it.running("n1", "n2"))
         told = it.bench.leader.placer.view().partitions["default"].instead
         assert told.startswith(f"policy {name} failed ("), told
         assert "fcfs places jobs in its place until" in told
@@ -506,7 +486,6 @@ def test_what_a_plug_in_prints_goes_nowhere_and_use_is_kept_for_its_order(world:
     other = world("shares")
     number = other.submit("batch")
     other.until(lambda: other.running("n1", "n2") == [number])
-    assert other.bench.leader is not None
     placer = other.bench.leader.placer
     other.until(lambda: placer.state is not None and placer.state.usage_half_life_us > 0)
     assert not placer.faults.counts
@@ -516,9 +495,7 @@ def test_the_processes_end_with_the_leadership(world: Callable[[str], World]) ->
     it = world("good")
     it.submit("batch")
     it.until(lambda: bool(it.running("n1", "n2")))
-    assert it.bench.leader is not None
     part = it.bench.leader.placer._foreign._parts["default"]
-    assert part.process._child is not None
     pid = part.process._child.pid
     it.bench.leader.close()
     end_s = time.monotonic() + 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from rmgr.adapters.policy_files import recorded
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import place as place_ops
-from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Holds, Multi, Set, Stat
 from rmgr.coord.protocol.records import decode_block, decode_record, encode_record
 from rmgr.coord.views import answers
@@ -21,9 +20,9 @@ from rmgr.coord.views.answers import on_the_move
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.daemons.leader.placement.arrivals import _fitting, _gangs
 from rmgr.model.base.resources import Request
-from rmgr.model.cluster.node import LEAD_US, GangRecord, InboxOrder, OrderKind
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.block import BlockData, NodeHold, StopKind, StopRequest, job_id, task_of
+from rmgr.model.cluster.node import LEAD_US, GangRecord, InboxOrder
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import BlockData, BlockKey, NodeHold, StopKind, StopRequest, job_id, task_of
 from rmgr.model.tasks.submission import Rigid
 from rmgr.model.views import GangSummary
 from rmgr.procedures.snapshot import claimed_blocks
@@ -35,18 +34,14 @@ from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Opening
 from rmgr.sim.replay import verify
 from rmgr.sim.runs.output import read_log
-from tests.harness.leader_bench import Bench, Starter, committed
+from tests.harness.leader_bench import Bench, Starter, committed, placing
 from tests.property.test_placing_failover import stop
 
 QUANTUM_US = 500_000
-BATCH = QueueSpec(name="batch", dispatch=Dispatch.PLACE)
 
 
 def settings(policy: str, **parameters: object) -> ClusterSettings:
-    document = json.dumps({"stage": [{"policy": policy, "parameters": parameters}]})
-    return ClusterSettings(
-        queues=(QueueSpec(name="default"), BATCH), pipelines=(PipelineSpec(partition="default", document=document, name=policy),)
-    )
+    return placing({"policy": policy, "parameters": parameters})
 
 
 class Cluster:
@@ -65,7 +60,7 @@ class Cluster:
         return self.nodes if node == "n1" else self.others
 
     def submit(self, processes: int = 4, **fields: object) -> int:
-        request = Request(time_limit_us=600_000_000, **fields)  # type: ignore[arg-type]
+        request = Request(time_limit_us=600_000_000, **fields)
         number = self.bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(processes=processes, checkpoint=True), request=request)
         self.bench.advance(1)
         return number
@@ -88,29 +83,22 @@ class Cluster:
                 found[key.submission] = (node, decode_block(stamped.data), stamped.stat)
         return found
 
-    def end(self, number: int) -> None:
+    def key_of(self, number: int) -> tuple[str, BlockKey]:
         node, _, _ = self.running()[number]
-        key = next(key for key in self.bench.look.keys(paths.running_node(node)) if key.submission == number)
+        return node, next(key for key in self.bench.look.keys(paths.running_node(node)) if key.submission == number)
+
+    def end(self, number: int) -> None:
+        node, key = self.key_of(number)
         self.starter_of(node).complete(node, key)
         self.bench.advance(1)
 
     def orders(self) -> list[tuple[str, str, InboxOrder]]:
-        """Everything but starts that Starters were asked."""
-        found = []
-        for node in ("n1", "n2"):
-            for guid in self.bench.look.names(paths.inbox_node(node)):
-                stamped = self.bench.outside.get(paths.inbox(node, guid)).result(60)
-                order = decode_record(stamped.data, InboxOrder)
-                if order.order is not OrderKind.START:
-                    found.append((node, guid, order))
-        return found
+        return self.bench.look.orders("n1", "n2")
 
     def reason(self, number: int) -> str:
-        assert self.bench.leader is not None
         return self.bench.leader.placer.view().jobs[number, 0].reason
 
     def another_leader(self) -> None:
-        assert self.bench.leader is not None
         self.bench.leader.close()
         self.bench.lead(self.bench.connect())
         self.bench.advance(1)
@@ -134,7 +122,7 @@ def boot_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Bench]]:
     def begin(self: Bench, *args: object, **named: object) -> None:
         self.now_s = 1000.0
         made.append(self)
-        known(self, *args, **named)  # type: ignore[arg-type]
+        known(self, *args, **named)
 
     monkeypatch.setattr(Bench, "__init__", begin)
     monkeypatch.setattr(machine, "boottime_ns", lambda: round(made[-1].now_s * 1e9) - 400_000_000_000)
@@ -156,8 +144,7 @@ def test_the_record_and_the_starts_are_one_commit_and_say_who_has_which_slots() 
         second: "default",
     }
     assert running[second][2].czxid == stat.mzxid  # one commit
-    hold = cluster.bench.outside.get(paths.hold_of("n2", first, 0, 1)).result(60)
-    held = decode_record(hold.data, NodeHold)
+    held = cluster.bench.look.read(paths.hold_of("n2", first, 0, 1), NodeHold)
     assert (held.gang, held.generation) == ("default", 0)
     allocation = running[second][1].allocation
     assert allocation.generation == stat.version == 1
@@ -230,7 +217,6 @@ def test_gang_time_goes_on_when_its_reference_is_renewed(is_known: bool) -> None
     number = cluster.submit()
     before, stat = cluster.record()
     if not is_known:
-        assert cluster.bench.leader is not None
         cluster.bench.leader.close()
     cluster.bench.boot_us["n1"] = -99_000_000_000  # its machine was started again
     cluster.nodes.register()
@@ -275,8 +261,7 @@ def test_a_member_that_was_asked_to_leave_keeps_its_place_until_it_has_left() ->
     cluster.another_leader()
     fourth = cluster.submit()
     assert cluster.members() == {first: 1, second: 1, third: 1, fourth: 1}
-    node, _, _ = cluster.running()[first]
-    key = next(key for key in cluster.bench.look.keys(paths.running_node(node)) if key.submission == first)
+    node, key = cluster.key_of(first)
     stop(cluster.starter_of(node), node, key, guid)
     cluster.bench.advance(2)
     assert cluster.members().get(first) in {None, 2}
@@ -287,8 +272,7 @@ def test_a_member_that_refuses_to_leave_goes_on_with_its_turns() -> None:
     cluster = Cluster()
     first, second = cluster.submit(2), cluster.submit()
     guid = _migrate(cluster, first)
-    node, _, _ = cluster.running()[first]
-    key = next(key for key in cluster.bench.look.keys(paths.running_node(node)) if key.submission == first)
+    node, key = cluster.key_of(first)
     found = cluster.bench.outside.get(paths.running_block(node, key)).result(60)
     data = msgspec.structs.replace(decode_block(found.data), story=("it cannot",), stamp=guid)
     starter = cluster.starter_of(node)
@@ -315,7 +299,6 @@ def test_another_policy_leaves_the_gang_turning_until_its_jobs_have_ended() -> N
     cluster.end(second)
     running = cluster.running()
     assert set(running) == {third}
-    assert running[third][1].allocation is not None
     assert running[third][1].allocation.gang == ""
     cluster.set_policy(settings("dqt", quantum=QUANTUM_US / 1e6))
     fourth = cluster.submit()
@@ -347,15 +330,8 @@ def test_a_live_log_with_a_gang_run_again_gives_the_same_decisions(tmp_path: Pat
     cluster.nodes.register()
     cluster.bench.advance(2)
     cluster.submit(3)
-    assert cluster.bench.leader is not None
     cluster.bench.leader.close()
-    store = cluster.bench.store
-    logs: dict[tuple[int, int], list[bytes]] = {}
-    for key in store.keys(keys.events_of()):
-        found = store.get(key)
-        logs.setdefault(keys.parse_events(key)[:2], []).append(found[0])
-    file = tmp_path / "live.jsonl"
-    file.write_bytes(b"".join(logs[max(logs)]))
+    file = cluster.bench.last_log(tmp_path / "live.jsonl")
     opening = next(iter(read_log(file)))
     assert isinstance(opening, Opening)
     history = verify(read_log(file), recorded(opening.pipelines).stages)
@@ -405,13 +381,12 @@ def test_a_gang_goes_on_as_it_is_where_nodes_come_that_make_its_tree_too_large()
 def test_starts_beyond_the_first_commit_stand_or_fall_with_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmgr.daemons.leader.placement.orders.MOST_OPS", 12)
     cluster = Cluster()
-    assert cluster.bench.leader is not None
     committed_ops: list[Multi] = []
     known = cluster.bench.leader_coordinator.commit
 
     def commit(multi: Multi, **named: object) -> object:
         committed_ops.append(multi)
-        return known(multi, **named)  # type: ignore[arg-type]
+        return known(multi, **named)
 
     monkeypatch.setattr(cluster.bench.leader_coordinator, "commit", commit)
     numbers = [cluster.bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(processes=1)) for _ in range(5)]
@@ -442,7 +417,6 @@ def test_a_clock_that_no_commit_has_told_of_is_told_by_the_next_one() -> None:
     cluster.submit(2)
     _, stat = cluster.record()
     found = cluster.bench.outside.get(paths.gangs("default")).result(60)
-    assert found is not None
     cluster.bench.boot_us["n1"] = 5
     cluster.nodes.register()
     committed(cluster.bench.outside, _set(paths.gangs("default"), found.data, stat.version))  # what the leader sends is refused
@@ -484,7 +458,6 @@ def test_a_job_cannot_go_on_where_a_gang_stands_whose_member_is_about_to_leave()
 def test_what_is_shown_of_members_follows_the_slots() -> None:
     cluster = Cluster()
     wide, narrow, other = cluster.submit(4), cluster.submit(1), cluster.submit(1)
-    assert cluster.bench.leader is not None
     placer = cluster.bench.leader.placer
     seen: dict[int, set[str]] = {wide: set(), narrow: set(), other: set()}
     for _ in range(8):
@@ -518,13 +491,9 @@ def test_a_job_that_asks_for_no_memory_has_its_part_of_each_node_and_others_find
     cluster = Cluster(memory_bytes=8 << 30, most_jobs=4)
     wide, narrow = cluster.submit(), cluster.submit(1)
     (_, block, _), (_, small, _) = cluster.running()[wide], cluster.running()[narrow]
-    assert block.allocation is not None
-    assert small.allocation is not None
     assert (block.allocation.memory_mib, small.allocation.memory_mib) == (1024, 1024)  # of a process: 1/4 of a node's for two of them
-    key = next(key for key in cluster.bench.look.keys(paths.running_node(block.allocation.head)) if key.submission == wide)
-    assert key.memory_mib == 2048
-    hold = cluster.bench.outside.get(paths.hold_of("n2", wide, 0, 1)).result(60)
-    assert decode_record(hold.data, NodeHold).memory_mib == 2048
+    assert cluster.key_of(wide)[1].memory_mib == 2048
+    assert cluster.bench.look.read(paths.hold_of("n2", wide, 0, 1), NodeHold).memory_mib == 2048
     shown = {view.id: view.memory_bytes for view in answers.jobs(snapshot_of(cluster))}
     assert shown == {wide: 1 << 30, narrow: 1 << 30}
     assert "a process has 1.0G" in next(why.detail for why in answers.explain(snapshot_of(cluster), wide, None).why if why.what == "gang")
@@ -548,7 +517,6 @@ def test_jobs_that_ask_for_no_memory_never_lack_it() -> None:
     assert cluster.reason(over).startswith("its cores have 3 jobs each, as many as they may; rmgr policy set dqt --param most_jobs=N")
     found: dict[str, int] = {}
     for node, block, _ in cluster.running().values():
-        assert block.allocation is not None
         found[node] = found.get(node, 0) + block.allocation.memory_mib
     assert all(990 <= mib <= 1000 for mib in found.values())
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from rmgr.cli.words.selectors import Filter
-from rmgr.coord.protocol import paths
 from rmgr.coord.views import answers
 from rmgr.daemons.leader.placement.pipeline import checked, configuration, idle_priority, named, pipeline_of
 from rmgr.daemons.leader.placement.view import copied
@@ -21,20 +20,20 @@ from rmgr.model.views import QueueView
 from rmgr.procedures.admission import class_views
 from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.records import Limits
-from tests.harness.leader_bench import Bench
+from tests.harness.leader_bench import Bench, placing
 
 
 def settings_with(*queues: QueueSpec, pipelines: tuple[PipelineSpec, ...] = ()) -> ClusterSettings:
     return ClusterSettings(queues=queues, pipelines=pipelines)
 
 
-def placing(name: str, policy: str = "", partition: str = "default") -> QueueSpec:
+def placed(name: str, policy: str = "", partition: str = "default") -> QueueSpec:
     return QueueSpec(name=name, policy=policy, partition=partition, dispatch=Dispatch.PLACE)
 
 
-def test_a_partition_without_a_pipeline_has_the_policy_of_its_first_place_queue() -> None:
+def test_a_partition_without_a_pipeline_has_the_policy_of_its_first_placed() -> None:
     pulled = QueueSpec(name="default", policy="fifo")
-    settings = settings_with(pulled, placing("batch"), placing("big", "conservative", "large"), placing("small", "sjf", "large"))
+    settings = settings_with(pulled, placed("batch"), placed("big", "conservative", "large"), placed("small", "sjf", "large"))
     assert configuration(settings, "default").policies == ("easy",)
     assert configuration(settings, "large").policies == ("conservative",)
     assert configuration(settings, "none").policies == ("easy",)
@@ -43,13 +42,13 @@ def test_a_partition_without_a_pipeline_has_the_policy_of_its_first_place_queue(
 def test_a_pipeline_that_was_set_wins_with_its_parameters_and_classes() -> None:
     set_ = named("default", "easy", {"order": "sjf"})
     assert (
-        type(configuration(settings_with(placing("batch", "fcfs"), pipelines=(set_,)), "default").stages[0].policy.order).__name__ == "Sjf"
+        type(configuration(settings_with(placed("batch", "fcfs"), pipelines=(set_,)), "default").stages[0].policy.order).__name__ == "Sjf"
     )
     document = {"stage": [{"policy": "queue_select"}, {"policy": "easy"}], "queue": [{"name": "small", "max_cpus": 8}]}
     several = PipelineSpec(partition="default", document=json.dumps(document), name="classes.toml")
-    found = configuration(settings_with(placing("batch"), pipelines=(several,)), "default")
+    found = configuration(settings_with(placed("batch"), pipelines=(several,)), "default")
     assert (found.policies, [queue.name for queue in found.queues]) == (("queue_select", "easy"), ["small"])
-    assert pipeline_of(settings_with(placing("batch"), pipelines=(several,)), "default").name == "classes.toml"
+    assert pipeline_of(settings_with(placed("batch"), pipelines=(several,)), "default").name == "classes.toml"
 
 
 @pytest.mark.parametrize(
@@ -68,18 +67,18 @@ def test_a_pipeline_that_was_set_wins_with_its_parameters_and_classes() -> None:
     ],
 )
 def test_who_gives_a_priority_that_the_policy_does_not_look_at_is_told(policy: str, params: dict[str, str], typed: str) -> None:
-    settings = settings_with(QueueSpec(name="pulled"), placing("batch"), pipelines=(named("default", policy, params),))
+    settings = settings_with(QueueSpec(name="pulled"), placed("batch"), pipelines=(named("default", policy, params),))
     told = idle_priority(settings, "batch")
     assert typed in told
     assert bool(told) is bool(typed)
     assert idle_priority(settings, "pulled") == idle_priority(settings, "none") == ""
     if " set " in typed:
         assert told.endswith(typed)
-        two = settings_with(*settings.queues, placing("big", partition="large"), pipelines=settings.pipelines)
+        two = settings_with(*settings.queues, placed("big", partition="large"), pipelines=settings.pipelines)
         assert idle_priority(two, "batch").endswith(f"{typed} --partition default")
         params = dict(word.split("=") for word in typed.split() if "=" in word)
         mended = named("default", typed.split()[3], params)
-        assert idle_priority(settings_with(placing("batch"), pipelines=(mended,)), "batch") == "", "what is typed helps"
+        assert idle_priority(settings_with(placed("batch"), pipelines=(mended,)), "batch") == "", "what is typed helps"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_who_gives_a_priority_that_the_policy_does_not_look_at_is_told(policy: s
 )
 def test_a_pipeline_that_cannot_be_used_says_which_and_what_to_do(spec: PipelineSpec, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        configuration(settings_with(placing("batch"), pipelines=(spec,)), "default")
+        configuration(settings_with(placed("batch"), pipelines=(spec,)), "default")
     assert "partition default" in caught.value.message
     assert told in f"{caught.value.message} {caught.value.hint}"
 
@@ -111,7 +110,7 @@ TWO = {
     ],
     "queue": [{"name": "a"}, {"name": "b", "partition": "debug"}],
 }
-PLACES = (placing("batch"), placing("short", partition="debug"))
+PLACES = (placed("batch"), placed("short", partition="debug"))
 
 
 def filed(document: object, *partitions: str) -> ClusterSettings:
@@ -128,7 +127,7 @@ def test_a_partition_has_its_own_stages_classes_and_limits_of_a_file_and_no_othe
     assert here.limits == {"default": Limits(max_cpus_per_user=100, max_time_us=36 * 3_600_000_000)}
     assert there.limits == {"debug": Limits(max_jobs_per_user=1)}
     assert ([queue.name for queue in here.queues], [queue.name for queue in there.queues]) == (["a"], ["a", "b"])
-    assert isinstance(here.stages[0].policy.order, FairShare)  # type: ignore[attr-defined]
+    assert isinstance(here.stages[0].policy.order, FairShare)
     assert (here.usage_half_life_us, there.usage_half_life_us) == (7 * 24 * 3_600_000_000, 0)
 
 
@@ -191,8 +190,7 @@ CLASSES = {
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    queues = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))
-    bench = Bench(ClusterSettings(queues=queues, pipelines=(PipelineSpec(partition="default", document=json.dumps(CLASSES)),)))
+    bench = Bench(placing(*CLASSES["stage"], queue=CLASSES["queue"]))
     bench.lead()
     bench.starter("n1", "n2")  # of two cores each
     bench.advance(1)
@@ -202,18 +200,17 @@ def bench() -> Iterator[Bench]:
 
 def submit(bench: Bench, processes: int, queue_class: str = "", **fields: object) -> int:
     rigid = Rigid(processes=processes, queue_class=queue_class)
-    number = bench.submitter.submit(1, block=1, queue="batch", rigid=rigid, **fields)  # type: ignore[arg-type]
+    number = bench.submitter.submit(1, block=1, queue="batch", rigid=rigid, **fields)
     bench.advance(1)
     return number
 
 
 def running(bench: Bench) -> set[int]:
-    return {key.submission for node in ("n1", "n2") for key in bench.look.keys(paths.running_node(node))}
+    return set(bench.look.running("n1", "n2"))
 
 
 def classes_of(bench: Bench) -> dict[int, str]:
     """Of every job that waits or runs, as the scheduler sees it."""
-    assert bench.leader is not None
     state = bench.leader.placer.state
     part = state.partitions["default"]
     return {job.id >> 20: job.queue for job in (*part.jobs.values(), *(run.job for run in part.running.values()))}
@@ -234,7 +231,6 @@ def test_what_its_class_does_not_admit_is_set_aside_with_the_reason_and_others_a
     large, threads = submit(bench, 3, "small"), submit(bench, 1, "small", request=Request(cores=3))
     told = "queue class small, which its user named, allows CPUs <= 2, threads a process <= 2; it asks for 3 processes x 1 thread (3 CPUs)"
     for _ in range(2):
-        assert bench.leader is not None
         jobs = bench.leader.placer.view().jobs
         assert told in jobs[large, 0].reason
         assert "it asks for 1 process x 3 threads" in jobs[threads, 0].reason
@@ -243,14 +239,12 @@ def test_what_its_class_does_not_admit_is_set_aside_with_the_reason_and_others_a
         bench.advance(1)
     assert not running(bench) & {large, threads}
     record = bench.look.sub(large)
-    assert record is not None
     with pytest.raises(Infeasible, match="it would never start: queue class small"):
         copied(bench.leader.placer, record)
 
 
 def told(bench: Bench) -> dict[str, QueueView]:
     """What `rmgr queues` is told of each class."""
-    assert bench.leader is not None
     return {view.id: view for view in bench.leader.placer.view().classes}
 
 
@@ -261,8 +255,6 @@ def test_a_class_tells_who_waits_and_runs_in_it_what_was_promised_and_which_trig
     submit(bench, 1, "small")
     for _ in range(2):
         small, wide = told(bench)["small"], told(bench)["wide"]
-        assert small.of_class is not None
-        assert wide.of_class is not None
         assert [(view.pending, view.running, view.state, view.partition) for view in (small, wide)] == [
             (1, 2, "open", "default"),
             (1, 0, "open", "default"),
@@ -285,7 +277,6 @@ def test_a_class_tells_who_waits_and_runs_in_it_what_was_promised_and_which_trig
 
 def test_explain_names_the_class_and_the_rule_that_chose_it(bench: Bench) -> None:
     chosen, named = submit(bench, 2), submit(bench, 1, "wide")
-    assert bench.leader is not None
     snapshot = replace(bench.leader.snapshot(), placing=bench.leader.placer.view())
     details = [answers.explain(snapshot, number, None).why[-1] for number in (chosen, named)]
     assert [(why.what, why.id) for why in details] == [("class", "small"), ("class", "wide")]
@@ -301,7 +292,6 @@ def test_explain_names_the_class_and_the_rule_that_chose_it(bench: Bench) -> Non
 
 
 def test_without_a_leader_the_settings_tell_of_classes(bench: Bench) -> None:
-    assert bench.leader is not None
     views = class_views(bench.leader.settings)
     assert [(view.id, view.limits) for view in views] == [(view.id, view.limits) for view in told(bench).values()]
     assert not any(view.of_class.is_known for view in views if view.of_class is not None)

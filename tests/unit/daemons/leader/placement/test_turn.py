@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -19,15 +18,14 @@ from rmgr.daemons.leader.placement.placer import FACTS, ORDER, Turn, TurnStep, i
 from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import StateConflict
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.submission import Phase, Rigid
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.sched.state.cluster import ClusterState
-from tests.harness.leader_bench import Bench, Inline
+from tests.harness.leader_bench import Bench, Inline, placing
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 
-SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE)))
+SETTINGS = placing()
 
 TURN = Turn(ClusterState([]), frozenset(), 1)
 
@@ -47,7 +45,7 @@ class Recorded:
                 raise StateConflict("it contradicts the state")
             return step is not self._ends
 
-        steps = in_order({step: lambda _, step=step: action(step) for step in reversed(ORDER)})  # type: ignore[misc]
+        steps = in_order({step: lambda _, step=step: action(step) for step in reversed(ORDER)})
         return run_turn(TURN, steps, self.conflicts.append)
 
 
@@ -88,9 +86,6 @@ def test_a_step_without_an_action_is_refused_when_the_table_is_made() -> None:
         in_order({step: lambda _: True for step in ORDER if step is not TurnStep.PASS})
 
 
-# -- the placer ----------------------------------------------------------------------------------------------------------------
-
-
 def test_the_placer_tells_an_end_then_a_node_then_an_arrival_then_lets_policies_plan(bench: Bench) -> None:
     """All three have happened before the turn begins; the log of the scheduler has them in the order of the table."""
     placer = bench.lead().placer
@@ -106,8 +101,8 @@ def test_the_placer_tells_an_end_then_a_node_then_an_arrival_then_lets_policies_
         told.append(fact)
         tell(state, fact, *arguments, **named)
 
-    updates.tell = seen  # type: ignore[method-assign]
-    updates.passed = lambda *_: told.append("a pass")  # type: ignore[method-assign]
+    updates.tell = seen
+    updates.passed = lambda *_: told.append("a pass")
     placer._due = True  # the turn waits until everything has been read
     bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(processes=2))
     bench.starter("n2")
@@ -140,7 +135,7 @@ class Listing:
             self.lists += 1
             return children(path, **options)
 
-        self.ours.children = counted  # type: ignore[method-assign]
+        self.ours.children = counted
         context = LeaderContext(
             self.ours, MemoryStore(), self.mailbox, epoch_version=0, epoch=1, io=Inline(), deposed=print, may_act=lambda: True,
             log=structlog.wrap_logger(None), metrics=LeaderMetrics(), clock=lambda: self.now_s,
@@ -248,9 +243,7 @@ def test_whatever_happens_between_two_slices_of_a_rebuild_is_not_missed(monkeypa
     monkeypatch.setattr(arrivals, "SOME", 1)
     at, ended = 0, False
     while not ended:
-        spec = PipelineSpec(partition="default", document=json.dumps({"stage": [{"policy": "easy"}]}))
-        queues = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))
-        bench = Bench(ClusterSettings(queues=queues, pipelines=(spec,)))
+        bench = Bench(placing("easy"))
         try:
             ended = _disturbed(bench, at)
         finally:

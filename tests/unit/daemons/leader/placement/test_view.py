@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from rmgr.daemons.leader.facts import Names, job_of
 from rmgr.daemons.leader.placement.view import WhatIfTrial, _blocker, label, said, tried
 from rmgr.errors import Infeasible, InvalidRecord
 from rmgr.model.base.resources import Request
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import NO_SEQ, BlockKey, job_id
 from rmgr.model.tasks.submission import Command, Rigid, Submission, Work
 from rmgr.model.views import ShareView
@@ -22,7 +20,7 @@ from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.pipeline import configured, pipeline_from
 from rmgr.sched.plan import Why
 from rmgr.sched.state.cluster import Snapshot
-from tests.harness.leader_bench import Bench
+from tests.harness.leader_bench import Bench, placing
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
 
@@ -42,15 +40,12 @@ def test_times_are_dates_and_other_numbers_stay() -> None:
 
 
 def test_nobody_knows_when_a_job_behind_one_without_a_limit_starts() -> None:
-    pipeline = PipelineSpec(partition="default", document=json.dumps({"stage": [{"policy": "conservative"}]}))
-    queues = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))
-    bench = Bench(ClusterSettings(queues=queues, pipelines=(pipeline,)))
+    bench = Bench(placing("conservative"))
     try:
         bench.lead()
         bench.starter("n1")  # of two cores
         first, second, third = (bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(processes=size)) for size in (1, 2, 2))
         bench.advance(0.5)
-        assert bench.leader is not None
         jobs = bench.leader.placer.view().jobs
         assert (jobs[first, 0].state, jobs[second, 0].state) == ("running", "waiting")
         assert (jobs[second, 0].expected_start_us, jobs[third, 0].expected_start_us) == (0, 0)
@@ -91,9 +86,31 @@ def shares(*pairs: tuple[str, int]) -> tuple[ShareView, ...]:
     return tuple(ShareView(node=node, processes=processes) for node, processes in pairs)
 
 
-def test_what_fits_now_starts_at_once() -> None:
-    found = tried(trial(Rigid(processes=6), run(1, 0, 4, 60)))
-    assert (found.at_once, found.start_us, found.nodes) == (True, NOW, shares(("n2", 4), ("n3", 2)))
+FULL = (run(1, 0, 4, 60), run(2, 1, 4, 30), run(3, 2, 4, 90))
+BEFORE = Job(id=50, submit_us=0, processes=12, limit_us=100 * S)
+TRIALS = {
+    "what fits now starts at once": (trial(Rigid(processes=6), FULL[0]), True, NOW, shares(("n2", 4), ("n3", 2))),
+    "a begin time and exact nodes are kept": (
+        trial(Rigid(processes=4, nodes=2, begin_us=NOW + 5 * S), FULL[0]), False, NOW + 5 * S, shares(("n2", 2), ("n3", 2)),
+    ),
+    "those that wait before it are counted": (
+        trial(Rigid(processes=12), FULL[0], waiting=(BEFORE,)), False, NOW + 160 * S, shares(("n1", 4), ("n2", 4), ("n3", 4)),
+    ),
+    "behind a run without a limit nobody can say when": (trial(Rigid(processes=12), run(1, 0, 4, 0)), False, 0, ()),
+} | {
+    f"what does not fit starts when enough has ended: {policy}": (
+        trial(Rigid(processes=8), *FULL, policy=policy), False, NOW + 60 * S, shares(("n1", 4), ("n2", 4)),
+    )
+    for policy in ("fcfs", "easy", "conservative", "connection_reservation")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TRIALS)
+def test_where_and_when_it_would_run(what: str) -> None:
+    asked, at_once, start_us, nodes = TRIALS[what]
+    found = tried(asked)
+    assert (found.at_once, found.start_us, found.nodes) == (at_once, start_us, nodes)
+    assert at_once or found.reason
 
 
 @pytest.mark.parametrize(
@@ -118,30 +135,6 @@ def test_what_no_class_admits_is_said_to_fail() -> None:
     assert tried(replace(trial(Rigid(processes=2)), stages=stages)).route == "small"
     with pytest.raises(Infeasible, match="FAILED: no queue admits 3 processes"):
         tried(replace(trial(Rigid(processes=3)), stages=stages))
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "easy", "conservative", "connection_reservation"])
-def test_what_does_not_fit_starts_when_enough_has_ended(policy: str) -> None:
-    found = tried(trial(Rigid(processes=8), run(1, 0, 4, 60), run(2, 1, 4, 30), run(3, 2, 4, 90), policy=policy))
-    assert (found.at_once, found.start_us, found.nodes) == (False, NOW + 60 * S, shares(("n1", 4), ("n2", 4)))
-    assert found.reason
-
-
-def test_those_that_wait_before_it_are_counted() -> None:
-    first = Job(id=50, submit_us=0, processes=12, limit_us=100 * S)
-    found = tried(trial(Rigid(processes=12), run(1, 0, 4, 60), waiting=(first,)))
-    assert found.start_us == NOW + 160 * S
-
-
-def test_behind_a_run_without_a_limit_nobody_can_say_when() -> None:
-    found = tried(trial(Rigid(processes=12), run(1, 0, 4, 0)))
-    assert (found.at_once, found.start_us, found.nodes) == (False, 0, ())
-    assert found.reason
-
-
-def test_a_begin_time_and_exact_nodes_are_kept() -> None:
-    found = tried(trial(Rigid(processes=4, nodes=2, begin_us=NOW + 5 * S), run(1, 0, 4, 60)))
-    assert (found.start_us, found.nodes) == (NOW + 5 * S, shares(("n2", 2), ("n3", 2)))
 
 
 def test_the_time_of_a_trial_is_bounded() -> None:

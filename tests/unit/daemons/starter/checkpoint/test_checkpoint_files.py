@@ -1,4 +1,4 @@
-"""Checkpoint files into pieces and back, restored only with the seal of one of the cluster's Starters; reused directories."""
+"""The table of checkpoint steps; checkpoint files into pieces and back, restored only with the seal of one of the cluster's Starters."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.seal import CheckpointSeal
 from rmgr.daemons.starter.checkpoint import directories, files
-from rmgr.daemons.starter.checkpoint.checkpoint import RestoredCheckpoint, newest, take
+from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints, RestoredCheckpoint, newest, take
 from rmgr.daemons.starter.checkpoint.directories import DirectoryPool, LocalPart, RemotePart, Untouched, answer
 from rmgr.daemons.starter.checkpoint.files import (
     OPEN,
@@ -30,11 +34,24 @@ from rmgr.daemons.starter.checkpoint.files import (
     seals_of,
     united,
 )
+from rmgr.daemons.starter.checkpoint.way import (
+    STEPS,
+    CheckpointEffect,
+    CheckpointEvent,
+    CheckpointKind,
+    CheckpointPhase,
+    CheckpointStep,
+    OpenCheckpoint,
+    kind_of,
+    next_step,
+)
 from rmgr.errors import DataLost, PermissionDenied, StateConflict, ValueTooLarge
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
+from rmgr.model.tasks.submission import Rigid
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
+from rmgr.runtime.story import Stories
 from tests.harness.bundles import session_bundles
 from tests.harness.memory_store import MemoryStore
 from tests.harness.sparing_store import SparingStore
@@ -93,7 +110,6 @@ def test_what_is_packed_comes_back_as_it_was_without_what_leads_out(tmp_path: Pa
     assert mine.measure() == listing.size_bytes
     assert len({row[0] for entry in entries for row in entry.rows}) == 3, "small files share a piece, a large one has its own"
     manifest = files.read_checkpoint(store, Checkpoint(sub=42, index=0, attempt=1, n=1)) if save(store, entries, 1, 1) else None
-    assert manifest is not None
     there = tmp_path / "b"
     there.mkdir()
     (there / "left over").write_text("of somebody")
@@ -332,7 +348,7 @@ def known() -> Known:
 
 
 def seals(known: Known, who: str = "starter", *, cluster_id: str = "c") -> StarterSeals:
-    return StarterSeals(BUNDLES.credentials(*PEOPLE[who]), known, cluster_id=cluster_id)  # type: ignore[arg-type]
+    return StarterSeals(BUNDLES.credentials(*PEOPLE[who]), known, cluster_id=cluster_id)
 
 
 class Job:
@@ -380,7 +396,7 @@ def test_what_a_starter_took_is_restored(tmp_path: Path, known: Known) -> None:
     saved = job.take(1, "mine")
     (job.home / "file").write_text("changed")
     assert job.restored() == ("mine", [])
-    assert answer(job.part(), SimpleNamespace(step="restore", row=saved.key)) == (0, "")  # type: ignore[arg-type]
+    assert answer(job.part(), SimpleNamespace(step="restore", row=saved.key)) == (0, "")
 
 
 FORGERIES: dict[str, Callable[[Manifest, StarterSeals], Manifest]] = {
@@ -396,13 +412,13 @@ def test_a_forged_one_is_refused_and_the_job_begins_with_the_one_before(tmp_path
     job = Job(tmp_path, seals(known))
     job.take(1, "sealed")
     last = job.take(2, "forged")
-    manifest = decode_manifest(job.store.get(last.key)[0])  # type: ignore[index]
+    manifest = decode_manifest(job.store.get(last.key)[0])
     job.store.put(last.key, encode_manifest(FORGERIES[why](manifest, seals(known, "user"))))
     text, told = job.restored()
     assert text == "sealed"
     assert [sentence.startswith("checkpoint 1.2 is refused (UNTRUSTED): ") and why in sentence for sentence in told] == [True]
     with pytest.raises(DataLost, match=why):
-        answer(job.part(), SimpleNamespace(step="restore", row=last.key))  # type: ignore[arg-type]
+        answer(job.part(), SimpleNamespace(step="restore", row=last.key))
     job.store.delete(Checkpoint(sub=42, index=0, attempt=1, n=1).key)
     assert job.restored()[0] == ""
 
@@ -410,7 +426,7 @@ def test_a_forged_one_is_refused_and_the_job_begins_with_the_one_before(tmp_path
 def test_files_that_nobody_has_sealed_are_not_even_decoded(tmp_path: Path, known: Known) -> None:
     job = Job(tmp_path, seals(known))
     last = job.take(1, "forged")
-    manifest = decode_manifest(job.store.get(last.key)[0])  # type: ignore[index]
+    manifest = decode_manifest(job.store.get(last.key)[0])
     row = encode_manifest(msgspec.structs.replace(manifest, seal=None))
     job.store.put(last.key, row.replace(b'"files":[', b'"files":[7,'))
     text, [told] = job.restored()
@@ -427,8 +443,6 @@ def test_one_of_another_job_attempt_or_cluster_is_refused(tmp_path: Path, known:
         job.store.put(key, value[0])
     row = job.store.get(his.key)
     mine = job.store.get(Checkpoint(sub=42, index=0, attempt=1, n=1).key)
-    assert row is not None
-    assert mine is not None
     job.store.put(Checkpoint(sub=42, index=0, attempt=1, n=7).key, row[0])
     job.store.put(Checkpoint(sub=42, index=0, attempt=3, n=1).key, mine[0])
     text, told = job.restored()
@@ -444,7 +458,7 @@ def test_a_piece_or_a_list_of_a_node_that_was_exchanged_is_not_used(tmp_path: Pa
     row = next(key for key in job.store.keys("ckpt/") if keys.parse_checkpoint(key) is None)
     job.store.put(row, b"his")
     assert job.restored()[0] == ""
-    remote = RemotePart(node="n2", hold="", peers=None, coordinator=None, store=job.store)  # type: ignore[arg-type]
+    remote = RemotePart(node="n2", hold="", peers=None, coordinator=None, store=job.store)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RemotePart, "_step", lambda *_args, **_options: (0, row))
         with pytest.raises(DataLost, match="not what that node has stored"):
@@ -583,3 +597,143 @@ def _wait_for_the_clock_of(directory: Path) -> None:
         probe.touch()
         if probe.lstat().st_ctime_ns > made_ns:
             return
+
+
+P, K, E, F = CheckpointPhase, CheckpointKind, CheckpointEvent, CheckpointEffect
+STOPS = (K.STOP, K.POLICY, K.PREEMPT)
+State = tuple[CheckpointPhase, CheckpointKind]
+#: Effects after which the attempt does not go on.
+ENDS = {F.PREEMPT, F.END, F.END_SILENT, F.LEAVE, F.LEAVE_UNSTORED}
+
+
+def after(state: State, event: CheckpointEvent) -> tuple[State, CheckpointStep | None]:
+    """As `Checkpoints` does it: an order that kills makes a stop one of that kind before it is looked up."""
+    phase, kind = state
+    if event is E.KILL:
+        if kind is K.GO_ON or next_step(phase, event, K.PREEMPT) is None:
+            return state, None
+        kind = K.PREEMPT
+    step = next_step(phase, event, kind)
+    return ((step.phase, kind) if step is not None else state), step
+
+
+def reachable(*, without: frozenset[CheckpointEvent] = frozenset(), start: State | None = None) -> set[State]:
+    seen: set[State] = {start} if start is not None else {(P.BEGUN, kind) for kind in K}
+    new = set(seen)
+    while new:
+        new = {after(state, event)[0] for state in new for event in E if event not in without} - seen
+        seen |= new
+    return seen
+
+
+def test_each_state_has_an_answer_to_each_event() -> None:
+    for phase, event, kind in product(P, E, K):
+        step = next_step(phase, event, kind)
+        if phase is P.OVER:
+            assert step is None, "what is over stays so"
+        elif event is E.FORGOTTEN:
+            assert step == (P.OVER, F.NOTHING), "a block that is gone takes its checkpoint with it"
+        elif step is not None:
+            assert (step.phase, step.effect) != (phase, F.NOTHING) or event is E.ANSWERED, "an edge that does nothing is none"
+
+
+def test_no_edge_is_there_in_vain() -> None:
+    taken = {(state[0], event, after(state, event)[0][1] if event is E.KILL else state[1]) for state in reachable() for event in E}
+    assert [key for key in STEPS if key not in taken and key[1] is not E.FORGOTTEN] == []
+
+
+def test_each_checkpoint_can_end_by_itself() -> None:
+    for state in reachable():
+        ends = {phase for phase, _ in reachable(start=state, without=frozenset({E.FORGOTTEN}))}
+        assert ends & {P.OVER, P.LEAVING}, state
+
+
+def test_a_job_that_goes_on_is_never_ended_and_one_that_a_policy_moves_only_when_it_has_answered() -> None:
+    assert [key for key, step in STEPS.items() if key[2] is K.GO_ON and step.effect in ENDS] == []
+    silent = [step.effect for (_, event, kind), step in STEPS.items() if kind is K.POLICY and event is E.SILENT]
+    assert silent == [F.WITHDRAW]
+
+
+def test_what_leaves_has_ended() -> None:
+    for (phase, event, kind), step in STEPS.items():
+        if step.effect in {F.LEAVE, F.LEAVE_UNSTORED, F.TELL_CANCELLED, F.TELL_LOST}:
+            assert (phase, kind is not K.GO_ON) == (P.COPYING, True)
+        if step.phase is P.COPYING and phase is not P.COPYING and kind is not K.GO_ON:
+            assert event is E.ENDED, "the attempt's end is known when what it saved is copied"
+
+
+@given(st.sampled_from(list(K)), st.lists(st.sampled_from(list(E)), max_size=30))
+def test_whatever_happens_it_takes_the_table(kind: CheckpointKind, events: list[CheckpointEvent]) -> None:
+    state: State = (P.BEGUN, kind)
+    refused = left = 0
+    for event in events:
+        state, step = after(state, event)
+        refused += step is not None and step.effect in {F.REFUSE, F.REFUSE_SILENT}
+        left += step is not None and step.effect in {F.LEAVE, F.LEAVE_UNSTORED}
+        assert state in REACHABLE
+    assert refused + left <= 1, "it ends once"
+
+
+REACHABLE = reachable()
+
+
+def test_production_has_a_method_for_each_effect_and_runs_the_table() -> None:
+    some = Checkpoints(Mock(), Path("/nonexistent"))
+    assert set(some._effects) == set(F)
+    seen: list[tuple[CheckpointEffect, Any]] = []
+    for effect in F:
+        some._effects[effect] = lambda _case, detail, effect=effect: seen.append((effect, detail))
+    block = Mock()
+    case = some._case(block, "periodic", 0)
+    assert some._open[block] is case
+    assert case.kind is K.GO_ON
+    assert some.happened(case, E.SAVES)
+    assert not some.happened(case, E.COPIED, "too early")
+    assert some.happened(case, E.UNFIT, "too large")
+    assert seen == [(F.MEASURE, ""), (F.REFUSE, "too large")]
+    assert case.is_over
+    assert block not in some._open
+
+
+def test_periodic_checkpoints_of_a_job_that_shares_its_cores_count_served_time() -> None:
+    timers: list[tuple[float, Callable[[], None]]] = []
+    served_us: list[int | None] = [0]
+    loop = Mock(after=lambda delay_s, call: timers.append((delay_s, call)))
+    jobs = Mock(stories=Stories(loop), served_us=lambda _block: served_us[0])
+    some = Checkpoints(Mock(jobs=jobs), Path("/nonexistent"))
+    begun: list[OpenCheckpoint] = []
+    some._begin = begun.append
+    some._case = Mock()
+    block = Mock(live=True)
+    block.info.record.rigid = Rigid(checkpoint=True, checkpoint_every_us=10_000_000)
+    some.started(block)
+
+    def wakes(now_served_us: int | None) -> tuple[int, float]:
+        served_us[0] = now_served_us
+        _, call = timers.pop()
+        call()
+        return len(begun), timers[-1][0]
+
+    assert timers[0][0] == 10
+    assert wakes(4_000_000) == (0, 6)
+    assert wakes(9_900_000) == (0, 0.5)
+    assert wakes(10_200_000) == (1, 10)
+    assert wakes(15_200_000) == (1, 5)
+    assert wakes(20_200_000) == (2, 10)
+    assert wakes(None) == (3, 10)  # the time on the wall, where it has its cores for itself
+
+
+@pytest.mark.parametrize(
+    ("order", "kind"),
+    [
+        ({}, K.GO_ON),
+        ({"unsaved": "go-on"}, K.GO_ON),
+        ({"kill": "1"}, K.GO_ON),
+        ({"then": "stop"}, K.STOP),
+        ({"then": "stop", "unsaved": "go-on"}, K.POLICY),
+        ({"then": "stop", "unsaved": "go-on", "kill": "1"}, K.PREEMPT),
+    ],
+)
+def test_the_kind_is_what_was_asked(order: dict[str, str], kind: CheckpointKind) -> None:
+    case = OpenCheckpoint(block=Mock(), number=1, why="", grace_us=0, made_us=0, kind=kind_of(order))
+    assert (case.kind, case.is_stop, case.kills) == (kind, kind is not K.GO_ON, kind is K.PREEMPT)

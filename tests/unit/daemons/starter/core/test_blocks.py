@@ -13,7 +13,7 @@ import pytest
 
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import keys, paths
-from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Check, Create, Delete, Set
+from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Check, Create, Delete
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_block, encode_failed
 from rmgr.coord.seal import block_statement, seal_blocks
 from rmgr.daemons.starter.core.blocks import GATHER_S, VERDICT_CHANGES, BlockVerdict, ClaimedBlock, CompletePart, failed_record, split_share
@@ -29,7 +29,19 @@ def a_block(count: int = 4, *, first: int = 10, data: BlockData | None = None, *
 
 
 def ended(index: int, **more: object) -> Outcome:
-    return Outcome(index=index, elapsed_us=5, **more)  # type: ignore[arg-type]
+    return Outcome(index=index, elapsed_us=5, **more)
+
+
+def begun(count: int, *finished: int, **more: object) -> ClaimedBlock:
+    """A block whose tasks all run, or are at their end."""
+    block = a_block(count, **more)
+    block.hand_out(count)
+    finish(block, list(finished))
+    return block
+
+
+def key_of(create: object) -> BlockKey:
+    return paths.parse_block(create.path.rpartition("/")[2])
 
 
 def finish(block: ClaimedBlock, indices: list[int], **more: object) -> None:
@@ -53,21 +65,15 @@ def test_a_part_sets_the_mask_and_drops_arguments_that_nobody_needs() -> None:
     part = block.take_part()
     multi = block.complete(part, 7, "stamp")
     assert multi.ops[0].path == paths.node("n1")
-    change = multi.ops[1]
-    assert isinstance(change, Set)
-    data = decode_block(change.data)
+    data = decode_block(multi.ops[1].data)
     assert data.done == 0b0101
     assert (data.base, data.payloads) == (11, (b"p11", b"p12", b"p13"))
     assert data.started == 3
-    fragment = multi.ops[2]
-    assert isinstance(fragment, Create)
-    assert [outcome.index for outcome in decode_fragment(fragment.data).outcomes] == [10, 12]
+    assert [outcome.index for outcome in decode_fragment(multi.ops[2].data).outcomes] == [10, 12]
 
 
 def test_the_last_part_deletes_the_block() -> None:
-    block = a_block(2)
-    block.hand_out(2)
-    finish(block, [10])
+    block = begun(2, 10)
     block.complete(block.take_part(), 7, "s1")
     finish(block, [11])
     assert block.due_s(task_s=None, slots=2) is None, "one multi of a block at a time"
@@ -81,9 +87,7 @@ def test_the_last_part_deletes_the_block() -> None:
 
 
 def test_what_a_refused_commit_carried_goes_with_the_next_one() -> None:
-    block = a_block(3)
-    block.hand_out(3)
-    finish(block, [10])
+    block = begun(3, 10)
     block.complete(block.take_part(), 7, "s1")
     finish(block, [11])
     block.refused(2.0)
@@ -93,9 +97,7 @@ def test_what_a_refused_commit_carried_goes_with_the_next_one() -> None:
 
 
 def test_after_an_unknown_fate_the_mask_tells_what_was_committed() -> None:
-    block = a_block(3)
-    block.hand_out(3)
-    finish(block, [10])
+    block = begun(3, 10)
     block.complete(block.take_part(), 7, "s1")
     block.reread(msgspec.structs.replace(block.data, done=1, incarnation=9), 4, 2.0)
     assert (block.sending, block.version, block.arrived) == (None, 4, [])
@@ -106,9 +108,7 @@ def test_after_an_unknown_fate_the_mask_tells_what_was_committed() -> None:
 
 
 def test_outcomes_wait_only_for_a_block_that_ends_within_the_gathering_time() -> None:
-    block = a_block(100)
-    block.hand_out(100)
-    finish(block, [10])
+    block = begun(100, 10)
     assert block.due_s(task_s=None, slots=2) == -math.inf
     assert block.due_s(task_s=1.0, slots=2) == -math.inf
     assert block.due_s(task_s=0.0001, slots=2) == pytest.approx(1.0 + GATHER_S)
@@ -122,20 +122,18 @@ def test_a_tail_is_given_back_once_and_another_one_later() -> None:
     assert block.tail(100) == 6
     multi = block.give_back(3, 7, "s1")
     kept, rest = multi.ops[1], multi.ops[2]
-    assert isinstance(kept, Set)
-    assert isinstance(rest, Create)
     assert decode_block(kept.data).done == 0b11100000
-    key = paths.parse_block(rest.path.rpartition("/")[2])
+    key = key_of(rest)
     assert (key.first, key.count, key.seq) == (15, 3, 5)
     assert decode_block(rest.data).payloads == (b"p15", b"p16", b"p17")
     block.committed()
     again = block.give_back(2, 7, "s2")
-    key = paths.parse_block(again.ops[2].path.rpartition("/")[2])
+    key = key_of(again.ops[2])
     assert (key.first, key.count) == (13, 2)
     block.refused(1.0)
     assert list(block.ready) == [12, 13, 14]
     finish(block, [10, 11])
-    assert block.complete(block.take_part(), 7, "s3").ops[1].data == encode_block(  # type: ignore[union-attr]
+    assert block.complete(block.take_part(), 7, "s3").ops[1].data == encode_block(
         msgspec.structs.replace(block.data, done=0b11100011, started=2, stamp="s3", base=12, payloads=block.data.payloads[2:])
     )
 
@@ -149,12 +147,11 @@ def test_a_block_given_back_whole_is_over() -> None:
 
 
 def test_only_the_last_run_of_waiting_tasks_can_be_given_back() -> None:
-    block = a_block(6)
-    block.hand_out(6)
+    block = begun(6)
     block.put_back([11, 13, 14])
     assert block.tail(10) == 2
     multi = block.give_back(2, 7, "s")
-    key = paths.parse_block(multi.ops[2].path.rpartition("/")[2])
+    key = key_of(multi.ops[2])
     assert (key.first, key.count) == (13, 2)
     block.committed()
     assert block.tail(10) == 1
@@ -165,8 +162,7 @@ def test_only_the_last_run_of_waiting_tasks_can_be_given_back() -> None:
 
 
 def test_a_little_too_much_for_one_fragment_goes_in_several() -> None:
-    block = a_block(100)
-    block.hand_out(100)
+    block = begun(100)
     finish(block, list(range(10, 110)), value=b"x" * 200)
     carried = []
     while block.arrived:
@@ -180,14 +176,12 @@ def test_a_little_too_much_for_one_fragment_goes_in_several() -> None:
 
 
 def test_far_too_much_for_a_fragment_becomes_a_row_that_says_what_is_in_it() -> None:
-    block = a_block(100)
-    block.hand_out(100)
+    block = begun(100)
     finish(block, list(range(10, 109)), value=b"x" * 1000)
     finish(block, [109], state=State.FAILED, reason=Reason.EXIT_CODE)
     part = block.take_part()
     assert len(decode_outcomes(part.row_bytes)) == 100
     fragment = block.complete(part, 7, "s").ops[2]
-    assert isinstance(fragment, Create)
     decoded = decode_fragment(fragment.data)
     assert (decoded.row, decoded.outcomes) == (keys.fragment(42, hashlib.sha256(part.row_bytes).hexdigest()), ())
     assert decoded.ranges == ((State.COMPLETED, 10, 99), (State.FAILED, 109, 1))
@@ -208,14 +202,12 @@ def test_a_whole_block_of_small_results_is_one_fragment_and_reads_back_as_it_end
     part = block.take_part()
     assert not block.arrived, "nothing is left for a second commit"
     fragment = block.complete(part, 7, "s").ops[2]
-    assert isinstance(fragment, Create)
     assert list(decode_fragment(fragment.data).outcomes) == ends
     assert list(part.outcomes) == ends
 
 
 def test_failed_attempts_carry_their_own_arguments_and_counters() -> None:
-    block = a_block(3, retries=2)
-    block.hand_out(3)
+    block = begun(3, retries=2)
     record = failed_record(block, 11, reason=Reason.EXIT_CODE, node="n1")
     data = decode_block(record.block)
     assert (data.payloads, data.base, data.done, data.retries) == ((b"p11",), 11, 0, 2)
@@ -225,7 +217,6 @@ def test_failed_attempts_carry_their_own_arguments_and_counters() -> None:
     block.settle_failed(11, record, 1.0)
     multi = block.complete(block.take_part(), 7, "s")
     created = multi.ops[2]
-    assert isinstance(created, Create)
     assert created.path == paths.failed_range(42, 11, 1, 1)
     assert decode_failed(created.data) == record
 
@@ -296,7 +287,6 @@ def test_whatever_a_node_commits_of_a_signed_block_is_recognised_again(seed: int
     block = ClaimedBlock.claimed("n1", "q", key, data)
 
     def recognised(part_key: BlockKey, part: BlockData) -> None:
-        assert part.seal is not None
         statement = block_statement(part_key, part, seal=part.seal, payloads=part.payloads, base=part.base, **told)
         assert statement == part.seal.signature
         for index in range(part_key.first, part_key.end):
@@ -316,7 +306,7 @@ def test_whatever_a_node_commits_of_a_signed_block_is_recognised_again(seed: int
         if count:
             multi = block.give_back(count, 7, "s")
             created = next(op for op in multi.ops if isinstance(op, Create))
-            recognised(paths.parse_block(created.path.rpartition("/")[2]), decode_block(created.data))
+            recognised(key_of(created), decode_block(created.data))
         elif block.arrived or block.failed:
             multi = block.complete(block.take_part(), 7, "s")
         else:

@@ -27,13 +27,7 @@ class World:
         self.fenced: list[str] = []
         self.counted: list[str] = []
         self.answers: list[Outcome] = []
-        self.committer = Committer(
-            self.zk,
-            self,
-            on_fenced=self.fenced.append,
-            count=self.counted.append,
-            log=structlog.get_logger(),
-        )
+        self.committer = Committer(self.zk, self, on_fenced=self.fenced.append, count=self.counted.append, log=structlog.get_logger())
         self.committer.start({"n1": 0})
 
     def post(self, job: Any) -> None:
@@ -50,9 +44,15 @@ class World:
         fence = ops.fence_check("n1", self.committer.fence("n1"))
         return Multi(name="T", ops=(fence, Create(f"/things/{name}")), proof=Exists(f"/things/{name}"), guard=fence)
 
-    def commit(self, multi: Multi) -> None:
-        self.committer.commit(multi, self.answers.append)
+    def commit(self, multi: Multi | None = None) -> list[type]:
+        """Returns the kinds of all answers so far."""
+        self.committer.commit(multi or self.multi("a"), self.answers.append)
         self.deliver()
+        return [type(answer) for answer in self.answers]
+
+    def move_fence(self) -> None:
+        node = paths.node("n1")
+        self.zk.commit(Multi(name="F", ops=(Set(node, b"x", 0),), proof=Exists(node))).result(60)
 
 
 class Doubtful(MemoryCoordinator):
@@ -61,7 +61,7 @@ class Doubtful(MemoryCoordinator):
     doubt = 0
     carried_out = True
 
-    def commit(self, multi: Multi, *, timeout_s: float = 10.0):  # type: ignore[no-untyped-def]
+    def commit(self, multi: Multi, *, timeout_s: float = 10.0):
         if not self.doubt:
             return super().commit(multi, timeout_s=timeout_s)
         self.doubt -= 1
@@ -81,42 +81,31 @@ def doubtful(*, carried_out: bool) -> World:
 
 def test_a_commit_is_answered_in_the_mailbox() -> None:
     world = World()
-    world.commit(world.multi("a"))
-    assert isinstance(world.answers[0], Committed)
-    world.commit(world.multi("a"))
-    assert isinstance(world.answers[1], Conflict)
+    assert world.commit() == [Committed]
+    assert world.commit() == [Committed, Conflict]
     assert world.committer.in_flight == 0
 
 
-def test_an_unknown_commit_that_was_made_is_committed() -> None:
-    world = doubtful(carried_out=True)
-    world.commit(world.multi("a"))
-    assert [type(one) for one in world.answers] == [Committed]
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_an_unknown_commit_is_committed_if_it_was_made_and_else_is_made_then(carried_out: bool) -> None:
+    world = doubtful(carried_out=carried_out)
+    assert world.commit() == [Committed]
     assert world.counted == ["ambiguous_commits"]
-
-
-def test_an_unknown_commit_that_was_not_made_is_made_then() -> None:
-    world = doubtful(carried_out=False)
-    world.commit(world.multi("a"))
-    assert [type(one) for one in world.answers] == [Committed]
     assert world.zk.stat("/things/a").result(60) is not None
 
 
 def test_an_unknown_commit_behind_a_moved_fence_is_fenced() -> None:
     world = doubtful(carried_out=True)
-    multi = world.multi("a")
-    world.committer.commit(multi, world.answers.append)
-    node = paths.node("n1")
-    world.zk.commit(Multi(name="F", ops=(Set(node, b"x", 0),), proof=Exists(node))).result(60)
+    world.committer.commit(world.multi("a"), world.answers.append)
+    world.move_fence()
     world.deliver()
     assert (world.answers, world.fenced) == ([], ["n1"])
 
 
 def test_a_moved_fence_is_told_once_and_not_as_an_answer() -> None:
     world = World()
-    node = paths.node("n1")
     multi = world.multi("a")
-    world.zk.commit(Multi(name="F", ops=(Set(node, b"x", 0),), proof=Exists(node))).result(60)
+    world.move_fence()
     world.commit(multi)
     assert (world.answers, world.fenced, world.counted) == ([], ["n1"], ["fenced_writes"])
 
@@ -134,8 +123,7 @@ def test_what_a_quota_refuses_is_sent_again_until_there_is_room(monkeypatch: pyt
         return refused
 
     monkeypatch.setattr(world.zk, "commit", refuse)
-    world.commit(world.multi("a"))
-    assert [type(answer) for answer in world.answers] == [Committed]
+    assert world.commit() == [Committed]
     assert (world.committer.in_flight, world.counted, world.fenced) == (0, [], [])
 
 

@@ -14,7 +14,6 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Set, Stamped, Stat
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.starter.core import submissions
-from rmgr.daemons.starter.core import submissions as starter_nonces
 from rmgr.daemons.starter.core.submissions import Nonces, RecordCache
 from rmgr.errors import DataLost
 from rmgr.model.cluster.queue import ClusterSettings
@@ -43,13 +42,13 @@ class World:
         self.leader, self.mine = (Reading(self.tree, session_timeout_s=10.0, guarded=False) for _ in range(2))
         self.leader.ensure(["/", paths.NONCES])
         self.messages: list[Callable[[], None]] = []
-        self.nonces = Nonces(self.mine, SimpleNamespace(post=self.messages.append))  # type: ignore[arg-type]
+        self.nonces = Nonces(self.mine, SimpleNamespace(post=self.messages.append))
 
     def run(self) -> None:
         while self.messages:
             self.messages.pop(0)()
 
-    def known(self, path: str) -> starter_nonces.Nonce | None:
+    def known(self, path: str) -> submissions.Nonce | None:
         self.nonces.ask(path)
         self.run()
         return self.nonces.look(path)
@@ -57,14 +56,6 @@ class World:
     def commit(self, op: Op) -> None:
         proof = Gone(op.path) if isinstance(op, Delete) else Holds(op.path, op.data) if isinstance(op, Set) else Exists(op.path)
         assert isinstance(self.leader.commit(Multi(name="TEST", ops=(op,), proof=proof)).result(60), Committed)
-
-    @property
-    def reads(self) -> int:
-        return self.mine.reads
-
-    @property
-    def watches(self) -> int:
-        return self.tree.watches("data")
 
 
 @pytest.fixture
@@ -79,24 +70,22 @@ def world() -> Iterator[World]:
 def test_what_goes_on_is_known_and_then_its_end(world: World) -> None:
     assert world.nonces.look(A) is None
     known = world.known(A)
-    assert known.found is not None
     assert (known.found.data, known.found.version, known.has_ended) == (b"42", 0, False)
     world.commit(Set(A, b"42", 0))
     assert world.nonces.look(A) is None, "the watch has fired: nothing is believed although no message was opened"
-    ended = world.known(A)
-    assert ended.has_ended
+    assert world.known(A).has_ended
 
 
 def test_an_end_is_a_change_and_is_read_only_for_who_still_has_something_of_it(world: World) -> None:
     world.known(A)
-    before, reads = world.nonces.generation, world.reads
+    before, reads = world.nonces.generation, world.mine.reads
     assert not world.nonces.has_ended(A)
     world.commit(Set(A, b"42", 0))
     world.run()
-    assert (world.nonces.generation, world.reads, world.watches) == (before + 1, reads, 0)
+    assert (world.nonces.generation, world.mine.reads, world.tree.watches("data")) == (before + 1, reads, 0)
     assert not world.nonces.has_ended(A), "it is being read"
     world.run()
-    assert (world.nonces.generation, world.reads) == (before + 2, reads + 1)
+    assert (world.nonces.generation, world.mine.reads) == (before + 2, reads + 1)
     assert world.nonces.has_ended(A)
 
 
@@ -106,18 +95,15 @@ def test_an_end_is_known_for_ever(world: World) -> None:
     world.mine.drop_link()
     world.commit(Delete(A))
     world.run()
-    known = world.nonces.look(A)
-    assert known.has_ended
+    assert world.nonces.look(A).has_ended
     assert world.nonces.has_ended(A)
 
 
 def test_what_is_not_there_is_known_until_it_comes(world: World) -> None:
-    known = world.known(B)
-    assert known.found is None
+    assert world.known(B).found is None
     world.commit(Create(B, b"43"))
     assert world.nonces.look(B) is None
-    known = world.known(B)
-    assert known.found is not None
+    assert world.known(B).found is not None
 
 
 def test_a_change_while_it_is_read_makes_it_be_read_again(world: World) -> None:
@@ -126,8 +112,7 @@ def test_a_change_while_it_is_read_makes_it_be_read_again(world: World) -> None:
     assert world.nonces.look(A) is None
     world.run()
     assert world.nonces.look(A) is None
-    known = world.known(A)
-    assert known.has_ended
+    assert world.known(A).has_ended
 
 
 def test_a_lost_connection_ends_what_is_believed(world: World) -> None:
@@ -136,19 +121,17 @@ def test_a_lost_connection_ends_what_is_believed(world: World) -> None:
     assert world.nonces.look(A) is None
     assert world.known(A) is not None
     world.commit(Set(A, b"42", 0))
-    known = world.known(A)
-    assert known.has_ended
+    assert world.known(A).has_ended
 
 
 def test_what_was_used_long_ago_is_forgotten_and_found_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starter_nonces, "_KEEP", 3)
+    monkeypatch.setattr(submissions, "_KEEP", 3)
     world.commit(Set(A, b"42", 0))
     assert world.known(A) is not None
     for number in range(5):
         assert world.known(paths.nonce("ann", f"{number:032x}", 1)) is not None
     assert world.nonces.look(A) is None
-    known = world.known(A)
-    assert known.has_ended
+    assert world.known(A).has_ended
 
 
 def test_numbers_that_there_are_not_fill_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +145,9 @@ def test_numbers_that_there_are_not_fill_no_log(monkeypatch: pytest.MonkeyPatch)
     assert told == ["submission_not_readable"] * 5
 
 
+STAT = Stat(version=0, mzxid=7, children=0, creates=0, ephemeral_owner=0, mtime_ms=0, czxid=7)
+
+
 def asked_cache(told: Callable[[str], None] = lambda _: None) -> tuple[RecordCache, list[Future[Stamped | None]]]:
     """A cache, and what it asks for."""
     asked: list[Future[Stamped | None]] = []
@@ -171,10 +157,10 @@ def asked_cache(told: Callable[[str], None] = lambda _: None) -> tuple[RecordCac
         return asked[-1]
 
     cache = RecordCache(
-        SimpleNamespace(get=get, session_id=1),  # type: ignore[arg-type]
-        SimpleNamespace(post=lambda call: call()),  # type: ignore[arg-type]
+        SimpleNamespace(get=get, session_id=1),
+        SimpleNamespace(post=lambda call: call()),
         settings=ClusterSettings,
-        log=SimpleNamespace(warning=lambda event, **_: told(event)),  # type: ignore[arg-type]
+        log=SimpleNamespace(warning=lambda event, **_: told(event)),
     )
     return cache, asked
 
@@ -210,8 +196,7 @@ def test_a_number_that_somebody_announces_before_its_submission_is_made_is_read_
     asked[-1].set_result(None)
     assert cache.get(43) is None
     record = Submission(id=43, name="x", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
-    stat = Stat(version=0, mzxid=7, children=0, creates=0, ephemeral_owner=0, mtime_ms=0, czxid=7)
-    asked[-1].set_result(Stamped(encode_record(record), stat))
+    asked[-1].set_result(Stamped(encode_record(record), STAT))
     info = cache.get(43)
     assert info.record == record
     assert cache.get(44) is None
@@ -223,7 +208,6 @@ def test_a_record_that_names_a_row_for_its_command_is_refused_and_the_row_is_nev
     cache, asked = asked_cache()
     record = Submission(id=45, name="x", user="u", queue="q", work=Work.COMMAND, spec_sha256="e" * 64)
     assert cache.get(45) is None
-    stat = Stat(version=0, mzxid=7, children=0, creates=0, ephemeral_owner=0, mtime_ms=0, czxid=7)
-    asked[-1].set_result(Stamped(encode_record(record), stat))
+    asked[-1].set_result(Stamped(encode_record(record), STAT))
     info = cache.get(45)
     assert "spec_sha256" in info.refusal

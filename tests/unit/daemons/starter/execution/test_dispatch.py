@@ -119,7 +119,7 @@ def dispatch(
     node: Any = SimpleNamespace(
         shared=shared,
         blocks={one.key: one for one in blocks},
-        lanes=Lanes(runner, cores=cores, memory_mib=1000, resources=resources),  # type: ignore[arg-type]
+        lanes=Lanes(runner, cores=cores, memory_mib=1000, resources=resources),
         stager=Stager(),
         jobs=SimpleNamespace(gangs=SimpleNamespace(label=lambda _block: "")),
         accounts=None,
@@ -168,9 +168,6 @@ def test_while_slots_are_busy_some_mib_of_arguments_are_fetched_ahead() -> None:
     node, _ = dispatch(block(0, (bytes(MIB),) * 200), *waiting, fetcher=fetcher)
     node.run()
     assert fetcher.asked == [f"args/{number}" for number in range(starter_dispatch._AHEAD_BYTES // starter_dispatch._BATCH_BYTES)]
-
-
-# -- rows ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_large_arguments_are_a_file_that_workers_read_and_that_goes_with_them(tmp_path: Path) -> None:

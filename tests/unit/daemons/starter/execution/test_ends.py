@@ -136,7 +136,6 @@ class Node:
         block = claimed(a_key(submission=7, count=count))
         record = SimpleNamespace(command=Command(argv=("x",), **command), backoff_us=0, user="ann")
         block.info = SimpleNamespace(record=record, account=None, kind=7)
-        assert self.lanes.lane is not None
         self.lanes.lane.tasks = {index + 1: (block, index) for index in block.hand_out(count)}
         return block
 
@@ -161,7 +160,6 @@ def test_one_bad_end_loses_no_other_of_its_event_and_none_of_other_events() -> N
     bad = next(outcome for outcome in block.arrived if outcome.index == 1)
     assert bad.state is State.FAILED
     assert "node n1 could not take in how it ended: PermissionError" in bad.error
-    assert node.lanes.lane is not None
     assert node.lanes.lane.tasks == {}, "its core is free"
     assert (node.failures, node.killed, node.strikes) == (1, 0, [])
 
@@ -179,7 +177,7 @@ def test_calls_have_the_same_boundary() -> None:
     block = node.give()
     node.bad = {2}
     extra = TaskExtra(reason=Reason.EXCEPTION)
-    node.ends.take([TasksEnded(node.slot, None, tuple(TaskEnd(seq, 1, 1, 1, b"", True, extra) for seq in (1, 2, 3)))])  # type: ignore[arg-type]
+    node.ends.take([TasksEnded(node.slot, None, tuple(TaskEnd(seq, 1, 1, 1, b"", True, extra) for seq in (1, 2, 3)))])
     assert told(block) == [(0, Reason.EXCEPTION), (1, BAD), (2, Reason.EXCEPTION)]
     assert node.lanes.left_by, "its core is free"
 
@@ -196,7 +194,7 @@ def test_a_block_whose_quick_ends_cannot_be_taken_in_ends(monkeypatch: pytest.Mo
         settle(outcomes, now_s)
 
     monkeypatch.setattr(ClaimedBlock, "settle", fails_once)
-    node.ends.take([TasksEnded(node.slot, None, tuple(TaskEnd(seq, 1, 1, 1, b"", True) for seq in (1, 2, 3)))])  # type: ignore[arg-type]
+    node.ends.take([TasksEnded(node.slot, None, tuple(TaskEnd(seq, 1, 1, 1, b"", True) for seq in (1, 2, 3)))])
     assert told(block) == [(0, BAD), (1, BAD), (2, BAD)]
 
 
@@ -206,7 +204,7 @@ def test_tasks_of_what_is_lost_end_whatever_raises(kind: str, monkeypatch: pytes
     block = node.give()
     block.data = BlockData(resubmit=False)
     node.bad = {2}
-    worker = WorkerEnded(node.slot, None, 2, Reason.NONE, 1, 0, "", 1, 1, 1, 1, NO_OUTPUT, NO_OUTPUT, (1, 3))  # type: ignore[arg-type]
+    worker = WorkerEnded(node.slot, None, 2, Reason.NONE, 1, 0, "", 1, 1, 1, 1, NO_OUTPUT, NO_OUTPUT, (1, 3))
     slot = SlotLost(node.slot, "killed", (2,), (1, 3), expected=True)
     monkeypatch.setattr(node.ends.reopening, "closed", lambda *_: None)
     node.ends.take([worker if kind == "worker" else slot])
@@ -223,7 +221,7 @@ def test_where_even_the_event_itself_cannot_be_read_its_tasks_end(kind: str, mon
     def fails(*_: object) -> None:
         raise TypeError("nonsense")
 
-    worker = WorkerEnded(node.slot, None, 2, Reason.NONE, 1, 0, "", 1, 1, 1, 1, NO_OUTPUT, NO_OUTPUT, (1, 3))  # type: ignore[arg-type]
+    worker = WorkerEnded(node.slot, None, 2, Reason.NONE, 1, 0, "", 1, 1, 1, 1, NO_OUTPUT, NO_OUTPUT, (1, 3))
     slot = SlotLost(node.slot, "killed", (2,), (1, 3), expected=True)
     monkeypatch.setattr(node.ends, "_worker_ended" if kind == "worker" else "_slot_lost", fails)
     node.ends.take([worker if kind == "worker" else slot])
@@ -235,7 +233,7 @@ def test_an_event_that_says_nothing_of_ends_ends_its_slot_and_no_other_event() -
     node = Node()
     block = node.give(**LONG)
     ends = CommandsEnded(node.slot, tuple(CommandEnd(seq=seq) for seq in (1, 2, 3)))
-    node.ends.take([WorkerBlocked(node.slot, None, 1), ends, TasksReturned(node.slot, None, (), Reason.NONE)])  # type: ignore[arg-type]
+    node.ends.take([WorkerBlocked(node.slot, None, 1), ends, TasksReturned(node.slot, None, (), Reason.NONE)])
     assert told(block) == [(0, GOOD), (1, GOOD), (2, GOOD)]
     assert (node.killed, node.failures) == (1, 1), "the slot tells what becomes of the rest"
 
@@ -262,7 +260,7 @@ def test_files_of_commands_are_named_and_not_looked_at() -> None:
 
 
 def worker_lost(node: Node, seq: int = 0) -> WorkerEnded:
-    return WorkerEnded(node.slot, None, seq, LOST, None, 9, "", 1, 1, 1, 1, NO_OUTPUT, NO_OUTPUT, ())  # type: ignore[arg-type]
+    return WorkerEnded(node.slot, None, seq, LOST, None, 9, "", 1, 1, 1, 1, NO_OUTPUT, NO_OUTPUT, ())
 
 
 @pytest.mark.parametrize("kind", ["worker", "slot"])
@@ -365,7 +363,7 @@ def lane_of(seq: int, *, since_s: float) -> Any:
 
 def test_a_write_that_takes_long_does_not_bring_the_loop_round_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     io, lanes = SlowIO(), [lane_of(1, since_s=0.0)]
-    logs = LiveLogs(io, lambda: None, 64 << 20, CHARGES)  # type: ignore[arg-type]
+    logs = LiveLogs(io, lambda: None, 64 << 20, CHARGES)
     assert logs.flush(lanes, 0.0) == FIRST_FLUSH_S
     assert logs.flush(lanes, FIRST_FLUSH_S) == math.inf, "its end brings the loop round"
     assert logs.flush(lanes, 1000.0) == math.inf, "the store is away: there is nothing to do, and nothing to come back for"
@@ -377,7 +375,7 @@ def test_a_write_that_takes_long_does_not_bring_the_loop_round_at_once(monkeypat
 
 def test_other_lanes_are_looked_at_while_one_is_written() -> None:
     io, lanes = SlowIO(), [lane_of(1, since_s=0.0), lane_of(2, since_s=100.0)]
-    logs = LiveLogs(io, lambda: None, 64 << 20, CHARGES)  # type: ignore[arg-type]
+    logs = LiveLogs(io, lambda: None, 64 << 20, CHARGES)
     logs.flush(lanes, FIRST_FLUSH_S)
     assert logs.flush(lanes, 50.0) == 100.0 + FIRST_FLUSH_S
 
@@ -385,7 +383,7 @@ def test_other_lanes_are_looked_at_while_one_is_written() -> None:
 def test_who_puts_out_more_than_the_store_takes_gives_the_thread_back() -> None:
     io, lane = SlowIO(), lane_of(1, since_s=0.0)
     lane.slot.live_output = lambda _seq, _stream, offset, limit: (bytes(limit), offset + limit)  # there is always more
-    logs = LiveLogs(io, lambda: None, 64 << 20, CHARGES)  # type: ignore[arg-type]
+    logs = LiveLogs(io, lambda: None, 64 << 20, CHARGES)
     logs.flush([lane], FIRST_FLUSH_S)
     written = iter(range(1000))
 
@@ -402,7 +400,7 @@ def test_what_one_write_does_not_bear_follows_soon(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(machine, "monotonic", lambda: clock[0])
     io, lane, size = SlowIO(), lane_of(1, since_s=0.0), 0
     lane.slot.live_output = lambda _seq, _stream, offset, limit: (bytes(min(limit, size - offset)), min(offset + limit, size))
-    logs = LiveLogs(io, lambda: None, 1 << 30, CHARGES)  # type: ignore[arg-type]
+    logs = LiveLogs(io, lambda: None, 1 << 30, CHARGES)
 
     def flush() -> float:
         assert logs.flush([lane], clock[0]) == math.inf
@@ -426,7 +424,7 @@ def test_what_one_write_does_not_bear_follows_soon(monkeypatch: pytest.MonkeyPat
 def test_who_floods_for_hours_keeps_both_ends_of_a_stream_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     cap, written = 4 << 20, 0
     io, lane, store = SlowIO(), lane_of(1, since_s=0.0), MemoryStore("logs")
-    logs = LiveLogs(io, lambda: None, cap, CHARGES)  # type: ignore[arg-type]
+    logs = LiveLogs(io, lambda: None, cap, CHARGES)
 
     def live_output(_seq: int, stream: str, offset: int, limit: int) -> tuple[bytes, int] | None:
         end = min(offset + limit, written)
@@ -442,10 +440,7 @@ def test_who_floods_for_hours_keeps_both_ends_of_a_stream_in_the_store(monkeypat
         assert stored_bytes(store) <= cap + 1024
     flushed = logs.take(1)
     assert (flushed.sizes[0], flushed.sizes[1]) == (written, 0)
-    for pieces in (
-        read_flushed(store, 1, 0, 1, "stdout"),
-        read_ended(store, 1, 0, 1, "stdout", parts=flushed.parts[0], rest=b""),
-    ):
+    for pieces in (read_flushed(store, 1, 0, 1, "stdout"), read_ended(store, 1, 0, 1, "stdout", parts=flushed.parts[0], rest=b"")):
         places = list(place(pieces))
         assert places[-1].end == written, "positions are those of what was written"
         assert sum(one.dropped > 0 for one in places) == 1

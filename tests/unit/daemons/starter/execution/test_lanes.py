@@ -74,7 +74,7 @@ BLOCK = claimed(a_key(count=9))
 
 
 def lanes(cores: int = 2, memory_mib: int = 1000) -> Lanes:
-    return Lanes(FakeRunner(), cores=cores, memory_mib=memory_mib)  # type: ignore[arg-type]
+    return Lanes(FakeRunner(), cores=cores, memory_mib=memory_mib)
 
 
 def run(node: Lanes, seq: int, cores: int = 1, memory_mib: int = 0, spec: WorkerSpec = SPEC, python: str = "") -> WorkerLane | None:
@@ -87,7 +87,6 @@ def run(node: Lanes, seq: int, cores: int = 1, memory_mib: int = 0, spec: Worker
 def test_what_does_not_fit_is_refused_and_what_ends_makes_room() -> None:
     node = lanes()
     first = run(node, 1, cores=2, memory_mib=600)
-    assert first is not None
     assert run(node, 2) is None
     node.ended(first, [1], 1.0)
     assert (node.free_cores, node.free_memory_mib) == (2, 1000)
@@ -99,7 +98,6 @@ def test_what_does_not_fit_is_refused_and_what_ends_makes_room() -> None:
 def test_an_idle_worker_of_the_same_kind_is_used_again() -> None:
     node = lanes()
     first = run(node, 1)
-    assert first is not None
     node.ended(first, [1], 1.0)
     assert run(node, 2) is first
     other = run(node, 3, spec=OTHER)
@@ -111,27 +109,24 @@ def test_few_idle_workers_of_other_kinds_stay_warm() -> None:
     made = []
     for number in range(5):
         lane = run(node, number + 1, spec=WorkerSpec(group=str(number)))
-        assert lane is not None
         made.append(lane)
         node.ended(lane, [number + 1], 1.0)
-    assert [bool(lane.worker.stopped) for lane in made] == [True, True, True, False, False]  # type: ignore[union-attr]
+    assert [bool(lane.worker.stopped) for lane in made] == [True, True, True, False, False]
 
 
 def test_a_task_that_waits_holds_nothing_and_goes_on_before_anything_new() -> None:
     node = lanes(cores=1)
     outer = run(node, 1)
-    assert outer is not None
     node.block(outer, 1)
     assert node.free_cores == 1
     inner = run(node, 2)
-    assert inner is not None
     assert inner is not outer
     node.unblock(outer, 1)
     node.grant()
-    assert (outer.worker.granted, node.wants_grant) == ([], True)  # type: ignore[union-attr]
+    assert (outer.worker.granted, node.wants_grant) == ([], True)
     node.ended(inner, [2], 1.0)
     node.grant()
-    assert (outer.worker.granted, node.free_cores) == ([1], 0)  # type: ignore[union-attr]
+    assert (outer.worker.granted, node.free_cores) == ([1], 0)
     node.ended(outer, [1], 2.0)
     assert node.free_cores == 1
 
@@ -139,20 +134,18 @@ def test_a_task_that_waits_holds_nothing_and_goes_on_before_anything_new() -> No
 def test_a_worker_that_dies_while_its_task_waits_frees_nothing_twice() -> None:
     node = lanes(cores=1)
     outer = run(node, 1)
-    assert outer is not None
     node.block(outer, 1)
     node.unblock(outer, 1)
-    node.drop_worker(outer.worker)  # type: ignore[arg-type]
+    node.drop_worker(outer.worker)
     assert (node.free_cores, node.wants_grant) == (1, False)
 
 
 def test_a_chosen_interpreter_gets_a_slot_of_its_own() -> None:
     node = lanes(cores=1)
     first = run(node, 1)
-    assert first is not None
     node.ended(first, [1], 1.0)
     chosen = run(node, 2, python="/opt/python")
-    assert (first.slot.closed, chosen.slot.python) == (True, "/opt/python")  # type: ignore[attr-defined]
+    assert (first.slot.closed, chosen.slot.python) == (True, "/opt/python")
     assert node.has_chosen_python(chosen.slot)
 
 
@@ -179,16 +172,14 @@ def test_whatever_happens_the_count_is_right(seed: int) -> None:
             lane, running = blocked.pop(rng.randrange(len(blocked)))
             node.unblock(lane, running)
             node.stop(lane, running, Reason.USER_CANCEL, 0)
-            node.drop_worker(lane.worker)  # type: ignore[arg-type]
+            node.drop_worker(lane.worker)
         elif act == 5 and held:
             lane = held.pop(rng.randrange(len(held)))
-            node.drop_worker(lane.worker)  # type: ignore[arg-type]
+            node.drop_worker(lane.worker)
         given_away_too_soon = max(0, sum(lane.shape[0] for lane, _ in blocked) - 2 * 4)  # none was looked at
         assert node.free_cores == max(0, 4 - sum(lane.shape[0] for lane in held) - given_away_too_soon)
         assert node.free_memory_mib == 100 - sum(lane.shape[1] for lane in held)
 
-
-# -- slots of several users -------------------------------------------------------------------------------------------------------
 
 ANNA, BEN, CARL, DORA = (Account(name=name, uid=uid, gid=uid) for uid, name in enumerate(("anna", "ben", "carl", "dora"), 1001))
 
@@ -203,8 +194,8 @@ def run_as(node: Lanes, seq: int, account: Account, spec: WorkerSpec | None = SP
 
 
 def test_users_never_share_a_slot_and_find_their_warm_ones_again() -> None:
-    node = Lanes(FakeRunner(), cores=1, memory_mib=100, early=False)  # type: ignore[arg-type]
-    opened = node.runner.opened  # type: ignore[attr-defined]
+    node = Lanes(FakeRunner(), cores=1, memory_mib=100, early=False)
+    opened = node.runner.opened
     assert opened == [], "nobody's slot is opened before there is work"
     slots = {}
     for seq, (account, spec) in enumerate([(ANNA, SPEC), (BEN, SPEC), (ANNA, SPEC), (BEN, None), (ANNA, None)], 1):
@@ -216,15 +207,15 @@ def test_users_never_share_a_slot_and_find_their_warm_ones_again() -> None:
 
 
 def test_of_many_users_a_place_keeps_the_last_few_warm() -> None:
-    node = Lanes(FakeRunner(), cores=1, memory_mib=100, early=False)  # type: ignore[arg-type]
+    node = Lanes(FakeRunner(), cores=1, memory_mib=100, early=False)
     for seq, account in enumerate((ANNA, BEN, ANNA, CARL, DORA), 1):
         node.ended(run_as(node, seq, account), [seq], 1.0)
-    closed = [slot.account.name for slot in node.runner.opened if slot.closed]  # type: ignore[attr-defined]
+    closed = [slot.account.name for slot in node.runner.opened if slot.closed]
     assert closed == ["ben"], "the one used longest ago"
 
 
 def test_nothing_is_queued_behind_the_work_of_another_user() -> None:
-    node = Lanes(FakeRunner(), cores=1, memory_mib=100, early=False)  # type: ignore[arg-type]
+    node = Lanes(FakeRunner(), cores=1, memory_mib=100, early=False)
     lane = run_as(node, 1, ANNA)
     mine, other = info(2), info(3)
     mine.account, other.account = ANNA, BEN
@@ -236,7 +227,6 @@ def test_nothing_is_queued_behind_the_work_of_another_user() -> None:
 def test_what_is_kept_for_somebody_is_lent_to_nobody_else_and_taken_as_it_comes_free() -> None:
     node = lanes(cores=4, memory_mib=100)
     first, second = run(node, 1, cores=2, memory_mib=60), run(node, 2)
-    assert first is not None
     assert second is not None
     assert not node.keep("r-7.0", 3, 80), "two of its cores are in use"
     assert (node.free_cores, node.free_memory_mib) == (0, 0)
@@ -252,7 +242,7 @@ def test_what_is_kept_for_somebody_is_lent_to_nobody_else_and_taken_as_it_comes_
 
 def test_pieces_of_other_resources_are_kept_for_somebody_too_as_they_come_free() -> None:
     """A pulled task does not get the pieces that a waiting job was promised, though cores are free for it."""
-    node = Lanes(FakeRunner(), cores=4, memory_mib=0, resources={"gpu": 3, "tape": 1})  # type: ignore[arg-type]
+    node = Lanes(FakeRunner(), cores=4, memory_mib=0, resources={"gpu": 3, "tape": 1})
     one = (("gpu", 1),)
     first = node.open_for(info(1), SPEC, 1, 0, one)
     assert first.lent == {"gpu": [0]}
@@ -288,7 +278,7 @@ def blocked(node: Lanes, count: int) -> list[WorkerLane]:
     made = []
     for seq in range(1, count + 1):
         lane = run(node, seq)
-        lane.worker.pid = seq  # type: ignore[union-attr]
+        lane.worker.pid = seq
         node.block(lane, seq)
         made.append(lane)
     return made
@@ -351,7 +341,7 @@ def test_before_they_were_looked_at_blocked_tasks_give_away_twice_the_cores_at_m
     blocked(node, 5)
     assert node.free_cores == 1
     lane = run(node, 6)
-    lane.worker.pid = 6  # type: ignore[union-attr]
+    lane.worker.pid = 6
     node.block(lane, 6)
     assert (node.free_cores, run(node, 7)) == (0, None)
     assert node.charge_blocked(cpu[0]) < cpu[0] + 0.2, "looked at soon"
@@ -374,10 +364,10 @@ def test_who_uses_cores_and_asks_for_them_gets_them_when_nobody_else_does(cpu: d
     second(node, cpu, p1=1.0, p2=1.0)
     node.unblock(first, 1)
     node.grant()
-    assert first.worker.granted == [], "the other one computes"  # type: ignore[union-attr]
+    assert first.worker.granted == [], "the other one computes"
     node.ended(other, [2], 1.0)
     node.grant()
-    assert first.worker.granted == [1]  # type: ignore[union-attr]
+    assert first.worker.granted == [1]
     assert (node.free_cores, node.overdrawn) == (0, 0)
     node.ended(first, [1], 1.0)
     assert (node.free_cores, node.charge_blocked(cpu[0])) == (1, float("inf"))
@@ -396,11 +386,10 @@ def test_parts_of_gangs_have_slots_of_their_own_beside_the_cores() -> None:
     assert node.open_for(info(), None, 0, 30, part="a") is None, "memory adds up over all of them"
     assert node.open_for(info(), None, 0, 0, part="d") is None, "it has no slot"
     for lane in found:
-        assert lane is not None
         node.give_up(lane)
     assert node.free_memory_mib == 100
     node.unseat("a")
-    assert slots[0].is_lost  # type: ignore[union-attr]
+    assert slots[0].is_lost
     node.keep("gangs", 0, 0)
     assert node.free_cores == 1
 
@@ -417,13 +406,11 @@ def test_a_slot_that_falls_beside_a_well_one_of_its_user_falls_by_his_doing_thou
 
 
 def test_processors_of_parts_are_those_of_their_leaves_and_nobody_gives_them_back() -> None:
-    node = Lanes(FakeRunner(), cores=4, memory_mib=0, processors=(8, 9, 10, 11))  # type: ignore[arg-type]
+    node = Lanes(FakeRunner(), cores=4, memory_mib=0, processors=(8, 9, 10, 11))
     node.keep("gangs", 4, 0)
     node.seat("a", info(), 1, 2)
     node.seat("b", info(), 2, 2)
     one, two = node.open_for(info(), None, 0, 0, part="a"), node.open_for(info(), None, 0, 0, part="b")
-    assert one is not None
-    assert two is not None
     assert (one.cpus, two.cpus) == ([9, 10], [10, 11])
     for lane in (one, two):
         node.give_up(lane)
@@ -435,7 +422,6 @@ def test_processors_of_parts_are_those_of_their_leaves_and_nobody_gives_them_bac
 def test_what_was_pulled_and_waits_for_others_leaves_its_cores_to_a_gang() -> None:
     node = lanes(cores=1)
     waiting = run(node, 1)
-    assert waiting is not None
     assert not node.keep("gangs", 1, 0)
     node.block(waiting, 1)
     assert node.keep("gangs", 1, 0)
@@ -514,7 +500,7 @@ def strikes() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def reopening(played: PlayedLanes, strikes: list[tuple[str, str]]) -> Reopening:
-    return Reopening(played, lambda what, why, _account: strikes.append((what, why)))  # type: ignore[arg-type]
+    return Reopening(played, lambda what, why, _account: strikes.append((what, why)))
 
 
 def test_slots_that_die_again_and_again_are_no_strike_while_new_ones_come_up(reopening: Any, played: Any, strikes: Any) -> None:

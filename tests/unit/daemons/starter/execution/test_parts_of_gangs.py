@@ -1,24 +1,29 @@
-"""A node's part in gangs: the rows for its turner, whether the record, the clock or the part comes first."""
+"""A node's part in gangs, and room for placed jobs while their records are read: pulled work takes no cores that are about to be theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import structlog
 
 from rmgr.adapters.host.workevents import PartBegan, PartsServed, PartStubborn
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.starter.execution.gangs import AHEAD_US, Gangs
+from rmgr.daemons.starter.execution.holds import HeldParts, Reservations
+from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.daemons.starter.node.service import StarterMetrics
+from rmgr.errors import CoordinationUnavailable
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.node import GangClock, GangRecord, NodeRecord, NodeState
-from rmgr.model.tasks.block import NodeHold, job_id, run_label
+from rmgr.model.tasks.block import NodeHold, Reserved, job_id, run_label
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.gang_clock import ClockReading
@@ -51,7 +56,7 @@ class Turner:
         self.told, self.times = rows, self.times + 1
 
 
-class Lanes:
+class OneCore:
     """Of one core, with nothing pulled on it."""
 
     cores = 1
@@ -112,7 +117,7 @@ class Here:
     """Node n2 of a partition of two, where everything is told by hand; n1 has the clock, which is a thousand seconds ahead."""
 
     def __init__(self) -> None:
-        self.name, self.incarnation, self.blocks, self.lanes = "n2", 1, {}, Lanes()
+        self.name, self.incarnation, self.blocks, self.lanes = "n2", 1, {}, OneCore()
         self.coordinator = self
         #: Slot 0 began a second ago, by the clock of n1 and what the record adds to it.
         self.origin_us = machine.boottime_ns() // 1000 + 1_000_000_000 + 5 - 1_000_000
@@ -128,9 +133,7 @@ class Here:
         self.aside = Aside(self.log, lambda: None)
         self.holds = Holds(self)
         self.metrics = StarterMetrics()
-        self.gangs = Gangs(
-            self,  # type: ignore[arg-type]
-        )
+        self.gangs = Gangs(self,)
         self.register("n1", 4, "h:1")
 
     def register(self, name: str, incarnation: int, endpoint: str) -> None:
@@ -149,11 +152,7 @@ class Here:
         call()
 
     def after(self, _delay_s: float, _call: Callable[[], None]) -> Any:
-        class Never:
-            def cancel(self) -> None:
-                pass
-
-        return Never()
+        return Mock()  # which never comes about
 
     def open_clock(self, _told: object) -> Clock:
         return self.clock
@@ -168,7 +167,7 @@ class Here:
         self.held = [one for one in self.held if one[1] != partition] + [(part, partition) for part in parts]
         for part in parts:
             placed = NodeHold(head="n1", key="k", cores=1, gang=partition, generation=generation)
-            self.gangs.seat(placed, part, None)  # type: ignore[arg-type]
+            self.gangs.seat(placed, part, None)
         self.settle()
 
     def settle(self) -> None:
@@ -206,10 +205,16 @@ def here() -> Here:
     return Here()
 
 
-def test_rows_are_those_of_the_record_in_the_time_of_this_machine(here: Here) -> None:
+@pytest.fixture
+def turning(here: Here) -> None:
+    """Both parts have their turns, in slots from 12 on."""
     here.publish(record(here, 12), 0)
     here.clock.reading = ClockReading(1_000_000_000, 40, 0)
     here.take(ONE_PART, TWO_PART)
+
+
+@pytest.mark.usefixtures("turning")
+def test_rows_are_those_of_the_record_in_the_time_of_this_machine(here: Here) -> None:
     assert here.clock.followed == [("n1", 4, "h:1")]
     assert here.lanes.turner.parts == [ONE_PART, TWO_PART]
     assert here.settled > 3, "no turn of the node takes long"
@@ -248,10 +253,8 @@ def test_a_part_waits_for_the_generation_that_has_placed_it(here: Here) -> None:
     assert here.lanes.turner.parts == [ONE_PART]
 
 
+@pytest.mark.usefixtures("turning")
 def test_a_generation_holds_from_its_first_slot_on(here: Here) -> None:
-    here.publish(record(here, 12), 0)
-    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
-    here.take(ONE_PART, TWO_PART)
     here.publish(record(here, 30, (TWO,)), 1)
     here.settle()
     found = here.rows()
@@ -259,10 +262,8 @@ def test_a_generation_holds_from_its_first_slot_on(here: Here) -> None:
     assert found[-1] == (29, (TWO_PART,)), "from then on nothing changes"
 
 
+@pytest.mark.usefixtures("turning")
 def test_what_cannot_be_read_leaves_the_last_record_in_force(here: Here) -> None:
-    here.publish(record(here, 12), 0)
-    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
-    here.take(ONE_PART, TWO_PART)
     before, times = here.lanes.turner.told, here.lanes.turner.times
     here.publish(b"{", 1)
     here.publish(record(here, 30, (TWO,))[:-9], 2)
@@ -288,10 +289,8 @@ def test_another_reference_is_followed_and_a_small_drift_is_not_told(here: Here)
     assert here.clock.followed[-1] == ("n1", 5, "h:1")
 
 
+@pytest.mark.usefixtures("turning")
 def test_slots_are_counted_as_before_until_another_reference_has_been_read(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    here.publish(record(here, 12), 0)
-    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
-    here.take(ONE_PART, TWO_PART)
     here.publish(record(here, 30, (TWO,), clock="n3", offset_us=777_000_000), 1)  # nobody knows yet where n3 is
     here.settle()
     assert here.rows()[-1] == (29, (TWO_PART,)), "the next generation holds, in the time that was known"
@@ -354,10 +353,8 @@ def test_who_was_killed_by_the_turner_is_known_and_who_sleeps_is_another(here: H
     assert here.killed == [ONE_PART]
 
 
+@pytest.mark.usefixtures("turning")
 def test_what_is_over_leaves_and_gives_the_cores_back(here: Here) -> None:
-    here.publish(record(here, 12), 0)
-    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
-    here.take(ONE_PART, TWO_PART)
     here.gangs.take(PartsServed(((ONE_PART, 7_000_000_000, 9, False),), 20, 1, 0))
     assert here.gangs.served_us(ONE_PART) == (7_000_000, 9)
     here.held = [(TWO_PART, "default")]
@@ -369,3 +366,154 @@ def test_what_is_over_leaves_and_gives_the_cores_back(here: Here) -> None:
     assert here.lanes.turner.parts == []
     assert here.lanes.kept == 0
     assert here.clock.followed == [], "nobody asks for the time any more"
+
+
+CORES = 4
+HOLD = "13.0.1"
+PROMISE = "r-13.0"
+HELD = NodeHold(head="n1", key="k", cores=1)
+
+
+class Reads:
+    """The coordinator and the mailbox: what is asked for is answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, list[Future[Stamped | None]]] = {}
+        self.records: Any = None
+
+    @property
+    def coordinator(self) -> Reads:
+        return self
+
+    def get(self, path: str) -> Future[Stamped | None]:
+        self.asked.setdefault(path.rpartition("/")[2], []).append(Future())
+        return self.asked[path.rpartition("/")[2]][-1]
+
+    def answer(self, name: str, record: object) -> None:
+        (asked,) = self.asked.pop(name)
+        stat: Any = None
+        asked.set_result(Stamped(encode_record(record), stat))
+
+    def post(self, what: Any) -> None:
+        what()
+
+    def after(self, _delay_s: float, _what: Any) -> None:
+        return
+
+
+class Node:
+    """A node with all its cores in use, by what the test says."""
+
+    def __init__(self) -> None:
+        runner: Any = None
+        self.name, self.incarnation = "n2", 1
+        self.blocks: dict[Any, Any] = {}
+        self.orders = SimpleNamespace(is_settled=True)
+        self.lanes = Lanes(runner, cores=CORES, memory_mib=1000, early=False)
+        self.reads = Reads()
+        self.taking: set[int] = set()
+        self.refused: set[int] = set()
+        self.reads.records = SimpleNamespace(get=lambda _job: None, is_refused=lambda job: job in self.refused)
+        self.shared, self.accounts, self.log = self.reads, None, structlog.get_logger()
+        self.stories = Stories(self.reads)
+        me: Any = self
+        self.jobs = me  # none of its jobs takes turns
+        self.reservations = Reservations(me)
+        self.holds = HeldParts(me, Path())
+
+    def is_taking(self, submission: int) -> bool:
+        return submission in self.taking
+
+    def runs(self, cores: int) -> None:
+        """So many cores are in use."""
+        self.lanes.keep("in use", cores, 0)
+
+    def turn(self, *holds: str) -> None:
+        """holds: names that have come since the last one."""
+        for name in holds:
+            self.holds.seen([name])
+        self.reservations.settle()
+        self.holds.settle()
+
+    @property
+    def may_pull(self) -> bool:
+        """A pulled task would begin now, if it needs one core."""
+        lanes = self.lanes
+        return not (lanes.is_owed or lanes.is_unsure) and lanes.fits(1, 0)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_a_hold_whose_record_came_while_more_was_asked_for_keeps_pulled_work_out(node: Node) -> None:
+    node.turn(HOLD)
+    node.turn()  # for another reason, while its record is on its way
+    node.reads.answer(HOLD, HELD)
+    node.turn()
+    assert not node.may_pull
+    assert not node.reads.asked, "a record that has come is not asked for again"
+
+
+def test_a_hold_that_is_read_again_keeps_pulled_work_out(node: Node) -> None:
+    node.turn(HOLD)
+    node.reads.answer(HOLD, HELD)
+    node.holds.seen([HOLD])
+    node.holds.seen([HOLD])  # and changes once more
+    for _ in range(3):
+        node.turn()
+        assert not node.may_pull
+    (asked,) = node.reads.asked.pop(HOLD)
+    asked.set_exception(CoordinationUnavailable("away"))
+    node.turn()
+    assert not node.may_pull, "what it was before is known"
+
+
+def test_a_hold_that_cannot_be_taken_for_a_moment_keeps_pulled_work_out(node: Node) -> None:
+    node.turn(HOLD)
+    node.reads.answer(HOLD, HELD)
+    node.turn()
+    assert not node.may_pull
+    (hold,) = node.holds
+    hold.again_s = float("inf")  # as after a program that could not be started
+    node.turn()
+    assert not node.may_pull
+
+
+@pytest.mark.parametrize("is_head", [True, False])
+def test_what_ends_after_its_waiting_job_was_placed_is_kept_for_it(node: Node, is_head: bool) -> None:
+    ending = "12.0.1"
+    node.runs(CORES)
+    node.holds._holds[ending] = SimpleNamespace(record=HELD, is_ready=True, is_too_large=False, is_stale=False)
+    node.reservations.seen([PROMISE])
+    node.turn()
+    node.reads.answer(PROMISE, Reserved(shares=((ending, 3),)))
+    node.turn()
+    # Its commit lets the job start: the promise is gone, what ends has not given up its cores yet.
+    del node.holds._holds[ending]
+    if is_head:
+        node.taking.add(13)
+    node.reservations.seen([])
+    if not is_head:
+        node.turn(HOLD)
+    node.runs(CORES - 3)
+    node.turn()
+    assert not node.may_pull
+    node.taking.clear()
+    node.holds._holds.clear()
+    node.turn()
+    assert node.may_pull, "who is not placed here after all keeps nothing"
+    assert node.lanes.free_cores == 3
+
+
+def test_a_promise_that_left_before_it_was_read_keeps_pulled_work_out_until_its_job_is_known(node: Node) -> None:
+    node.reservations.seen([PROMISE])
+    node.turn()
+    node.taking.add(13)
+    node.reservations.seen([])
+    node.turn()
+    assert not node.may_pull
+    node.taking.clear()
+    node.turn()
+    assert node.may_pull

@@ -101,9 +101,7 @@ def test_what_a_connection_may_take_is_time_in_which_its_job_runs(nodes: Any, tm
     monkeypatch.setattr(starter_ranks, "_LINE_S", 0.2)
     monkeypatch.setattr(starter_ranks, "_LOOK_S", 0.05)
     served_s = 100.0
-    door = Door(
-        tmp_path / "door", nodes, nodes=frozenset({"n2"}), endpoint_of=lambda _node: "here:1", hold="1.0.1", clock=lambda: served_s
-    )
+    door = Door(tmp_path / "door", nodes, nodes=frozenset({"n2"}), endpoint_of=lambda _node: "here:1", hold="1.0.1", clock=lambda: served_s)
     at_first = descriptors()
     try:
         slow, silent = (ranks.connect(str(tmp_path / "door")) for _ in range(2))
@@ -141,10 +139,10 @@ def test_who_stands_still_may_take_his_time_to_listen(tmp_path: Path, monkeypatc
     with ranks.listen(str(tmp_path / "ranks")):
         asking.join(60)
         assert [type(link) for link in found] == [SocketLink]
-        found[0].close()  # type: ignore[attr-defined]
+        found[0].close()
     os.unlink(tmp_path / "ranks")
     served_us[0] = 0
-    jobs.gangs.served_us = lambda _part: (served_us.append(served_us.pop() + 50_000) or served_us[0], 3)  # type: ignore[func-returns-value]
+    jobs.gangs.served_us = lambda _part: (served_us.append(served_us.pop() + 50_000) or served_us[0], 3)
     with pytest.raises(Unavailable, match="does not start processes"):
         answering.launch("n2", "1.0.1")
 
@@ -184,7 +182,7 @@ def somebody(name: str, role: Role = Role.USER) -> Caller:
 
 
 def test_only_its_owner_may_type_into_a_command_and_no_operator() -> None:
-    answering = TerminalAnswering(OneJob(f"/nowhere/{uuid.uuid4()}", os.getuid()), operators=("olga",))  # type: ignore[arg-type]
+    answering = TerminalAnswering(OneJob(f"/nowhere/{uuid.uuid4()}", os.getuid()), operators=("olga",))
     for caller in (somebody("bob"), somebody("olga"), somebody("root", Role.OPERATOR), somebody("root", Role.ADMIN)):
         with pytest.raises(PermissionDenied, match="7 belongs to anna"):
             answering.attach(7, 0, caller=caller)
@@ -195,7 +193,7 @@ def test_only_its_owner_may_type_into_a_command_and_no_operator() -> None:
 def test_what_listens_by_the_name_of_a_job_must_be_its_users() -> None:
     hosts = f"/nowhere/{uuid.uuid4()}"
     starter = OneJob(hosts, os.getuid() + 1)
-    answering = TerminalAnswering(starter)  # type: ignore[arg-type]
+    answering = TerminalAnswering(starter)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(terminal.address(hosts))
         door.listen()
@@ -221,7 +219,6 @@ def test_time_in_which_a_job_stood_still_is_none_in_which_nobody_came(monkeypatc
         link.connect(name)
         waits.join(60)
     (came,) = found
-    assert came is not None
     came.close()
     monkeypatch.setattr(terminal, "_ARRIVE_S", 0.2)
     assert terminal.arrival(name) is None

@@ -73,7 +73,7 @@ def test_a_clock_that_would_refuse_work_drains_all_nodes_until_it_is_right() -> 
     world, nodes, _ = made()
     told = {"fault": "its clock is 2h behind ZooKeeper's: set it right"}
     gate: Any = SimpleNamespace(clock_fault=lambda _now_s: told["fault"])
-    drains = Drains(nodes, world, world, spool_cap=100, log=structlog.get_logger(), gate=gate)  # type: ignore[arg-type]
+    drains = Drains(nodes, world, world, spool_cap=100, log=structlog.get_logger(), gate=gate)
     drains.settle(0.0)
     assert [list(node.drains.values()) for node in nodes] == [[told["fault"]]] * 2
     told["fault"] = ""

@@ -21,23 +21,7 @@ from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import brief, encode_failed, encode_outcomes
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.staging import outputs
-from rmgr.daemons.starter.staging.outputs import (
-    LOG_PART_BYTES,
-    Charge,
-    Ending,
-    Flushed,
-    OutputRows,
-    StoringEnding,
-    Written,
-    conclude,
-    crowded,
-    discard,
-    of_command,
-    of_task,
-    plain_outcome,
-    spill,
-    write,
-)
+from rmgr.daemons.starter.staging.outputs import LOG_PART_BYTES, Charge, Ending, Flushed, Written, of_task, write
 from rmgr.errors import LimitReached, RmgrError, StoreUnavailable, UsageError, ValueTooLarge
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import UserLimits
@@ -54,11 +38,11 @@ def store() -> MemoryStore:
 
 
 def a_block(count: int = 2, **data: object) -> ClaimedBlock:
-    return claimed(a_key(seq=5, submission=42, count=count, attempt=3), BlockData(claimed_us=1000, **data))  # type: ignore[arg-type]
+    return claimed(a_key(seq=5, submission=42, count=count, attempt=3), BlockData(claimed_us=1000, **data))
 
 
 def end(block: ClaimedBlock, ending: Ending, cancelled: str | None = None) -> Outcome | FailedRange:
-    return conclude(block, 0, ending, None, backoff_us=100, max_losses=5, cancelled=cancelled)
+    return outputs.conclude(block, 0, ending, None, backoff_us=100, max_losses=5, cancelled=cancelled)
 
 
 def test_a_good_end_is_completed() -> None:
@@ -99,28 +83,28 @@ def test_a_failure_during_a_cancel_is_the_cancel_but_a_success_counts() -> None:
     failed = end(block, Ending(reason=Reason.SIGNAL, error="killed by signal 15"), cancelled="stop it")
     assert isinstance(failed, Outcome)
     assert (failed.state, failed.reason, failed.error) == (State.CANCELLED, Reason.USER_CANCEL, "stop it")
-    assert end(block, Ending(), cancelled="stop it").state is State.COMPLETED  # type: ignore[union-attr]
+    assert end(block, Ending(), cancelled="stop it").state is State.COMPLETED
 
 
 def test_commands_tell_exit_codes_as_a_shell_does() -> None:
-    assert of_command(CommandEnd(seq=1, exit_code=0)).exit_code == 0
-    failed = of_command(CommandEnd(seq=1, reason=Reason.EXIT_CODE, exit_code=3))
+    assert outputs.of_command(CommandEnd(seq=1, exit_code=0)).exit_code == 0
+    failed = outputs.of_command(CommandEnd(seq=1, reason=Reason.EXIT_CODE, exit_code=3))
     assert (failed.exit_code, failed.error) == (3, "exit code 3")
-    assert of_command(CommandEnd(seq=1, reason=Reason.SIGNAL, signal=9)).exit_code == 137
+    assert outputs.of_command(CommandEnd(seq=1, reason=Reason.SIGNAL, signal=9)).exit_code == 137
 
 
 def test_the_short_way_of_a_command_says_what_the_long_one_says() -> None:
     block = a_block(past=(PastAttempt(1, "n2", Reason.EXIT_CODE),))
     plain = CommandEnd(seq=1, exit_code=0, started_us=1500, elapsed_us=3, cpu_us=2, max_rss_kib=4, out=Output(size=1, data=b"x"))
-    assert end(block, of_command(plain)) == plain_outcome(block, 0, plain)
+    assert end(block, outputs.of_command(plain)) == outputs.plain_outcome(block, 0, plain)
     unusual = {"reason": Reason.EXIT_CODE, "signal": 9, "detail": "d", "directory": "/d", "out": Output(size=9000, path="/o")}
-    assert [name for name, value in unusual.items() if plain_outcome(block, 0, msgspec.structs.replace(plain, **{name: value}))] == []
+    changes = [{name: value} for name, value in unusual.items()]
+    assert [one for one in changes if outputs.plain_outcome(block, 0, msgspec.structs.replace(plain, **one))] == []
 
 
 def test_an_exception_travels_as_the_value() -> None:
     extra = TaskExtra(reason=Reason.EXCEPTION, error=b"E", summary="E: x")
     outcome = end(a_block(), of_task(TaskEnd(seq=1, started_us=1, elapsed_us=1, cpu_us=0, extra=extra)))
-    assert isinstance(outcome, Outcome)
     assert (outcome.value, outcome.error, outcome.pickled) == (b"E", "E: x", True)
 
 
@@ -148,7 +132,7 @@ def test_files_are_stored_and_then_removed(store: MemoryStore, tmp_path: Path) -
     assert written.value_size == 1_500_000
     assert (written.log_parts, written.log) == ((2, 1), (b"ooooo", b""))
     assert store.get(keys.output(42, 1, 3)) == (b"v" * 1_500_000, Encoding.RAW)
-    discard(ending)
+    outputs.discard(ending)
     assert (value.exists(), out.exists(), mine.exists()) == (False, False, True)
 
 
@@ -169,12 +153,12 @@ def test_keyed_values_are_rows_in_the_order_of_their_keys(store: MemoryStore) ->
 
 def test_values_wait_on_disk_while_the_store_is_away(store: MemoryStore, tmp_path: Path) -> None:
     ending = Ending(data=b"x" * 9000, values=(Value(data=b"y" * 9000), Value(data=b"small")))
-    spill(ending, tmp_path)
+    outputs.spill(ending, tmp_path)
     assert (ending.data, len(list(tmp_path.iterdir()))) == (b"", 2)
-    spill(ending, tmp_path)
+    outputs.spill(ending, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     assert write(store, 42, 1, 3, ending).value_size == 9000
-    discard(ending)
+    outputs.discard(ending)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -184,23 +168,16 @@ def test_the_record_of_a_failure_fits_a_znode_whatever_it_carries(store: MemoryS
     ending = Ending(
         reason=Reason.EXIT_CODE, error="e" * 5000, out=Output(size=4096, data=b"o" * 4096), err=Output(size=4096, data=b"o" * 4096)
     )
-    assert crowded(block, 0, ending)
+    assert outputs.crowded(block, 0, ending)
     ending.log_rows = True
-    ended = conclude(block, 0, ending, write(store, 42, 0, 3, ending), backoff_us=0, max_losses=5, cancelled=None)
-    assert isinstance(ended, FailedRange)
+    ended = outputs.conclude(block, 0, ending, write(store, 42, 0, 3, ending), backoff_us=0, max_losses=5, cancelled=None)
     assert len(encode_failed(ended)) < MAX_ZNODE_BYTES
     assert ended.log_parts == (1, 1)
-    assert not crowded(a_block(payloads=(b"p", b"q")), 0, without_output(ending))
-
-
-def without_output(ending: Ending) -> Ending:
-    """The same end without output."""
-    return Ending(reason=ending.reason, error=ending.error)
+    assert not outputs.crowded(a_block(payloads=(b"p", b"q")), 0, Ending(reason=ending.reason, error=ending.error)), "without output"
 
 
 def test_the_wire_form_of_a_silent_success_is_short() -> None:
     outcome = end(a_block(), of_task(TaskEnd(seq=1, started_us=1500, elapsed_us=7, cpu_us=3, data=b"v")))
-    assert isinstance(outcome, Outcome)
     assert len(encode_outcomes(brief((outcome,)))) <= 24
 
 
@@ -214,9 +191,6 @@ def test_a_file_that_is_larger_than_the_runner_keeps_is_not_stored_whole(store: 
     written = write(store, 42, 1, 3, ending)
     assert 4 <= written.log_parts[0] <= 6
     assert len(list(store.keys("log/"))) == written.log_parts[0]
-
-
-# -- output files of commands ------------------------------------------------------------------------------------------------
 
 
 def left(tmp_path: Path, *names: str, cap: int = 0) -> Ending:
@@ -300,10 +274,10 @@ def test_values_that_a_worker_names_have_the_bound_of_files(store: MemoryStore, 
     (tmp_path / "value").write_bytes(b"x" * 2000)
     for value in ({"value": Value(path=str(tmp_path / "value"), size=10)}, {"values": (Value(path=str(tmp_path / "value"), size=10),)}):
         with pytest.raises(ValueTooLarge, match="2000 bytes"):
-            write(store, 42, 0, 3, Ending(file_cap=1000, **value))  # type: ignore[arg-type]
+            write(store, 42, 0, 3, Ending(file_cap=1000, **value))
 
 
-MIB = 1024 * 1024
+MIB = 1 << 20
 DEADLINE_S = 30.0
 
 
@@ -328,13 +302,13 @@ class Counting(MemoryStore):
 
 
 class Desk(StoreMail):
-    """OutputRows with its threads; messages are handled by `until`."""
+    """outputs.OutputRows with its threads; messages are handled by `until`."""
 
     def __init__(self, spool: Path, deeds: Any = None, store: Counting | None = None) -> None:
         self.store = store or Counting()
         super().__init__(self.store)
         self.bounds = Bounds()
-        self.rows = OutputRows(self.io, deeds, partial(Charge, self.bounds), cap_bytes=MIB)
+        self.rows = outputs.OutputRows(self.io, deeds, partial(Charge, self.bounds), cap_bytes=MIB)
         self.spool = spool
         self.told: dict[int, Written | Exception] = {}
         self.block = claimed(a_key(submission=42, count=200, attempt=3), BlockData(keyed=True), a_record(42))
@@ -344,7 +318,7 @@ class Desk(StoreMail):
             assert index not in self.told
             self.told[index] = result
 
-        self.rows.add(StoringEnding(self.block, index, ending, spool=self.spool, log_ttl_s=None, done=done))
+        self.rows.add(outputs.StoringEnding(self.block, index, ending, spool=self.spool, log_ttl_s=None, done=done))
 
     def add_values(self, count: int, size: int = 100) -> None:
         for index in range(count):
@@ -464,7 +438,6 @@ def test_values_of_both_encodings_and_a_large_result_find_their_rows(desk: Desk)
     desk.until(lambda: len(desk.told) == 2)
     assert (desk.out(0), desk.out(0, 1), desk.out(1)) == ((b"p", Encoding.PICKLE), (b"r", Encoding.RAW), (b"x" * 9000, Encoding.PICKLE))
     large = desk.told[1]
-    assert isinstance(large, Written)
     assert (large.value_size, large.data, large.log) == (9000, b"", (b"hi", b""))
 
 
@@ -537,9 +510,7 @@ def test_logs_above_the_limit_are_cut_with_a_line_that_says_so(desk: Desk, tmp_p
     out.write_bytes(b"x" * 2_000_000)
     desk.add(0, Ending(out=Output(size=2_000_000, path=str(out))))
     desk.until(lambda: 0 in desk.told)
-    told = desk.told[0]
-    assert isinstance(told, Written)
-    assert b"the rest of this output is not stored: ann has reached the limit store_bytes" in told.log[0]
+    assert b"the rest of this output is not stored: ann has reached the limit store_bytes" in desk.told[0].log[0]
 
 
 def test_of_a_block_that_is_not_the_nodes_own_any_more_nothing_is_written(desk: Desk) -> None:
