@@ -475,6 +475,8 @@ def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) 
         steps.clear()
     if first.state is not State.CANCELLED:
         steps.append(f"rmgr explain {id_}")
+    elif cause := _cause(item, first):
+        steps = [f"rmgr explain {cause}"]
     lines.append(f"next: {'; '.join(steps)}")
     out = sys.stderr
     out.write(paint(folded(f"rmgr: {printable(lines[0])}", out, indent=6), "red", out) + "\n")
@@ -482,6 +484,12 @@ def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) 
         told = printable(line) if line.startswith("| ") else folded(printable(line), out, begin=6, indent=6)
         out.write(f"      {told}\n")
     out.flush()
+
+
+def _cause(item: AwaitedSubmission, end: FollowedEnd) -> str:
+    from rmgr.cli.display.shapes import unmet
+
+    return unmet(end.reason, item.submission.reason_detail) if item.submission is not None else ""
 
 
 def _detail(item: AwaitedSubmission, end: FollowedEnd) -> str:

@@ -600,6 +600,8 @@ def steps(job: JobView, failures: Sequence[Failure], *, task: str = "", mine: bo
     found = []
     if any(failure.has_output for failure in failures):
         found.append(f"rmgr logs {task or job.id}" + (" --failed" if several else ""))
+    if cause := unmet(job.reason, job.detail):
+        found.append(f"rmgr explain {cause}")
     again = [failure for failure in failures if failure.reason not in _IN_VAIN]
     if mine and again:
         which = ""
@@ -609,6 +611,12 @@ def steps(job: JobView, failures: Sequence[Failure], *, task: str = "", mine: bo
             which = " --lost" if all(failure.reason in {*LOSSES, Reason.POISON} for failure in again) else " --failed"
         found.append(f"rmgr rerun {job.id}{which}{_larger_limits(job, again)}")
     return found
+
+
+def unmet(reason: str, detail: str) -> str:
+    """Returns the id of the submission whose end cancelled the work that waited for it, "" if that is not why it ended."""
+    found = re.search(r": submission (\d+) ", detail) if reason == Reason.DEPENDENCY_FAILED else None
+    return found[1] if found else ""
 
 
 def _larger_limits(job: JobView, failures: Sequence[Failure]) -> str:

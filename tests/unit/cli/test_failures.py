@@ -85,6 +85,8 @@ def test_what_to_type_names_what_is_meant() -> None:
     assert steps(a_job(9, 1), [WRONG], task="22_7") == ["rmgr logs 22_7", "rmgr rerun 22 --tasks 7"]
     assert steps(a_job(), [WRONG], mine=False) == ["rmgr logs 22"], "nobody is sent to run what is another's"
     assert steps(a_job(), [a_failure(reason=Reason.START_FAILED)]) == [], "again as it is, it cannot be started either"
+    unmet = a_job(reason=Reason.DEPENDENCY_FAILED, detail="ok:21: submission 21 ended FAILED")
+    assert steps(unmet, []) == ["rmgr explain 21"]
 
 
 def test_an_exception_is_what_it_said_and_a_missing_program_is_told_in_the_sentence() -> None:

@@ -198,6 +198,14 @@ def test_a_file_of_several_tasks_is_not_fetched_and_that_is_told(tmp_path: Path)
     assert not (tmp_path / "all").exists()
 
 
+def test_a_dependency_that_failed_is_what_to_look_at_next(capsys: pytest.CaptureFixture[str]) -> None:
+    submission: Any = SimpleNamespace(reason=Reason.DEPENDENCY_FAILED, reason_detail="ok:41: submission 41 ended FAILED")
+    item = AwaitedSubmission(42, submission=submission, handle=SimpleNamespace(progress=SimpleNamespace(total=1)))
+    item.ends[0] = an_end(state=State.CANCELLED, reason=str(Reason.DEPENDENCY_FAILED), exit_code=None, node="")
+    tell_failure(cast("Any", None), item, with_tail=False)
+    assert capsys.readouterr().err.endswith("      next: rmgr explain 41\n")
+
+
 def test_nothing_is_fetched_of_what_could_not_begin(tmp_path: Path) -> None:
     ends = {0: an_end(state=State.FAILED, reason=Reason.START_FAILED, log=(b"", b""), log_parts=(0, 0))}
     command = Command(argv=("x",), out="/proc/x", err=str(tmp_path / "err"))
