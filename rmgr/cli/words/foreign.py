@@ -34,6 +34,7 @@ _COMMANDS = {
     "scontrol hold": "hold",
     "scontrol release": "release",
     "scontrol requeue": "rerun",
+    "requeue": "rerun",
     "scontrol ping": "status",
     "qsub": "submit",
     "qstat": "jobs",

@@ -173,6 +173,7 @@ def test_every_option_that_is_named_is_one_of_some_command() -> None:
         (["remove", "n7"], ""),  # a node: no job is cancelled
         (["kill", "n1"], ""),
         (["sacctmgr", "show", "user", "ann"], "rmgr limits"),
+        (["requeue", "12"], "rmgr rerun 12"),
         (["scontrol", "update", "JobId=7"], ""),
         (["scontrol", "show", "hostnames"], ""),
     ],
