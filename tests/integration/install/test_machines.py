@@ -31,7 +31,7 @@ RMGR = (sys.executable, "-m", "rmgr.cli.main")
 CHROOT = "/rmgr/lab"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def machines() -> Iterator[Machines]:
     need_zookeeper()
     why = netns.missing()
@@ -95,6 +95,15 @@ class Lab:
         process.terminate()
         assert process.wait(60) == 0, self.log(name)
 
+    def empty(self) -> None:
+        """Ends all Starters and their work, so that the next test has only the machines that join in it."""
+        self.shell("cancel", "--state", "INITIAL,HELD,STARTING,RUNNING,SUSPENDED")
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            process.wait(60)
+        self.processes.clear()
+
     def bare(self) -> dict[str, str]:
         """A machine that knows nothing of the cluster; work runs as root, as this test does."""
         return {"PATH": os.environ["PATH"], "HOME": str(self.directory / "nobody"), "RMGR_SECURITY_RUN_AS": "self"}
@@ -107,8 +116,9 @@ class Lab:
         return (self.directory / name / "log").read_text()
 
 
-@contextmanager
-def lab_of(directory: Path, machines: Machines) -> Iterator[Lab]:
+@pytest.fixture(scope="module")
+def laboratory(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    directory = tmp_path_factory.mktemp("lab")
     authority = directory / "authority"
     head = machines.address
     made = Shell(directory / "home")("admin", "init", "--dir", str(authority), "--user", "ops", "--hosts", head, "--servers", head)
@@ -136,110 +146,115 @@ def lab_of(directory: Path, machines: Machines) -> Iterator[Lab]:
         server.stop()
 
 
-def test_a_machine_joins_works_is_revoked_and_cannot_come_back(tmp_path: Path, machines: Machines) -> None:
-    with lab_of(tmp_path, machines) as lab:
-        shell = lab.shell
-        again = lab.join("n1")
-        assert "this machine is starter n1 now" in again.out
-        eventually(lambda: lab.state("n1") == "up")
-        shell.ok("submit", "--wait", "--array", "1-20", "--", "sh", "-c", "echo done $RMGR_ARRAY_INDEX")
-        assert sum("done" in line for line in shell.ok("logs", "last").out.splitlines()) == 20
-
-        assert "already" in shell("admin", "add-node", "n1").err
-        token = shell.ok("admin", "add-node", "n1", "--renew").out.split()[1]
-        renewed = lab.on("n1", "join", "-", "--dir", str(tmp_path / "n1"), text=token)
-        assert "has new credentials" in renewed.out, renewed
-        used = lab.on("n1", "join", "-", "--dir", str(tmp_path / "other"), text=token)
-        assert (used.code, "used already" in used.err) == (4, True), used
-
-        revoked = shell.ok("admin", "revoke", "n1", "--role", "starter", "--grace", "3s", "--reason", "stolen")
-        assert "starter n1 is revoked" in revoked.out
-        eventually(lambda: lab.state("n1") == "fenced")
-        process = lab.processes["n1"]
-        eventually(lambda: process.poll() is not None)
-        assert "was revoked" in lab.log("n1")
-
-        waiting = shell.submit("--", "true")
-        lab.start("n1")
-        back = lab.processes["n1"]
-        eventually(lambda: back.poll() is not None)
-        assert back.poll() == 4, lab.log("n1")
-        assert lab.state("n1") == "fenced"
-        eventually(lambda: _refused(lab, "n1"))  # when the secret is another one: the grace may not be over yet
-
-        lab.join("n2")
-        assert shell("wait", waiting, timeout_s=60).code == 0
-        assert [one["node"] for one in shell.ok("tasks", waiting, "--json").json["tasks"]] == ["n2"]
+@pytest.fixture
+def lab(laboratory: Lab) -> Iterator[Lab]:
+    """The shared cluster; each test names machines that no other does."""
+    yield laboratory
+    laboratory.empty()
 
 
-def test_output_ranks_and_terminals_work_from_other_machines_once_they_have_joined(tmp_path: Path, machines: Machines) -> None:
-    with lab_of(tmp_path, machines) as lab:
-        shell = lab.shell
-        for name in ("n1", "n2"):
-            joined = lab.join(name)
-            address = machines.addresses[name]
-            assert f"others will reach it at {address} ([starter] listen there)" in joined.out
-            assert f'listen = "{address}:0"' in (tmp_path / name / "starter.toml").read_text()
-            eventually(lambda name=name: lab.state(name) == "up")  # type: ignore[misc]
+def test_a_machine_joins_works_is_revoked_and_cannot_come_back(lab: Lab) -> None:
+    shell = lab.shell
+    again = lab.join("n1")
+    assert "this machine is starter n1 now" in again.out
+    eventually(lambda: lab.state("n1") == "up")
+    shell.ok("submit", "--wait", "--array", "1-20", "--", "sh", "-c", "echo done $RMGR_ARRAY_INDEX")
+    assert sum("done" in line for line in shell.ok("logs", "last").out.splitlines()) == 20
 
-        number = shell.submit("--", "sh", "-c", f"echo begun; until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo over")
-        with shell.running("logs", "-f", number) as logs:
+    assert "already" in shell("admin", "add-node", "n1").err
+    token = shell.ok("admin", "add-node", "n1", "--renew").out.split()[1]
+    renewed = lab.on("n1", "join", "-", "--dir", str(lab.directory / "n1"), text=token)
+    assert "has new credentials" in renewed.out, renewed
+    used = lab.on("n1", "join", "-", "--dir", str(lab.directory / "other"), text=token)
+    assert (used.code, "used already" in used.err) == (4, True), used
+
+    revoked = shell.ok("admin", "revoke", "n1", "--role", "starter", "--grace", "3s", "--reason", "stolen")
+    assert "starter n1 is revoked" in revoked.out
+    eventually(lambda: lab.state("n1") == "fenced")
+    process = lab.processes["n1"]
+    eventually(lambda: process.poll() is not None)
+    assert "was revoked" in lab.log("n1")
+
+    waiting = shell.submit("--", "true")
+    lab.start("n1")
+    back = lab.processes["n1"]
+    eventually(lambda: back.poll() is not None)
+    assert back.poll() == 4, lab.log("n1")
+    assert lab.state("n1") == "fenced"
+    eventually(lambda: _refused(lab, "n1"))  # when the secret is another one: the grace may not be over yet
+
+    lab.join("n2")
+    assert shell("wait", waiting, timeout_s=60).code == 0
+    assert [one["node"] for one in shell.ok("tasks", waiting, "--json").json["tasks"]] == ["n2"]
+    shell.ok("drain", "n1")  # that it does not come back is known
+
+
+def test_output_ranks_and_terminals_work_from_other_machines_once_they_have_joined(lab: Lab, tmp_path: Path) -> None:
+    shell = lab.shell
+    for name in ("n3", "n4"):
+        joined = lab.join(name)
+        address = lab.machines.addresses[name]
+        assert f"others will reach it at {address} ([starter] listen there)" in joined.out
+        assert f'listen = "{address}:0"' in (lab.directory / name / "starter.toml").read_text()
+        eventually(lambda name=name: lab.state(name) == "up")  # type: ignore[misc]
+
+    number = shell.submit("--", "sh", "-c", f"echo begun; until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo over")
+    with shell.running("logs", "-f", number) as logs:
+        wait_line(logs, "begun")
+        (tmp_path / "go").touch()
+        out, err = logs.communicate(timeout=60)
+        assert (logs.returncode, out, err) == (0, "over\n", "")
+
+    script = shell.file("job.sh", "rmgr run --label sh -c 'echo on $RMGR_NODE'\n")
+    ran = shell("run", "-q", "batch", "-N", "2", "--", "sh", str(shell.directory / script))
+    assert (ran.code, sorted(ran.out.splitlines())) == (0, ["0: on n3", "1: on n4"]), ran
+    terminal = Terminal(["-q", "batch", "-N", "2", "--pty", *SHELL], environment=shell.environment)
+    try:
+        terminal.wait(r"\$ ")
+        terminal.type("echo at=$RMGR_NODE.; exit 7\r")
+        terminal.wait(r"\nat=n[34]\.")
+        assert terminal.process.wait(60) == 7
+    finally:
+        terminal.close()
+
+
+def test_a_node_that_listens_to_itself_alone_is_told_of_and_its_output_comes_from_the_store(lab: Lab, tmp_path: Path) -> None:
+    shell = lab.shell
+    lab.join("n5", listens="127.0.0.1:0")
+    eventually(lambda: lab.state("n5") == "up")
+    number = shell.submit("--", "sh", "-c", f"echo begun; until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo over; echo bad >&2")
+    with lab.gateway() as user, shell.running("logs", "-f", number) as direct, user.running("logs", "-f", number) as by_gateway:
+        for logs in (direct, by_gateway):
             wait_line(logs, "begun")
-            (tmp_path / "go").touch()
+        so_far = shell.ok("logs", number)
+        assert so_far.out == "begun\n"
+        assert "what the data store has of its output follows" in so_far.err
+        (tmp_path / "go").touch()
+        for logs in (direct, by_gateway):
             out, err = logs.communicate(timeout=60)
-            assert (logs.returncode, out, err) == (0, "over\n", "")
+            assert (logs.returncode, out) == (0, "over\n")
+            told = err.splitlines()
+            assert [line for line in told if "comes from the data store" in line] == told[:1]
+            assert "node n5 does not answer at 127.0.0.1:" in told[0]
+            assert told[1:] == ["bad"]
 
-        script = shell.file("job.sh", "rmgr run --label sh -c 'echo on $RMGR_NODE'\n")
-        ran = shell("run", "-q", "batch", "-N", "2", "--", "sh", str(shell.directory / script))
-        assert (ran.code, sorted(ran.out.splitlines())) == (0, ["0: on n1", "1: on n2"]), ran
-        terminal = Terminal(["-q", "batch", "-N", "2", "--pty", *SHELL], environment=shell.environment)
-        try:
-            terminal.wait(r"\$ ")
-            terminal.type("echo at=$RMGR_NODE.; exit 7\r")
-            terminal.wait(r"\nat=n[12]\.")
-            assert terminal.process.wait(60) == 7
-        finally:
-            terminal.close()
+    terminal = Terminal(["-q", "batch", "--pty", *SHELL], environment=shell.environment)
+    try:
+        terminal.wait(r"job \d+ has no terminal yet: node n5: 127\.0\.0\.1:\d+ cannot be reached")
+        terminal.type("\x03")
+        assert terminal.process.wait(60) == 130
+    finally:
+        terminal.close()
 
-
-def test_a_node_that_listens_to_itself_alone_is_told_of_and_its_output_comes_from_the_store(tmp_path: Path, machines: Machines) -> None:
-    with lab_of(tmp_path, machines) as lab:
-        shell = lab.shell
-        lab.join("n1", listens="127.0.0.1:0")
-        eventually(lambda: lab.state("n1") == "up")
-        number = shell.submit("--", "sh", "-c", f"echo begun; until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo over; echo bad >&2")
-        with lab.gateway() as user, shell.running("logs", "-f", number) as direct, user.running("logs", "-f", number) as by_gateway:
-            for logs in (direct, by_gateway):
-                wait_line(logs, "begun")
-            so_far = shell.ok("logs", number)
-            assert so_far.out == "begun\n"
-            assert "what the data store has of its output follows" in so_far.err
-            (tmp_path / "go").touch()
-            for logs in (direct, by_gateway):
-                out, err = logs.communicate(timeout=60)
-                assert (logs.returncode, out) == (0, "over\n")
-                told = err.splitlines()
-                assert [line for line in told if "comes from the data store" in line] == told[:1]
-                assert "node n1 does not answer at 127.0.0.1:" in told[0]
-                assert told[1:] == ["bad"]
-
-        terminal = Terminal(["-q", "batch", "--pty", *SHELL], environment=shell.environment)
-        try:
-            terminal.wait(r"job \d+ has no terminal yet: node n1: 127\.0\.0\.1:\d+ cannot be reached")
-            terminal.type("\x03")
-            assert terminal.process.wait(60) == 130
-        finally:
-            terminal.close()
-
-        told = eventually(lambda: [line for line in shell.ok("status", "--json").json["warnings"] if "does not reach node n1" in line])
-        assert "at 127.0.0.1:" in told[0]
-        status = shell("status")
-        assert (status.code, "does not reach node n1" in status.out.replace("\n           ", " ")) == (0, True), status
-        where = tmp_path / "n1" / "starter.toml"
-        where.write_text(where.read_text().replace("127.0.0.1:0", f"{machines.addresses['n1']}:0"))
-        lab.stop("n1")
-        lab.start("n1")
-        eventually(lambda: lab.state("n1") == "up" and not [line for line in shell("status", "--json").json["warnings"] if "reach" in line])
+    told = eventually(lambda: [line for line in shell.ok("status", "--json").json["warnings"] if "does not reach node n5" in line])
+    assert "at 127.0.0.1:" in told[0]
+    status = shell("status")
+    assert (status.code, "does not reach node n5" in status.out.replace("\n           ", " ")) == (0, True), status
+    where = lab.directory / "n5" / "starter.toml"
+    where.write_text(where.read_text().replace("127.0.0.1:0", f"{lab.machines.addresses['n5']}:0"))
+    lab.stop("n5")
+    lab.start("n5")
+    eventually(lambda: lab.state("n5") == "up" and not [line for line in shell("status", "--json").json["warnings"] if "reach" in line])
 
 
 def _refused(lab: Lab, node: str) -> bool:
