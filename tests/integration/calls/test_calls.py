@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -19,14 +18,12 @@ import numpy as np
 import pytest
 
 from rmgr.client.calls import Caller
-from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import CallFailed, CallLost, CallTimeout, NotFound, UsageError
 from rmgr.model.calls import arrays
 from rmgr.model.calls.interface import encode_interface, interface_of
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.called import Called
-from tests.harness.ended_sessions import LONG_S
 from tests.harness.played_server import PlayedServer
 from tests.harness.waiting import eventually
 from tests.places import ROOT
@@ -347,25 +344,18 @@ def test_a_crooked_server_spoils_its_own_calls_alone(world: Called, caller: Call
 EXAMPLE = ROOT / "deploy" / "examples" / "solvers"
 
 
-def test_the_client_of_the_solver_service_gets_right_answers_from_both_servers(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
-    cluster = DevCluster(tmp_path / "cluster", nodes=0, watchdogs=1, heap_mb=128, guest_of=zookeeper, session_timeout_s=LONG_S)
-    cluster.start()
+def test_the_client_of_the_solver_service_gets_right_answers_from_both_servers(world: Called, caller: Caller) -> None:
+    names = ("big", "small")
     try:
-        cluster.start_gateway("g1", environment={"RMGR_SUBMITTER_REFRESH": "1s"})
-        for name, slots in (("big", "2"), ("small", "1")):
-            options = ["--functions", str(EXAMPLE / "solvers.toml"), "--slots", slots]
-            cluster.start_server(name, options=options)
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("RMGR_")}
-        environment = {**plain, **cluster.environment()}
-
-        def run(*words: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, *words]
-            return subprocess.run(command, cwd=EXAMPLE, env=environment, capture_output=True, text=True, timeout=120, check=False)
-
-        eventually(lambda: "big small" in run("-m", "rmgr.cli.main", "functions", "poisson").stdout, "both servers offer it")
-        ended = run("client.py", "--points", "60", "--calls", "30")
+        for name, slots in zip(names, ("2", "1"), strict=True):
+            world.cluster.start_server(name, options=["--functions", str(EXAMPLE / "solvers.toml"), "--slots", slots])
+        eventually(lambda: "big small" in shell(world, "functions", "poisson").stdout, "both servers offer it")
+        command = [sys.executable, "client.py", "--points", "60", "--calls", "30"]
+        ended = subprocess.run(command, cwd=EXAMPLE, env=world.environment(), capture_output=True, text=True, timeout=120, check=False)
     finally:
-        cluster.stop(at_once=True)
+        for name in names:
+            world.cluster.kill(name, signal.SIGTERM)
+    eventually(lambda: world.open_servers(caller) == 2, "only the two of this file are open")
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     assert lines[0].startswith("30 problems of 60 x 60 points in ")
