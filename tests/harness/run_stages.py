@@ -24,7 +24,7 @@ from tests.places import TESTS
 #: Trees of the later stages; all other tests belong to the first.
 _LATER = ("tests/integration/", "tests/chaos/")
 _DURATIONS = TESTS / "durations.json"
-#: Files that share a cluster, by the name of their group.
+#: Files of `chaos` that share a cluster, by the name of their group.
 _TOGETHER = {
     "pair_of_run": ("bad_work", "descriptors", "gateways", "keyed", "leaders", "silence", "starters", "upgrade", "zookeeper"),
     "keys_of_run": ("keys_claimed", "keys_handed"),
@@ -33,7 +33,20 @@ _TOGETHER = {
     "flooded": ("attacks_bounds", "attacks_places"),
     "besieged": ("attacks_behind", "fuzz_behind"),
 }
-_GROUP = {f"tests/chaos/test_{name}.py": group for group, names in _TOGETHER.items() for name in names}
+#: Files of `integration` that borrow the secured cluster of the run, as room/subject.
+_BORROWERS = (
+    "client/large_values_users",
+    "client/many_values",
+    "client/nested_work",
+    "client/programs_apart",
+    "security/secured_cluster",
+    "starter/resources_live",
+    "users/run_as_user",
+    "users/unreachable_work",
+)
+_GROUP = {f"tests/chaos/test_{name}.py": group for group, names in _TOGETHER.items() for name in names} | {
+    f"tests/integration/{name.replace('/', '/test_')}.py": "lend_secured" for name in _BORROWERS
+}
 #: Shortest time (s) that is recorded.
 _LEAST_S = 1.0
 

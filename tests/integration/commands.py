@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rmgr.dev.cluster import DevCluster
 from tests.harness.ended_sessions import LONG_S, expiring
+
+#: Lends a cluster of the run: the fixture `lend_secured`.
+Lend = Callable[[], AbstractContextManager[DevCluster]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tests.harness.local_accounts import LocalAccounts
     from tests.harness.starter_rig import Rig
     from tests.harness.work_node import WorkNode
-    from tests.integration.commands import Shell
+    from tests.integration.commands import Lend, Shell
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +43,10 @@ def live_cluster(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory
 
 def end_work(cluster: DevCluster) -> None:
     """Cancels all work of a cluster, which would take the cores that the next test, or the second go of a failed test, needs."""
-    words = ("cancel", "--state", "INITIAL,HELD,STARTING,RUNNING,SUSPENDED")
+    _tell(cluster, "cancel", "--state", "INITIAL,HELD,STARTING,RUNNING,SUSPENDED")
+
+
+def _tell(cluster: DevCluster, *words: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RMGR_")} | cluster.environment()
     with suppress(subprocess.TimeoutExpired):
         subprocess.run([sys.executable, "-m", "rmgr.cli.main", *words], env=environment, timeout=60, check=False, capture_output=True)
@@ -79,6 +83,44 @@ def live(live_cluster: DevCluster) -> Iterator[DevCluster]:
         for name in mine:
             os.environ.pop(name, None)
         os.environ.update(old)
+
+
+@pytest.fixture(scope="session")
+def lend_secured(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lend]:
+    """Lends one secured cluster of the run, with a WatchDog and no node: to one borrower at a time, whose nodes and work end with the loan.
+
+    Nodes of earlier loans stay listed as stopped. A gateway is the borrower's own process (`GatewayProcess`).
+    """
+    from rmgr.dev.cluster import DevCluster
+    from rmgr.dev.keeper import stop_processes
+    from tests.harness.ended_sessions import LONG_S, expiring
+
+    @contextmanager
+    def lend() -> Iterator[DevCluster]:
+        try:
+            yield cluster
+        finally:
+            borrowed = [process for process in cluster.state.processes if process.role == "starter"]
+            if borrowed:
+                end_work(cluster)
+            if drained := cluster.snapshot(submissions=False).drains:
+                _tell(cluster, "resume", *drained)
+            stop_processes(replace(cluster.state, processes=tuple(borrowed)))
+            cluster.state = replace(cluster.state, processes=tuple(one for one in cluster.state.processes if one not in borrowed))
+            for process in borrowed:
+                cluster.log_file(process.id).unlink()
+
+    where = tmp_path_factory.mktemp("secured")
+    made = DevCluster(where, nodes=0, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S)
+    with made as cluster, expiring(cluster):
+        yield lend
+
+
+@pytest.fixture
+def secured(lend_secured: Lend) -> Iterator[DevCluster]:
+    """The lent cluster, for one test."""
+    with lend_secured() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

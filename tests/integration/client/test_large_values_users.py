@@ -22,15 +22,13 @@ from rmgr.adapters.host.accounts import Account
 from rmgr.client.connection import Connection
 from rmgr.config import load
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
-from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
 from tests.harness.waiting import eventually
-from tests.integration.commands import Shell
+from tests.integration.commands import Lend, Shell
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -67,16 +65,12 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(lend_secured: Lend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     work = Path(tempfile.mkdtemp(prefix="rmgr-large-", dir="/var/tmp"))  # users get to it, as they do not to pytest's own
     work.chmod(0o755)
     directory = tmp_path_factory.mktemp("dev")
     try:
-        with (
-            LocalAccounts() as accounts,
-            work_that_users_reach(),
-            DevCluster(directory, nodes=0, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster,
-        ):
+        with LocalAccounts() as accounts, work_that_users_reach(), lend_secured() as cluster:
             own = {"RMGR_SECURITY_RUN_AS": "user", "PYTHONPATH": str(home.ROOT)}
             cluster.start_starter("n1", options=["--work-dir", str(work / "n1")], environment=own)
             cluster.wait_healthy(nodes=1, leader=True, deadline_s=60)

@@ -17,8 +17,6 @@ from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding, Store
-from rmgr.dev.cluster import DevCluster
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import KeyExists, PermissionDenied, PickleFailed, UsageError
 from rmgr.model.cluster.identity import Role
 from rmgr.procedures.output_keys import Fates, claim_pointers, look
@@ -26,6 +24,7 @@ from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.store_adapters import Adapter, run_threads
 from tests.harness.store_ways import WAYS, opened
+from tests.integration.commands import Lend
 
 
 @pytest.fixture(params=WAYS)
@@ -72,18 +71,19 @@ def test_what_cannot_be_a_key_or_a_value_is_named_and_nothing_of_its_step_is_the
 
 
 @pytest.fixture(scope="module")
-def town(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Connection]]:
+def town(lend_secured: Lend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Connection]]:
     """ann and mallory, each directly and behind a gateway ("ann gated")."""
     from contextlib import ExitStack
 
     from rmgr.client.connection import connect
 
     folder = tmp_path_factory.mktemp("many")
-    cluster = DevCluster(folder / "cluster", nodes=1, cores=2, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S)
     with ExitStack() as stack:
-        stack.callback(cluster.stop)
-        cluster.start()
+        cluster = stack.enter_context(lend_secured())
+        cluster.start_starter("n1", cores=2)
+        cluster.wait_healthy(nodes=1, deadline_s=60)
         security = cluster.security
+        assert security is not None
         daemons = cluster.environment() | {"RMGR_SECURITY_DIR": str(security.bundle(Role.SUBMITTER, "gateway"))}
         gateway = stack.enter_context(GatewayProcess(daemons, folder))
         made = {}

@@ -14,10 +14,8 @@ import pytest
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
-from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import CLIENT, work_that_users_reach
@@ -59,34 +57,33 @@ with rmgr.TaskQueue(outer, features=["FEATURE"]) as queue:
 
 
 def test_work_submits_work_as_its_user_on_a_starter_that_was_started_by_hand_or_is_told_the_key(
-    zookeeper: ZooKeeperServer, tmp_path: Path, place: Path, users: tuple[Account, Account]
+    secured: DevCluster, tmp_path: Path, place: Path, users: tuple[Account, Account]
 ) -> None:
     anna, ben = users
-    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
-        assert cluster.security is not None
-        bundles = {user.name: cluster.security.bundle(Role.USER, user.name) for user in (anna, ben)}
-        for user in (anna, ben):
-            mine = Path(user.home) / ".config" / "rmgr" / "bundle"
-            shutil.copytree(bundles[user.name], mine)
-            for path in (mine.parent.parent, mine.parent, mine, *mine.rglob("*")):
-                os.chown(path, user.uid, user.gid)
-        with GatewayProcess(cluster.daemon_environment("submitter", "g1"), tmp_path) as gateway:
-            own = {"RMGR_SECURITY_RUN_AS": "user", "RMGR_SECURITY_WORK_BUNDLE": "", "PYTHONPATH": str(home.ROOT)}
-            cluster.start_starter("n1", options=["--work-dir", str(place / "bare"), "--features", "bare"], environment=own)
-            own["RMGR_SECURITY_WORK_GATEWAY"] = gateway.endpoint
-            cluster.start_starter("n2", options=["--work-dir", str(place / "told"), "--features", "told"], environment=own)
-            cluster.wait_healthy(nodes=2, leader=True, deadline_s=60)
-            closed = [str(cluster.security.bundle(Role.STARTER, "n2") / "sign.key"), str(Path(ben.home) / ".config/rmgr/bundle/sign.key")]
+    assert secured.security is not None
+    bundles = {user.name: secured.security.bundle(Role.USER, user.name) for user in (anna, ben)}
+    for user in (anna, ben):
+        mine = Path(user.home) / ".config" / "rmgr" / "bundle"
+        shutil.copytree(bundles[user.name], mine)
+        for path in (mine.parent.parent, mine.parent, mine, *mine.rglob("*")):
+            os.chown(path, user.uid, user.gid)
+    with GatewayProcess(secured.daemon_environment("submitter", "g1"), tmp_path) as gateway:
+        own = {"RMGR_SECURITY_RUN_AS": "user", "RMGR_SECURITY_WORK_BUNDLE": "", "PYTHONPATH": str(home.ROOT)}
+        secured.start_starter("n1", options=["--work-dir", str(place / "bare"), "--features", "bare"], environment=own)
+        own["RMGR_SECURITY_WORK_GATEWAY"] = gateway.endpoint
+        secured.start_starter("n2", options=["--work-dir", str(place / "told"), "--features", "told"], environment=own)
+        secured.wait_healthy(nodes=2, leader=True, deadline_s=60)
+        closed = [str(secured.security.bundle(Role.STARTER, "n2") / "sign.key"), str(Path(ben.home) / ".config/rmgr/bundle/sign.key")]
 
-            def ended(feature: str) -> str:
-                environment = {**os.environ, **cluster.environment(), "RMGR_SECURITY_DIR": str(bundles[anna.name])}
-                program = NESTED.replace("BUNDLES", repr(closed)).replace("FEATURE", feature)
-                words = [sys.executable, "-c", program]
-                done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
-                assert done.returncode == 0, done.stderr
-                return done.stdout
+        def ended(feature: str) -> str:
+            environment = {**os.environ, **secured.environment(), "RMGR_SECURITY_DIR": str(bundles[anna.name])}
+            program = NESTED.replace("BUNDLES", repr(closed)).replace("FEATURE", feature)
+            words = [sys.executable, "-c", program]
+            done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
 
-            assert ended("told") == f"{anna.uid} {anna.uid} []\n"
-            refused = ended("bare")
-            assert refused.startswith("refused")
-            assert '[security] work_gateway = "HOST:PORT"' in refused
+        assert ended("told") == f"{anna.uid} {anna.uid} []\n"
+        refused = ended("bare")
+        assert refused.startswith("refused")
+        assert '[security] work_gateway = "HOST:PORT"' in refused

@@ -28,14 +28,15 @@ from tests.harness.calls_gateway import ServerProcess
 from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
-from tests.integration.commands import Ended, Shell, wait_line
+from tests.integration.commands import Ended, Lend, Shell, wait_line
 
 
 @pytest.fixture(scope="module")
-def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    where = tmp_path_factory.mktemp("secured")
-    with DevCluster(where, nodes=1, cores=2, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as made:
-        yield made
+def cluster(lend_secured: Lend) -> Iterator[DevCluster]:
+    with lend_secured() as lent:
+        lent.start_starter("n1", cores=2)
+        lent.wait_healthy(nodes=1, deadline_s=60)
+        yield lent
 
 
 def shell(cluster: DevCluster, home: Path, bundle: Path | str, **more: str) -> Shell:
@@ -57,7 +58,7 @@ def test_users_work_and_notice_nothing(cluster: DevCluster, tmp_path: Path) -> N
     assert user.ok("show", number, "--json").json["user"] == "ann"
     assert user.ok("status", "--json").json["healthy"]
     assert user.ok("run", "--", "echo", "hi").out == "hi\n"
-    eventually(lambda: [node["running"] for node in user.ok("nodes", "--json").json["nodes"]] == [0], "the Starter answers him")
+    eventually(lambda: [node["running"] for node in user.ok("nodes", "--json", "n1").json["nodes"]] == [0], "the Starter answers him")
 
 
 @pytest.mark.parametrize("words", ["status --json", "submit --json -- true", "jobs --json", "nodes --json", "config show --cluster --json"])
@@ -75,7 +76,7 @@ def test_who_comes_from_another_cluster_is_told(cluster: DevCluster, tmp_path: P
 
 def test_daemons_answer_their_own_cluster_only(cluster: DevCluster) -> None:
     epoch = cluster.snapshot().epoch
-    node = next(iter(cluster.snapshot().nodes.values()))
+    node = cluster.snapshot().nodes["n1"]
     assert epoch is not None
     mine = credentials_of(cluster.admin_config())
     with LeaderClient(epoch.endpoint, credentials=mine) as leader, NodeClient(node.endpoint, credentials=mine) as starter:
@@ -91,7 +92,7 @@ def test_daemons_answer_their_own_cluster_only(cluster: DevCluster) -> None:
 
 
 def test_refused_calls_are_audited(cluster: DevCluster) -> None:
-    node = next(iter(cluster.snapshot().nodes.values()))
+    node = cluster.snapshot().nodes["n1"]
     assert cluster.security is not None
     from rmgr.adapters.identity.credentials import Credentials
 
@@ -239,36 +240,32 @@ def test_an_open_cluster_is_still_there_for_who_asks_for_it(zookeeper: ZooKeeper
             assert refused.code in {2, 5}, refused
 
 
-def test_gateways_go_on_with_a_new_secret_and_a_direct_user_needs_it_again(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
-    where = tmp_path / "rotated"
-    with DevCluster(where, nodes=1, cores=1, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
-        assert cluster.security is not None
-        portal = cluster.security.bundle(Role.USER, "portal")
-        gone = Path(shutil.copytree(portal, tmp_path / "gone"))
-        direct, elsewhere = shell(cluster, tmp_path, portal), shell(cluster, tmp_path, gone)
-        with GatewayProcess(cluster.daemon_environment("submitter", "g1"), tmp_path) as gateway:
-            bundle = str(cluster.security.bundle(Role.USER, "ann"))
-            ann = Shell(tmp_path / "ann", {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": bundle})
-            for user in (ann, direct, elsewhere):
-                assert user.ok("submit", "--wait", "--", "echo", "before").out.startswith("before")
-            admin = shell(cluster, tmp_path, cluster.security.admin)
-            told = admin.ok("admin", "rotate", "--role", "submitter", "--grace", "5s").err
-            assert "users who were made with --direct need theirs again" in told
-            for user in (ann, direct):
-                assert user.ok("submit", "--wait", "--", "echo", "after").out.startswith("after")
-            refused = elsewhere("submit", "--json", "--", "true")
-            assert (refused.code, refused.error["code"]) == (4, "PERMISSION")
-            assert "secret of role submitter" in refused.error["message"]
-            assert "was the secret rotated" in refused.error["hint"]
+def test_gateways_go_on_with_a_new_secret_and_a_direct_user_needs_it_again(cluster: DevCluster, tmp_path: Path) -> None:
+    assert cluster.security is not None
+    portal = cluster.security.bundle(Role.USER, "portal")
+    gone = Path(shutil.copytree(portal, tmp_path / "gone"))
+    direct, elsewhere = shell(cluster, tmp_path, portal), shell(cluster, tmp_path, gone)
+    with GatewayProcess(cluster.daemon_environment("submitter", "g1"), tmp_path) as gateway:
+        bundle = str(cluster.security.bundle(Role.USER, "ann"))
+        ann = Shell(tmp_path / "ann", {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": bundle})
+        for user in (ann, direct, elsewhere):
+            assert user.ok("submit", "--wait", "--", "echo", "before").out.startswith("before")
+        admin = shell(cluster, tmp_path, cluster.security.admin)
+        told = admin.ok("admin", "rotate", "--role", "submitter", "--grace", "5s").err
+        assert "users who were made with --direct need theirs again" in told
+        for user in (ann, direct):
+            assert user.ok("submit", "--wait", "--", "echo", "after").out.startswith("after")
+        refused = elsewhere("submit", "--json", "--", "true")
+        assert (refused.code, refused.error["code"]) == (4, "PERMISSION")
+        assert "secret of role submitter" in refused.error["message"]
+        assert "was the secret rotated" in refused.error["hint"]
 
 
-def test_a_server_that_was_added_serves_until_it_is_revoked(zookeeper: ZooKeeperServer, tmp_path: Path) -> None:
-    where = tmp_path / "cluster"
-    with DevCluster(where, nodes=1, cores=1, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
-        cluster.start_gateway()
+def test_a_server_that_was_added_serves_until_it_is_revoked(cluster: DevCluster, tmp_path: Path) -> None:
+    with GatewayProcess(cluster.daemon_environment("submitter", "g1"), tmp_path) as gateway:
         security = cluster.security
         assert security is not None
-        environment = {**cluster.environment(), "RMGR_GATEWAY": cluster.state.gateway}
+        environment = {**cluster.environment(), "RMGR_GATEWAY": gateway.endpoint}
         admin = Shell(tmp_path / "admin", {**cluster.environment(), "RMGR_SECURITY_DIR": str(security.admin)})
         ann = Shell(tmp_path / "ann", {**environment, "RMGR_SECURITY_DIR": str(security.bundle(Role.USER, "ann"))})
         bundle = Path(admin.ok("admin", "add-server", "s1", "--json").json["bundle"])
@@ -279,7 +276,7 @@ def test_a_server_that_was_added_serves_until_it_is_revoked(zookeeper: ZooKeeper
 
         options = ("--speed", "100", "--slots", "1", "--security-dir", str(bundle))
         (tmp_path / "s1").mkdir()
-        with ServerProcess(tmp_path / "s1", cluster.state.gateway, *options) as server:
+        with ServerProcess(tmp_path / "s1", gateway.endpoint, *options) as server:
             eventually(lambda: server.lines("gateway_joined"), server.log)
             assert ann.ok("call", "echo", "hello").out == "hello"
             wrong = Shell(tmp_path / "wrong", {**environment, "RMGR_SECURITY_DIR": str(bundle)})
@@ -290,6 +287,6 @@ def test_a_server_that_was_added_serves_until_it_is_revoked(zookeeper: ZooKeeper
 
         (tmp_path / "ann-server").mkdir()
         bundle_of_ann = str(security.bundle(Role.USER, "ann"))
-        with ServerProcess(tmp_path / "ann-server", cluster.state.gateway, "--speed", "1", "--security-dir", bundle_of_ann) as server:
+        with ServerProcess(tmp_path / "ann-server", gateway.endpoint, "--speed", "1", "--security-dir", bundle_of_ann) as server:
             assert server.wait() == 2, "a person is no server"
             assert "a server needs its own" in server.log()

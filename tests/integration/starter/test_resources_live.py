@@ -13,7 +13,7 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.ended_sessions import LONG_S
 from tests.harness.waiting import eventually
-from tests.integration.commands import Shell
+from tests.integration.commands import Lend, Shell
 
 #: Says so when somebody else has the same piece at the same time.
 ALONE = 'cd {dir}; mkdir $RMGR_RESOURCE_GPU || echo shared; sleep .3; rmdir $RMGR_RESOURCE_GPU; echo "$RMGR_NODELIST $CUDA_VISIBLE_DEVICES"'
@@ -32,17 +32,13 @@ rmgr run sh -c "echo \\"rank $say\\"; while [ ! -e $GO ]; do sleep .1; done"
 
 
 @pytest.fixture(scope="module")
-def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+def cluster(lend_secured: Lend) -> Iterator[DevCluster]:
     """n1 has two GPUs (virtual ones), n2 has none; both have licences."""
-    made = DevCluster(tmp_path_factory.mktemp("resources"), nodes=0, watchdogs=1, guest_of=zookeeper, session_timeout_s=LONG_S)
-    try:
-        made.start()
-        made.start_starter("n1", cores=4, options=("--resource", "gpu=2", "--resource", "licence=2"))
-        made.start_starter("n2", cores=2, options=("--resource", "gpu=0", "--resource", "licence=1"))
-        made.wait_healthy(nodes=2, leader=True, deadline_s=60.0)
-        yield made
-    finally:
-        made.stop()
+    with lend_secured() as lent:
+        lent.start_starter("n1", cores=4, options=("--resource", "gpu=2", "--resource", "licence=2"))
+        lent.start_starter("n2", cores=2, options=("--resource", "gpu=0", "--resource", "licence=1"))
+        lent.wait_healthy(nodes=2, leader=True, deadline_s=60.0)
+        yield lent
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +47,7 @@ def sh(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 
 def used(sh: Shell) -> dict[str, int]:
-    nodes = sh.ok("nodes", "--json").json["nodes"]
+    nodes = sh.ok("nodes", "--json", "n1", "n2").json["nodes"]
     assert [node["resources"] for node in nodes] == [{"gpu": 2, "licence": 2}, {"licence": 1}]
     return {name: sum(node["resources_used"].get(name, 0) for node in nodes) for name in ("gpu", "licence")}
 
@@ -110,7 +106,8 @@ def test_a_job_that_is_alone_on_its_nodes_has_all_that_they_have(sh: Shell, tmp_
     in_use = [(1, 4, {"gpu": 2, "licence": 2}), (1, 2, {"licence": 1})]
 
     def found() -> list[tuple[int, int, dict[str, int]]]:
-        return [(node["running"], node["cores_used"], node["resources_used"]) for node in sh.ok("nodes", "--json").json["nodes"]]
+        nodes = sh.ok("nodes", "--json", "n1", "n2").json["nodes"]
+        return [(node["running"], node["cores_used"], node["resources_used"]) for node in nodes]
 
     eventually(lambda: found() == in_use, lambda: f"both nodes are in use as a whole: {found()}")
     waits = sh.submit("--", "true")

@@ -31,7 +31,6 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload
 from rmgr.runner.host import home
-from tests.harness.ended_sessions import LONG_S
 from tests.harness.fair_time import FairTimer
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.starter_rig import Rig, Running, call, own_rig, sh
@@ -408,41 +407,40 @@ def test_what_a_spawner_per_user_costs(place: Path, anna: Account) -> None:
 
 
 def test_in_a_secured_cluster_work_runs_as_whoever_signed_it(
-    zookeeper: ZooKeeperServer, tmp_path: Path, place: Path, anna: Account, ben: Account
+    secured: DevCluster, tmp_path: Path, place: Path, anna: Account, ben: Account
 ) -> None:
-    with DevCluster(tmp_path / "dev", nodes=0, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S) as cluster:
-        assert cluster.security is not None
-        options = ["--work-dir", str(place / "secured")]
-        cluster.start_starter("n1", options=options, environment={"RMGR_SECURITY_RUN_AS": "user", "PYTHONPATH": str(home.ROOT)})
-        cluster.wait_healthy(nodes=1, leader=True, deadline_s=30)
-        shells = {
-            name: Shell(tmp_path / name, cluster.environment() | {"RMGR_SECURITY_DIR": str(cluster.security.bundle(role, name))})
-            for name, role in ((anna.name, Role.USER), (ben.name, Role.USER), ("nobody-here", Role.USER), ("root", Role.OPERATOR))
-        }
-        for user in (anna, ben):
-            shell = shells[user.name]
-            assert shell.ok("submit", "--wait", "--", "id", "-un").out == f"{user.name}\n"
-            script = "import rmgr, os\nwith rmgr.TaskQueue(os.getuid) as queue:\n    print(queue.submit_call().result(60))\n"
-            shell.file("who.py", script)
-            ended = subprocess.run(
-                [sys.executable, "who.py"],
-                cwd=shell.directory,
-                env=shell.environment,
-                capture_output=True,
-                text=True,
-                timeout=90,
-                check=False,
-            )
-            assert ended.stdout == f"{user.uid}\n", ended.stderr
-        for name, word in (("nobody-here", "useradd"), ("root", "uid 0")):
-            ended = shells[name]("submit", "--wait", "--json", "--", "id")
-            assert ended.code != 0
-            assert word in shells[name]("show", "last").out, ended
-        told = cluster.log_file("n1").read_text()
-        refusals = [json.loads(line) for line in told.splitlines() if '"audit"' in line]
-        assert {(line["who"], line["allowed"]) for line in refusals} == {("nobody-here", False), ("root", False)}
-        stranger = Shell(tmp_path / "stranger", cluster.environment() | {"RMGR_SECURITY_DIR": ""})
-        assert stranger("submit", "--timeout", "5", "--", "id").code in {4, 6}
+    assert secured.security is not None
+    options = ["--work-dir", str(place / "secured")]
+    secured.start_starter("n1", options=options, environment={"RMGR_SECURITY_RUN_AS": "user", "PYTHONPATH": str(home.ROOT)})
+    secured.wait_healthy(nodes=1, leader=True, deadline_s=30)
+    shells = {
+        name: Shell(tmp_path / name, secured.environment() | {"RMGR_SECURITY_DIR": str(secured.security.bundle(role, name))})
+        for name, role in ((anna.name, Role.USER), (ben.name, Role.USER), ("nobody-here", Role.USER), ("root", Role.OPERATOR))
+    }
+    for user in (anna, ben):
+        shell = shells[user.name]
+        assert shell.ok("submit", "--wait", "--", "id", "-un").out == f"{user.name}\n"
+        script = "import rmgr, os\nwith rmgr.TaskQueue(os.getuid) as queue:\n    print(queue.submit_call().result(60))\n"
+        shell.file("who.py", script)
+        ended = subprocess.run(
+            [sys.executable, "who.py"],
+            cwd=shell.directory,
+            env=shell.environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert ended.stdout == f"{user.uid}\n", ended.stderr
+    for name, word in (("nobody-here", "useradd"), ("root", "uid 0")):
+        ended = shells[name]("submit", "--wait", "--json", "--", "id")
+        assert ended.code != 0
+        assert word in shells[name]("show", "last").out, ended
+    told = secured.log_file("n1").read_text()
+    refusals = [json.loads(line) for line in told.splitlines() if '"audit"' in line]
+    assert {(line["who"], line["allowed"]) for line in refusals} == {("nobody-here", False), ("root", False)}
+    stranger = Shell(tmp_path / "stranger", secured.environment() | {"RMGR_SECURITY_DIR": ""})
+    assert stranger("submit", "--timeout", "5", "--", "id").code in {4, 6}
 
 
 @pytest.mark.parametrize(("signum", "reason"), [(signal.SIGTERM, Reason.SIGNAL), (signal.SIGKILL, Reason.WORKER_LOST)])
