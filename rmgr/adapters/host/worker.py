@@ -229,10 +229,11 @@ class Worker:
         with self._lock:
             left, self._outstanding = tuple(self._outstanding), {}
         seq = current if current in left else 0
+        in_initializer = not self.is_ready and not self.is_refused and bool(self.spec.initializer)
         if not self.is_ready and not self.is_refused and (gone.exit_code is not None or gone.signal in _CRASHES):
             how = f"exit code {gone.exit_code}" if gone.exit_code is not None else signal.Signals(gone.signal).name
-            where = "initializer" if self.spec.initializer else "set-up"
-            self._refuse(b"", f"the worker process ended in its {where} ({how})", bool(self.spec.initializer), gone.out, gone.err)
+            where = "initializer" if in_initializer else "set-up"
+            self._refuse(b"", f"the worker process ended in its {where} ({how})", in_initializer, gone.out, gone.err)
         if self._channel is not None:
             self._channel.close()
         if self._board is not None:
@@ -249,7 +250,7 @@ class Worker:
             reason=gone.reason,
             exit_code=gone.exit_code,
             signal=gone.signal,
-            detail=gone.detail,
+            detail=f"{gone.detail} while its initializer ran" if in_initializer and gone.detail else gone.detail,
             started_us=started_us,
             elapsed_us=elapsed_us,
             cpu_us=gone.cpu_us if seq else 0,

@@ -449,6 +449,12 @@ def test_an_initializer_that_crashes_its_worker_is_told_as_a_failure(node: WorkN
     assert node.wait(WorkerEnded, lambda event: event.worker is worker).unstarted == (batch.items[0].seq,)
 
 
+def test_the_end_of_a_worker_that_was_killed_in_its_initializer_says_so(node: WorkNode, slot: Slot) -> None:
+    worker = slot.start_worker(WorkerSpec(initializer=cloudpickle.dumps((os.system, ("kill -9 $PPID",)))))
+    ended = node.wait(WorkerEnded, lambda event: event.worker is worker)
+    assert ended.detail == "its worker process was killed from outside while its initializer ran"
+
+
 def test_another_submission_never_meets_the_threads_of_the_last(node: WorkNode, fresh: Worker) -> None:
     def work() -> None:
         import threading
