@@ -44,7 +44,10 @@ PROTOCOL = 5
 #: (module, name).
 Name = tuple[str, str]
 _MAIN = "__main__"
+#: `inspect` finds classes by the file of their module, and programs their directory.
+_FILE = "__file__"
 _MISSING = object()
+_SMALL_FRONT = 64 * 1024
 _LRU = type(functools.lru_cache(None)(id))
 #: Attributes that `functools.update_wrapper`, `lru_cache` and `singledispatch` set themselves.
 _OF_WRAPPERS = frozenset(
@@ -100,6 +103,7 @@ class Program:
         self._modules: dict[str, types.ModuleType] = {}  # made here
         self._groups = 0  # made so far
         self._last_version = 0
+        self.last_front: tuple[list[_Group], bytes] = ([], b"")
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -201,7 +205,8 @@ class Program:
                     fresh.add(name)
                     todo.extend(self._mentioned(value))
             if fresh:
-                self._make_group(fresh, must)
+                alone = {name for name in fresh if name[1] == _FILE}  # nearly all need it; nothing large must come with it
+                self._make_group(alone or fresh, must)
                 return self.groups_of(needs, strict)
             groups = {group for name in seen if name in self._bound and (group := self._bound[name].group) is not None}
             bound_now = tuple((self.namespace(name[0]), name[1], value) for name, value in seen.items())
@@ -418,7 +423,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if module is None:  # of another module, e.g. a decorator's result
             is_ours = function.__module__ in self._program.modules()
             return self._dynamic_function_reduce(function) if is_ours else super().reducer_override(function)
-        self.needs.update(self._program.mentioned_by(function), self._program.perhaps_mentioned_by(function))
+        self.needs.update(self._program.mentioned_by(function), self._program.perhaps_mentioned_by(function), [(module, _FILE)])
         attributes, slots = cp._function_getstate(function)  # noqa: SLF001 - what cloudpickle keeps of a function
         del slots["__globals__"]
         if hasattr(function, "__type_params__"):
@@ -434,17 +439,22 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduced
         maker, arguments, state, *_ = reduced
         self.needs.update(self._program.perhaps_mentioned_by(kind))
-        if _is_struct(kind):
-            maker = _struct
-            arguments = (*arguments[:4], _fields_of_struct(kind), _options_of_struct(kind), "__post_init__" in state[0], arguments[4])
-            state = {name: value for name, value in state[0].items() if name != "__slots__"}, state[1]
-        elif maker is cp._make_skeleton_class and vars(kind).get("__slots__"):  # noqa: SLF001 - its arguments are those of `type`
+        if kind.__module__ in self._program.modules():
+            self.needs.add((kind.__module__, _FILE))
+        if maker is cp._make_skeleton_class:  # noqa: SLF001 - its arguments are those of `type`
             *first, options, tracker, extra = arguments
-            arguments = (*first, {**options, "__slots__": kind.__slots__}, tracker, extra)  # type: ignore[attr-defined]
-            members = {name: value for name, value in state[0].items() if not isinstance(value, types.MemberDescriptorType)}
-            members.pop("__slots__", None)
-            state = members, state[1]
-        elif maker is not cp._make_skeleton_class:  # noqa: SLF001 - an enumeration, of which cloudpickle leaves out second names and named sums
+            options = {**options, "__qualname__": kind.__qualname__}
+            arguments = (*first, options, tracker, extra)
+            members = {name: value for name, value in state[0].items() if name != "__slots__"}
+            if _is_struct(kind):
+                maker = _struct
+                arguments = (*first, options, _fields_of_struct(kind), _options_of_struct(kind), "__post_init__" in members, tracker)
+                state = members, state[1]
+            elif vars(kind).get("__slots__"):
+                options["__slots__"] = kind.__slots__  # type: ignore[attr-defined]
+                members = {name: value for name, value in members.items() if not isinstance(value, types.MemberDescriptorType)}
+                state = members, state[1]
+        else:  # an enumeration, of which cloudpickle leaves out second names and named sums
             bases, called, qualname, _, module, tracker, _ = arguments
             members = {name: member.value for name, member in kind.__members__.items()}  # type: ignore[attr-defined]
             maker, arguments = _enumeration, (bases, called, qualname, members, module, getattr(kind, "_boundary_", None), tracker)
@@ -786,9 +796,13 @@ class _Spawning:
 
 
 def _send_definitions() -> None:
+    from multiprocessing import spawn
     from multiprocessing.reduction import ForkingPickler
 
     ForkingPickler.reducer_override = _defined  # type: ignore[method-assign, assignment]
+    # Else each process runs the file that `__main__` names, which only the program's machine may have.
+    prepared = spawn.get_preparation_data
+    spawn.get_preparation_data = lambda name: {key: data for key, data in prepared(name).items() if not key.startswith("init_main_")}
 
 
 def _defined(_pickler: pickle.Pickler, thing: object) -> object:
@@ -959,6 +973,12 @@ def _front(program: Program, groups: list[_Group]) -> bytes:
     precede any pickle."""
     if not groups:
         return b""
+    known, front = program.last_front  # a program passes objects of the same classes again and again
+    if known == groups:
+        return front
     data = pickle.dumps((program.number, [(group.versions, group.data) for group in groups]), PROTOCOL)
     call = b"c" + hold.__module__.encode() + b"\n" + hold.__name__.encode() + b"\n"
-    return b"\x80\x05" + call + b"\x8e" + len(data).to_bytes(8, "little") + data + b"\x85R0"
+    front = b"\x80\x05" + call + b"\x8e" + len(data).to_bytes(8, "little") + data + b"\x85R0"
+    if len(front) < _SMALL_FRONT:
+        program.last_front = groups, front
+    return front

@@ -679,4 +679,20 @@ CLASS_PROGRAMS = {
                     back = executor.submit(max, [value], key=id).result()
                     print(type(back) is type(value), back == value, back)
     """,
+    "nested classes and their text": """
+        import inspect, os, pickle, sys
+        class Outer:
+            class Inner:
+                class Deep:
+                    x = 1
+        def named():
+            deep = pickle.loads(pickle.dumps(Outer.Inner.Deep()))
+            return type(deep) is Outer.Inner.Deep, Outer.Inner.__qualname__, repr(Outer.Inner.Deep)
+        def text():
+            import __main__
+            return inspect.getsource(Outer.Inner), os.path.basename(inspect.getfile(Outer)), os.path.basename(__main__.__file__)
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(text).result(), executor.submit(named).result())
+    """,
 }

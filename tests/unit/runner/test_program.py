@@ -131,6 +131,23 @@ def test_with_the_oldest_cloudpickle_too(tmp_path: Path, name: str, client: str,
     assert run(PROGRAMS[name], tmp_path, client, worker) == at_home(name)
 
 
+def test_processes_that_a_task_spawns_do_not_run_the_programs_file(tmp_path: Path) -> None:
+    text = """
+        import multiprocessing, os
+        print("runs as", __name__)
+        factor = 3
+        def leaf(x):
+            return x * factor
+        def task():
+            with multiprocessing.get_context("spawn").Pool(1) as inner:
+                return inner.map(leaf, [1, 2]), os.path.basename(__file__)
+        with pool() as executor:
+            os.remove(__file__)
+            print(executor.submit(task).result())
+    """
+    assert run(text, tmp_path).splitlines() == ["runs as __main__", "([3, 6], 'main.py')"]
+
+
 def test_what_is_bound_anew_is_seen_by_later_calls_and_a_change_in_place_is_not(tmp_path: Path) -> None:
     text = """
         import functools
