@@ -263,7 +263,7 @@ def check_versions(spec: StartWorker, node: str) -> None:
     if spec.python_version and spec.python_version != here:
         raise VersionMismatch(
             f"the work was submitted by Python {spec.python_version}, node {node} runs Python {here}",
-            hint=f"submit with Python {here}, or name an interpreter of the nodes with --python",
+            hint=f"submit with Python {here}, or name an interpreter of the nodes with python=",
         )
     if spec.cloudpickle and _major(spec.cloudpickle) != _major(cloudpickle.__version__):
         raise mismatch(spec.cloudpickle, node)
@@ -274,7 +274,7 @@ def mismatch(theirs: str, node: str) -> VersionMismatch:
     here = cloudpickle.__version__
     return VersionMismatch(
         f"the work was pickled by cloudpickle {theirs}, node {node} has cloudpickle {here} ({sys.executable})",
-        hint="install the same cloudpickle on both sides, or name an interpreter that has it with --python",
+        hint="install the same cloudpickle on both sides, or name an interpreter that has it with python=",
     )
 
 
