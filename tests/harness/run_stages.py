@@ -35,6 +35,7 @@ _TOGETHER = {
 }
 #: Files of `integration` that borrow the secured cluster of the run, as room/subject.
 _BORROWERS = (
+    "client/large_values_killed",
     "client/large_values_users",
     "client/many_values",
     "client/nested_work",

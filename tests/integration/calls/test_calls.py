@@ -195,7 +195,9 @@ def test_arrays_come_from_pipes_and_files_that_are_none_are_told(world: Called, 
 
 def test_a_file_that_shrinks_while_its_call_waits_changes_nothing(world: Called, caller: Caller, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(500_000.0))
+    before = world.executions("wait_for").total()
     busy = [caller.call_async("wait_for", str(tmp_path / "go")) for _ in range(4)]  # all slots
+    eventually(lambda: world.executions("wait_for").total() == before + 4, "none of them waits for a slot")
     command = [sys.executable, "-m", "rmgr.cli.main", "call", "twice", "x.npy", "-o", "y.npy"]
     with subprocess.Popen(command, env=world.environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         eventually(lambda: any(s.waiting for s in caller.asked(lambda client: client.servers("")).servers), "it waits for a slot")

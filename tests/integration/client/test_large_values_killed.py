@@ -26,6 +26,7 @@ from tests.harness.cassandra_keyspaces import behind
 from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
+from tests.integration.commands import Lend
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -97,18 +98,26 @@ def place(whole: Place) -> Iterator[Place]:
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("cassandra", marks=pytest.mark.long)])
-def whole(request: pytest.FixtureRequest, zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def whole(
+    request: pytest.FixtureRequest, lend_secured: Lend, zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
     if request.param == "cassandra":
         request.getfixturevalue("cassandra_parts")
     directory = tmp_path_factory.mktemp(request.param)
     with ExitStack() as stack:
-        own = {"store": "cassandra"} if request.param == "cassandra" else {}
-        cluster = stack.enter_context(DevCluster(directory, nodes=1, watchdogs=1, **own, guest_of=zookeeper, session_timeout_s=LONG_S))  # type: ignore[arg-type]
+        if request.param == "sqlite":
+            cluster = stack.enter_context(lend_secured())
+        else:
+            own = DevCluster(directory, nodes=0, watchdogs=1, store="cassandra", guest_of=zookeeper, session_timeout_s=LONG_S)
+            cluster = stack.enter_context(own)
+        cluster.start_starter("n1")
         cluster.wait_healthy(nodes=1, deadline_s=120)
         url = cluster.environment()["RMGR_STORE"]
         gateway = stack.enter_context(GatewayProcess(cluster.daemon_environment("submitter", "g1"), directory))
         if request.param == "sqlite":
-            yield Place(cluster, gateway, in_files(Path(url.removeprefix("sqlite:") + ".values")))
+            place = Place(cluster, gateway, in_files(Path(url.removeprefix("sqlite:") + ".values")))
+            place.sweep()  # what earlier borrowers have left
+            yield place
             return
         run = stack.enter_context(behind(url))
         yield Place(cluster, gateway, in_chunks(run), lambda: run("DELETE FROM {ks}.info WHERE name = %s", cassandra.SWEPT))
