@@ -26,7 +26,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.acl import ROLES, TABLE
 from rmgr.coord.protocol.multi import Delete, Exists, Multi, Set
 from rmgr.coord.protocol.records import decode_record, encode_record
-from rmgr.dev.cluster import CHROOT, DevCluster
+from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.submission import Phase, Submission, Terms
@@ -38,9 +39,10 @@ from tests.harness.waiting import eventually
 
 
 @pytest.fixture(scope="module")
-def secured(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+def secured(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    """A cluster of this file alone, which forges records in it; ZooKeeper is shared."""
     where = tmp_path_factory.mktemp("secured")
-    made = DevCluster(where, nodes=2, watchdogs=1, cores=2, heap_mb=96, secured=True, session_timeout_s=LONG_S)
+    made = DevCluster(where, nodes=2, watchdogs=1, cores=2, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S)
     with made as cluster, expiring(cluster):
         yield cluster
 
@@ -48,6 +50,13 @@ def secured(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> 
 def environment_of(cluster: DevCluster, role: Role, name: str) -> dict[str, str]:
     assert cluster.security is not None
     return cluster.environment() | {"RMGR_SECURITY_DIR": str(cluster.security.bundle(role, name))}
+
+
+def session_of(cluster: DevCluster, user: str) -> ZkCoordinator:
+    """A user's own session with ZooKeeper."""
+    config = load(env=environment_of(cluster, Role.USER, user))
+    hosts, _, chroot = config.cluster.zk.partition("/")
+    return ZkCoordinator.connect(hosts, f"/{chroot}", **zookeeper_options(config, credentials_of(config)))
 
 
 def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
@@ -146,9 +155,7 @@ def test_a_program_signs_with_the_bundle_as_it_is_now_and_what_it_signed_before_
 
 
 def test_a_gateways_secret_neither_fences_nor_leads(secured: DevCluster) -> None:
-    config = load(env=environment_of(secured, Role.USER, "mallory"))
-    options = zookeeper_options(config, credentials_of(config))
-    with ZkCoordinator.connect(secured.zookeeper.hosts, CHROOT, **options) as mallory:
+    with session_of(secured, "mallory") as mallory:
         for op in (
             Set(paths.EPOCH, b"mine", -1),
             Set(paths.node("n1"), b"mine", -1),
@@ -184,15 +191,14 @@ def _amended(record: Submission) -> Submission:
 
 
 def test_an_amendment_is_run_if_its_maker_has_signed_it_and_not_if_somebody_wrote_it(secured: DevCluster) -> None:
-    alice, mallory = (environment_of(secured, Role.USER, name) for name in ("alice", "mallory"))
+    alice = environment_of(secured, Role.USER, "alice")
     submit = ("submit", "--hold", "--parsable", "-t", "1h", "--", "sh", "-c", "echo $RMGR_JOB_NAME")
     mine, attacked = (run(alice, *submit).stdout.strip() for _ in range(2))
     told = run(alice, "update", mine, "--name", "hers", "-t", "30m", "--mem", "64M")
     assert (told.returncode, "name sh -> hers" in told.stdout) == (0, True), told
     assert run(secured.environment(), "update", mine, "--priority", "7").returncode == 0  # an operator
-    config = load(env=mallory)
     path = paths.sub(int(attacked))
-    with ZkCoordinator.connect(secured.zookeeper.hosts, CHROOT, **zookeeper_options(config, credentials_of(config))) as attacker:
+    with session_of(secured, "mallory") as attacker:
         found = attacker.get(path).result(60)
         forged = _amended(decode_record(found.data, Submission, path))
         attacker.commit(Multi(name="ATTACK", ops=(Set(path, encode_record(forged), -1),), proof=Exists(path))).result(60)
@@ -223,9 +229,8 @@ def test_a_record_that_was_changed_is_not_run_again(secured: DevCluster) -> None
     assert trusting.returncode == 3, trusting.stderr
     assert '"user": "alice"' not in run(operator, "show", "last", "--json").stdout
 
-    config = load(env=mallory)
     path = paths.sub(int(number))
-    with ZkCoordinator.connect(secured.zookeeper.hosts, CHROOT, **zookeeper_options(config, credentials_of(config))) as attacker:
+    with session_of(secured, "mallory") as attacker:
         found = attacker.get(path).result(60)
         record = decode_record(found.data, Submission, path)
         assert record.command is not None
