@@ -245,6 +245,8 @@ def test_ctrl_c_ends_the_call_at_its_server(world: Called, caller: Caller, tmp_p
     command = [sys.executable, "-m", "rmgr.cli.main", "call", "wait_for", str(tmp_path / "never")]
     with subprocess.Popen(command, env=world.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         eventually(lambda: sum(s.running + s.waiting for s in load()) == len(busy) + 1, "it is there")
+        if phase == "running":
+            eventually(lambda: sum((world.executions("wait_for") - before).values()) == 1, "its function has begun")
         process.send_signal(signal.SIGINT)
         told, _ = process.communicate(timeout=60)
     ended_s = time.monotonic()
