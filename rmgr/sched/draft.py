@@ -188,6 +188,7 @@ class Draft(View):
         hold = self._holds.get(job_id)
         if hold is not None:  # that is its promise
             return Accepted(self.now_us) if hold.is_complete else Insufficient(HAS_HOLD)
+        old = None
         if self._horizon is None and not keep:
             shadow = self._shadow(job)
             if shadow is None:
@@ -201,12 +202,13 @@ class Draft(View):
             old = self._promises.pop(job_id, None)
             found = timeline.move(job, None if old is None else (old.start_us, old.placement))
             if found is None:
-                if job_id in self._part.reservations:
-                    self.decisions.append(Unreserve(job_id, UNKNOWN_TIME, self.partition))
+                self._strike_record(job_id, UNKNOWN_TIME)
                 return Insufficient(UNKNOWN_TIME)
             held = Reservation(job_id, *found, self.policy)
         self._promises[job_id] = held
-        if not keep or self._part.reservations.get(job_id) != held:
+        if not keep and old is not None:
+            self._strike_record(job_id, why)
+        if not keep or old != held or self._part.reservations.get(job_id) != held:
             self.decisions.append(Reserve(job_id, held.start_us, held.placement, keep, why, self.partition, self.policy))
         return Accepted(held.start_us)
 
@@ -216,9 +218,13 @@ class Draft(View):
         if self._promises.pop(job_id, None) is None:
             return self._never(Why("state", "job {} has no reservation in partition {}", (job_id, self.partition)))
         self._look_again()
-        if job_id in self._part.reservations:
-            self.decisions.append(Unreserve(job_id, why, self.partition))
+        self._strike_record(job_id, why)
         return Accepted(self.now_us)
+
+    def _strike_record(self, job_id: int, why: Why) -> None:
+        """Deletes the record of the job's promise, be it of an earlier pass or of this one. Cost: O(decisions of this pass)."""
+        if job_id in self._part.reservations or any(type(one) is Reserve and one.keep and one.job_id == job_id for one in self.decisions):
+            self.decisions.append(Unreserve(job_id, why, self.partition))
 
     def _start_on_held(self, job: Job, hold: Hold, why: Why, placement: Placement | None) -> Verdict:
         """Starts a job with a hold on its held cores, the only place where it may start."""

@@ -222,6 +222,43 @@ def test_a_stopped_job_can_be_migrated_and_a_promise_is_not_broken_by_going_on()
     assert state.partitions["default"].jobs[1].restarts == 1
 
 
+def kept(draft: Draft) -> None:
+    draft.reserve(2, WHY, keep=True)
+
+
+def loose(draft: Draft) -> None:
+    draft.reserve(2, WHY)
+
+
+def given_up(draft: Draft) -> None:
+    draft.unreserve(2, WHY)
+
+
+def sent_back(draft: Draft) -> None:
+    draft.preempt(1, WHY)
+
+
+@pytest.mark.parametrize("earlier", [True, False], ids=["record_of_before", "none_before"])
+@pytest.mark.parametrize(
+    ("verbs", "at_us"),
+    [
+        ([kept], 10),
+        ([kept, given_up], None),
+        ([kept, loose], None),
+        ([kept, given_up, kept], 10),
+        ([kept, given_up, loose], None),
+        ([kept, sent_back, kept], 0),
+    ],
+)
+def test_the_last_word_on_a_promise_decides_its_record(verbs: list[Callable[[Draft], None]], at_us: int | None, earlier: bool) -> None:
+    state = with_jobs(cluster(2), a_job(1, 2), a_job(2, 2))
+    done(state, lambda draft: draft.start(1, WHY))
+    if earlier:
+        done(state, kept)
+    done(state, lambda draft: [verb(draft) for verb in verbs])
+    assert {held.job_id: held.start_us for held in state.snapshot().reservations} == ({} if at_us is None else {2: at_us})
+
+
 # -- queues and refusals ------------------------------------------------------------------------------------------------------------
 
 
