@@ -108,7 +108,10 @@ class Connection:
             return "this connection belongs to the parent process: call rmgr.connect() after a fork"
         if self.is_closed:
             return "the connection was closed"
-        return "" if self.submitter.session_state is SessionState.CONNECTED else "ZooKeeper does not answer"
+        state = self.submitter.session_state
+        if state is SessionState.LOST and self.config.cluster.uses_gateway:
+            return f"the gateway at {self.where} does not answer, or has lost ZooKeeper"
+        return "" if state is SessionState.CONNECTED else "ZooKeeper does not answer"
 
     def check_usable(self) -> None:
         """Raises NotConnected if the connection is closed or forked."""

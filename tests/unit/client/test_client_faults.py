@@ -154,6 +154,15 @@ def test_the_thousandth_submission_gets_a_directory(cluster: Cluster) -> None:
 # -- ZooKeeper away
 
 
+def test_a_cut_between_client_and_gateway_is_told_as_the_gateways_silence() -> None:
+    link = SimpleNamespace(session_state=SessionState.LOST)
+    connection: Any = SimpleNamespace(submitter=link, is_forked=False, is_closed=False, where="g1:7000")
+    connection.config = SimpleNamespace(cluster=SimpleNamespace(uses_gateway=True))
+    assert Connection.trouble(connection) == "the gateway at g1:7000 does not answer, or has lost ZooKeeper"
+    link.session_state = SessionState.SUSPENDED  # the gateway says that of its own session
+    assert Connection.trouble(connection) == "ZooKeeper does not answer"
+
+
 def test_while_zookeeper_is_away_waits_end_in_time_and_go_on_afterwards() -> None:
     with running() as (cluster, connection):
         queue = TaskQueue(double, connection=connection)
