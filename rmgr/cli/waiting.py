@@ -334,7 +334,10 @@ class Follow:
     def trouble(self) -> str:
         """Returns what is wrong with the cluster at present, "" if nothing is known to be."""
         state = getattr(self._engine, "session_state", "CONNECTED")
-        return "" if str(state) == "CONNECTED" else "ZooKeeper does not answer"
+        if str(state) == "CONNECTED":
+            return ""
+        cluster = self._session.config().cluster
+        return f"{cluster.gateway} does not answer, or has lost ZooKeeper" if cluster.uses_gateway else "ZooKeeper does not answer"
 
     def next(self, wait_s: float = TICK_S) -> list[FollowedEnd]:
         """Returns the ends that have arrived; waits at most `wait_s` for the first.
