@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,13 @@ def start(node: WorkNode, slot: Slot, *argv: str) -> int:
     return seq
 
 
+def open_files(pid: int) -> Iterator[str]:
+    """What the descriptors of a process stand for; it may close one meanwhile."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            yield str(descriptor.readlink())
+
+
 def test_a_spawner_waits_for_no_command_that_stands_still(node: WorkNode, slot: Slot) -> None:
     with FairTimer() as timer:
         for _ in range(12):
@@ -68,6 +76,5 @@ def test_what_stands_still_before_it_is_executed_holds_nothing_of_the_spawners(n
     """Else nobody would hear of the death of a spawner before the next turn of what it had started."""
     start(node, slot, "/bin/true")
     (child,) = below(slot.pid)
-    files = f"/proc/{child}/fd"
-    eventually(lambda: not any(os.readlink(f"{files}/{fd}").startswith("socket:") for fd in os.listdir(files)))
+    eventually(lambda: not any(target.startswith("socket:") for target in open_files(child)))
     assert os.readlink(f"/proc/{child}/exe") == os.readlink(f"/proc/{slot.pid}/exe"), "it is not executed yet"
