@@ -8,12 +8,17 @@ from __future__ import annotations
 import itertools
 import platform
 import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import click
 
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import nearest, one_of
+
+if TYPE_CHECKING:
+    from rmgr.cli.words.glossary import Entry
 
 _WHERE = {
     "bash": "source <(rmgr completion bash)        # in ~/.bashrc",
@@ -22,24 +27,32 @@ _WHERE = {
 }
 
 
-@command("help", examples="rmgr help submit\nrmgr help states\nrmgr help reasons\nrmgr help words")
-@click.argument("topic", metavar="COMMAND|states|reasons|words", required=False)
+@command("help", examples="rmgr help submit\nrmgr help states\nrmgr help reasons\nrmgr help OUT_OF_MEMORY")
+@click.argument("topic", metavar="COMMAND|states|reasons|words|WORD", required=False)
 def help_topic(session: Session, topic: str | None) -> None:
-    """Explains a command, or what states, reasons and other words mean."""
+    """Explains a command, or what states, reasons and other words mean: all, or one such as POISON."""
     from rmgr.cli.display.render import emit, folded, paint
     from rmgr.cli.words.glossary import KINDS, TOPICS, heading
 
-    if topic not in TOPICS:
-        raise nearest("topic", topic or "", TOPICS)
-    entries, out = TOPICS[topic], sys.stdout
+    found = {name: tuple(entry for entry in entries if topic in {name, entry.name}) for name, entries in TOPICS.items()}
+    shown = {name: entries for name, entries in found.items() if entries}
+    if not shown:
+        raise nearest("topic", topic or "", [*TOPICS, *(entry.name for entries in TOPICS.values() for entry in entries)])
     if session.json:
-        emit({topic: [entry._asdict() for entry in entries]} | ({"kinds": KINDS} if topic == "reasons" else {}))
+        rows = {name: [entry._asdict() for entry in entries] for name, entries in shown.items()}
+        emit(rows | ({"kinds": KINDS} if "reasons" in shown else {}))
         return
-    width = max(len(entry.name) for entry in entries) + 2
-    for number, (kind, group) in enumerate(itertools.groupby(entries, key=lambda entry: entry.kind)):
-        out.write(("\n" if number else "") + paint(heading(topic, kind), "bold", out) + "\n")
+    out = sys.stdout
+    width = max(len(entry.name) for entries in shown.values() for entry in entries) + 2
+    groups = [(heading(name, kind), group) for name, entries in shown.items() for kind, group in _by_kind(entries)]
+    for number, (title, group) in enumerate(groups):
+        out.write(("\n" if number else "") + paint(title, "bold", out) + "\n")
         for entry in group:
             out.write(f"  {entry.name:<{width}}{folded(entry.meaning, out, begin=width + 2, indent=width + 2)}\n")
+
+
+def _by_kind(entries: Iterable[Entry]) -> Iterator[tuple[str, list[Entry]]]:
+    return ((kind, list(group)) for kind, group in itertools.groupby(entries, key=lambda entry: entry.kind))
 
 
 @command("completion", examples="\n".join(_WHERE.values()))

@@ -205,8 +205,13 @@ def _asked_for_help(argv: Sequence[str]) -> list[str]:
 
 
 def _is_topic(word: str) -> bool:
-    """Returns whether the word is a topic of `rmgr help`, or nearly one."""
-    return word in _TOPICS or (word not in _COMMANDS and bool(near(word, _TOPICS, 1)))
+    """Returns whether the word is a topic of `rmgr help`, nearly one, or a word that a topic explains."""
+    if word in _COMMANDS or not word:
+        return False
+    from rmgr.cli.words.glossary import TOPICS
+
+    known = {entry.name for entries in TOPICS.values() for entry in entries}
+    return word in known or word.isupper() or bool(near(word, _TOPICS, 1))
 
 
 def _width(argv: Sequence[str]) -> int | None:

@@ -35,6 +35,7 @@ _COMMANDS = {
     "scontrol release": "release",
     "scontrol requeue": "rerun",
     "requeue": "rerun",
+    "output": "logs",
     "scontrol ping": "status",
     "qsub": "submit",
     "qstat": "jobs",

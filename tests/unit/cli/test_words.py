@@ -65,6 +65,22 @@ def test_help_prints_a_topic(topic: str, columns: int, monkeypatch: pytest.Monke
         assert [entry["name"] for entry in told[topic]] == [entry.name for entry in TOPICS[topic]]
 
 
+@pytest.mark.parametrize(
+    ("word", "said"), [("OUT_OF_MEMORY", "it used more memory than"), ("RUNNING", "it runs"), ("fencing", "a lost node can commit nothing")]
+)
+def test_one_word_is_explained_alone(capsys: pytest.CaptureFixture[str], word: str, said: str) -> None:
+    assert main.run(["help", word]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 2
+    assert out[1].split(maxsplit=1)[0] == word
+    assert said in out[1]
+
+
+def test_a_word_that_nothing_explains_is_told_what_is_near(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["help", "POISN"]) == 2
+    assert "did you mean 'POISON'?" in capsys.readouterr().err
+
+
 def test_help_of_a_command_is_as_ever_and_a_slip_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["help", "submit"]) == 0
     assert capsys.readouterr().out.startswith("Usage: rmgr submit")
