@@ -58,6 +58,8 @@ AT_ONCE = 64
 TIMEOUT_S = 3600.0
 #: How long the end of the process waits until gateways know that answers have arrived (s).
 _GOODBYE_S = 2.0
+#: A call that looks so long after its deadline stood still (us), and waits so long for an answer that nobody has read (s).
+_STOOD_US, _GRACE_S = 1_000_000, 2.0
 #: How long, and how often, a function that no server offers is looked for; how long a description read once stays valid (s).
 _NOBODY_S, _LOOK_S, _FRESH_S = 10.0, 0.5, 60.0
 _OUTCOMES = {
@@ -295,10 +297,22 @@ class _Call:
                 elif isinstance(step, Finish):
                     return step.ending
             event: Event = Tick()
+            wake_us = call.wake_us
             with suppress(queue.Empty):
-                wake_us = call.wake_us
                 event = self._events.get(timeout=None if wake_us is None else max(0.0, (wake_us - _now_us()) / 1e6))
+            if _now_us() > self._deadline_us + _STOOD_US and not isinstance(event, Answered | Cancel):
+                event = self._come_meanwhile() or event
             call, steps = next_step(call, event, _now_us())
+
+    def _come_meanwhile(self) -> Answered | Cancel | None:
+        """Returns how the call has ended while this process stood still, beyond the deadline: nobody has read its answer yet."""
+        end_s = machine.monotonic() + _GRACE_S
+        with suppress(queue.Empty):
+            while (left_s := end_s - machine.monotonic()) > 0:
+                event = self._events.get(timeout=left_s)
+                if isinstance(event, Answered | Cancel):
+                    return event
+        return None
 
     def _open(self, ask: Ask) -> None:
         """Opens another request in place of the current one."""

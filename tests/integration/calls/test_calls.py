@@ -120,6 +120,18 @@ def test_a_call_ends_at_its_deadline_and_its_server_is_free_again(caller: Caller
     assert caller.call("nap", 0.0, timeout=60) == 0.0
 
 
+def test_a_caller_that_stood_still_beyond_its_deadline_reads_what_became_of_its_call(world: Called) -> None:
+    before = world.executions("nap").total()
+    command = [sys.executable, "-m", "rmgr.cli.main", "call", "nap", "60", "--timeout", "5s"]
+    with subprocess.Popen(command, env=world.environment(), stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: world.executions("nap").total() > before, "it runs")
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(7)
+        process.send_signal(signal.SIGCONT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 6, told
+
+
 def test_a_cancelled_call_is_killed_on_its_server(world: Called, caller: Caller) -> None:
     before = world.executions("wait_for")
     future = caller.call_async("wait_for", str(world.directory / "never"))
@@ -169,7 +181,7 @@ def test_the_shell_lists_calls_traces_and_explains(world: Called, tmp_path: Path
     ],
 )
 def test_the_shell_says_what_is_wrong(world: Called, words: tuple[str, ...], code: int, told: str) -> None:
-    ended = shell(world, *words)
+    ended = shell(world, *words, cwd=ROOT)
     assert ended.returncode == code, ended.stderr
     assert told in ended.stderr
 
