@@ -11,6 +11,7 @@ Tests that measure the cost and the imports of a start execute `rmgr` themselves
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import gc
@@ -171,6 +172,13 @@ class _Nursery:
         if mine.recv(1) != b".":
             raise RuntimeError("the nursery of processes has not begun")
         self._line, self._owner = mine, os.getpid()
+        atexit.register(self._stop, self._owner)
+
+    def _stop(self, owner: int) -> None:
+        if os.getpid() == owner:  # not in what was forked from this process
+            self._line.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10.0)
 
 
 _executed = subprocess.Popen
