@@ -1,4 +1,5 @@
-"""Checks after each test that no process of the test, or of a cluster of this run, stays stopped or frozen.
+"""Checks after each test that no process of the test, or of a cluster of this run, stays stopped or frozen, and that it left no other
+working directory.
 
 Stopped work that is never continued is a defect that no other test would notice. It looks at descendants of this process, and at orphans
 whose working directory is below the run's; it reads their state (`T`) and their control group.
@@ -19,6 +20,7 @@ import pytest
 #: How long a process may stand still (s): it may be about to be killed, or between two turns. A stopped node's work is gone sooner.
 PATIENCE_S = 8.0
 _LOOK_S = 0.1
+_BEGAN_IN = os.getcwd()
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"})
 
 
@@ -132,8 +134,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown() -> Generator[None]:
-    """Checks after the test's fixtures are torn down, and fails the test if a process stands still."""
+    """Checks after the test's fixtures are torn down, and fails the test if a process stands still or it has left its directory."""
     yield
+    if not os.path.samefile(".", _BEGAN_IN):
+        os.chdir(_BEGAN_IN)
+        pytest.fail("left the working directory, in which other tests find their files: monkeypatch.chdir() comes back", pytrace=False)
     found = [told for one in _of_run for told in one.found(PATIENCE_S)]
     if found:
         pytest.fail(f"left standing still for {PATIENCE_S:g} s:\n" + "\n".join(found), pytrace=False)

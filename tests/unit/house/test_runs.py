@@ -185,17 +185,30 @@ def left(tmp_path: Path) -> Iterator[list[int]]:
             os.kill(pid, signal.SIGKILL)
 
 
+def planted_run(directory: Path) -> subprocess.CompletedProcess[str]:
+    words = ["-m", "pytest", "-p", "tests.harness.standing", "-p", "no:cacheprovider", "--rootdir", str(directory), "test_planted.py"]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")} | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *words], cwd=directory, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
 @pytest.mark.parametrize(("name", "told"), [("SIGSTOP", 1), ("SIGCONT", 0)])
 def test_who_leaves_a_stopped_process_fails_and_the_next_test_does_not(tmp_path: Path, left: list[int], name: str, told: int) -> None:
     (tmp_path / "test_planted.py").write_text(_STOPPING.replace("{signal}", name))
     (tmp_path / "conftest.py").write_text("from tests.harness import standing\nstanding.PATIENCE_S = 0.2\n")
-    words = ["-m", "pytest", "-p", "tests.harness.standing", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_planted.py"]
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")} | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    ended = planted_run(tmp_path)
     left.append(int((tmp_path / "pid").read_text()))
     assert ended.returncode == told, ended.stdout + ended.stderr
     assert f"2 passed{', 1 error' if told else ''}" in ended.stdout
     assert ended.stdout.count(f"process {left[0]} (sleep 600) is stopped") >= told
+
+
+def test_who_leaves_the_working_directory_fails_and_the_next_test_is_back_in_it(tmp_path: Path) -> None:
+    text = "import os\n\ndef test_leaves():\n    os.chdir('/')\n\ndef test_is_back():\n    assert os.path.exists('test_planted.py')\n"
+    (tmp_path / "test_planted.py").write_text(text)
+    ended = planted_run(tmp_path)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "2 passed, 1 error" in ended.stdout
+    assert "left the working directory" in ended.stdout
 
 
 def test_an_orphan_is_known_by_where_it_works(tmp_path: Path, left: list[int]) -> None:

@@ -181,8 +181,11 @@ def test_a_version_1_group_limits_memory_and_freezes_by_its_files(tmp_path: Path
 
 
 @pytest.mark.parametrize("code", [0, 1, 137])
-def test_a_script_whose_child_was_killed_for_lack_of_memory_has_run_out_of_memory(tmp_path: Path, code: int) -> None:
+def test_a_script_whose_child_was_killed_for_lack_of_memory_has_run_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     """Groups of version 1 kill a single process, and its script may go on to a good end."""
+    monkeypatch.chdir(tmp_path)  # the launcher goes to its tasks' directories
     batch = CommandBatch(shape=BatchShape(submission=1, memory_bytes=MIB), argv=("sh", "-c", f"exit {code}"), items=(CommandItem(1, 0),))
     launcher = Launcher(str(tmp_path), "n1")
     run = launcher.start(batch, batch.items[0], None)
