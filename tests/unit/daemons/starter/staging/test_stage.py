@@ -607,7 +607,7 @@ def test_inputs_of_many_tasks_are_read_together_and_each_once(keyed: KeyedNode) 
     keyed.until(lambda: keyed.stager.startable(block) == 128, block)
     keyed.quiet()
     assert sorted(keyed.store.read) == sorted(map(keys.named, names))
-    assert keyed.store.trips <= 10, "of 200 values: what becomes wanted later travels with whatever else is wanted then"
+    assert keyed.store.trips <= 2 + 5, "two trips may leave before all is asked for; the rest travels as 42 tasks a trip"
     taken = block.hand_out(50)
     block.put_back(taken)  # their worker has died before they began
     calls = keyed.run(block)
