@@ -73,7 +73,7 @@ def test_a_wait_says_what_it_waits_for(sh: Shell) -> None:
         for words in (["wait", held], ["wait", held, "--progress"]):
             with sh.running(*words) as waits:
                 wait_line(waits, f"{held} waits: held by its user; rmgr release {held} lets it go on", stream="stderr")
-        assert sh("wait", held, "--timeout", "1").code == 6
+            assert sh(*words, "--timeout", "1").code == 6
     finally:
         sh.ok("cancel", held)
 
