@@ -120,13 +120,18 @@ def test_a_call_ends_at_its_deadline_and_its_server_is_free_again(caller: Caller
     assert caller.call("nap", 0.0, timeout=60) == 0.0
 
 
-def test_a_caller_that_stood_still_beyond_its_deadline_reads_what_became_of_its_call(world: Called) -> None:
+def test_a_caller_that_stood_still_beyond_its_deadline_reads_what_became_of_its_call(world: Called, caller: Caller) -> None:
     before = world.executions("nap").total()
+
+    def is_idle() -> bool:
+        return all(one.running == 0 for one in caller.asked(lambda client: client.servers("")).servers)
+
     command = [sys.executable, "-m", "rmgr.cli.main", "call", "nap", "60", "--timeout", "5s"]
     with subprocess.Popen(command, env=world.environment(), stderr=subprocess.PIPE, text=True) as process:
         eventually(lambda: world.executions("nap").total() > before, "it runs")
         process.send_signal(signal.SIGSTOP)
-        time.sleep(7)
+        late_s = time.monotonic() + 5 + 1.5  # a caller that wakes later than a second after its deadline stood still
+        eventually(lambda: time.monotonic() > late_s and is_idle(), "its deadline is long over, and its server has ended it")
         process.send_signal(signal.SIGCONT)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 6, told
