@@ -448,9 +448,6 @@ def test_a_reader_that_goes_away_is_no_error(sh: Shell, tmp_path: Path) -> None:
     assert ended.stderr == ""
 
 
-pytestmark = pytest.mark.usefixtures("live")
-
-
 def test_all_that_was_asked_for(sh: Shell) -> None:
     first = sh.submit("--hold", "--", "true")
     words = ["--array", "1-8%4", "--max-fails", "2", "--retries", "1", "--backoff", "5s", "-t", "1h", "--mem", "64M", "--account", "lab"]

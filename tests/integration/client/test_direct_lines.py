@@ -1,4 +1,4 @@
-"""Direct lines between clients and Starters: who may open one, and that no message on a line counts by itself."""
+"""Direct lines between clients and Starters: who may open one, that no message counts by itself, and who loses a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams between clients and gateways survive gateways that die or fall silent, clients that hang, and crowds."""
+"""Streams between clients and gateways survive gateways that die or fall silent, clients that hang, and crowds; a gateway's own session."""
 
 from __future__ import annotations
 

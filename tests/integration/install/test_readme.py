@@ -37,7 +37,7 @@ ELSEWHERE = {
     "rmgr dev --servers 2 --detach": "a second cluster beside the first: tests/integration/calls",
     'rmgr.call("linsolve"': "a gateway and servers of calls: tests/integration/calls",
     "rmgr admin revoke portal": "a user of another cluster: tests/integration/security/test_joining.py",
-    "bad parameter": "its tasks fail, and all others end well: tests/integration/cli/test_rerun.py, test_rerun.py",
+    "bad parameter": "its tasks fail, and all others end well: tests/integration/cli/test_rerun.py",
     "def energy(x, *, comm)": "64 processes with MPI: tests/integration/starter/test_starter_ranks.py",
 }
 #: What the examples need beside them. PROGRAM stands for a program of the reader's.

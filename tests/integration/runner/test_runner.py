@@ -1,4 +1,4 @@
-"""Python tasks in a worker: results, outputs, environment, failures, and which task is blamed for a dead worker."""
+"""Python tasks in a worker: results, outputs, environment, failures, which task is blamed for a dead worker; and a full disk."""
 
 from __future__ import annotations
 

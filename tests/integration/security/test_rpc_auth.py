@@ -1,4 +1,4 @@
-"""Every method of every service refuses callers without a certificate, with a stranger's, or in the wrong role."""
+"""Every method of every service refuses callers without a certificate, with a stranger's or a revoked one, or in the wrong role."""
 
 from __future__ import annotations
 

@@ -38,6 +38,8 @@ from tests.harness.store_adapters import flip_bit, value_file
 from tests.harness.waiting import eventually
 from tests.harness.work_node import WorkNode
 
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
+
 
 def test_inputs_travel_as_files(rig: Rig) -> None:
     rig.start()
@@ -167,8 +169,6 @@ def test_a_file_server_that_hangs_holds_up_neither_the_loop_nor_other_outputs(
     for number in far:
         assert rig.outcomes(number, 1)[0].state is State.COMPLETED
 
-
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
 
 CAP = 128 * 1024
 LINE = b"bytes of output dropped here, the limit is %d]\n" % CAP

@@ -1,4 +1,4 @@
-"""The schema in a real Cassandra: created twice, upgraded, refused; and the contents of the tables after writes of the store."""
+"""A real Cassandra: its schema, created twice, upgraded, refused; the contents of its tables after writes; how its nodes start."""
 
 from __future__ import annotations
 

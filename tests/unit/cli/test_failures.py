@@ -1,4 +1,4 @@
-"""Reports of failures: one for all equal ends, with the next command; and what `rmgr rerun --failed` submits."""
+"""Reports of failures: one for all equal ends, with the next command, and what `rmgr rerun --failed` submits; each error has a hint."""
 
 from __future__ import annotations
 

@@ -301,6 +301,7 @@ def test_all_that_waits_goes_to_another_queue_while_nothing_of_it_runs() -> None
 
 
 EVES = Revocation(key_id="e" * 32, name="eve", role=Role.USER, by="admin", since_us=1, reason="left", work=RevokedWork.KEEP)
+BARRED = (Phase.HELD, Reason.REVOKED)
 
 
 def revoke(bench: Bench, record: Revocation = EVES) -> None:
@@ -322,8 +323,6 @@ def shown(bench: Bench, number: int) -> tuple[Phase, str]:
 
 def orders_of(bench: Bench, node: str = "n1") -> list[tuple[OrderKind, int]]:
     return [(order.order, order.submission) for order in told(bench, node)]
-
-BARRED = (Phase.HELD, Reason.REVOKED)
 
 
 def test_what_he_had_submitted_is_held_and_others_work_is_not(bench: Bench) -> None:

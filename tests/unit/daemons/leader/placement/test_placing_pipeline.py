@@ -31,7 +31,7 @@ def placed(name: str, policy: str = "", partition: str = "default") -> QueueSpec
     return QueueSpec(name=name, policy=policy, partition=partition, dispatch=Dispatch.PLACE)
 
 
-def test_a_partition_without_a_pipeline_has_the_policy_of_its_first_placed() -> None:
+def test_a_partition_without_a_pipeline_has_the_policy_of_its_first_place_queue() -> None:
     pulled = QueueSpec(name="default", policy="fifo")
     settings = settings_with(pulled, placed("batch"), placed("big", "conservative", "large"), placed("small", "sjf", "large"))
     assert configuration(settings, "default").policies == ("easy",)

@@ -457,11 +457,12 @@ def made_in(target: Path) -> tuple[int, int]:
     return len(found), sum(one.lstat().st_size for one in found if one.is_file() and not one.is_symlink())
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starter_unpack, "MAX_UPLOAD_MEMBERS", 50)
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.REGTYPE])
 def test_links_files_and_directories_count(tmp_path: Path, target: Path, kind: bytes) -> None:
     data = b"x" * 10
@@ -472,6 +473,7 @@ def test_links_files_and_directories_count(tmp_path: Path, target: Path, kind: b
     assert made_in(target)[0] <= 50
 
 
+@pytest.mark.usefixtures("few")
 def test_directories_on_the_way_count_and_are_checked_for_room(tmp_path: Path, target: Path) -> None:
     path = archive(tmp_path / "a.tar", *(member(f"{n}/" + "/".join("d" * 20) + "/f") for n in range(5)))
     with pytest.raises(PermissionDenied, match="larger unpacked"):
