@@ -471,11 +471,11 @@ class Bench:
         setattr(self.leader_coordinator, call, calling)
         return left
 
-    def last_log(self, file: Path) -> Path:
-        """Writes the scheduler's log of the last leader there."""
+    def last_log(self, file: Path, *, before: int = 0) -> Path:
+        """Writes the scheduler's log of the last leader there. before: so many logs earlier."""
         found = self.store.keys(keys.events_of())
-        last = max(keys.parse_events(key)[:2] for key in found)
-        file.write_bytes(b"".join(row[0] for key in found if keys.parse_events(key)[:2] == last and (row := self.store.get(key))))
+        wanted = sorted({keys.parse_events(key)[:2] for key in found})[-1 - before]
+        file.write_bytes(b"".join(row[0] for key in found if keys.parse_events(key)[:2] == wanted and (row := self.store.get(key))))
         return file
 
     def idle(self, seconds: float) -> None:

@@ -137,8 +137,7 @@ class StateUpdates:
         instead: Mapping[str, str],
     ) -> None:
         """Begins the log of a new state and of the pipelines of these partitions. instead: partition -> policy that replaces its own."""
-        if self._recorder is not None:
-            self._recorder.end(0)
+        self.end_log()
         self._pieces.begin()
         pipelines = {partition: pipeline_of(settings, partition) for partition in sorted(partitions)}
         pipelines |= {partition: named(partition, policy, {}) for partition, policy in instead.items() if partition in pipelines}
@@ -154,7 +153,7 @@ class StateUpdates:
         self._pieces.put(lambda: encode(opening).encode() + b"\n")
 
     def end_log(self) -> None:
-        """Ends the log: the state is dropped, or the leadership is over."""
+        """Ends the log, if there is one: another begins, the state is dropped, or the leadership is over."""
         if self._recorder is not None:
             self._recorder.end(self._now_us)
             self._recorder = None

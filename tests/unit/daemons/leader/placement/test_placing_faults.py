@@ -35,7 +35,7 @@ from rmgr.sched.policies.searches import FirstFit
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sched.state.event_log import Opening
+from rmgr.sched.state.event_log import End, Opening
 from rmgr.sim.replay import verify
 from rmgr.sim.runs.output import read_log
 from tests.harness.fair_time import FairTimer
@@ -302,6 +302,15 @@ def test_the_log_of_a_fallback_replays_under_the_policy_that_placed(place: Calla
     assert opening.policy == "fcfs"
     history = verify(read_log(file), recorded(opening.pipelines).stages)
     assert history.decided == 1
+
+
+def test_a_log_is_whole_when_another_policy_has_another_one_begin(place: Callable[..., Bench], tmp_path: Path) -> None:
+    bench = place(Raises())
+    bench.submitter.submit(1, block=1, queue="batch")
+    bench.advance(5.0)
+    *_, last = read_log(bench.last_log(tmp_path / "before.jsonl", before=1))
+    assert isinstance(last, End)
+    assert last.facts > 0
 
 
 def test_a_policy_that_failed_is_tried_again_after_a_while_and_at_once_when_another_one_is_set(place: Callable[..., Bench]) -> None:
