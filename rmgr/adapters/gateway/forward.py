@@ -128,8 +128,8 @@ class LeaderLink(Generic[C]):
 
     def ask(self, question: Callable[[C], T]) -> T:
         """Returns the leader's answer. Raises what `ClusterRoutes.leader` and the question raise; Unavailable if the channel was closed."""
+        self.endpoint = endpoint = self._routes.leader("")  # may ask ZooKeeper, each question for itself
         with self._lock:
-            self.endpoint = endpoint = self._routes.leader("")
             if self._client is None or self._client.endpoint != endpoint:
                 self._drop()
                 self._client = self._make(endpoint)

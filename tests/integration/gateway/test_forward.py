@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 
-from rmgr.adapters.gateway.forward import ClusterRoutes, Forwarder
+from rmgr.adapters.gateway.forward import ClusterRoutes, Forwarder, LeaderLink
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.rpc.services import LeaderClient, LogPiece, NodeClient, NodeStats, RunningTask, leader_handler, node_handler
 from rmgr.coord.protocol import paths
@@ -198,6 +199,29 @@ def test_the_next_leader_is_found(place: Place) -> None:
         assert leader.jobs() == [JOB]
     with LeaderClient(place.known.endpoint, via=place.gateway.endpoint) as old, pytest.raises(Unavailable, match="does not lead"):
         old.jobs()
+
+
+def test_a_question_that_waits_for_zookeeper_holds_up_no_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    get, slow, waits = place.coordinator.get, Future[Any](), threading.Event()
+
+    def answer(path: str, **options: Any) -> Future[Any]:
+        if waits.is_set():
+            return get(path, **options)
+        waits.set()
+        return slow
+
+    monkeypatch.setattr(place.coordinator, "get", answer)
+    monkeypatch.setattr("rmgr.adapters.gateway.forward._READ_S", 600.0)
+    link = LeaderLink(ClusterRoutes(place.coordinator, lambda what, kind: None), LeaderClient)
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            first = threads.submit(link.ask, LeaderClient.jobs)
+            assert waits.wait(60)
+            assert threads.submit(link.ask, LeaderClient.jobs).result(30) == [JOB]
+        finally:
+            slow.set_result(get(paths.EPOCH).result(60))
+        assert first.result(60) == [JOB]
+    link.close()
 
 
 def test_without_a_leader_the_answer_says_so(place: Place) -> None:
