@@ -37,8 +37,6 @@ SETTLE_S, FRESH_S = 2.0, 0.5
 _ZNODE_BYTES = 200
 #: Znodes of a submission besides its blocks.
 _ZNODES = 6
-#: Time limit of an answer of the leader.
-LEADER_S = 2.0
 #: Answers in parallel; delay of an answer to a user who asks too often.
 _AT_ONCE, _SLOW_S = 8, 0.2
 _CLUSTER = (JOBS, "open_submissions", "unfinished_tasks", "zookeeper_bytes")

@@ -31,7 +31,6 @@ from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import glance_fragment
 from rmgr.daemons.gateway.asking import Asking, Loose
 from rmgr.daemons.gateway.calls import LEADER_S, Calls
-from rmgr.daemons.gateway.limits import LEADER_S as USE_S
 from rmgr.daemons.gateway.limits import ClusterUse, GatewayUse
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.gateway.talking import Desk
@@ -62,6 +61,8 @@ STALL_S = 30.0
 #: After SIGTERM, time for calls under way.
 GRACE_S = 2.0
 _LOOK_S = 0.5
+#: Time limit of the leader's answer about the use of all gateways.
+_USE_S = 2.0
 #: A waiting thread gets the interpreter after this (default 5 ms): a message passes through three threads here.
 _SWITCH_S = 0.0005
 
@@ -137,7 +138,7 @@ def _serve(
     options = zookeeper_options(config, credentials, insecure=True)  # as when the session was opened
     bounds = Bounds()
     routes = ClusterRoutes(coordinator, metrics.count)
-    leader_use = LeaderLink(routes, partial(UseClient, role=Role.WATCHDOG, credentials=credentials, timeout_s=USE_S))
+    leader_use = LeaderLink(routes, partial(UseClient, role=Role.WATCHDOG, credentials=credentials, timeout_s=_USE_S))
     cluster_use = ClusterUse(bounds, lambda fresh: leader_use.ask(lambda leader: leader.use(fresh=fresh))).start()
     operators = config.security.operators
     owners = Owners(coordinator, store)
