@@ -21,13 +21,13 @@ from itertools import chain, islice
 from math import fsum
 from pathlib import Path
 from statistics import median
-from typing import IO, Any
+from typing import Any
 
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.states import State
 from rmgr.sched.state.event_log import End, Entry, LogError, Opening, Passed, decode
 from rmgr.sim.engine.outcome import JobOutcome, Parting, Result
-from rmgr.sim.workload.jobs import SECOND
+from rmgr.sim.workload.jobs import SECOND, open_plain_or_gz
 
 COLUMNS = (
     "job_id",
@@ -72,7 +72,6 @@ _OF_JOBS = (
     "utilisation",
     "jobs_waiting_zero",
 )
-_GZIP = b"\x1f\x8b"
 
 
 def refuse_existing(directory: Path) -> None:
@@ -329,7 +328,7 @@ def read_log(path: str | Path, *, whole: bool = True) -> Generator[Entry, None, 
     facts = passes = number = 0
     at_us = None
     try:
-        with _open_text_or_gz(Path(path)) as lines:
+        with open_plain_or_gz(Path(path)) as lines:
             for number, line in enumerate(lines, 1):
                 if not whole and not line.endswith(b"\n"):
                     return
@@ -371,9 +370,3 @@ def read_log(path: str | Path, *, whole: bool = True) -> Generator[Entry, None, 
 
 _WRITERS = "rmgr sim run --record and rmgr admin export-events write such logs"
 _CUT = "--partial replays what is there"
-
-
-def _open_text_or_gz(path: Path) -> IO[bytes] | gzip.GzipFile:
-    with path.open("rb") as probe:
-        packed = probe.read(2) == _GZIP
-    return gzip.open(path, "rb") if packed else path.open("rb")

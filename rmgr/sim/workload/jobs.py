@@ -335,7 +335,7 @@ class SwfReader:
     def __iter__(self) -> Iterator[Record]:
         number = 0
         try:
-            with _open_plain_or_gz(self.path) as lines:
+            with _open_trace(self.path) as lines:
                 for number, line in enumerate(lines, 1):
                     if number == 1:
                         line = line.removeprefix(BOM_UTF8)  # noqa: PLW2901 - which some editors put there
@@ -403,13 +403,17 @@ class SwfReader:
         )
 
 
-def _open_plain_or_gz(path: Path) -> gzip.GzipFile | BufferedReader:
-    """The text of the file, unpacked when it begins as gz does."""
+def _open_trace(path: Path) -> gzip.GzipFile | BufferedReader:
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a directory says itself what is wrong
         raise UsageError(
             f"{path} is no file: a trace is read more than once, and named with its digest", hint="write what comes out of a pipe to a file"
         )
+    return open_plain_or_gz(path)
+
+
+def open_plain_or_gz(path: Path) -> gzip.GzipFile | BufferedReader:
+    """Opens a file to read its bytes, unpacked if it begins as gz does."""
     with path.open("rb") as probe:
         packed = probe.read(2) == _GZIP
     return gzip.open(path, "rb") if packed else path.open("rb")
