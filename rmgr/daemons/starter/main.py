@@ -315,7 +315,7 @@ def build(
         agents[name] = NodeAgent(name, shared, runner, capacity=capacity, attributes=attributes, files=directory / name / "stage")
     key_id = credentials.identity.key_id if credentials is not None else ""
     identity = Registrant(endpoint=endpoint, line=line, key_id=key_id, metrics=metrics_at)
-    registry = Registry(coordinator, committer, identity, progress=progress, is_stopping=stopping, log=log)
+    registry = Registry(coordinator, identity, progress=progress, is_stopping=stopping, log=log)
     kept = [directory / name / kind for name in names for kind in ("", "run", "run/cache", "stage", "jobs", "private")]
     home.keep(directory, directory / "blobs", *filter(Path.is_dir, kept))
     disk = DiskWatch(directory, home.mend)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from rmgr.coord.ops.work import hand, update
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome
 from rmgr.coord.protocol.records import decode_record
-from rmgr.errors import DeadlineExceeded, LimitReached
+from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, LimitReached
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import CappedUse, ClusterSettings, QueueSpec, UserLimits
@@ -106,6 +107,25 @@ def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
             cluster, _ = lose_a_lease(made, directory)
         logs.append([[(key, repr(value)) for key, value in line.items()] for line in cluster.log])
     assert logs[0] == logs[1] != []
+
+
+def test_a_registration_whose_last_answer_is_missing_is_made_again(
+    world: VirtualMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = VirtualCluster(world, tmp_path)
+    starter = cluster.starter("n1", task_s=1.0)[0].starter
+    ask, answers, told = starter._registry.registered_ms, [CoordinationUnavailable("ZooKeeper does not answer")], list[int]()
+
+    def registered_ms(node: str) -> int:
+        if answers:
+            raise answers.pop()
+        return ask(node)
+
+    monkeypatch.setattr(starter._registry, "registered_ms", registered_ms)
+    monkeypatch.setattr(starter._shared, "gate", SimpleNamespace(registered=told.append))
+    world.run_until(lambda: cluster.events("acting", "n1"), "n1 acts")
+    assert [line["incarnation"] for line in cluster.events("registered", "n1")] == [1, 2]
+    assert len(told) == 1
 
 
 def test_a_leader_is_cut_off_and_another_one_requeues(world: VirtualMachine, tmp_path: Path) -> None:

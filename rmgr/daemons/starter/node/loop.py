@@ -35,7 +35,7 @@ from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.home import DiskWatch
 from rmgr.daemons.starter.core.io import was_quiet
-from rmgr.daemons.starter.core.tree import Committer, CountedChildren, WatchedZnode
+from rmgr.daemons.starter.core.tree import CountedChildren, WatchedZnode
 from rmgr.daemons.starter.node.node import NodeAgent, Shared
 from rmgr.daemons.starter.node.trouble import Drains
 from rmgr.daemons.starter.pull.board import PendingQueue
@@ -320,9 +320,10 @@ class Starter:
     def _register(self) -> None:
         try:
             check_release(check_same(read_meta(self._coordinator), self._cluster_id))  # the cluster may have been upgraded meanwhile
-            self._registry.register(list(self.agents.values()))
+            fences = self._registry.register(list(self.agents.values()))
             if self._shared.gate is not None:
                 self._shared.gate.registered(self._registry.registered_ms(next(iter(self.agents))))
+            self._committer.start(fences)  # only now: whatever fails before, the whole registration is tried again
         except (PermissionDenied, StateConflict, VersionMismatch, WrongCluster) as error:
             self._log.error("starter_gives_up", error=error.message)
             self.failure = error
@@ -530,7 +531,6 @@ class Registry:
     def __init__(
         self,
         coordinator: Coordinator,
-        committer: Committer,
         identity: Registrant,
         *,
         progress: Callable[[], None],
@@ -538,7 +538,6 @@ class Registry:
         log: Log,
     ) -> None:
         self._coordinator = coordinator
-        self._committer = committer
         self._identity = identity
         self._progress = progress
         self._is_stopping = is_stopping
@@ -547,8 +546,8 @@ class Registry:
         self._guids: set[str] = set()
         self._records: dict[str, tuple[NodeRecord, int]] = {}  # as registered, with its version
 
-    def register(self, agents: Sequence[NodeAgent]) -> None:
-        """Registers new incarnations, then adopts or fails what stands; afterwards `agents` and committer are ready to act.
+    def register(self, agents: Sequence[NodeAgent]) -> dict[str, int]:
+        """Registers new incarnations, then adopts or fails what stands. Returns the fences under which `agents` may act now.
 
         Raises: StateConflict if another live Starter serves one of the nodes. PermissionDenied if this Starter's key was revoked.
             CoordinationUnavailable, also if the session was lost meanwhile (call again). Stopping.
@@ -559,7 +558,7 @@ class Registry:
         failpoint("starter.after_register")
         for agent in agents:
             self._take_over(agent, self._records[agent.name][0].incarnation, fences[agent.name])
-        self._committer.start(fences)
+        return fences
 
     def _check_revoked(self) -> None:
         """Raises PermissionDenied if this Starter's key was revoked: nothing that it signs would be believed."""
