@@ -289,7 +289,6 @@ def in_words(told: Mapping[str, Any], clock: Callable[[int], str]) -> str:
 
 # -- changes -------------------------------------------------------------------------------------------------------------------
 
-
 #: Terms: their names in `show --json`, and in a sentence.
 _NAMES = {
     "priority": ("priority", "priority"),

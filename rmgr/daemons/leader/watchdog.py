@@ -58,8 +58,9 @@ from rmgr.runtime.store_watch import WatchedStore
 from rmgr.runtime.story import Bell, Pause, Stories, Story, StoryLoop, insist
 from rmgr.runtime.supervision import Lease, Notifier, StallGuard
 
-_AGAIN_S = 0.2
 Thunk = Callable[[], object]
+#: Pause before a look at the line of candidates that failed is repeated, about.
+_AGAIN_S = 0.2
 #: A loop that takes longer than this for one message counts as dead: the process ends and its successor takes over.
 STALL_S = 12.0
 #: The loop wakes up at least this often.

@@ -494,6 +494,9 @@ def clear(place: Path) -> None:
         remove_tree(place)
 
 
+# -- its other nodes -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
     """Answer of a node that was ready: the life in which it has the job's cores, and its incarnation then (0 if not given).

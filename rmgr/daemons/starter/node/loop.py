@@ -5,7 +5,7 @@
     lease over                   nothing is claimed or committed; exclusive work is dead by now; the rest runs on
     new session, or fenced       REGISTER as a new incarnation: adopts what still stands, kills everything else
 
-REGISTER waits on the Starter's own thread, with deadlines: an unregistered Starter has nothing else to do.
+REGISTER (`Registry`) waits on the Starter's own thread, with deadlines: an unregistered Starter has nothing else to do.
 """
 
 from __future__ import annotations
@@ -503,6 +503,9 @@ class StarterEnd:
                 if block.live and block not in self._killed:
                     self._killed.add(block)
                     node.stop_tasks(block, None, Reason.NODE_LOST, int(_KILL_GRACE_S * 1e6))
+
+
+# -- registration ----------------------------------------------------------------------------------------------------------
 
 
 class Stopping(Exception):
