@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from rmgr.coord.protocol import keys
-from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.ports import TIMEOUT_S, Store
 from rmgr.coord.protocol.records import UNREADABLE, decode_outcomes, decode_page, split_page
 from rmgr.errors import DataLost
 from rmgr.model.tasks.block import Fragment, Outcome
@@ -29,7 +29,7 @@ MOST_LOG_PART_BYTES = 2**20
 _TOGETHER = 8
 
 
-def row_of(store: Store, row: str, most: int, *, timeout_s: float = 30.0) -> bytes | None:
+def row_of(store: Store, row: str, most: int, *, timeout_s: float = TIMEOUT_S) -> bytes | None:
     """Returns a row of at most `most` bytes, None if absent. Raises DataLost if it is larger."""
     found = store.get_noted_many([row], largest=most, timeout_s=timeout_s).get(row)
     if found is None:
@@ -40,7 +40,7 @@ def row_of(store: Store, row: str, most: int, *, timeout_s: float = 30.0) -> byt
     return data
 
 
-def rows_within(store: Store, rows: Sequence[str], most: int, *, timeout_s: float = 30.0) -> dict[str, bytes]:
+def rows_within(store: Store, rows: Sequence[str], most: int, *, timeout_s: float = TIMEOUT_S) -> dict[str, bytes]:
     """Returns those rows that exist and have at most `most` bytes."""
     found = store.get_noted_many(rows, largest=most, timeout_s=timeout_s) if rows else {}
     return {row: data for row, (data, _) in found.items() if data is not None}
@@ -68,17 +68,17 @@ def outcomes_of_rows(store: Store, rows: Sequence[str]) -> Iterator[tuple[str, t
                     continue
 
 
-def page_at(store: Store, number: int, at: int, *, timeout_s: float = 30.0) -> tuple[Fragment, ...]:
+def page_at(store: Store, number: int, at: int, *, timeout_s: float = TIMEOUT_S) -> tuple[Fragment, ...]:
     """Returns the page of a submission that begins with fragment `at`, never empty. Raises DataLost if it is absent or invalid."""
     return _page_at(store, number, at, decode_page, timeout_s)
 
 
 def raw_page_at(store: Store, number: int, at: int) -> list[bytes]:
     """Returns the same page with each fragment as written, including what a newer release added or signed. Raises DataLost."""
-    return _page_at(store, number, at, split_page, 30.0)
+    return _page_at(store, number, at, split_page)
 
 
-def _page_at(store: Store, number: int, at: int, decode: Callable[[bytes], T], timeout_s: float) -> T:
+def _page_at(store: Store, number: int, at: int, decode: Callable[[bytes], T], timeout_s: float = TIMEOUT_S) -> T:
     row = keys.page(number, at)
     data = row_of(store, row, MOST_PAGE_BYTES, timeout_s=timeout_s)
     if data is None:
