@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmgr.client.calls import Caller
+from rmgr.client.calls import Caller, CallFuture
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import CallFailed, CallLost, CallTimeout, NotFound, UsageError
 from rmgr.model.calls import arrays
@@ -45,6 +45,32 @@ def caller(world: Called) -> Iterator[Caller]:
 def shell(world: Called, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rmgr.cli.main", *words]
     return subprocess.run(command, env=world.environment(), cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def open_servers(caller: Caller) -> list[Any]:
+    """Those that are open, as the gateway knows them."""
+    return [one for one in caller.asked(lambda client: client.servers("")).servers if one.state == "open"]
+
+
+def on_servers(caller: Caller) -> int:
+    """Calls that run or wait there."""
+    return sum(one.running + one.waiting for one in open_servers(caller))
+
+
+def all_slots(caller: Caller, go: Path) -> list[CallFuture]:
+    """Calls that hold all slots, and perhaps wait for some, until the file is there."""
+    busy: list[CallFuture] = []
+
+    def is_full() -> bool:
+        found = open_servers(caller)
+        if len(found) == 2 and all(one.running == one.slots for one in found):
+            return True
+        if on_servers(caller) == len(busy):  # the last one has arrived, wherever the policy sent it
+            busy.append(caller.call_async("wait_for", str(go)))
+        return False
+
+    eventually(is_full, "all slots are busy")
+    return busy
 
 
 def test_arrays_go_to_a_server_and_its_answer_is_that_of_numpy(caller: Caller) -> None:
@@ -122,16 +148,12 @@ def test_a_call_ends_at_its_deadline_and_its_server_is_free_again(caller: Caller
 
 def test_a_caller_that_stood_still_beyond_its_deadline_reads_what_became_of_its_call(world: Called, caller: Caller) -> None:
     before = world.executions("nap").total()
-
-    def is_idle() -> bool:
-        return all(one.running == 0 for one in caller.asked(lambda client: client.servers("")).servers)
-
     command = [sys.executable, "-m", "rmgr.cli.main", "call", "nap", "60", "--timeout", "5s"]
     with subprocess.Popen(command, env=world.environment(), stderr=subprocess.PIPE, text=True) as process:
         eventually(lambda: world.executions("nap").total() > before, "it runs")
         process.send_signal(signal.SIGSTOP)
         late_s = time.monotonic() + 5 + 1.5  # a caller that wakes later than a second after its deadline stood still
-        eventually(lambda: time.monotonic() > late_s and is_idle(), "its deadline is long over, and its server has ended it")
+        eventually(lambda: time.monotonic() > late_s and not on_servers(caller), "its deadline is long over, and its server has ended it")
         process.send_signal(signal.SIGCONT)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 6, told
@@ -144,7 +166,7 @@ def test_a_cancelled_call_is_killed_on_its_server(world: Called, caller: Caller)
     assert future.cancel()
     with pytest.raises(CancelledError):
         future.result(10)
-    eventually(lambda: all(s.running == 0 for s in caller.asked(lambda client: client.servers("")).servers), "nothing runs there any more")
+    eventually(lambda: not on_servers(caller), "nothing runs there any more")
 
 
 def test_the_shell_lists_calls_traces_and_explains(world: Called, tmp_path: Path) -> None:
@@ -212,24 +234,10 @@ def test_arrays_come_from_pipes_and_files_that_are_none_are_told(world: Called, 
 
 def test_a_file_that_shrinks_while_its_call_waits_changes_nothing(world: Called, caller: Caller, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(500_000.0))
-    busy: list[Any] = []
-
-    def servers() -> Any:
-        return caller.asked(lambda client: client.servers("")).servers
-
-    def is_full() -> bool:
-        found = servers()
-        if all(one.running == one.slots for one in found):
-            return True
-        if sum(one.running + one.waiting for one in found) == len(busy):  # the last one has arrived, wherever the policy sent it
-            busy.append(caller.call_async("wait_for", str(tmp_path / "go")))
-        return False
-
-    eventually(is_full, "all slots are busy")
-    waiting = sum(one.waiting for one in servers())
+    busy = all_slots(caller, tmp_path / "go")
     command = [sys.executable, "-m", "rmgr.cli.main", "call", "twice", "x.npy", "-o", "y.npy"]
     with subprocess.Popen(command, env=world.environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        eventually(lambda: sum(one.waiting for one in servers()) > waiting, "it waits for a slot")
+        eventually(lambda: on_servers(caller) > len(busy), "it waits for a slot")
         (tmp_path / "x.npy").write_bytes(b"")
         (tmp_path / "go").touch()
         _, told = process.communicate(timeout=120)
@@ -268,12 +276,10 @@ def test_answers_that_have_arrived_are_not_kept_by_their_servers(world: Called, 
 @pytest.mark.parametrize("phase", ["running", "waiting"])
 def test_ctrl_c_ends_the_call_at_its_server(world: Called, caller: Caller, tmp_path: Path, phase: str) -> None:
     before = world.executions("wait_for")
-    busy = [caller.call_async("wait_for", str(tmp_path / "go")) for _ in range(4 if phase == "waiting" else 0)]
-    eventually(lambda: sum((world.executions("wait_for") - before).values()) == len(busy), "all slots are taken")
-    load = lambda: caller.asked(lambda client: client.servers("")).servers  # noqa: E731
+    busy = all_slots(caller, tmp_path / "go") if phase == "waiting" else []
     command = [sys.executable, "-m", "rmgr.cli.main", "call", "wait_for", str(tmp_path / "never")]
     with subprocess.Popen(command, env=world.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        eventually(lambda: sum(s.running + s.waiting for s in load()) == len(busy) + 1, "it is there")
+        eventually(lambda: on_servers(caller) == len(busy) + 1, "it is there")
         if phase == "running":
             eventually(lambda: sum((world.executions("wait_for") - before).values()) == 1, "its function has begun")
         process.send_signal(signal.SIGINT)
@@ -281,7 +287,7 @@ def test_ctrl_c_ends_the_call_at_its_server(world: Called, caller: Caller, tmp_p
     ended_s = time.monotonic()
     assert process.returncode == 130, told
     assert "Traceback" not in told
-    eventually(lambda: sum(s.running + s.waiting for s in load()) == len(busy), "its server has ended it")
+    eventually(lambda: on_servers(caller) == len(busy), "its server has ended it")
     assert time.monotonic() - ended_s < 25, "not only because its client is gone"
     (tmp_path / "go").touch()
     assert [future.result(60) for future in busy] == [1] * len(busy)
