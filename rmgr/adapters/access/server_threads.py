@@ -154,15 +154,15 @@ class Requests(Wrapper):
 
     def _with_first_request(self, handler: Handler) -> Handler:
         """Waits for the first of many requests; the others are waited for where their sender is counted."""
-        answer = handler.stream_unary
 
-        def gathered(requests: Iterator[object], context: grpc.ServicerContext) -> object:
-            first = self._next(requests, context)
-            return answer(requests if first is None else itertools.chain((first,), requests), context)
+        def gathering(answer: Callable[..., Any]) -> Callable[..., Any]:
+            def gathered(requests: Iterator[object], context: grpc.ServicerContext) -> object:
+                first = self._next(requests, context)
+                return answer(requests if first is None else itertools.chain((first,), requests), context)
 
-        return grpc.stream_unary_rpc_method_handler(
-            gathered, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-        )
+            return gathered
+
+        return wrapped(handler, gathering)
 
     def _one(self, requests: Iterator[object], decode: Callable[[object], object] | None, context: grpc.ServicerContext) -> object:
         """Returns the request, decoded here, not on gRPC's single thread that takes all calls."""
