@@ -333,11 +333,12 @@ class Follow:
 
     def trouble(self) -> str:
         """Returns what is wrong with the cluster at present, "" if nothing is known to be."""
-        state = getattr(self._engine, "session_state", "CONNECTED")
-        if str(state) == "CONNECTED":
+        if self._engine is None:
             return ""
+        from rmgr.client.submission.engine import trouble_of
+
         cluster = self._session.config().cluster
-        return f"{cluster.gateway} does not answer, or has lost ZooKeeper" if cluster.uses_gateway else "ZooKeeper does not answer"
+        return trouble_of(self._engine.session_state, cluster.gateway if cluster.uses_gateway else "")
 
     def next(self, wait_s: float = TICK_S) -> list[FollowedEnd]:
         """Returns the ends that have arrived; waits at most `wait_s` for the first.

@@ -108,10 +108,9 @@ class Connection:
             return "this connection belongs to the parent process: call rmgr.connect() after a fork"
         if self.is_closed:
             return "the connection was closed"
-        state = self.submitter.session_state
-        if state is SessionState.LOST and self.config.cluster.uses_gateway:
-            return f"the gateway at {self.where} does not answer, or has lost ZooKeeper"
-        return "" if state is SessionState.CONNECTED else "ZooKeeper does not answer"
+        from rmgr.client.submission.engine import trouble_of
+
+        return trouble_of(self.submitter.session_state, self.where if self.config.cluster.uses_gateway else "")
 
     def check_usable(self) -> None:
         """Raises NotConnected if the connection is closed or forked."""

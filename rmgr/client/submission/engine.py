@@ -233,6 +233,13 @@ class Engine:
             handle.on_dead(NotConnected(f"the connection was closed; submission {handle.number} goes on without it{lost}"))
 
 
+def trouble_of(state: SessionState, gateway: str) -> str:
+    """Returns who does not answer an engine in this state of its session, "" if all do. gateway: "" = the engine works on ZooKeeper."""
+    if state is SessionState.LOST and gateway:
+        return f"the gateway at {gateway} does not answer, or has lost ZooKeeper"
+    return "" if state is SessionState.CONNECTED else "ZooKeeper does not answer"
+
+
 def engine_here(
     coordinator: Coordinator,
     store: Store,
