@@ -176,11 +176,8 @@ def source_directories() -> tuple[str, ...]:
     found = [os.path.normpath(os.path.join(here, path)) if here or os.path.isabs(path) else None for path in sys.path]
     marked = ["" if path and at and _INSTALLED.search(path) else path for at, path in enumerate(found)]
     users = [path for at, path in enumerate(marked) if path is not None and (not path or not at or _is_users(path))]
-    wanted = list(dict.fromkeys(path for path in users if not path or os.path.exists(path)))  # a zip file, too
-    last = [here] if os.path.exists(here) and here not in wanted else []
-    for path in [path for path in (*wanted, *last) if path != path.encode("utf-8", "replace").decode()]:
-        _warn_no_text(path)
-        (wanted if path in wanted else last).remove(path)
+    wanted = list(dict.fromkeys(path for path in users if not path or (os.path.exists(path) and _is_text(path))))  # a zip file, too
+    last = [here] if here not in wanted and os.path.exists(here) and _is_text(here) else []
     ends = itertools.accumulate(len(os.fsencode(path)) + 1 for path in (*last, *wanted))
     kept = [path for path, end in zip((*last, *wanted), ends, strict=True) if end <= _MAX_DIRECTORY_BYTES][len(last) :]
     if left_out := len(wanted) - len(kept):
@@ -226,10 +223,13 @@ def _warn_left_out(count: int, first: str) -> None:
 
 
 @cache
-def _warn_no_text(path: str) -> None:
-    """Warns, once for each, that workers will not find modules in a directory whose name no record can hold."""
-    what = f"the name of the directory {path!a} is not UTF-8: workers will not find modules there"
-    warnings.warn(f"{what}; rename it, or ship modules with modules=", RuntimeWarning, stacklevel=2)
+def _is_text(path: str) -> bool:
+    """Returns whether a record can hold this name of a directory; else warns, once for each, that workers will not find modules there."""
+    is_text = path == path.encode("utf-8", "replace").decode()
+    if not is_text:
+        what = f"the name of the directory {path!a} is not UTF-8: workers will not find modules there"
+        warnings.warn(f"{what}; rename it, or ship modules with modules=", RuntimeWarning, stacklevel=2)
+    return is_text
 
 
 @cache
