@@ -95,6 +95,7 @@ class Query:
 
     def status(self) -> StatusView:
         """Returns health and counts."""
+
         def own(questions: Any) -> Question[StatusView]:
             asks = self._reach.asks()
             zookeeper = {"ok": True, "hosts": asks.hosts, "session_timeout_s": asks.session_timeout_s}

@@ -456,4 +456,3 @@ def _ended_error(number: int, count: int) -> StateConflict:
         f" {'were' if count != 1 else 'was'} not submitted",
         hint=f"make a new one; what was sent before goes on: rmgr tasks {number}",
     )
-

@@ -89,7 +89,7 @@ class Choosing(Protocol):
         """Returns a `pb.PickReply`. Raises: NotFound, UsageError."""
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
-        """Counts as `GatewayPort.count` does."""
+        """Counts as `GatewayMetrics.count` does."""
 
 
 #: The server that takes a call, the pick that chose it, and trace steps 1 to 5.

@@ -178,6 +178,7 @@ def _ids_of_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tupl
     """Returns (submission, position) -> the id that users know."""
     from rmgr.model.tasks.array import shown_index
     from rmgr.model.tasks.block import job_label
+
     found = {}
     arrays: dict[int, str] = {}
     for number, index in jobs:
