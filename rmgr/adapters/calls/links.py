@@ -50,6 +50,7 @@ SAID_BYTES = 4096
 MOST_SLOTS = 10_000
 #: Most unsent messages to one server: far more than its waiting calls can cause.
 _MOST_UNSENT = 10_000
+_OF_ENDS = frozenset({"closed", "cancel"})
 
 
 @dataclass(slots=True)
@@ -99,8 +100,12 @@ class ServerLink:
     _probe: _Probe | None = None
 
     def tell(self, **what: Any) -> None:
-        """Puts a message into the server's stream; does nothing if that has ended."""
-        if not self.ended and self.out.qsize() < _MOST_UNSENT:
+        """Puts a message into the server's stream; does nothing if that has ended, or is full.
+
+        Users who end calls fill half of it at most: what they send in plenty displaces no offer, and no arguments of others.
+        """
+        most = _MOST_UNSENT // 2 if what.keys() <= _OF_ENDS else _MOST_UNSENT
+        if not self.ended and self.out.qsize() < most:
             self.out.put(pb.ToServer(**what))
 
     def ask(self) -> None:

@@ -44,6 +44,8 @@ _BROKEN_S = 1.0
 #: A server that gets a call with less time left (s) than this may bar it because its time is over.
 _OVER_S = 0.1
 _LONGEST_S = 7 * 86400.0
+#: Most calls that one message ends: far more than a program has under way.
+_MOST_ENDED = 1000
 
 
 _TAKES = frozenset({pb.Verdict.ACCEPTED, pb.Verdict.JOINED})
@@ -541,14 +543,17 @@ class Relay:
 
     def _end(self, request: Any, context: grpc.ServicerContext) -> Any:
         user = caller_of(context).user
+        acknowledged, cancelled = set(request.acknowledged), set(request.cancelled)
         try:
-            self._bounds.spend(user)
+            self._bounds.spend(user, 1 + len(cancelled))
+            if len(acknowledged) + len(cancelled) > _MOST_ENDED:
+                raise UsageError(f"{len(acknowledged) + len(cancelled):,} calls are ended at once: {_MOST_ENDED:,} are the most")
         except RmgrError as error:
             return fail(context, error)
         links = self.links.all()
         for link in links:
-            link.tell(closed=pb.Closed(user=user, guid=request.guid, lowest=request.lowest, numbers=request.acknowledged))
-            for number in request.cancelled:
+            link.tell(closed=pb.Closed(user=user, guid=request.guid, lowest=request.lowest, numbers=acknowledged))
+            for number in cancelled:
                 link.tell(cancel=pb.CallId(user=user, guid=request.guid, number=number))
         return pb.EndReply(servers=len(links))
 

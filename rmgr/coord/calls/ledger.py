@@ -16,6 +16,7 @@ it again tells it to begin another life. Times are microseconds of one monotonic
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
@@ -139,7 +140,7 @@ class _Client:
 class Ledger:
     """The ids of one life. Not thread-safe: its owner has a lock. most_waiting, per_user: calls without a slot, of all and of one user.
 
-    Cost: O(1) per fact; `offered` O(most_waiting), `due` O(calls that wait, run, or have an answer).
+    Cost: O(1) per fact; `offered` and `start` O(most_waiting), `due` O(calls that wait, run, or have an answer).
     """
 
     def __init__(self, *, most_waiting: int = 100, per_user: int = 50, kept_bytes: int = KEPT_BYTES) -> None:
@@ -147,6 +148,8 @@ class Ledger:
         self._users: dict[str, dict[str, _Client]] = {}
         self._waiting: dict[CallId, _Entry] = {}  # FETCHING and WAITING, in order of arrival
         self._running: dict[CallId, _Entry] = {}  # CLOSED ones too, until they have ended
+        self._starts = 0
+        self._turns: dict[str, int] = {}  # user -> number of its last start, while the user is known
         self._answers: dict[CallId, int] = {}  # bytes, the oldest first
         self._answer_bytes = 0
         self._orders: list[Order] = []
@@ -207,12 +210,19 @@ class Ledger:
     # -- execution ------------------------------------------------------------------------------------------------------------
 
     def start(self, now_us: int) -> CallId | None:
-        """Returns the call that takes the free slot; None: no call with all its arguments waits."""
+        """Returns the call that takes the free slot; None: no call with all its arguments waits.
+
+        It is of the user with the fewest calls in slots, among these of who has waited longest for a turn; its calls are taken in order.
+        """
         self._overdue(now_us)
-        call = next((call for call, entry in self._waiting.items() if entry.stage is Stage.WAITING), None)
+        running = Counter(call.user for call in self._running)
+        ready = (call for call, entry in self._waiting.items() if entry.stage is Stage.WAITING)
+        call = min(ready, key=lambda call: (running[call.user], self._turns.get(call.user, 0)), default=None)
         if call is not None:
             entry = self._running[call] = self._waiting.pop(call)
             entry.stage = Stage.RUNNING
+            self._starts += 1
+            self._turns[call.user] = self._starts
         return call
 
     def ended(self, call: CallId, ending: Ending, *, now_us: int, size_bytes: int = 0) -> Ending | None:
@@ -275,6 +285,7 @@ class Ledger:
                     del clients[guid]
                 if not clients:
                     del self._users[user]
+                    self._turns.pop(user, None)
 
     # -- parts ----------------------------------------------------------------------------------------------------------------
 

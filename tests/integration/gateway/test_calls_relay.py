@@ -308,6 +308,20 @@ def test_cancelling_and_acknowledging_reach_every_server(world: World) -> None:
         assert (cancelled[0].user, cancelled[0].number) == ("alice", 2)
 
 
+def test_a_message_that_ends_calls_tells_each_once_and_may_name_no_million(world: World) -> None:
+    server = world.played("s1")
+    with pytest.raises(UsageError, match="1,001 calls are ended at once: 1,000 are the most"):
+        world.client().end(world.guid, 1, cancelled=range(1001))
+    assert world.client().end(world.guid, 1, cancelled=[7] * 5000) == 1
+    assert world.client().end(world.guid, 1, cancelled=[8]) == 1
+
+    def cancelled() -> list[int]:
+        return [message.cancel.number for message in server.heard if message.WhichOneof("what") == "cancel"]
+
+    eventually(lambda: 8 in cancelled(), "the last is told")
+    assert cancelled() == [7, 8]
+
+
 def test_a_link_is_measured_by_probes_and_by_what_passes(world: World) -> None:
     server = world.played("s1", work=lambda _offer, data: (pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=len(data)), data))
     link = world.relay.links.all()[0]

@@ -148,7 +148,8 @@ class Ending:
     def size_bytes(self) -> int:
         """Bytes that must be stored."""
         size = len(self.data) + (self.value.size or len(self.value.data) if self.value is not None else 0)
-        return size + sum(value.size or len(value.data) for value in self.values or ()) + self.out.size + self.err.size
+        size += sum(value.size or len(value.data) for value in self.values or ())
+        return size + sum(stream.size - stream.dropped for stream in (self.out, self.err))
 
 
 def of_task(end: TaskEnd) -> Ending:

@@ -107,6 +107,18 @@ def a_link() -> ServerLink:
     return ServerLink("s1", "", 7, 1, 100.0, True, (), 10)
 
 
+def test_who_ends_calls_in_plenty_displaces_no_offer_of_others() -> None:
+    link = a_link()
+    for number in range(20_000):
+        link.tell(cancel=pb.CallId(user="mallory", guid=b"g" * 16, number=number))
+    link.tell(closed=pb.Closed(user="mallory", guid=b"g" * 16, lowest=1))
+    link.tell(offer=pb.Offer(key=b"k" * 16))
+    link.tell(arguments=pb.GivePart(key=b"k" * 16))
+    there = [link.out.get_nowait().WhichOneof("what") for _ in range(link.out.qsize())]
+    assert there[-2:] == ["offer", "arguments"]
+    assert set(there[:-2]) == {"cancel"}
+
+
 def hello(**crooked: Any) -> Any:
     return pb.ServerHello(**{"version": VERSION, "name": "s1", "life": 7, "slots": 1, "mops": 100.0} | crooked)
 

@@ -58,6 +58,20 @@ def test_an_id_runs_once_and_its_answer_is_there_until_acknowledged() -> None:
     assert ledger.ended(ONE, RESULT, now_us=7) is None
 
 
+def test_users_take_turns_for_slots_whoever_came_first() -> None:
+    ledger = Ledger()
+    anns = [CallId("ann", "g", number) for number in range(1, 5)]
+    bobs = [CallId("bob", "g", number) for number in range(1, 3)]
+    for call in (*anns, *bobs):
+        assert offer(ledger, call) == Fetch()
+        assert ledger.fetched(call, 1)
+    assert [ledger.start(0) for _ in range(3)] == [anns[0], bobs[0], anns[1]]
+    ledger.ended(bobs[0], RESULT, now_us=1)
+    assert ledger.start(1) == bobs[1], "he has fewer calls in slots"
+    ledger.ended(bobs[1], RESULT, now_us=2)
+    assert [ledger.start(2) for _ in range(3)] == [anns[2], anns[3], None]
+
+
 def test_slots_are_taken_in_order_of_complete_arguments() -> None:
     ledger = Ledger()
     assert (offer(ledger, ONE), offer(ledger, TWO), ledger.start(0)) == (Fetch(), Fetch(), None)

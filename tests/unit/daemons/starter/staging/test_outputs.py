@@ -108,6 +108,12 @@ def test_an_exception_travels_as_the_value() -> None:
     assert (outcome.value, outcome.error, outcome.pickled) == (b"E", "E: x", True)
 
 
+def test_of_an_output_that_was_cut_only_what_is_kept_must_be_stored() -> None:
+    ending = Ending(data=b"abc", out=Output(size=10 << 30, path="/spool/out", dropped=(10 << 30) - 1000), err=Output(size=2, data=b"ok"))
+    assert ending.size_bytes == 3 + 1000 + 2
+
+
+
 def test_small_things_need_no_store_and_large_ones_are_rows(store: MemoryStore) -> None:
     assert not Ending(data=b"x" * 8000, out=Output(size=3, data=b"abc")).needs_store
     large = Ending(data=b"x" * 9000)
