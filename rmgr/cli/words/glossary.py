@@ -58,7 +58,7 @@ _REASONS = {
     Reason.DISK_LIMIT: (_OWN, "files of its user's work took more of the node's disk than they may"),
     Reason.BAD_OUTPUT: (_FINAL, "the function did not return one value for each output key"),
     Reason.START_FAILED: (_FINAL, "the command or function cannot be started: no such file, or it cannot be loaded"),
-    Reason.POISON: (_FINAL, "its node was lost five times while it ran there alone"),
+    Reason.POISON: (_FINAL, "its worker or its node was lost five times while it ran there alone"),
     Reason.OUTPUT_EXISTS: (_FINAL, "an output key is taken; overwrite=True replaces what is there"),
     Reason.UNTRUSTED: (_FINAL, "it is not what its user signed; nothing of it ran"),
     Reason.OTHER: (_FINAL, "only a newer release has a word for it"),

@@ -324,7 +324,7 @@ def test_explain_says_whose_turn_it_is_and_who_is_at_a_cap():
         ("resources", "the only fitting node is busy; nothing of ann's before it in queue default")
     ], "who waits to be tried again stands in no queue"
     paused = replace(busy, submissions=bobs | {42: (replace(SUB, backoff_us=30_000_000), progress(4))}, waiting={42: 1})
-    again = "1 task to run again after a failed attempt; the first pause is 30s, each further one twice as long (--backoff)"
+    again = "1 task to run again after a failed attempt; the first pause is 30s, each further one twice as long, up to 64 times (--backoff)"
     assert dict(why(explain(paused, 42, None)))["backoff"] == again
     large = {9: (replace(SUB, id=9, user="cem", request=Request(cores=4)), progress(1))}
     never = replace(busy, submissions=large, settings=ClusterSettings(limits=UserLimits(max_cores_per_user=3)))
