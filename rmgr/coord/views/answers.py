@@ -467,8 +467,10 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         why.append(WhyView(what="cancel", id=str(job.id), detail=f"{told_by(submission) or 'cancelled'}; what still runs is being stopped"))
     if waiting := snapshot.waiting.get(job.id, 0):
         first_s = submission.backoff_us / 1e6
-        pause = f"; the first pause is {format_duration(first_s)}, each further one twice as long, up to 64 times (--backoff)" if first_s else ""
-        why.append(WhyView(what="backoff", id=str(job.id), detail=f"{counted(waiting, 'task')} to run again after a failed attempt{pause}"))
+        message = f"{counted(waiting, 'task')} to run again after a failed attempt"
+        if first_s:
+            message += f"; the first pause is {format_duration(first_s)}, each further one twice as long, up to 64 times (--backoff)"
+        why.append(WhyView(what="backoff", id=str(job.id), detail=message))
     if running := job.counts[State.RUNNING]:  # tasks that have not begun are described separately
         message = ("run on", "runs on")[running == 1] if submission.rigid is not None else ("are claimed by", "is claimed by")[running == 1]
         some = f"{running} of {counted(job.tasks, 'task')}"
