@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from rmgr.model.base.units import counted, format_size
 from rmgr.model.views import (
     AttemptView,
     ExplainView,
-    FailureView,
     HeldView,
     JobView,
     LeaderView,
@@ -86,54 +85,26 @@ def counts(known: Mapping[str, int]) -> dict[str, int]:
 
 def attempt(view: AttemptView) -> dict[str, Any]:
     """Returns an element of `attempts`."""
-    return {
-        "attempt": view.attempt,
-        "node": view.node,
-        "state": str(view.state),
-        "reason": str(view.reason),
-        "started": iso(view.started_us),
-        "ended": iso(view.ended_us),
-        "exit_code": view.exit_code,
-        "error": view.error,
-    }
+    return _fields(view, "attempt node state reason started_us ended_us exit_code error")
 
 
 def job(view: JobView) -> dict[str, Any]:
     """Returns an element of `jobs`: the fields of `show`, without attempts."""
     return {
         "id": str(view.id),
-        "name": view.name,
-        "user": view.user,
-        "queue": view.queue,
-        "state": str(view.state),
-        "reason": str(view.reason),
-        "submitted": iso(view.submitted_us),
-        "started": iso(view.started_us),
-        "ended": iso(view.ended_us),
-        "exit_code": view.exit_code,
+        **_fields(view, "name user queue state reason submitted_us started_us ended_us exit_code"),
         "counts": counts(view.counts),
-        "nodes": list(view.nodes),
-        "detail": view.detail,
-        "tasks": view.tasks,
-        "priority": view.priority,
-        "work": str(view.work),
-        "command": view.command,
-        "cores": view.cores,
-        "mem_bytes": view.memory_bytes,
-        "after": list(view.after),
-        "cpu_seconds": view.cpu_us / 1e6,
-        "max_rss_bytes": view.max_rss_kib * 1024,
+        **_fields(view, "nodes detail tasks priority work command cores memory_bytes after cpu_us max_rss_kib"),
         **_served_fields(view),
         "processes": max(1, view.processes),
-        "expected_start": iso(view.expected_start_us),
-        "account": view.account,
+        **_fields(view, "expected_start_us account"),
         **_shares(view),
         **_asked_terms(view),
         **({"resources": dict(sorted(view.resources.items()))} if view.resources else {}),
         **({"class": view.route} if view.route else {}),
         **_moving_fields(view.moving),
         **({"by_time": iso(view.by_us)} if view.by_us else {}),
-        **({"failures": [_failure(item) for item in view.failures]} if view.failures else {}),
+        **({"failures": [_fields(item, "reason exit_code node tasks error") for item in view.failures]} if view.failures else {}),
     }
 
 
@@ -155,25 +126,12 @@ def changed(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {name: {at: iso(value or 0) for at, value in one.items()} if name == "begin" else dict(one) for name, one in terms.items()}
 
 
-def _failure(view: FailureView) -> dict[str, Any]:
-    """Returns an element of `failures`."""
-    return {"reason": view.reason, "exit_code": view.exit_code, "node": view.node, "tasks": view.tasks, "error": view.error}
-
-
 def failures(found: Sequence[Failure], steps: Sequence[str]) -> dict[str, Any]:
     """Returns `failures` of `show` and `explain`, read from the ends themselves, and `next`; nothing if nothing failed."""
     if not found:
         return {}
     told = [
-        {
-            "reason": item.reason,
-            "exit_code": item.exit_code,
-            "node": node,
-            "tasks": count,
-            "error": item.error,
-            "task": item.task,
-            "stderr": item.stderr,
-        }
+        {**_fields(item, "reason exit_code"), "node": node, "tasks": count, **_fields(item, "error task stderr")}
         for item in found
         for node, count in item.nodes.items()
     ]
@@ -200,31 +158,18 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
     """Returns the answer of `show 42_7`: the same fields, for one task."""
     return {
         "id": view.id,
-        "name": of.name,
-        "user": of.user,
-        "queue": of.queue,
-        "state": str(view.state),
-        "reason": str(view.reason),
-        "submitted": iso(of.submitted_us),
-        "started": iso(view.started_us),
-        "ended": iso(view.ended_us),
-        "exit_code": view.exit_code,
+        **_fields(of, "name user queue"),
+        **_fields(view, "state reason"),
+        **_fields(of, "submitted_us"),
+        **_fields(view, "started_us ended_us exit_code"),
         "attempts": [attempt(item) for item in view.attempts],
         "counts": counts({view.state: 1}),
         "nodes": [view.node] if view.node else [],
-        "index": view.index,
-        "attempt": view.attempt,
-        "error": view.error,
-        "command": of.command,
-        "cores": of.cores,
-        "mem_bytes": of.memory_bytes,
-        "priority": of.priority,
-        "after": list(of.after),
-        "account": of.account,
+        **_fields(view, "index attempt error"),
+        **_fields(of, "command cores memory_bytes priority after account"),
         **_asked_terms(of),
         **({"resources": dict(sorted(of.resources.items()))} if of.resources else {}),
-        "cpu_seconds": view.cpu_us / 1e6,
-        "max_rss_bytes": view.max_rss_kib * 1024,
+        **_fields(view, "cpu_us max_rss_kib"),
         **_served_fields(view),
         **_checkpoints(view.story),
         **_moving_fields(view.moving),
@@ -234,82 +179,32 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
 
 def _served_fields(view: JobView | TaskView) -> dict[str, Any]:
     """Returns the fields of work that shared its cores in time."""
-    told: dict[str, Any] = {"served_seconds": view.served_us / 1e6, "turns": view.turns} if view.turns or view.served_us else {}
+    told = _fields(view, "served_us turns") if view.turns or view.served_us else {}
     return told | ({"slots": view.slots} if isinstance(view, JobView) and view.slots else {})
 
 
 def task(view: TaskView) -> dict[str, Any]:
     """Returns an element of `tasks`."""
-    return {
-        "id": view.id,
-        "index": view.index,
-        "state": str(view.state),
-        "reason": str(view.reason),
-        "attempt": view.attempt,
-        "node": view.node,
-        "started": iso(view.started_us),
-        "ended": iso(view.ended_us),
-        "exit_code": view.exit_code,
-        "error": view.error,
-        "cpu_seconds": view.cpu_us / 1e6,
-        "max_rss_bytes": view.max_rss_kib * 1024,
-        **_served_fields(view),
-    }
+    names = "id index state reason attempt node started_us ended_us exit_code error cpu_us max_rss_kib"
+    return {**_fields(view, names), **_served_fields(view)}
 
 
 def node(view: NodeView) -> dict[str, Any]:
     """Returns an element of `nodes`."""
     return {
-        "id": view.id,
-        "state": str(view.state),
-        "cores": view.cores,
-        "cores_used": view.cores_used,
-        "mem_bytes": view.memory_bytes,
-        "load": view.load,
-        "incarnation": view.incarnation,
-        "pid": view.pid,
-        "reason": view.reason,
-        "mem_used_bytes": view.memory_used_bytes,
-        "running": view.running,
-        "host": view.host,
-        "partition": view.partition,
-        "site": view.site,
-        "speed": view.speed,
-        "features": list(view.features),
+        **_fields(view, "id state cores cores_used memory_bytes load incarnation pid reason memory_used_bytes running"),
+        **_fields(view, "host partition site speed features"),
         "resources": dict(sorted(view.resources.items())),
         "resources_used": {name: view.resources_used.get(name, 0) for name in sorted(view.resources)},
-        "seen": iso(view.seen_us),
-        "endpoint": view.endpoint,
-        "version": view.version,
-        "trouble": view.trouble,
-        "until": iso(view.until_us),
-        "metrics": view.metrics,
-        "fix": view.fix,
-        "level": str(view.level),
-        "freezer": view.freezer,
-        "clock_error_us": view.clock_error_us,
-        "switches": view.switches,
-        "late_switches": view.late_switches,
-        "call_cores": view.call_cores,
-        "by": view.by,
-        "since": iso(view.since_us),
+        **_fields(view, "seen_us endpoint version trouble until_us metrics fix level"),
+        **_fields(view, "freezer clock_error_us switches late_switches call_cores by since_us"),
     }
 
 
 def queue(view: QueueView) -> dict[str, Any]:
     """Returns an element of `queues`."""
-    return {
-        "id": view.id,
-        "partition": view.partition,
-        "dispatch": str(view.dispatch),
-        "policy": view.policy,
-        "state": view.state,
-        "pending": view.pending,
-        "running": view.running,
-        "limits": dict(view.limits),
-        "held": [held(item) for item in view.held],
-        "held_tasks": view.held_tasks,
-    }
+    told = _fields(view, "id partition dispatch policy state pending running limits")
+    return {**told, "held": [held(item) for item in view.held], "held_tasks": view.held_tasks}
 
 
 def queue_class(view: QueueView) -> dict[str, Any]:
@@ -318,70 +213,37 @@ def queue_class(view: QueueView) -> dict[str, Any]:
     assert found is not None
     priority, head, no_waiter = found.fired
     return {
-        "id": view.id,
-        "partition": view.partition,
-        "policy": view.policy,
-        "state": view.state,
+        **_fields(view, "id partition policy state"),
         "pending": view.pending if found.is_known else None,
         "running": view.running if found.is_known else None,
         "limits": dict(view.limits),
         "threshold": found.threshold if found.max_reservations else None,
-        "max_reservations": found.max_reservations,
-        "head_trigger": found.head_trigger,
+        **_fields(found, "max_reservations head_trigger"),
         "fired": {"priority": priority, "head": head, "no_waiter": no_waiter} if found.is_known else None,
-        "promised": [
-            {
-                "for": promise.job,
-                "cores": promise.cores,
-                "held": promise.held,
-                "waits_for": list(promise.waits_for),
-                "expected_start": iso(promise.expected_start_us),
-            }
-            for promise in found.promised
-        ],
+        "promised": [{"for": one.job, **_fields(one, "cores held waits_for expected_start_us")} for one in found.promised],
         "chosen": found.chosen,
     }
 
 
 def held(view: HeldView) -> dict[str, Any]:
     """Returns a line of the ledger: an element of `held`."""
-    return {
-        "for": view.job,
-        "node": view.node,
-        "cores": view.cores,
-        "since": iso(view.since_us),
-        "expected_start": iso(view.expected_start_us),
-    }
+    return {"for": view.job, **_fields(view, "node cores since_us expected_start_us")}
 
 
 def policy(view: PolicyView) -> dict[str, Any]:
     """Returns an element of `status.policies`."""
     return {
-        "partition": view.partition,
-        "policy": view.policy,
-        "passes": view.passes,
-        "last_pass": view.last_pass_s,
-        "faults": [{"policy": fault.policy, "count": fault.count, "error": fault.error} for fault in view.faults],
+        **_fields(view, "partition policy passes last_pass_s"),
+        "faults": [_fields(fault, "policy count error") for fault in view.faults],
         "problem": view.problem,
-        **({"generation": view.generation, "max_tqlb": view.max_tqlb} if view.generation is not None else {}),
-        **({"servers": view.servers, "age": view.age_s, "degraded": view.degraded} if view.servers is not None else {}),
+        **(_fields(view, "generation max_tqlb") if view.generation is not None else {}),
+        **(_fields(view, "servers age_s degraded") if view.servers is not None else {}),
     }
 
 
 def leader(view: LeaderView | None) -> dict[str, Any] | None:
     """Returns `status.leader`."""
-    if view is None:
-        return None
-    return {
-        "id": view.id,
-        "host": view.host,
-        "pid": view.pid,
-        "epoch": view.epoch,
-        "since": iso(view.since_us),
-        "endpoint": view.endpoint,
-        "version": view.version,
-        "metrics": view.metrics,
-    }
+    return None if view is None else _fields(view, "id host pid epoch since_us endpoint version metrics")
 
 
 def status(view: StatusView) -> dict[str, Any]:
@@ -389,22 +251,15 @@ def status(view: StatusView) -> dict[str, Any]:
     return {
         "healthy": view.healthy,
         "leader": leader(view.leader),
-        "zookeeper": dict(view.zookeeper),
-        "store": dict(view.store),
+        **_fields(view, "zookeeper store"),
         "counts": counts(view.counts),
         "nodes": {"up": 0, "draining": 0, "fenced": 0, **view.nodes},
-        "cluster_id": view.cluster_id,
-        "problems": list(view.problems),
-        "watchdogs": view.watchdogs,
-        "uptime": view.uptime_s,
+        **_fields(view, "cluster_id problems watchdogs uptime_s"),
         "policies": [policy(item) for item in view.policies],
         "warnings": list(view.warnings),
         "parts": [part(item) for item in view.parts],
         "since": iso(view.healthy_since_us),
-        "cores": view.cores,
-        "cores_used": view.cores_used,
-        "mem_bytes": view.memory_bytes,
-        "mem_used_bytes": view.memory_used_bytes,
+        **_fields(view, "cores cores_used memory_bytes memory_used_bytes"),
         "oldest_wait": iso(view.oldest_us),
         "users": {name: cores for name, cores in by_cores(view.users) if name},
         "users_others": view.users.get("", 0),
@@ -416,28 +271,17 @@ def by_cores(users: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(users.items(), key=lambda pair: (not pair[0], -pair[1], pair[0]))
 
 
-def part(view: PartView) -> dict[str, str]:
+def part(view: PartView) -> dict[str, Any]:
     """Returns an element of `status.parts`: one that is not well."""
-    return {
-        "kind": view.kind,
-        "id": view.id,
-        "state": view.state,
-        "reason": view.reason,
-        "fix": view.fix,
-        "level": str(view.level),
-    }
+    return _fields(view, "kind id state reason fix level")
 
 
 def explain(view: ExplainView) -> dict[str, Any]:
     """Returns the answer of `explain`."""
     return {
-        "id": view.id,
-        "state": str(view.state),
-        "why": [{"what": item.what, "id": item.id, "detail": item.detail} for item in view.why],
-        "expected_start": iso(view.expected_start_us),
-        "reason": str(view.reason),
-        "priority": view.priority,
-        "account": view.account,
+        **_fields(view, "id state"),
+        "why": [_fields(item, "what id detail") for item in view.why],
+        **_fields(view, "expected_start_us reason priority account"),
         **_shares(view),
     }
 
@@ -452,25 +296,42 @@ def history(view: JobView) -> dict[str, Any]:
     began = view.started_us or view.submitted_us
     return {
         "id": str(view.id),
-        "name": view.name,
-        "user": view.user,
-        "state": str(view.state),
-        "reason": str(view.reason),
-        "exit_code": view.exit_code,
-        "submitted": iso(view.submitted_us),
-        "started": iso(view.started_us),
-        "ended": iso(view.ended_us),
+        **_fields(view, "name user state reason exit_code submitted_us started_us ended_us"),
         "elapsed": max(0, view.ended_us - began) / 1e6 if view.ended_us else 0.0,
-        "cpu_seconds": view.cpu_us / 1e6,
-        "max_rss_bytes": view.max_rss_kib * 1024,
+        **_fields(view, "cpu_us max_rss_kib"),
         **_served_fields(view),
-        "nodes": list(view.nodes),
-        "queue": view.queue,
-        "tasks": view.tasks,
+        **_fields(view, "nodes queue tasks"),
         "counts": counts(view.counts),
-        "command": view.command,
-        "account": view.account,
+        **_fields(view, "command account"),
     }
+
+
+#: Fields whose key and value in JSON do not follow from the rules of `_fields`.
+_OTHERWISE: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "memory_bytes": ("mem_bytes", int),
+    "memory_used_bytes": ("mem_used_bytes", int),
+    "max_rss_kib": ("max_rss_bytes", lambda kib: kib * 1024),
+    "cpu_us": ("cpu_seconds", lambda us: us / 1e6),
+    "served_us": ("served_seconds", lambda us: us / 1e6),
+    "clock_error_us": ("clock_error_us", lambda us: us),
+}
+
+
+def _fields(view: object, names: str) -> dict[str, Any]:
+    """Returns these fields of a view as JSON has them, in this order: a time (`_us`) as text, a duration (`_s`) as a number, both without
+    their unit in the key.
+    """
+    told: dict[str, Any] = {}
+    for name in names.split():
+        value = getattr(view, name)
+        if name in _OTHERWISE:
+            key, convert = _OTHERWISE[name]
+            told[key] = convert(value)
+        elif name.endswith("_us"):
+            told[name.removesuffix("_us")] = iso(value)
+        else:
+            told[name.removesuffix("_s")] = str(value) if isinstance(value, str) else list(value) if isinstance(value, tuple) else value
+    return told
 
 
 def item(id_: str, state: State, reason: str, exit_code: int | None) -> dict[str, Any]:
