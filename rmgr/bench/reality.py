@@ -26,7 +26,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch
 from rmgr.client.connection import Connection
@@ -64,8 +63,6 @@ while [ $left -gt 0 ]; do
     echo $left > new; mv new left; cp .rmgr/number .rmgr/saved; [ ! -e .rmgr/stop ] || exit 85
 done
 """
-#: Reports in directory "$1" that it runs; sleeps "$2" seconds once that directory says that all jobs are submitted.
-_SLEEP_LATER = ': > "$1/runs"; until [ -e "$1/all" ]; do sleep 0.05; done; exec sleep "$2"'
 #: Sleeps argv[1] times 10 ms.
 _NAPS = "import sys, time\nfor _ in range(int(sys.argv[1])): time.sleep(0.01)"
 NODES, JOBS, SEED = 8, 60, 7
@@ -348,20 +345,11 @@ class WorkloadStage:
         found = asks.ask(ReadSettings(), timeout_s=10.0)
         asks.ask(ApplySettings(settings=replace(found.settings, pipelines=(pipeline,)), version=found.version), timeout_s=10.0)
 
-    def play(
-        self,
-        workload: Workload,
-        *,
-        patience_s: float = 300.0,
-        checkpoints: bool = False,
-        naps: bool = False,
-        meeting: Path | None = None,
-    ) -> list[Played]:
+    def play(self, workload: Workload, *, patience_s: float = 300.0, checkpoints: bool = False, naps: bool = False) -> list[Played]:
         """Submits each job at its time, to the queue or class that it names, and waits for all; returns them in order of their numbers.
 
         checkpoints: jobs can move (one more shell per job). naps: jobs sleep 10 ms at a time (one Python per job).
-        meeting: an empty directory visible to the nodes. The other jobs are submitted once the first one runs; its sleep begins after that.
-        Raises: Unavailable for a job not ended `patience_s` after the last submission, or if the first does not begin in that time.
+        Raises: Unavailable for a job not ended `patience_s` after the last submission.
         """
         self._engine.settings()
         ends = [_End(job.number) for job in workload.jobs]
@@ -370,26 +358,19 @@ class WorkloadStage:
             wait_s = began_s + job.submit_us / 1e6 - time.monotonic()
             if wait_s > 0:
                 time.sleep(wait_s)
-            end.submission = self._submit(job, checkpoints=checkpoints, naps=naps, meeting=meeting if end is ends[0] else None)
+            end.submission = self._submit(job, checkpoints=checkpoints, naps=naps)
             self._engine.attach(end.submission, end, own=False, timeout_s=30.0)
-            if meeting is not None and end is ends[0]:
-                _wait_for(meeting / "runs", patience_s)
-                began_s = time.monotonic() - job.submit_us / 1e6
-        if meeting is not None:
-            meeting.joinpath("all").touch()
         until_s = time.monotonic() + patience_s
         for end in ends:
             if not end.over.wait(max(0.0, until_s - time.monotonic())):
                 raise Unavailable(f"job {end.number} (submission {end.submission}) has not ended after {patience_s:g} s")
         return [end.played(began_ns // 1000) for end in ends]
 
-    def _submit(self, job: WorkloadJob, *, checkpoints: bool, naps: bool, meeting: Path | None) -> int:
+    def _submit(self, job: WorkloadJob, *, checkpoints: bool, naps: bool) -> int:
         """Submits one job in one commit, as `rmgr submit` does; returns its number."""
         seconds = job.run_us / 1e6
         command: tuple[str, ...] = ("/bin/sleep", f"{seconds:.3f}")
-        if meeting is not None:
-            command = ("/bin/sh", "-c", _SLEEP_LATER, "sh", str(meeting), f"{seconds:.3f}")
-        elif checkpoints:
+        if checkpoints:
             command = ("/bin/sh", "-c", _SLEEP, "sh", str(round(seconds * 1000)))
         elif naps:
             command = (sys.executable, "-ISc", _NAPS, str(job.run_us // 10_000))
@@ -404,14 +385,6 @@ class WorkloadStage:
             request=Request(cores=job.threads, time_limit_us=job.estimate_us),
         )
         return send(self._engine, admit(draft, self._engine.settings(), self._engine.nodes()))
-
-
-def _wait_for(file: Path, patience_s: float) -> None:
-    until_s = time.monotonic() + patience_s
-    while not file.exists():
-        if time.monotonic() > until_s:
-            raise Unavailable(f"the first job has not begun after {patience_s:g} s")
-        time.sleep(0.02)
 
 
 def send(engine: Engine, draft: Submission) -> int:
