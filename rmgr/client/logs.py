@@ -12,7 +12,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rmgr.coord.protocol import keys
@@ -21,6 +20,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.base.units import format_size
 from rmgr.model.tasks import gap
+from rmgr.model.tasks.gap import Placed
 from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 from rmgr.runtime import machine
 
@@ -184,18 +184,23 @@ class LiveOutput:
             store = self._reach.data_store() if end.log_parts[number] else None
             parts, rest = end.log_parts[number], end.log[number]
             kept = read_ended(store, self._number, end.position, end.attempt, name, parts=parts, rest=rest)
-            for fresh in unseen(kept, skip, on_drop=partial(self._tell_drop, end, name)):
+            gaps: list[Placed] = []
+            for fresh in unseen(kept, skip, on_gap=gaps.append):
                 if fresh:
                     yield OutputPiece(
                         submission=self._number, position=end.position, attempt=end.attempt, stream=name, data=fresh, time_us=now_us
                     )
+            if gaps:
+                self._tell_gaps(end, name, gaps)
 
-    def _tell_drop(self, end: EndedTask, stream: str, count: int, cap: int) -> None:
+    def _tell_gaps(self, end: EndedTask, stream: str, gaps: Sequence[Placed]) -> None:
         if (end.position, stream) not in self._told:
             self._told.add((end.position, stream))
+            missing = sum(placed.dropped for placed in gaps)
+            places = "a line says where" if len(gaps) == 1 else f"{len(gaps)} lines say where"
             self._reach.note(
-                f"{end.id} wrote more to {stream} than is kept ({format_size(cap)}): {count} bytes from the middle of it are missing; "
-                "large output belongs into a file (--output KEY=FILE, -o FILE)"
+                f"{end.id} wrote more to {stream} than is kept ({format_size(gaps[0].cap)}): {missing} bytes from the middle of it "
+                f"are missing ({places}); large output belongs into a file (--output KEY=FILE, -o FILE)"
             )
 
     def close(self) -> None:
@@ -410,15 +415,15 @@ def read_flushed(store: Store, number: int, position: int, attempt: int, stream:
         after = names[-1]
 
 
-def unseen(pieces: Iterable[bytes], shown: int, *, on_drop: Callable[[int, int], None] = lambda _count, _cap: None) -> Iterator[bytes]:
+def unseen(pieces: Iterable[bytes], shown: int, *, on_gap: Callable[[Placed], object] = lambda _gap: None) -> Iterator[bytes]:
     """Yields the part of a stored stream after its first `shown` bytes, which the reader saw while it grew.
 
-    If the middle of an output over the cap was dropped, a line in the stored output says so: `on_drop` gets the number of missing
-    bytes and the cap. The line itself is yielded if the reader has not got past it.
+    Where some of an output over the cap was dropped, a line in the stored output says so: `on_gap` gets each such place. The line itself
+    is yielded if the reader has not got past it.
     """
     for placed in gap.place(pieces):
         if placed.dropped:
-            on_drop(placed.dropped, placed.cap)
+            on_gap(placed)
         yield placed.fresh(shown)
 
 

@@ -255,8 +255,9 @@ def test_what_is_flushed_of_it_holds_no_hole_and_goes_on_to_the_end(flood: Flood
     flood.logs._flushed[flood.seq].next_s = -math.inf
     flood.logs.flush([flood.lane], time.monotonic())
     flushed = flood.logs.take(flood.seq)
-    assert is_whole_but_for_one_gap(flood.stored(flushed.parts[0]), WRITTEN)
-    assert (flushed.sizes[0], flushed.parts[0]) == (len(WRITTEN), 2)
+    stored = flushed.streams[0]
+    assert is_whole_but_for_one_gap(flood.stored(stored.parts), WRITTEN)
+    assert (stored.size, stored.parts) == (len(WRITTEN), 2)
     ending = of_command(flood.end())
     ending.flushed = flushed
     written = write(flood.store, 42, 0, 1, ending)

@@ -193,6 +193,16 @@ def test_a_gap_is_shown_and_nothing_twice(scene: Scene) -> None:
     assert b"".join(piece.data for piece in output.ended(end(1, 10, b" end"))) == b"tail end"
 
 
+def test_every_gap_counts_in_what_is_said_at_the_end(scene: Scene) -> None:
+    output = LiveOutput(scene, NUMBER, streams=("stdout",))
+    for part, data in enumerate((b"head", gap_line(100, 50), b"middle", gap_line(11, 50), b"tail")):
+        scene.write(1, part, data)
+    shown = b"".join(piece.data for piece in output.ended(end(1, 5, b" end")))
+    assert shown == b"head" + gap_line(100, 50) + b"middle" + gap_line(11, 50) + b"tail end"
+    [note] = scene.notes
+    assert f"{NUMBER}_1 wrote more to stdout than is kept (50): 111 bytes from the middle of it are missing (2 lines say where)" in note
+
+
 def test_a_store_that_is_away_stops_nothing(scene: Scene) -> None:
     output = LiveOutput(scene, NUMBER)
     scene.write(0, 0, b"one")

@@ -285,11 +285,11 @@ def test_what_was_shown_is_not_shown_again(shown: int, size: int) -> None:
 def test_a_dropped_middle_is_told_and_its_end_is_shown(tmp_path: Path, size: int) -> None:
     written = b"".join(b"%09d\n" % number for number in range(50_000))
     stored, drops = kept(tmp_path, written), []
-    whole = b"".join(unseen(pieces(stored, size), 0, on_drop=lambda *told: drops.append(told)))
+    whole = b"".join(unseen(pieces(stored, size), 0, on_gap=drops.append))
     assert whole == stored
-    [(count, cap)] = drops
-    assert cap == CAP
-    assert len(stored) - stored.count(b"dropped here") * len(marker(stored)) + count == len(written)
+    [one] = drops
+    assert one.cap == CAP
+    assert len(stored) - stored.count(b"dropped here") * len(marker(stored)) + one.dropped == len(written)
     # Shown into the dropped middle: the line that says so, of what was missed, and the end. Shown into the end: only what follows.
     tail = len(written) - (len(stored) - stored.index(marker(stored)) - len(marker(stored)))
     lagging = b"".join(unseen(pieces(stored, size), tail - 1000))

@@ -51,7 +51,8 @@ from rmgr.daemons.starter.checkpoint.way import (
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.execution.lanes import WorkerLane
-from rmgr.daemons.starter.staging.outputs import Ending, Flushed, discard, remove_directory, write
+from rmgr.daemons.starter.staging.logs import Flushed, StoredStream
+from rmgr.daemons.starter.staging.outputs import Ending, discard, remove_directory, write
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, RmgrError, StateConflict, StoreUnavailable, ValueTooLarge
 from rmgr.log import audit
 from rmgr.model.base.states import Reason
@@ -538,7 +539,7 @@ def put_away(store: Store, saved: Checkpoint, ending: Ending, *, log_ttl_s: floa
     written = write(store, saved.sub, saved.index, saved.attempt, ending, log_ttl_s=log_ttl_s)
     discard(ending)
     ending.out = ending.err = NO_OUTPUT
-    ending.flushed = Flushed(parts=list(written.log_parts))
+    ending.flushed = Flushed(streams=(StoredStream(parts=written.log_parts[0]), StoredStream(parts=written.log_parts[1])))
     if ending.directory:
         remove_directory(ending)
 

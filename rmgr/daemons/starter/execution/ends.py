@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,11 +36,10 @@ from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.execution.holds import HeldPart
 from rmgr.daemons.starter.execution.lanes import Reopening, Task, WorkerLane
+from rmgr.daemons.starter.staging.logs import LOG_PART_BYTES, Flushed
 from rmgr.daemons.starter.staging.outputs import (
-    LOG_PART_BYTES,
     Charges,
     Ending,
-    Flushed,
     StoringEnding,
     Written,
     conclude,
@@ -58,7 +56,6 @@ from rmgr.errors import LimitReached, RmgrError
 from rmgr.log import BOOK, audit
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import INITIALIZER_FAILED, MAX_INLINE_VALUE, FailedRange, Outcome, PastAttempt
-from rmgr.model.tasks.gap import gap_line
 from rmgr.model.wire.frames import CommandEnd, TaskEnd
 from rmgr.runner.host.kernel import DIRECTORY_GONE, DISK_WAS_FULL
 from rmgr.runtime import machine
@@ -562,58 +559,10 @@ def _outcome_of_a_defect(block: ClaimedBlock, index: int, reason: Reason, words:
 # followers.
 
 
-@dataclass(slots=True)
-class _StoredStream:
-    """Stored parts of one stream: about its first and its last half cap, as in the file itself, and a line for the rest.
-
-    head: bytes before the gap. tail: (part, its bytes in the original output, its bytes in the store). gap: the part whose line counts
-    missing bytes, -1 if none are missing.
-    """
-
-    head: int = 0
-    tail: deque[tuple[int, int, int]] = field(default_factory=deque)
-    tail_bytes: int = 0
-    gap: int = -1
-    dropped: int = 0
-
-    def add(self, part: int, written: int, stored: int, cap: int) -> None:
-        """Adds a stored part."""
-        if self.head < cap // 2:
-            self.head += stored
-        else:
-            self.tail.append((part, written, stored))
-            self.tail_bytes += stored
-
-    def cut(self, store: Store, row: Callable[[int], str], cap: int, ttl_s: float | None) -> None:
-        """Deletes the oldest parts of a tail that has grown too long. A repetition after a failure does the same."""
-        left, surplus = self.tail_bytes, 0
-        while left > cap - cap // 2 and surplus < len(self.tail) - 1:
-            left -= self.tail[surplus][2]
-            surplus += 1
-        if not surplus:
-            return
-        gone = [self.tail[at] for at in range(surplus)]
-        gap = gone[0][0] if self.gap < 0 else self.gap
-        dropped = self.dropped + sum(written for _, written, _ in gone)
-        store.put(row(gap), gap_line(dropped, cap), ttl_s=ttl_s)
-        store.delete_many([row(part) for part, _, _ in gone if part != gap])
-        self.gap, self.dropped, self.tail_bytes = gap, dropped, left
-        for _ in gone:
-            self.tail.popleft()
-
-
-@dataclass(slots=True, kw_only=True)
-class _Flushing(Flushed):
-    """Flushed output of a running task."""
-
-    kept: tuple[_StoredStream, _StoredStream] = field(default_factory=lambda: (_StoredStream(), _StoredStream()))
-
-
 class LiveLogs:
     """Logs of the tasks of one node.
 
-    ttl_s: how long new rows are kept, None = for ever. output_cap: about so many bytes of a stream are stored while it grows; its end adds
-    whatever its file holds beyond.
+    ttl_s: how long new rows are kept, None = for ever. output_cap: about so many bytes of a stream are stored.
     """
 
     def __init__(self, io: StoreIO, ttl_s: Callable[[], float | None], output_cap: int, charges: Charges) -> None:
@@ -621,7 +570,7 @@ class LiveLogs:
         self._charges = charges
         self._ttl_s = ttl_s
         self._output_cap = output_cap
-        self._flushed: dict[int, _Flushing] = {}
+        self._flushed: dict[int, Flushed] = {}
         #: (submission, index) -> (attempt, inline rest, parts) of recent ends
         self.recent: OrderedDict[tuple[int, int], Logs] = OrderedDict()
 
@@ -650,7 +599,7 @@ class LiveLogs:
             if flushed is None:
                 due_s = lane.since_s + FIRST_FLUSH_S
                 if now_s >= due_s:
-                    flushed = self._flushed[seq] = _Flushing()
+                    flushed = self._flushed[seq] = Flushed()
             if flushed is not None:
                 if now_s >= flushed.next_s and not flushed.is_flushing:
                     self._start(lane, seq, flushed, now_s)
@@ -660,7 +609,7 @@ class LiveLogs:
             next_s = min(next_s, due_s)
         return next_s
 
-    def _start(self, lane: WorkerLane, seq: int, flushed: _Flushing, now_s: float) -> None:
+    def _start(self, lane: WorkerLane, seq: int, flushed: Flushed, now_s: float) -> None:
         block, index = lane.tasks[seq]
         flushed.is_flushing = True
         flushed.next_s = now_s + flushed.every_s
@@ -671,26 +620,23 @@ class LiveLogs:
         def job(store: Store) -> bool:
             is_behind = False
             with flushed.lock:
-                for number, stream in enumerate(keys.STREAMS):
-                    row, kept = partial(keys.log, *task, stream), flushed.kept[number]
+                for stream, stored in zip(keys.STREAMS, flushed.streams, strict=True):
+                    row = partial(keys.log, *task, stream)
                     for _ in range(_PARTS_AT_ONCE):
-                        offset, part = flushed.sizes[number], flushed.parts[number]
-                        data, following = read(seq, stream, offset, LOG_PART_BYTES) or (b"", 0)
+                        data, following = read(seq, stream, stored.size, LOG_PART_BYTES) or (b"", 0)
                         if not data:
                             break
                         try:
-                            charge.row(row(part), len(data))
+                            charge.row(row(stored.parts), len(data))
                         except LimitReached:  # the rest is left to the end, which reports it
                             break
-                        store.put(row(part), data, ttl_s=ttl_s)
-                        flushed.sizes[number] = following
-                        flushed.parts[number] += 1
-                        kept.add(part, following - offset, len(data), cap)
+                        store.put(row(stored.parts), data, ttl_s=ttl_s)
+                        stored.add(following, len(data), cap)
                         if len(data) < LOG_PART_BYTES:
                             break
                     else:
                         is_behind = True
-                    kept.cut(store, row, cap, ttl_s)
+                    stored.cut(store, row, cap, ttl_s)
             return is_behind
 
         self._io.run(job, lambda is_behind: self._on_flushed(flushed, is_behind), user=block.info.record.user)

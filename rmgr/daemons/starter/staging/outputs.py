@@ -7,7 +7,6 @@ finished, and may a COMPLETE carry it.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -28,13 +26,13 @@ from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Encoding, Note, Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, failed_record
 from rmgr.daemons.starter.core.io import Convoy, StoreIO
+from rmgr.daemons.starter.staging.logs import Flushed, StoredStream
 from rmgr.errors import DataLost, LimitReached, RmgrError, StoreUnavailable, Unavailable, UsageError, ValueTooLarge
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import format_duration, format_size
 from rmgr.model.tasks.block import MAX_INLINE_VALUE, Call, FailedRange, Outcome
-from rmgr.model.tasks.gap import place
 from rmgr.model.tasks.submission import Submission
-from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
+from rmgr.model.wire.frames import NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
 from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.output_keys import delete_pointers
 from rmgr.runner.host.files import remove_tree
@@ -42,8 +40,6 @@ from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
-#: Size of one row of a log; longer output has several.
-LOG_PART_BYTES = 256 * 1024
 #: Most characters of an error in an outcome.
 _ERROR_CHARS = 1000
 #: The same in a failed record: eight of them travel in the block.
@@ -60,18 +56,6 @@ _ALONE_BYTES = 32 * 1024
 _CHUNK = 512 * 1024
 #: Makes the note beside the value of an output key, which says whose it is, from its row and encoding.
 Seal = Callable[[str, Encoding], Note]
-
-
-@dataclass(slots=True, kw_only=True)
-class Flushed:
-    """Stored output of a running attempt: bytes (as written, with dropped ones) and parts of (stdout, stderr)."""
-
-    sizes: list[int] = field(default_factory=lambda: [0, 0])
-    parts: list[int] = field(default_factory=lambda: [0, 0])
-    lock: threading.Lock = field(default_factory=threading.Lock)  #: held while parts are written
-    next_s: float = -math.inf  #: monotonic time of the next flush
-    every_s: float = 2.0
-    is_flushing: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -322,13 +306,13 @@ def _write_logs(
 ) -> tuple[tuple[bytes, bytes], tuple[int, int]]:
     rests, parts = [], []
     for number, (stream, output) in enumerate(zip(keys.STREAMS, (ending.out, ending.err), strict=True)):
-        offset, part = (ending.flushed.sizes[number], ending.flushed.parts[number]) if ending.flushed is not None else (0, 0)
+        row = partial(keys.log, submission, index, attempt, stream)
+        stored = ending.flushed.streams[number] if ending.flushed is not None else StoredStream()
+        part = stored.parts
         try:
-            rest, part = write_log(
-                store, submission, index, attempt, stream, output, offset, part, ending.account, ttl_s=ttl_s, most=ending.output_cap
-            )
+            rest, part = stored.end(store, row, output, ending.account, ttl_s=ttl_s, most=ending.output_cap)
             if rest and ending.log_rows:
-                store.put(keys.log(submission, index, attempt, stream, part), rest, ttl_s=ttl_s)
+                store.put(row(part), rest, ttl_s=ttl_s)
                 rest, part = b"", part + 1
         except LimitReached as error:  # a log is cut, and says so: the task does not fail for it
             rest = f"\n[rmgr: the rest of this output is not stored: {error.message}]\n".encode()
@@ -362,58 +346,6 @@ def _spilled(value: Value, directory: Path, ending: Ending) -> Value:
         file.flush()
         os.fsync(file.fileno())
     return Value(pickled=value.pickled, path=str(path), size=len(value.data))
-
-
-def write_log(
-    store: Store,
-    submission: int,
-    index: int,
-    attempt: int,
-    stream: str,
-    output: Output,
-    offset: int,
-    part: int,
-    account: Account | None = None,
-    *,
-    ttl_s: float | None = None,
-    most: int = 0,
-) -> tuple[bytes, int]:
-    """Stores one stream from `offset` on, in parts from number `part` on; returns the inline rest and the number of parts.
-
-    most: about how many bytes of a file are stored, 0 = all.
-    """
-    if not output.path:
-        rest = output.data[offset:]
-        return rest, part
-    pieces = _read_unflushed(output, offset, account, most)
-    data = next(pieces, b"")
-    while data:
-        following = next(pieces, b"")
-        if not following and len(data) <= MAX_INLINE_OUTPUT:
-            return data, part
-        store.put(keys.log(submission, index, attempt, stream, part), data, ttl_s=ttl_s)
-        part += 1
-        data = following
-    return b"", part
-
-
-def _read_unflushed(output: Output, offset: int, account: Account | None, most: int) -> Iterator[bytes]:
-    """Yields an output file beyond its first `offset` bytes as written, in pieces of LOG_PART_BYTES except the last."""
-    with open(open_regular(output.path, account), "rb") as file:
-        # A growing file, or one with terabytes of holes, would keep its thread for ever. A line replaces the gap above `most`.
-        pieces = islice(iter(partial(file.read, LOG_PART_BYTES), b""), most // LOG_PART_BYTES + 2 if most else None)
-        if not output.dropped:
-            file.seek(offset)
-            yield from pieces
-            return
-        rest = b""
-        for placed in place(pieces):
-            rest += placed.fresh(offset)
-            while len(rest) >= LOG_PART_BYTES:
-                yield rest[:LOG_PART_BYTES]
-                rest = rest[LOG_PART_BYTES:]
-        if rest:
-            yield rest
 
 
 def discard(ending: Ending) -> None:

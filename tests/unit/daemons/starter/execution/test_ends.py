@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +21,8 @@ from rmgr.client.logs import read_ended, read_flushed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.shares import Turns
 from rmgr.daemons.starter.execution.ends import FIRST_FLUSH_S, MOST_IN_VAIN, Ends, LiveLogs
-from rmgr.daemons.starter.staging.outputs import Charge, Ending, Written
+from rmgr.daemons.starter.staging.logs import LOG_PART_BYTES
+from rmgr.daemons.starter.staging.outputs import Charge, Ending, Written, write
 from rmgr.errors import StoreUnavailable, ValueTooLarge
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
@@ -28,6 +30,7 @@ from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.gap import place
 from rmgr.model.tasks.submission import Command
 from rmgr.model.wire.frames import NO_OUTPUT, CommandEnd, TaskEnd, TaskExtra
+from rmgr.runner.host.outputs import open_output, read_live, take, trim
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from tests.harness.claimed import a_key, claimed
@@ -392,7 +395,7 @@ def test_who_puts_out_more_than_the_store_takes_gives_the_thread_back() -> None:
 
     io.jobs[0](SimpleNamespace(put=put))
     flushed = logs.take(1)
-    assert 0 < flushed.parts[0] == flushed.parts[1] < 500
+    assert 0 < flushed.streams[0].parts == flushed.streams[1].parts < 500
 
 
 def test_what_one_write_does_not_bear_follows_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,13 +442,46 @@ def test_who_floods_for_hours_keeps_both_ends_of_a_stream_in_the_store(monkeypat
         io.done.pop()(io.jobs.pop()(store))
         assert stored_bytes(store) <= cap + 1024
     flushed = logs.take(1)
-    assert (flushed.sizes[0], flushed.sizes[1]) == (written, 0)
-    for pieces in (read_flushed(store, 1, 0, 1, "stdout"), read_ended(store, 1, 0, 1, "stdout", parts=flushed.parts[0], rest=b"")):
+    assert (flushed.streams[0].size, flushed.streams[1].size) == (written, 0)
+    for pieces in (read_flushed(store, 1, 0, 1, "stdout"), read_ended(store, 1, 0, 1, "stdout", parts=flushed.streams[0].parts, rest=b"")):
         places = list(place(pieces))
         assert places[-1].end == written, "positions are those of what was written"
         assert sum(one.dropped > 0 for one in places) == 1
         assert places[0].data.startswith(b"%015d\n" % 0)
         assert b"".join(one.data for one in places[-2:]).endswith(b"%015d\n" % (written // 16 - 1))
+
+
+@pytest.mark.parametrize("bursts", [(3, 3, 0), (1, 1, 9), (9, 9), (1, 0, 2, 9, 1, 1, 3, 9), (2, 2), (1, 1, 1)], ids=str)
+def test_at_the_end_the_store_has_the_first_and_the_last_half_and_one_gap(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bursts: tuple[int, ...]
+) -> None:
+    """Whether the flushes followed the work or fell behind it. Each burst has this many times half a cap; after the last, the work ends."""
+    cap, written = 4_000_000, b""
+    io, lane, store, path = SlowIO(), lane_of(1, since_s=0.0), MemoryStore(str(tmp_path)), str(tmp_path / "live")
+    fd = open_output(path)
+    lane.slot.live_output = lambda _seq, stream, offset, limit: read_live(fd, offset, limit, cap) if stream == "stdout" else None
+    logs = LiveLogs(io, lambda: None, cap, CHARGES)
+    for at, burst in enumerate(bursts, 1):
+        more = b"".join(b"%06d %06d\n" % (at, number) for number in range(burst * cap // 2 // 14 + 1))
+        written += more
+        os.write(fd, more)
+        trim(fd, cap)
+        if at < len(bursts):
+            monkeypatch.setattr(machine, "monotonic", lambda: 1000.0 * at)  # noqa: B023
+            logs.flush([lane], 1000.0 * at)
+            io.done.pop()(io.jobs.pop()(store))
+            assert stored_bytes(store) <= cap + LOG_PART_BYTES
+    output = take(fd, path, str(tmp_path / "final"), cap)
+    os.close(fd)
+    ending = Ending(out=output, flushed=logs.take(1), output_cap=cap)
+    ended = write(store, 1, 0, 1, ending)
+    assert write(store, 1, 0, 1, ending) == ended, "after a failure it is written again"
+    assert stored_bytes(store) <= cap + LOG_PART_BYTES
+    places = list(place(read_ended(store, 1, 0, 1, "stdout", parts=ended.log_parts[0], rest=ended.log[0])))
+    assert places[-1].end == len(written)
+    assert sum(one.dropped > 0 for one in places) == 1
+    for one in places:
+        assert one.dropped or one.data == written[one.start : one.end]
 
 
 def stored_bytes(store: MemoryStore) -> int:

@@ -21,7 +21,8 @@ from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import brief, encode_failed, encode_outcomes
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.staging import outputs
-from rmgr.daemons.starter.staging.outputs import LOG_PART_BYTES, Charge, Ending, Flushed, Written, of_task, write
+from rmgr.daemons.starter.staging.logs import LOG_PART_BYTES, Flushed, StoredStream
+from rmgr.daemons.starter.staging.outputs import Charge, Ending, Written, of_task, write
 from rmgr.errors import LimitReached, RmgrError, StoreUnavailable, UsageError, ValueTooLarge
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import UserLimits
@@ -145,7 +146,8 @@ def test_files_are_stored_and_then_removed(store: MemoryStore, tmp_path: Path) -
 def test_what_was_flushed_while_it_ran_is_not_stored_again(store: MemoryStore, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_bytes(b"a" * 5000 + b"b" * 100)
-    ending = Ending(out=Output(size=5100, path=str(out)), err=Output(size=4, data=b"12er"), flushed=Flushed(sizes=[5000, 2], parts=[2, 1]))
+    flushed = Flushed(streams=(StoredStream(size=5000, parts=2), StoredStream(size=2, parts=1)))
+    ending = Ending(out=Output(size=5100, path=str(out)), err=Output(size=4, data=b"12er"), flushed=flushed)
     written = write(store, 42, 1, 3, ending)
     assert (written.log, written.log_parts) == ((b"b" * 100, b"er"), (2, 1))
 
