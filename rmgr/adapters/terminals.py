@@ -99,10 +99,11 @@ def _dial(endpoint: str, context: grpc.ServicerContext) -> _Link:
 def _feed(requests: Iterator[Any], link: _Link) -> None:
     """Passes on what the caller sends, until it ends or the call is over."""
     try:
-        with contextlib.suppress(grpc.RpcError, OSError):
-            for request in requests:
-                link.send(request.data)
-            link.say_no_more()
+        for request in requests:
+            link.send(request.data)
+        link.say_no_more()
+    except (grpc.RpcError, OSError):  # the caller has gone, or sends what cannot be read
+        link.end()
     finally:
         link.let_go()
 

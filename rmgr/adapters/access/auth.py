@@ -63,8 +63,8 @@ METHODS: dict[str, frozenset[Role]] = {
 #: gRPC's types, which it does not declare: the handler of a method; the function by which an interceptor asks for it.
 Handler: TypeAlias = grpc.RpcMethodHandler
 Continuation = Callable[[grpc.HandlerCallDetails], Handler]
-#: (method, caller or None, reason): for the audit.
-Refused = Callable[[str, Identity | None, str], None]
+#: (method, caller or None, why): for the audit.
+Refused = Callable[[str, Identity | None, errors.RmgrError], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +281,7 @@ class Doorkeeper(Wrapper):
         self._cluster = cluster
         self._is_revoked = is_revoked
         self._refused = refused or (lambda *_: None)
-        self._streams = Expeller(is_revoked, lambda method, who: self._refused(method, who, _revoked_error(who).message))
+        self._streams = Expeller(is_revoked, lambda method, who: self._refused(method, who, _revoked_error(who)))
 
     def _wrap(self, handler: Handler, method: str) -> Handler:
         is_stream = bool(handler.response_streaming or (handler.request_streaming and not isinstance(handler, Single)))
@@ -311,7 +311,7 @@ class Doorkeeper(Wrapper):
             if is_stream:
                 self._streams.watch(method, who, context)
         except PermissionDenied as error:
-            self._refused(method, who, error.message)
+            self._refused(method, who, error)
             fail(context, error)
         except Unavailable as error:
             fail(context, error)

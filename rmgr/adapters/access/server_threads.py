@@ -5,6 +5,9 @@ a few hundred calls whose clients send headers and nothing else would mute a dae
 gRPC runs the handler at once; the Doorkeeper checks the caller, and only then does the thread wait for the (first) request. Callers that
 send none hold few threads, and give way to others (`Requests`). Of a leader's or Starter's threads, people share the part that is not
 reserved for daemons and operators (`Turnstile`). Calls whose other ends read nothing, or send nothing, are ended (`Stalls`).
+
+Requests are decoded here, too, not on gRPC's single thread that takes all calls, and not by gRPC, which logs a traceback for each that
+cannot be read: its call ends with INVALID_ARGUMENT, and the daemon is told who made it.
 """
 
 from __future__ import annotations
@@ -16,15 +19,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, Handler, Single, Wrapper, caller_of, fail, wrapped
+from rmgr.adapters.access.auth import Caller, Handler, Refused, Single, Wrapper, caller_of, fail, wrapped
 from rmgr.adapters.access.limits import Bounds
-from rmgr.errors import RmgrError, Throttled
+from rmgr.errors import RmgrError, Throttled, UsageError
 from rmgr.model.cluster.identity import Role
 
+_Decode = Callable[[grpc.ServicerContext, object], object]
 #: Seconds that a request may take to come: a message of 2 MiB at 100 kB/s.
 REQUEST_S = 20.0
 #: Seconds for which a caller's only call is not ended in favour of another: a request normally follows its headers within a millisecond.
@@ -123,57 +128,75 @@ class WaitingRoom:
 
 
 class Requests(Wrapper):
-    """Stands between the check of the caller and the count of its calls. Args: threads: of the server; an eighth of them may wait."""
+    """Stands between the check of the caller and the count of its calls.
 
-    def __init__(self, threads: int, most_s: float = REQUEST_S) -> None:
+    Args: threads: of the server; an eighth of them may wait. refused: called for every request that cannot be read.
+    """
+
+    def __init__(self, threads: int, most_s: float = REQUEST_S, *, refused: Refused | None = None) -> None:
         super().__init__()
         self._room = WaitingRoom(max(1, threads // 8), most_s)
+        self._refused = refused or (lambda *_: None)
 
-    def _wrap(self, handler: Handler, _method: str) -> Handler:
+    def _wrap(self, handler: Handler, method: str) -> Handler:
+        decode = partial(self._decoded, method, handler.request_deserializer) if handler.request_deserializer is not None else None
         if handler.stream_stream is not None:  # sessions, tunnels and terminals are counted before they are read
-            return handler
+            return self._stream(handler, decode)
         if handler.stream_unary is not None:
-            return self._with_first_request(handler)
-        return self._whole(handler) if handler.unary_unary is not None else self._parts(handler)
+            return self._with_first_request(handler, decode)
+        return self._whole(handler, decode) if handler.unary_unary is not None else self._parts(handler, decode)
 
-    def _whole(self, handler: Handler) -> Handler:
-        answer, decode = handler.unary_unary, handler.request_deserializer
+    def _whole(self, handler: Handler, decode: _Decode | None) -> Handler:
+        answer = handler.unary_unary
 
         def whole(requests: Iterator[object], context: grpc.ServicerContext) -> object:
             return answer(self._one(requests, decode, context), context)
 
         return Single(True, False, None, handler.response_serializer, stream_unary=whole)
 
-    def _parts(self, handler: Handler) -> Handler:
-        answer, decode = handler.unary_stream, handler.request_deserializer
+    def _parts(self, handler: Handler, decode: _Decode | None) -> Handler:
+        answer = handler.unary_stream
 
         def parts(requests: Iterator[object], context: grpc.ServicerContext) -> Iterator[object]:
             yield from answer(self._one(requests, decode, context), context)
 
         return Single(True, True, None, handler.response_serializer, stream_stream=parts)
 
-    def _with_first_request(self, handler: Handler) -> Handler:
+    def _stream(self, handler: Handler, decode: _Decode | None) -> Handler:
+        answer = handler.stream_stream
+
+        def stream(requests: Iterator[object], context: grpc.ServicerContext) -> object:
+            return answer(requests if decode is None else map(partial(decode, context), requests), context)
+
+        return grpc.stream_stream_rpc_method_handler(stream, response_serializer=handler.response_serializer)
+
+    def _with_first_request(self, handler: Handler, decode: _Decode | None) -> Handler:
         """Waits for the first of many requests; the others are waited for where their sender is counted."""
+        answer = handler.stream_unary
 
-        def gathering(answer: Callable[..., Any]) -> Callable[..., Any]:
-            def gathered(requests: Iterator[object], context: grpc.ServicerContext) -> object:
-                first = self._next(requests, context)
-                return answer(requests if first is None else itertools.chain((first,), requests), context)
+        def gathered(requests: Iterator[object], context: grpc.ServicerContext) -> object:
+            first = self._next(requests, context)
+            whole = requests if first is None else itertools.chain((first,), requests)
+            return answer(whole if decode is None else map(partial(decode, context), whole), context)
 
-            return gathered
+        return grpc.stream_unary_rpc_method_handler(gathered, response_serializer=handler.response_serializer)
 
-        return wrapped(handler, gathering)
-
-    def _one(self, requests: Iterator[object], decode: Callable[[object], object] | None, context: grpc.ServicerContext) -> object:
-        """Returns the request, decoded here, not on gRPC's single thread that takes all calls."""
+    def _one(self, requests: Iterator[object], decode: _Decode | None, context: grpc.ServicerContext) -> object:
         data = self._next(requests, context)
         if data is None:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has ended without a request")
+            fail(context, UsageError("the call has ended without a request"))
+        return data if decode is None else decode(context, data)
+
+    def _decoded(self, method: str, decode: Callable[[object], object], context: grpc.ServicerContext, data: object) -> object:
+        """Returns the request. Raises what handlers, and threads that read for them, take for a caller who has gone."""
         try:
-            return data if decode is None else decode(data)
-        except Exception as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request cannot be read: {error!r}"[:200])
-            raise  # abort has raised before
+            return decode(data)
+        except Exception as error:  # noqa: BLE001 - whatever a decoder raises: the bytes are the caller's
+            told = UsageError(f"the request cannot be read: {error!r}"[:200], hint="rmgr version there and here")
+        self._refused(method, caller_of(context).who, told)
+        with suppress(Exception):  # sets the status, and raises a bare Exception
+            fail(context, told)
+        raise grpc.RpcError(told.message)
 
     def _next(self, requests: Iterator[object], context: grpc.ServicerContext) -> object:
         """Returns the next message, or None if there is none. Raises what silently ends the call if its client is gone or too slow."""

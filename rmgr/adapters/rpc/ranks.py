@@ -140,13 +140,15 @@ def carried(link: RanksLink, requests: Iterator[Any], first: bytes, context: grp
 
 
 def _feed(requests: Iterator[Any], link: RanksLink, first: bytes) -> None:
-    """Passes on the caller's bytes until there are no more (the program goes on) or the call is over (the callback ends the link)."""
-    with suppress(grpc.RpcError):
+    """Passes on the caller's bytes until there are no more: the program goes on. If they cannot be read, the link ends."""
+    try:
         if first and not link.send(first):
             return
         for chunk in requests:
             if not link.send(chunk.data):
                 return
+    except grpc.RpcError:
+        link.close()
 
 
 class Peers:

@@ -43,7 +43,8 @@ class RpcServer:
     Args:
         listen: HOST:PORT, port 0 = any free one. threads: handlers at once (a followed log holds one).
         credentials: callers must show a certificate of the same cluster; None: an open cluster.
-        is_revoked, refused: see `Doorkeeper`. bounds: ration the threads; None: the services do that themselves.
+        is_revoked: see `Doorkeeper`. refused: called for every rejected call, and every request that cannot be read.
+        bounds: ration the threads; None: the services do that themselves.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class RpcServer:
         self._identity = ServerIdentity(credentials) if credentials is not None else None
         doors = [Doorkeeper(credentials.identity.cluster, is_revoked=is_revoked, refused=refused)] if credentials is not None else []
         self._pool = SteadyThreads(threads, "rpc")
-        inner = [Requests(threads), *([Turnstile(bounds, threads)] if bounds is not None else [])]
+        inner = [Requests(threads, refused=refused), *([Turnstile(bounds, threads)] if bounds is not None else [])]
         most = max(threads * 4, _MOST_WAITING)
         options = (*OPTIONS, *_server_options())
         self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=most, interceptors=[*doors, *inner])

@@ -156,7 +156,7 @@ def _serve(
 
     waiting = MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS
     threads = waiting + 3 * MAX_REMOTE_CALLS + 128
-    server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
+    server = open_server(config.submitter.listen, credentials, trust, log, threads=threads, count=metrics.count)
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
     forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
     calls: Calls | None = None

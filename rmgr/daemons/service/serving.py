@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from rmgr.adapters.access.auth import Caller, Refused
+from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust
@@ -15,7 +15,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import Config
 from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, Unavailable
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, RmgrError, Unavailable
 from rmgr.log import audit
 from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.identity import Identity
@@ -37,22 +37,26 @@ _LEASE_SHARE = 2 / 3
 
 
 def open_server(
-    listen: str, credentials: Credentials | None, trust: Trust | None, log: Log, *, threads: int = 96, bounds: Bounds | None = None
+    listen: str,
+    credentials: Credentials | None,
+    trust: Trust | None,
+    log: Log,
+    *,
+    threads: int = 96,
+    bounds: Bounds | None = None,
+    count: Callable[[str, str], None] = lambda *_: None,
 ) -> RpcServer:
-    """Opens a daemon's gRPC server; in a secured cluster every client must identify itself, and revoked keys are refused."""
-    if credentials is None:
-        return RpcServer(listen, threads=threads, bounds=bounds)
+    """Opens a daemon's gRPC server; in a secured cluster every client must identify itself, and revoked keys are refused.
+
+    Args: count: called with ("refused", class of the error) for every refused call.
+    """
+
+    def refused(method: str, who: Identity | None, error: RmgrError) -> None:
+        count("refused", type(error).__name__)
+        audit(log, who=who.name if who else "", role=who.role.value if who else "", what=method, allowed=False, why=error.message)
+
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
-    return RpcServer(listen, threads=threads, credentials=credentials, is_revoked=is_revoked, refused=refused_calls(log), bounds=bounds)
-
-
-def refused_calls(log: Log) -> Refused:
-    """Returns a function that audits every refused gRPC call."""
-
-    def refused(method: str, who: Identity | None, why: str) -> None:
-        audit(log, who=who.name if who else "", role=who.role.value if who else "", what=method, allowed=False, why=why)
-
-    return refused
+    return RpcServer(listen, threads=threads, credentials=credentials, is_revoked=is_revoked, refused=refused, bounds=bounds)
 
 
 @contextmanager

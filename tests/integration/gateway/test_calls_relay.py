@@ -322,6 +322,28 @@ def test_a_message_that_ends_calls_tells_each_once_and_may_name_no_million(world
     assert cancelled() == [7, 8]
 
 
+def test_who_sends_what_cannot_be_read_is_told_so_and_fills_no_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    server = world.played("s1")
+    hello = pb.FromServer(hello=pb.ServerHello(version=VERSION, name="s2", life=7, slots=1, mops=1.0)).SerializeToString()
+    ask = pb.FromCaller(ask=world.ask(PIECE_BYTES)).SerializeToString()
+    clear, rubbish = grpc.StatusCode.INVALID_ARGUMENT, b"\xff\xff\xff"
+    with grpc.insecure_channel(world.server.endpoint) as channel:
+        for method, sent, codes in (
+            ("Serve", [rubbish], {clear}),
+            ("Serve", [hello, rubbish], {clear, grpc.StatusCode.CANCELLED}),  # a server's stream is cut when it cannot be read on
+            ("Call", [rubbish], {clear}),
+            ("Call", [ask, rubbish], {clear}),
+            ("Give", [rubbish], {clear}),
+        ):
+            with pytest.raises(grpc.RpcError) as failed:
+                list(channel.stream_stream(f"/rmgr.v1.Calls/{method}")(iter(sent), timeout=60))
+            assert failed.value.code() in codes, (method, sent)  # type: ignore[attr-defined]
+    eventually(lambda: [link.name for link in world.relay.links.all()] == ["s1"], "the server that cannot be read is gone")
+    assert world.called(b"x")[1] == b"x"
+    assert server.taken == [b"x"]
+    assert not [record for record in caplog.records if record.name.startswith("grpc")]
+
+
 def test_a_link_is_measured_by_probes_and_by_what_passes(world: World) -> None:
     server = world.played("s1", work=lambda _offer, data: (pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=len(data)), data))
     link = world.relay.links.all()[0]

@@ -10,13 +10,15 @@ from typing import Any
 import grpc
 import pytest
 
+from rmgr.adapters.access.auth import rebuild
 from rmgr.adapters.gateway.forward import ClusterRoutes, Forwarder, LeaderLink
+from rmgr.adapters.rpc.channels import TARGET_KEY
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.rpc.services import LeaderClient, LogPiece, NodeClient, NodeStats, RunningTask, leader_handler, node_handler
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi, Set
 from rmgr.coord.protocol.records import encode_record
-from rmgr.errors import NotFound, PermissionDenied, Unavailable
+from rmgr.errors import NotFound, PermissionDenied, Unavailable, UsageError
 from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import State
 from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState
@@ -139,6 +141,15 @@ def test_questions_to_the_leader_pass(place: Place) -> None:
             leader.status()
         assert caught.value.hint == "look elsewhere"
     assert ("passed_on", "Jobs") in place.counts
+
+
+@pytest.mark.parametrize("method", ["Leader/Jobs", "Node/Running", "Node/Logs"])
+def test_a_question_that_the_daemon_cannot_read_is_its_askers_fault_and_not_to_be_repeated(place: Place, method: str) -> None:
+    with grpc.insecure_channel(place.gateway.endpoint) as channel, pytest.raises(grpc.RpcError) as failed:
+        metadata = ((TARGET_KEY, place.known.endpoint),)
+        list(channel.unary_stream(f"/rmgr.v1.{method}")(b"\xff\xff\xff", timeout=60, metadata=metadata))
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    assert isinstance(rebuild(failed.value, "there"), UsageError)
 
 
 def test_live_output_passes_as_it_comes_and_ends_with_its_reader(place: Place) -> None:

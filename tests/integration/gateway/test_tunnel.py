@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
-from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.auth import Caller, open_channel
 from rmgr.adapters.gateway.forward import Forwarder
+from rmgr.adapters.rpc.channels import OPTIONS, TARGET_KEY
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.terminals import TerminalClient, Tunnel, Tunnels, handler_of
 from rmgr.errors import NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, VersionMismatch
@@ -186,6 +188,15 @@ def test_a_terminal_ends_with_the_key_of_who_sits_there(town: Town) -> None:
     refused = refusal(town)
     assert isinstance(refused, PermissionDenied)
     assert "revoked" in refused.message
+
+
+def test_a_tunnel_whose_bytes_cannot_be_read_ends_with_its_connection(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+    with open_channel(town.gateway.endpoint, ANNA, Role.SUBMITTER, OPTIONS) as channel:
+        opened = channel.stream_stream("/rmgr.v1.Tunnel/Open")
+        with pytest.raises(grpc.RpcError) as failed:
+            list(opened(iter([b"\xff\xff\xff"]), timeout=60, metadata=((TARGET_KEY, town.starter.endpoint),)))
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    assert not [record for record in caplog.records if record.name.startswith("grpc")]
 
 
 def test_what_is_not_taken_is_not_kept(town: Town) -> None:

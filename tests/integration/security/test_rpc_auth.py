@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2
 
 import rmgr.v1
 from rmgr.adapters.access import auth as rpc_auth
-from rmgr.adapters.access.auth import METHODS, Caller, caller_of, fail, open_channel, speaking_for
+from rmgr.adapters.access.auth import METHODS, Caller, caller_of, fail, open_channel, rebuild, speaking_for
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.gateway.forward import Forwarder
 from rmgr.adapters.gateway.store import GatewayStore
@@ -36,7 +36,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
-from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
+from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable, UsageError
 from rmgr.model.cluster.identity import Identity, Revocation, Role
 from rmgr.v1.calls_pb2_grpc import CallsServicer, add_CallsServicer_to_server
 from tests.harness.bundles import session_bundles
@@ -130,7 +130,7 @@ class Town:
 
     def __init__(self, credentials: Credentials | None = None, *, forward: bool = False) -> None:
         self.revoked: set[str] = set()
-        self.refused: list[tuple[str, Identity | None, str]] = []
+        self.refused: list[tuple[str, Identity | None, RmgrError]] = []
         self.callers: list[Caller] = []
         self.server = RpcServer(
             "127.0.0.1:0",
@@ -213,6 +213,27 @@ def test_every_role_may_call_what_the_table_says_and_nothing_else(town: Town, ro
             assert (code is grpc.StatusCode.PERMISSION_DENIED) == (role not in METHODS[name]), (name, code)
     told = {(name, who.name, who.role) for name, who, _ in town.refused if who is not None}
     assert told == {(name, "somebody", role) for name in every_method() if role not in METHODS[name]}
+
+
+#: Methods that the town's stand-ins end before they read anything.
+_UNREAD = {"/rmgr.v1.Calls/Serve", "/rmgr.v1.Calls/Call", "/rmgr.v1.Calls/Give", "/rmgr.v1.Tunnel/Open"}
+
+
+def test_what_cannot_be_read_is_refused_with_words_and_fills_no_log(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+    town.refused.clear()
+    names = [name for name in every_method() if name not in _UNREAD]
+    for name in names:
+        role = min(METHODS[name])
+        with open_channel(town.endpoint, BUNDLES.credentials(role, "somebody"), Role.WATCHDOG, OPTIONS) as channel:
+            with pytest.raises(grpc.RpcError) as failed:
+                list(channel.stream_stream(name)(iter([b"\xff\xff\xff"]), timeout=DEADLINE_S))
+            told = rebuild(failed.value, town.endpoint)
+        assert isinstance(told, UsageError), (name, told)
+        assert "the request cannot be read" in told.message, name
+        assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT, name  # type: ignore[attr-defined]
+    told_of = [(name, who.name, type(why)) for name, who, why in town.refused if who is not None]
+    assert told_of == [(name, "somebody", UsageError) for name in names]
+    assert not [record for record in caplog.records if record.name.startswith("grpc")]
 
 
 def test_methods_that_are_not_in_the_table_are_for_nobody(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:

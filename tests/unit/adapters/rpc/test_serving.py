@@ -24,7 +24,7 @@ from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Silence, Stalls
 from rmgr.adapters.rpc.channels import IDLE_OPTIONS, KEEP_S, OPTIONS, Channels
 from rmgr.adapters.rpc.server import RpcServer, check_place
-from rmgr.daemons.service.serving import VoiceCheck, check_voice, telling
+from rmgr.daemons.service.serving import VoiceCheck, check_voice, open_server, telling
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.runtime.supervision import StallGuard
@@ -334,3 +334,18 @@ def test_a_moment_without_threads_does_not_end_the_server(monkeypatch: pytest.Mo
         held.set()
         monkeypatch.undo()
         server.stop()
+
+
+def test_what_cannot_be_read_is_counted_and_has_a_line_of_audit_with_its_method() -> None:
+    counted: list[tuple[str, str]] = []
+    with structlog.testing.capture_logs() as lines:
+        server = open_server("127.0.0.1:0", None, None, structlog.get_logger(), threads=8, count=lambda *what: counted.append(what))
+        server.start()
+        try:
+            with grpc.insecure_channel(server.endpoint) as channel, pytest.raises(grpc.RpcError, match="the request cannot be read"):
+                channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff\xff\xff", timeout=60)
+        finally:
+            server.stop()
+    assert counted == [("refused", "UsageError")]
+    [line] = lines
+    assert (line["event"], line["what"], line["allowed"]) == ("audit", "/grpc.health.v1.Health/Check", False)
