@@ -2,7 +2,7 @@
 
 A cluster of its own: ZooKeeper, one WatchDog, a Starter of two cores, a gateway that polls its servers every second, and two servers of
 two slots with the shipped functions. It is unsecured, like the bare gRPC. The baseline of a call is two hops of bare gRPC, each in a
-process (`load/bare_hops.py`). Long measurements run only if `--row` names them: 10,000 waiting jobs, 50 servers, and the scenarios of the
+process (`load/call_load.py`). Long measurements run only if `--row` names them: 10,000 waiting jobs, 50 servers, and the scenarios of the
 paper.
 """
 
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Self
@@ -25,19 +26,31 @@ import rmgr
 from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import OwnVoice
-from rmgr.bench.jobs import AwaitedEnds
+from rmgr.bench.jobs import AwaitedEnds, send_tasks
 from rmgr.bench.load import offered
-from rmgr.bench.load.bare_hops import Hops
+from rmgr.bench.load.call_load import Hops
 from rmgr.bench.load.processes import MIB, Child, cpu_s, sampled
 from rmgr.bench.load.shaped_link import ShapedLink
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, took_s, zookeeper_counts
+from rmgr.bench.measuring import (
+    SAME_RUN,
+    MeasuringPlan,
+    Row,
+    compared,
+    connected,
+    over,
+    per_second,
+    row,
+    scratch,
+    took_s,
+    wait_until,
+    zookeeper_counts,
+)
 from rmgr.bench.reality import WorkloadStage
 from rmgr.bench.tasks import no_op
 from rmgr.client.calls import Caller, CallFuture
 from rmgr.client.connection import connect
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
-from rmgr.client.submission.packing import TaskSpec
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
 from rmgr.coord.protocol import paths
@@ -70,8 +83,6 @@ _MODEL_CALLS, _MODEL_S, _MODEL_LOAD, _MOPS = 100, 0.1, 0.5, 100
 FASTER = 20
 _SEED = 1
 _PLAYED_S = 300.0
-_READY_S = 60.0
-_POLL_S = 0.05
 
 
 def calls(plan: MeasuringPlan) -> list[Row]:
@@ -146,12 +157,7 @@ class _Bench:
     def _submit(engine: Engine, count: int, processes: int, argv: tuple[str, ...]) -> AwaitedEnds:
         options = Options(queue="batch", name="bench", time=3600)
         draft = draft_of(options, work=Work.COMMAND, command=Command(argv=argv), rigid=Rigid(processes=processes))
-        ends = AwaitedEnds(count)
-        handle = engine.open(draft, ends, timeout_s=30.0)
-        handle.add(TaskSpec(), [b""] * count)
-        handle.complete()
-        handle.flush(_PATIENCE_S)
-        return ends
+        return send_tasks(engine, draft, count, patience_s=_PATIENCE_S)
 
     def _picks(self, what: str) -> list[Row]:
         found = self.calls.cluster.coordinator.get(paths.EPOCH).result(30.0)
@@ -232,16 +238,15 @@ class _Bench:
         ours: list[float] = []
         for _ in self.plan.rounds(f"{size // MIB} MiB both ways"):
             sent = (bytes(pieces[at : at + _PIECE_BYTES]) for at in range(0, size, _PIECE_BYTES))
-            theirs.append(2 * size / MIB / took_s(lambda sent=sent: b"".join(self.hops.bulk(sent))))  # type: ignore[misc]
+            theirs.append(per_second(2 * size, lambda sent=sent: b"".join(self.hops.bulk(sent))) / MIB)  # type: ignore[misc]
             future = self.caller.call_async("echo", data)
-            ours.append(2 * size / MIB / took_s(lambda future=future: future.result(_PATIENCE_S)))  # type: ignore[misc]
+            ours.append(per_second(2 * size, lambda future=future: future.result(_PATIENCE_S)) / MIB)  # type: ignore[misc]
         what = f"{size // MIB} MiB both ways"
         timing = future.timing
         detail = {"in_s": timing.arguments, "waited_s": timing.waited, "ran_s": timing.ran, "out_s": timing.answer}
-        ratio = statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
         return [
-            row("two hops of bare gRPC", "the same run", what, "MiB/s", theirs, ratio=1.0),
-            row("rmgr", _SETUP, what, "MiB/s", ours, ratio=ratio, **detail),
+            row("two hops of bare gRPC", SAME_RUN, what, "MiB/s", theirs, ratio=1.0),
+            row("rmgr", _SETUP, what, "MiB/s", ours, ratio=over(ours, theirs), **detail),
         ]
 
     def memory(self) -> list[Row]:
@@ -336,7 +341,7 @@ def fifty(plan: MeasuringPlan) -> list[Row]:
             with CallsCluster(where / f"{refresh_s:g}", nodes=0) as cluster:
                 gateway = cluster.start_gateway("g1", refresh_s=refresh_s)
                 leader = cluster.cluster.process("w1").pid
-                cluster.until(lambda cluster=cluster: _is_there(cluster), "the gateway answers")  # type: ignore[misc]
+                wait_until("the gateway answers", partial(_is_there, cluster))
                 idle = _used(cluster, (gateway, leader), window_s)
                 command = f"servers {cluster.gateways()[0]} {count}"
                 with Child("rmgr.bench.load.call_load", command, log=where / "servers.log") as child:
@@ -345,9 +350,9 @@ def fifty(plan: MeasuringPlan) -> list[Row]:
                     busy = _used(cluster, (gateway, leader), window_s)
             what = f"{ready} servers, looked at every {refresh_s:g} s: processor of"
             for part, without, with_them in zip(("the gateway", "the leader"), idle[0], busy[0], strict=True):
-                rows.append(row("without servers", "the same run", f"{what} {part}", "% of a core", [without]))
+                rows.append(row("without servers", SAME_RUN, f"{what} {part}", "% of a core", [without]))
                 rows.append(row("rmgr", f"a gateway, {ready} servers", f"{what} {part}", "% of a core", [with_them]))
-            rows.append(row("without servers", "the same run", "... writes to ZooKeeper", "a second", [idle[1]]))
+            rows.append(row("without servers", SAME_RUN, "... writes to ZooKeeper", "a second", [idle[1]]))
             rows.append(row("rmgr", f"a gateway, {ready} servers", "... writes to ZooKeeper", "a second", [busy[1]]))
     return rows
 
@@ -369,20 +374,18 @@ def _used(cluster: CallsCluster, pids: tuple[int, ...], window_s: float) -> tupl
 
 
 def _hop(directory: Path, target: str) -> Child:
-    return Child("rmgr.bench.load.bare_hops", target, log=directory / f"hop-{'between' if target else 'end'}.log")
+    return Child("rmgr.bench.load.call_load", f"hop {target}", log=directory / f"hop-{'between' if target else 'end'}.log")
 
 
 def _compared(what: str, unit: str, times: dict[str, list[list[float]]], *, percents: tuple[int, ...]) -> list[Row]:
     """Returns rows of each system by percentile; rmgr's ratio is to the first system. times: system -> a list per repetition."""
-    first, *_ = times
     rows: list[Row] = []
     for percent in percents:
-        base = [percentile(one, percent) for one in times[first]]
-        for system, runs in times.items():
-            values = [percentile(one, percent) for one in runs]
-            ratio = statistics.median(mine / other for mine, other in zip(values, base, strict=True))
-            setup = _SETUP if system == "rmgr" else "the same run"
-            rows.append(row(system, setup, f"{what}, p{percent}", unit, values, ratio=ratio))
+        found = {
+            (system, _SETUP if system == "rmgr" else SAME_RUN): [percentile(one, percent) for one in runs]
+            for system, runs in times.items()
+        }
+        rows += compared(f"{what}, p{percent}", unit, found)
     return rows
 
 
@@ -510,7 +513,7 @@ class _Stage:
         names = self._kind.names
         callers = [self._cluster.caller(self._gateways[at % len(self._gateways)]) for at in range(len(names))]
         for caller in callers:  # makes known what `solve` takes before the clock runs
-            self._cluster.until(lambda caller=caller: _knows(caller), "every gateway answers")  # type: ignore[misc]
+            wait_until("every gateway answers", partial(_knows, caller))
         play = _Play(self._scenario.requests)
         try:
             clients = [
@@ -666,13 +669,13 @@ class CallsCluster:
                 return False
             return sum(one.state == "open" for one in found) == count and sum(len(one.links) for one in found) == wanted
 
-        self.until(are_there, f"{count} servers are open")
+        wait_until(f"{count} servers are open", are_there)
 
     def use(self, name: str, document: Mapping[str, object]) -> None:
         """Makes picks use this pipeline. name: its name while it is used. Raises: Unavailable."""
         with connected(self.cluster) as connection:
             WorkloadStage(connection).use(PipelineSpec(partition=CALLS, document=json.dumps(document, sort_keys=True), name=name))
-        self.until(lambda: self.servers().policy == name, f"policy {name} picks")
+        wait_until(f"policy {name} picks", lambda: bool(self.servers().policy == name))
 
     def settle(self) -> None:
         """Waits until nothing runs and every gateway has measured that. Raises: Unavailable."""
@@ -688,15 +691,7 @@ class CallsCluster:
             idle_s = idle_s or now_s
             return now_s - idle_s > self._refresh_s and all(one.age_s < now_s - idle_s and not one.assigned for one in found)
 
-        self.until(is_settled, "the servers are idle")
-
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Waits for the condition. Raises: Unavailable if it does not hold within a minute."""
-        end_s = time.monotonic() + _READY_S
-        while not condition():
-            if time.monotonic() > end_s:
-                raise Unavailable(f"not within {_READY_S:g} s: {what}")
-            time.sleep(_POLL_S)
+        wait_until("the servers are idle", is_settled)
 
 
 _ON_ONE_CLUSTER: dict[str, Callable[[_Bench], list[Row]]] = {

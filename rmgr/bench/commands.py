@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import statistics
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 
-from rmgr.adapters.zookeeper.server import four_letter
-from rmgr.bench.measuring import SETUP, Bench, MeasuringPlan, Row, row, two_slots
-from rmgr.bench.tasks import no_op
-from rmgr.client.taskqueue import TaskQueue
+from rmgr.bench.measuring import SAME_RUN, SETUP, Bench, MeasuringPlan, Row, over, row, two_slots, zookeeper_counts
+from rmgr.bench.tasks import fill
 from rmgr.model.base.units import percentile
 
 #: Tasks and submissions in the queue meanwhile.
@@ -28,7 +25,6 @@ _COMMANDS = {
     "rmgr jobs": ("jobs",),
     "rmgr submit --parsable -- true": ("submit", "--parsable", "--", "true"),
 }
-_PATIENCE_S = 600.0
 #: Exit status of `rmgr status` here, because no node of the cluster takes work.
 _UNHEALTHY = 1
 
@@ -39,7 +35,7 @@ class _Run:
 
     wall_ms: float
     cpu_ms: float
-    transactions: int
+    transactions: float
 
 
 def commands(plan: MeasuringPlan) -> list[Row]:
@@ -49,13 +45,9 @@ def commands(plan: MeasuringPlan) -> list[Row]:
     medians: dict[str, list[float]] = {}
     runs: dict[str, list[_Run]] = {}
     with two_slots(plan) as bench:
-        _run(bench, "-m", "rmgr.cli.main", "drain", "n1", "--reason", "bench")
+        bench.command("drain", "n1", "--reason", "bench")
         plan.progress(f"queueing {tasks} tasks in {submissions} submissions")
-        queues = [TaskQueue(no_op, connection=bench.connection) for _ in range(submissions)]
-        for queue in queues:
-            queue.map(None, range(tasks // submissions))
-        for queue in queues:
-            queue.close(timeout=_PATIENCE_S)
+        fill(bench, submissions, tasks)
         for _ in plan.rounds("commands"):
             found: dict[str, list[_Run]] = {}
             for _ in range(times):
@@ -70,15 +62,14 @@ def commands(plan: MeasuringPlan) -> list[Row]:
 
 
 def _row(name: str, what: str, medians: dict[str, list[float]], runs: dict[str, list[_Run]]) -> Row:
-    ratios = [mine / base for mine, base in zip(medians[name], medians[_BASELINE[0]], strict=True)]
     of_it = runs[name]
     return row(
         name,
-        "the same run" if name == _BASELINE[0] else SETUP,
+        SAME_RUN if name == _BASELINE[0] else SETUP,
         f"whole command, {what}",
         "ms",
         medians[name],
-        ratio=statistics.median(ratios),
+        ratio=over(medians[name], medians[_BASELINE[0]]),
         p95_ms=percentile([one.wall_ms for one in of_it], 95),
         cpu_ms=statistics.median(one.cpu_ms for one in of_it),
         zookeeper_transactions=statistics.median(one.transactions for one in of_it),
@@ -88,7 +79,7 @@ def _row(name: str, what: str, medians: dict[str, list[float]], runs: dict[str, 
 def _run(bench: Bench, *words: str) -> _Run:
     """Runs a command. Raises: CalledProcessError."""
     argv = [sys.executable, *words]
-    before = _last_transaction(bench)
+    before = zookeeper_counts(bench.cluster)[1]
     started = time.perf_counter()
     child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ, **bench.environment()})
     _, status, usage = os.wait4(child.pid, 0)
@@ -96,10 +87,4 @@ def _run(bench: Bench, *words: str) -> _Run:
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode not in {0, _UNHEALTHY}:
         raise subprocess.CalledProcessError(child.returncode, argv)
-    return _Run(wall_ms, (usage.ru_utime + usage.ru_stime) * 1000, _last_transaction(bench) - before)
-
-
-def _last_transaction(bench: Bench) -> int:
-    host, _, port = bench.cluster.state.zookeeper.partition("/")[0].split(",")[0].rpartition(":")
-    found = re.search(r"Zxid: 0x([0-9a-f]+)", four_letter(host, int(port), "srvr"))
-    return int(found[1], 16) & 0xFFFFFFFF if found else 0
+    return _Run(wall_ms, (usage.ru_utime + usage.ru_stime) * 1000, zookeeper_counts(bench.cluster)[1] - before)

@@ -32,7 +32,7 @@ from rmgr.adapters.host.cgroup import CgroupConfig, Cgroups
 from rmgr.bench.jobs import AwaitedEnds
 from rmgr.bench.load import turns
 from rmgr.bench.load.processes import children_of, cpu_s
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, zookeeper_counts
+from rmgr.bench.measuring import SAME_RUN, MeasuringPlan, Row, connected, over, row, scratch, wait_until, zookeeper_counts
 from rmgr.bench.reality import PARTITION, Played, WorkloadStage, compare, pipeline_with, send, simulated
 from rmgr.client.connection import Connection
 from rmgr.client.specs import Options, draft_of
@@ -137,7 +137,7 @@ class _Bench:
                 turning = turned if is_counted else turning
                 others[f"on_{size}_at_{quantum_s:g}_s"] = turned[0]
         rate, changes = turning
-        rows.append(row("an idle cluster", "the same run", "requests to ZooKeeper", "a second", [idle[0]], ratio=1.0, transactions=idle[1]))
+        rows.append(row("an idle cluster", SAME_RUN, "requests to ZooKeeper", "a second", [idle[0]], ratio=1.0, transactions=idle[1]))
         rows.append(
             row("rmgr", self._setup, "... while jobs turn", "a second", [rate], ratio=rate / idle[0], transactions=changes, **others)
         )
@@ -151,7 +151,7 @@ class _Bench:
         where = self._place()
         seconds = str((slots / 2 + 1) * quantum_s)  # the first and the last turn are ignored
         jobs = [self._submit(size, "stamp", str(where), str(quantum_s / 2), seconds) for _ in range(2)]
-        self._wait(f"{2 * size} ranks stamp", lambda: sum(bool(stretches(path)) for path in where.iterdir()) == 2 * size)
+        wait_until(f"{2 * size} ranks stamp", lambda: sum(bool(stretches(path)) for path in where.iterdir()) == 2 * size)
         record = self._record(paths.gangs(PARTITION), GangRecord)
         turners = self._turners(self._nodes[:size])
         before_s, began_s = cpu_s(turners), time.monotonic()
@@ -201,7 +201,7 @@ class _Bench:
                 found.append((percentile(offsets, percent), [percentile(part, percent) for part in parts], detail))
             (bare, their_parts, their_detail), (mine, our_parts, our_detail) = found
             label = f"{what}: first stamp beside the boundary, p{percent}"
-            rows.append(replace(row("a bare loop a node", "the same run", label, "ms", their_parts, ratio=1.0, **their_detail), rate=bare))
+            rows.append(replace(row("a bare loop a node", SAME_RUN, label, "ms", their_parts, ratio=1.0, **their_detail), rate=bare))
             rows.append(replace(row("rmgr", self._setup, label, "ms", our_parts, ratio=mine / bare, **our_detail), rate=mine))
         return rows
 
@@ -234,11 +234,10 @@ class _Bench:
             rates["rmgr"].append(self._rates("pingpong", 2, 2, self._rounds_s(0.5)))
         rows = [row("rmgr", self._setup, "messages of a ping-pong between 2 nodes, alone", "a second", alone, ratio=1.0)]
         for system, found in rates.items():
-            setup = self._setup if system == "rmgr" else "the same run"
+            setup = self._setup if system == "rmgr" else SAME_RUN
             for what, pick in (("slower", min), ("faster", max)):
                 values = [pick(pair) for pair in found]
-                ratio = statistics.median(one / other for one, other in zip(values, alone, strict=True))
-                rows.append(row(system, setup, f"... two at once, the {what} one", "a second", values, ratio=ratio))
+                rows.append(row(system, setup, f"... two at once, the {what} one", "a second", values, ratio=over(values, alone)))
         return rows
 
     def _rounds_s(self, quantum_s: float) -> float:
@@ -256,7 +255,7 @@ class _Bench:
         with _running([(rank, (PROGRAM, program, str(path))) for path in files for rank in ranks] if plain else []) as children:
             try:
                 jobs += [self._submit(processes, program, str(path)) for path in files if not plain]
-                self._wait(f"{count} jobs count", lambda: all(_word(path, turns.PONG) for path in files))
+                wait_until(f"{count} jobs count", lambda: all(_word(path, turns.PONG) for path in files))
                 before, began_s = [_word(path, turns.PONG) for path in files], time.monotonic()
                 time.sleep(seconds)
                 after, lasted_s = [_word(path, turns.PONG) for path in files], time.monotonic() - began_s
@@ -281,7 +280,7 @@ class _Bench:
         idle = [[self._started() for _ in range(count)] for _ in self._plan.rounds("submit to first instruction, an idle tree")]
         where = self._place()
         jobs = [self._submit(_NODES, "stamp", str(where), "1", "300") for _ in range(2)]
-        self._wait("both jobs turn", lambda: sum(bool(stretches(path)) for path in where.iterdir()) == 2 * _NODES)
+        wait_until("both jobs turn", lambda: sum(bool(stretches(path)) for path in where.iterdir()) == 2 * _NODES)
         busy = [[self._started() for _ in range(count)] for _ in self._plan.rounds("... a busy tree")]
         for job in jobs:
             self._engine.cancel_tasks(job.number, [0], reason="measured", running=True, timeout_s=30.0)
@@ -362,14 +361,6 @@ class _Bench:
                     if "rmgr.runner.turner" in psutil.Process(pid).cmdline():
                         found.append(pid)
         return found
-
-    @staticmethod
-    def _wait(what: str, holds: Callable[[], bool]) -> None:
-        end = time.monotonic() + _PATIENCE_S
-        while not holds():
-            if time.monotonic() > end:
-                raise Unavailable(f"waited {_PATIENCE_S:g} s in vain until {what}", hint="the machine is too busy for this measurement")
-            time.sleep(0.02)
 
 
 # -- stamps ------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import psutil
 
 from rmgr.bench.load.processes import MIB, Cost, children_of, cost_of, pss_bytes
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch
+from rmgr.bench.measuring import SAME_RUN, MeasuringPlan, Row, connected, row, scratch
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable
@@ -111,7 +111,7 @@ def _rows(theirs: Sequence[ProcessGroup], ours: Sequence[ProcessGroup], samples:
         wakeups = sorted(sum(sample[part.name].wakeups for part in parts) for sample in samples)[len(samples) // 2]
         return row(system, setup, f"idle, {what}", "% of a core", cpu, ratio=ratio, wakeups_per_s=wakeups)
 
-    rows = [one(part.name, "the same run", _ALL, [part], ratio=1.0) for part in theirs]
+    rows = [one(part.name, SAME_RUN, _ALL, [part], ratio=1.0) for part in theirs]
     rows.append(one("rmgr", SETUP, _ALL, ours))
     return rows + [one("rmgr", SETUP, part.name, [part]) for part in ours]
 
@@ -121,7 +121,7 @@ def _memory_rows(theirs: Sequence[ProcessGroup], ours: Sequence[ProcessGroup], m
         values = [sum(sample[part.name] for part in parts) for sample in memory]
         return row(system, setup, f"memory, {what}", "MiB PSS", values, ratio=ratio, processes=sum(len(part.pids) for part in parts))
 
-    rows = [one(part.name, "the same run", _ALL, [part], ratio=1.0) for part in theirs]
+    rows = [one(part.name, SAME_RUN, _ALL, [part], ratio=1.0) for part in theirs]
     rows.append(one("rmgr", SETUP, _ALL, ours))
     rows[-1] = one("rmgr", SETUP, _ALL, ours, ratio=rows[-1].rate / rows[0].rate)
     return rows + [one("rmgr", SETUP, part.name, [part]) for part in ours]

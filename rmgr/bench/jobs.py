@@ -37,7 +37,7 @@ from typing import Any
 import psutil
 
 from rmgr.bench.load.processes import children_of, cpu_s
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, zookeeper_counts
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, wait_until, zookeeper_counts
 from rmgr.bench.reality import WorkloadStage, pipeline_with, send
 from rmgr.bench.scale import silent
 from rmgr.bench.tasks import no_op
@@ -72,7 +72,7 @@ exec rmgr run sh -c 'date +%s%N > "$0.$RMGR_RANK"' "$1"
 """
 _RANKS = 4
 _ROUNDS, _PULLED = 20, 5_000
-_GAP_PATIENCE_S, _GAP_POLL_S = 120.0, 0.005
+_GAP_PATIENCE_S = 120.0
 _ONE = 'touch "$1/begun.$RMGR_ARRAY_INDEX"; while [ ! -e "$1/go" ]; do sleep 0.02; done; date +%s%N > "$1/ended.$RMGR_ARRAY_INDEX"'
 _ALL = 'date +%s%N > "$1/new" && mv "$1/new" "$1/ran"'
 _PULL = '[ -e "$1/stop" ] || sleep 0.3'
@@ -171,7 +171,7 @@ class _Bench:
         return admit(draft, self._engine.settings(), self._engine.nodes())
 
     def _array(self, count: int) -> None:
-        self._begin(self._draft(Command(argv=("/bin/true",)), array=f"1-{count}"), count).wait()
+        send_tasks(self._engine, self._draft(Command(argv=("/bin/true",)), array=f"1-{count}"), count).wait()
 
     def _python(self, count: int) -> None:
         with TaskQueue(no_op, queue=_QUEUE, connection=self._connection) as queue:
@@ -229,7 +229,7 @@ class _Bench:
         WorkloadStage(self._connection).use(pipeline_with("gaps", gap_classes(cores)))
         count, found = self._plan.count(_ROUNDS), []
         pulled = _shell(_PULL, self._directory)
-        self._begin(self._draft(pulled, queue="default", array=f"1-{_PULLED}"), _PULLED)
+        send_tasks(self._engine, self._draft(pulled, queue="default", array=f"1-{_PULLED}"), _PULLED)
         try:
             self._gap(0, nodes, cores)
             rounds = self._plan.rounds("jobs that take over from others")
@@ -244,23 +244,14 @@ class _Bench:
         """Returns one gap, in milliseconds."""
         where = self._directory / f"gap-{number}"
         where.mkdir()
-        self._begin(self._draft(_shell(_ONE, where), array=f"1-{cores}"), cores)
-        _wait_until("jobs on all cores", lambda: len(list(where.glob("begun.*"))) == cores)
+        send_tasks(self._engine, self._draft(_shell(_ONE, where), array=f"1-{cores}"), cores)
+        wait_until("jobs on all cores", lambda: len(list(where.glob("begun.*"))) == cores, within_s=_GAP_PATIENCE_S)
         job = send(self._engine, self._draft(_shell(_ALL, where), rigid=Rigid(processes=cores)))
-        _wait_until("the promise", lambda: all(f"r-{job}.0" in self._holds_on(node) for node in nodes))
+        wait_until("the promise", lambda: all(f"r-{job}.0" in self._holds_on(node) for node in nodes), within_s=_GAP_PATIENCE_S)
         (where / "go").touch()
-        _wait_until("the job", (where / "ran").exists)
+        wait_until("the job", (where / "ran").exists, within_s=_GAP_PATIENCE_S)
         last = max(int(path.read_text()) for path in where.glob("ended.*"))
         return (int((where / "ran").read_text()) - last) / 1e6
-
-    def _begin(self, draft: Submission, count: int) -> AwaitedEnds:
-        """Submits an array of so many tasks."""
-        ends = AwaitedEnds(count)
-        handle = self._engine.open(draft, ends, timeout_s=30.0)
-        handle.add(TaskSpec(), [b""] * count)
-        handle.complete()
-        handle.flush(60.0)
-        return ends
 
     def _holds_on(self, node: str) -> list[str]:
         assert self._connection.coordinator is not None
@@ -299,6 +290,16 @@ class AwaitedEnds:
             raise RmgrError(f"{len(self._wrong)} jobs did not do what they should: {self._wrong[0]}")
 
 
+def send_tasks(engine: Engine, draft: Submission, count: int, *, patience_s: float = 60.0) -> AwaitedEnds:
+    """Submits so many tasks in one submission; returns when all are durable."""
+    ends = AwaitedEnds(count)
+    handle = engine.open(draft, ends, timeout_s=30.0)
+    handle.add(TaskSpec(), [b""] * count)
+    handle.complete()
+    handle.flush(patience_s)
+    return ends
+
+
 def _of_children(pid: int) -> float:
     """Returns the processor seconds of ended children that this process has waited for; 0 if it is gone."""
     try:
@@ -317,14 +318,6 @@ def gap_classes(cores: int) -> dict[str, object]:
 
 def _shell(script: str, where: Path) -> Command:
     return Command(argv=("/bin/sh", "-c", script, "sh", str(where)))
-
-
-def _wait_until(what: str, is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + _GAP_PATIENCE_S
-    while not is_so():
-        if time.monotonic() > end_s:
-            raise Unavailable(f"{what}: not after {_GAP_PATIENCE_S:g} s")
-        time.sleep(_GAP_POLL_S)
 
 
 # -- passes of a live leader -------------------------------------------------------------------------------------------------
@@ -389,10 +382,7 @@ class _Live:
         draft = draft_of(
             Options(queue=_QUEUE, name="bench", time=hours * _HOUR_S), work=Work.COMMAND, command=Command(argv=("/bin/true",)), rigid=rigid
         )
-        handle = self._engine.open(draft, AwaitedEnds(count), timeout_s=_READ_S)
-        handle.add(TaskSpec(), [b""] * count)
-        handle.complete()
-        handle.flush(_PLACING_S)
+        send_tasks(self._engine, draft, count, patience_s=_PLACING_S)
 
     def set_policy(self, policy: str) -> None:
         """Sets the policy from the next pass on, and waits for that pass."""

@@ -7,21 +7,29 @@ and rmgr one after the other, and the ratio is taken pair by pair. Figures are p
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from rmgr.adapters.zookeeper.server import four_letter
 from rmgr.client.connection import Connection, connect
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.dev.cluster import DevCluster
+from rmgr.errors import RmgrError, Unavailable
 
 #: Slots of every setup and of every baseline.
 SLOTS = 2
 SETUP = "1 ZooKeeper (fsync), SQLite, 2 slots"
+#: Setup of a baseline.
+SAME_RUN = "the same run"
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +82,13 @@ class Bench:
         """Returns variables by which a command finds the cluster, and byte code as when installed (compiling would cost 0.1 s)."""
         return {**self.cluster.environment(), "PYTHONDONTWRITEBYTECODE": ""}
 
+    def command(self, *words: str, timeout_s: float = 60.0) -> None:
+        """Runs `rmgr` on the cluster. Raises: RmgrError if it fails."""
+        command = [sys.executable, "-m", "rmgr.cli.main", *words]
+        done = subprocess.run(command, env={**os.environ, **self.environment()}, capture_output=True, check=False, timeout=timeout_s)
+        if done.returncode:
+            raise RmgrError(f"rmgr {' '.join(words)} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
@@ -109,28 +124,28 @@ def connected(cluster: DevCluster, *, through: str = "") -> Iterator[Connection]
         connection.close()
 
 
-Measured = tuple[str, str, Callable[[], float]]
+#: (system, setup, measurement, which returns a rate).
+Measured: TypeAlias = tuple[str, str, Callable[[], float]]
 
 
-def paired(
-    plan: MeasuringPlan, *, what: str, unit: str, baseline: tuple[str, Callable[[], float]], ours: Measured, also: Measured | None = None
-) -> list[Row]:
-    """Measures baseline and rmgr in turn and returns their rows.
-
-    Args:
-        baseline: (name, measurement). ours, also: (name, setup, measurement). A measurement returns a rate.
-    """
-    theirs: list[float] = []
-    systems = [ours] if also is None else [ours, also]
-    mine: list[list[float]] = [[] for _ in systems]
+def paired(plan: MeasuringPlan, *systems: Measured, what: str, unit: str) -> list[Row]:
+    """Measures the systems in turn, the baseline first, and returns their rows."""
+    found: dict[tuple[str, str], list[float]] = {(name, setup): [] for name, setup, _ in systems}
     for _ in plan.rounds(what):
-        theirs.append(baseline[1]())
-        for (_, _, measure), values in zip(systems, mine, strict=True):
-            values.append(measure())
-    rows = [row(baseline[0], "the same run", what, unit, theirs, ratio=1.0)]
-    for (name, setup, _), values in zip(systems, mine, strict=True):
-        rows.append(row(name, setup, what, unit, values, ratio=statistics.median(a / b for a, b in zip(values, theirs, strict=True))))
-    return rows
+        for name, setup, measure in systems:
+            found[name, setup].append(measure())
+    return compared(what, unit, found)
+
+
+def compared(what: str, unit: str, found: Mapping[tuple[str, str], Sequence[float]]) -> list[Row]:
+    """Returns a row for each (system, setup), from its value in each repetition; the ratios are to the first."""
+    base = next(iter(found.values()))
+    return [row(system, setup, what, unit, values, ratio=over(values, base)) for (system, setup), values in found.items()]
+
+
+def over(values: Sequence[float], base: Sequence[float]) -> float:
+    """Returns the median of the ratios, each of one repetition."""
+    return statistics.median(mine / other for mine, other in zip(values, base, strict=True))
 
 
 def row(system: str, setup: str, what: str, unit: str, values: Sequence[float], *, ratio: float | None = None, **detail: float) -> Row:
@@ -152,6 +167,20 @@ def took_s(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+def per_second(count: int, work: Callable[[], object]) -> float:
+    """Returns how many things a second `work` does, which does `count`."""
+    return count / took_s(work)
+
+
+def wait_until(what: str, is_so: Callable[[], bool], *, within_s: float = 60.0) -> None:
+    """Waits for a condition. Raises: Unavailable."""
+    end_s = time.monotonic() + within_s
+    while not is_so():
+        if time.monotonic() > end_s:
+            raise Unavailable(f"not within {within_s:g} s: {what}", hint="the machine may be too busy for this measurement")
+        time.sleep(_LOOK_S)
 
 
 def zookeeper_counts(cluster: DevCluster) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, over, row, scratch
 from rmgr.client.connection import Connection
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
@@ -230,16 +230,8 @@ def _rows(name: str, found: Sequence[Compared]) -> list[Row]:
 
 
 def _makespan(setup: str, what: str, found: Sequence[Compared], **more: float) -> Row:
-    return row(
-        "rmgr",
-        setup,
-        f"{what}: makespan",
-        "s",
-        [one.makespan_s for one in found],
-        ratio=statistics.median(one.makespan_s / one.simulated_s for one in found),
-        simulated=found[0].simulated_s,
-        **more,
-    )
+    live_s, virtual_s = [one.makespan_s for one in found], [one.simulated_s for one in found]
+    return row("rmgr", setup, f"{what}: makespan", "s", live_s, ratio=over(live_s, virtual_s), simulated=virtual_s[0], **more)
 
 
 # -- paper 000 at a small scale ------------------------------------------------------------------------------------------------

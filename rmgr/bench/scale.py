@@ -19,7 +19,7 @@ import msgspec
 from rmgr.bench.load.processes import Child, cpu_s
 from rmgr.bench.load.silent_starters import SilentStartersSpec
 from rmgr.bench.load.virtual_starters import VirtualStartersSpec
-from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, zookeeper_counts
+from rmgr.bench.measuring import SAME_RUN, MeasuringPlan, Row, connected, row, scratch, zookeeper_counts
 from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
 from rmgr.client.taskqueue import TaskQueue
@@ -69,7 +69,7 @@ def scale(plan: MeasuringPlan) -> list[Row]:
         values = {
             count: [sum(used[part] for part in parts) / used["tasks"] * factor for used in found] for count, found in runs.items()
         }
-        alone = row("1 Starter", "the same run", what, unit, values[1], ratio=1.0)
+        alone = row("1 Starter", SAME_RUN, what, unit, values[1], ratio=1.0)
         grown = row(f"{many} Starters", SETUP, what, unit, values[many])
         growth = grown.rate / alone.rate if alone.rate else None
         rows += [alone, row(f"{many} Starters", SETUP, what, unit, values[many], ratio=growth)]

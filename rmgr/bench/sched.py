@@ -17,7 +17,7 @@ from fractions import Fraction
 from multiprocessing import get_context
 from typing import TypeVar
 
-from rmgr.bench.measuring import MeasuringPlan, Row, paired, row
+from rmgr.bench.measuring import SAME_RUN, MeasuringPlan, Row, paired, row
 from rmgr.errors import RmgrError
 from rmgr.model.base.resources import MIB
 from rmgr.sched.catalogue import POLICIES
@@ -86,7 +86,7 @@ def sim(plan: MeasuringPlan) -> list[Row]:
             return _rate(workload, lambda: bare_starts(plain, workload.processors, policy))
 
         if policy in BARE_POLICIES:
-            rows += paired(plan, what=what, unit="jobs/s", baseline=("bare event loop", bare), ours=("rmgr", _SIMULATOR, ours))
+            rows += paired(plan, ("bare event loop", SAME_RUN, bare), ("rmgr", _SIMULATOR, ours), what=what, unit="jobs/s")
         else:
             rows.append(row("rmgr", _SIMULATOR, what, "jobs/s", [ours() for _ in _repetitions(plan, what)]))
     return rows

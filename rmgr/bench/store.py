@@ -24,7 +24,7 @@ from itertools import islice
 from rmgr.adapters.stores import open_store
 from rmgr.bench.idle import parts_of
 from rmgr.bench.load.processes import MIB, children_of, cpu_s, pss_bytes, sampled
-from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, row, scratch, took_s, two_slots
+from rmgr.bench.measuring import SAME_RUN, SETUP, SLOTS, Bench, MeasuringPlan, Row, over, paired, per_second, row, scratch, two_slots
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol.ports import Store
 from rmgr.dev.cluster import OWN_CASSANDRA
@@ -83,24 +83,24 @@ def _inputs(plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor, setup:
 
     rows = paired(
         plan,
+        ("ProcessPoolExecutor(2).map", SAME_RUN, lambda: _mb(count, lambda: list(pool.map(len, _values(count))))),
+        ("rmgr TaskQueue.submit", setup, by_keys),
         what=f"{what}, put before, to tasks by key",
         unit="MB/s",
-        baseline=("ProcessPoolExecutor(2).map", lambda: _mb(count, lambda: list(pool.map(len, _values(count))))),
-        ours=("rmgr TaskQueue.submit", setup, by_keys),
     )
     rows += [
         row("rmgr", setup, f"{what}, most memory of the Starter", "MiB PSS", peaks),
-        row("files, each with fsync", "the same run", f"{what}, put", "MB/s", files, ratio=1.0),
+        row("files, each with fsync", SAME_RUN, f"{what}, put", "MB/s", files, ratio=1.0),
         row("rmgr Values.put", setup, f"{what}, put", "MB/s", puts, ratio=over(puts, files)),
     ]
     rows += paired(
         plan,
+        ("ProcessPoolExecutor(2).map", SAME_RUN, lambda: _mb(count, lambda: list(pool.map(len, _values(count))))),
+        ("rmgr TaskQueue.map", setup, lambda: _mb(count, lambda: _as_arguments(bench, count))),
         what=f"{what}, as arguments, whole way",
         unit="MB/s",
-        baseline=("ProcessPoolExecutor(2).map", lambda: _mb(count, lambda: list(pool.map(len, _values(count))))),
-        ours=("rmgr TaskQueue.map", setup, lambda: _mb(count, lambda: _as_arguments(bench, count))),
     )
-    rows.append(row("what must be done, in one thread", "the same run", f"{what}, as arguments, whole way", "MB/s", floors))
+    rows.append(row("what must be done, in one thread", SAME_RUN, f"{what}, as arguments, whole way", "MB/s", floors))
     return rows
 
 
@@ -183,7 +183,7 @@ def _as_arguments(bench: Bench, count: int) -> None:
 
 
 def _mb(count: int, work: Callable[[], object]) -> float:
-    return count * _INPUT_BYTES / 1e6 / took_s(work)
+    return per_second(count * _INPUT_BYTES, work) / 1e6
 
 
 @contextmanager
@@ -198,16 +198,15 @@ def memory_of_starter(bench: Bench) -> Iterator[list[float]]:
 
 
 def _results(plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor) -> list[Row]:
-    """Measures from the first submit to the last result; `growth`: cost of a result relative to a tenth as many."""
+    """Measures from the first submit to the last result; `growth`: cost of a result relative to a tenth as many; 1 = none."""
     many, few = plan.count(_RESULTS), plan.count(_RESULTS // 10)
     theirs: dict[int, list[float]] = {few: [], many: []}
     ours: dict[int, list[float]] = {few: [], many: []}
     reads: dict[int, list[float]] = {few: [], many: []}
     _read_back(bench, few)
-    for number in range(1, plan.repetitions + 1):
+    for _ in plan.rounds(f"{few} and {many} results of {_RESULT_BYTES} bytes"):
         for count in (few, many):
-            plan.progress(f"{count} results of {_RESULT_BYTES} bytes: repetition {number} of {plan.repetitions}")
-            theirs[count].append(_pool_read_back(pool, count))
+            theirs[count].append(per_second(count, lambda: _pool_read_back(pool, count)))  # noqa: B023 - called here
             whole, read = _read_back(bench, count)
             ours[count].append(whole)
             reads[count].append(read)
@@ -216,16 +215,11 @@ def _results(plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor) -> li
         what = f"{count} results of {_RESULT_BYTES} bytes"
         last, ended, ratio = f"{what}, submit to last", f"{what}, read when all have ended", over(ours[count], theirs[count])
         rows += [
-            row("ProcessPoolExecutor(2), as_completed", "the same run", last, "results/s", theirs[count], ratio=1.0),
+            row("ProcessPoolExecutor(2), as_completed", SAME_RUN, last, "results/s", theirs[count], ratio=1.0),
             row("rmgr as_completed", SETUP, last, "results/s", ours[count], ratio=ratio, growth=over(ours[few], ours[count])),
             row("rmgr as_completed", SETUP, ended, "results/s", reads[count], growth=over(reads[few], reads[count])),
         ]
     return rows
-
-
-def over(rates: Sequence[float], others: Sequence[float]) -> float:
-    """Returns the median of the pairwise ratios. For few by many it is the growth of the cost of one; 1 = no growth."""
-    return statistics.median(a / b for a, b in zip(rates, others, strict=True))
 
 
 def _read_back(bench: Bench, count: int) -> tuple[float, float]:
@@ -243,12 +237,10 @@ def _read_back(bench: Bench, count: int) -> tuple[float, float]:
     return count / whole_s, count / read_s
 
 
-def _pool_read_back(pool: ProcessPoolExecutor, count: int) -> float:
-    started = time.perf_counter()
+def _pool_read_back(pool: ProcessPoolExecutor, count: int) -> None:
     futures: list[PoolFuture[bytes]] = [pool.submit(bytes, _RESULT_BYTES) for _ in range(count)]
     for future in as_completed(futures):
         future.result()
-    return count / (time.perf_counter() - started)
 
 
 # -- tasks by keys -----------------------------------------------------------------------------------------------------------
@@ -337,17 +329,17 @@ class _Field:
                 costs: list[dict[str, float]] = []
                 at_once = self._best_at_once(shape, names, size)
                 for _ in self._plan.rounds(what):
-                    pooled.append(_rate(count, partial(self._by_pool, shape, count, size)))
+                    pooled.append(per_second(count, partial(self._by_pool, shape, count, size)))
                     if shape.reads or shape.writes:
-                        bare.append(_rate(count, partial(self._bare_program, shape, names, size, at_once)))
-                        batched.append(_rate(count, partial(self._bare_batches, shape, names, size)))
+                        bare.append(per_second(count, partial(self._bare_program, shape, names, size, at_once)))
+                        batched.append(per_second(count, partial(self._bare_batches, shape, names, size)))
                     before = self._cpu()
-                    ours.append(_rate(count, lambda: loops.append(count / self._run_submitted(shape, names, size))))  # noqa: B023 - called here
+                    ours.append(per_second(count, lambda: loops.append(count / self._run_submitted(shape, names, size))))  # noqa: B023 - called here
                     costs.append({part: (used - before.get(part, 0.0)) / count * 1e3 for part, used in self._cpu().items()})
-                rows.append(row(_POOL, "the same run", what, "tasks/s", pooled))
+                rows.append(row(_POOL, SAME_RUN, what, "tasks/s", pooled))
                 if bare:
-                    rows.append(row(_BARE, "the same run", what, "tasks/s", bare, ratio=1.0, at_once=at_once))
-                    rows.append(row(_BATCHED, "the same run", what, "tasks/s", batched, ratio=over(batched, bare), at_once=_BATCH))
+                    rows.append(row(_BARE, SAME_RUN, what, "tasks/s", bare, ratio=1.0, at_once=at_once))
+                    rows.append(row(_BATCHED, SAME_RUN, what, "tasks/s", batched, ratio=over(batched, bare), at_once=_BATCH))
                 rows.append(row(_OURS, self._setup, what, "tasks/s", ours, ratio=over(ours, bare or pooled)))
                 rows.append(row(_OURS, self._setup, f"{what}: the loop of submit by itself", "calls/s", loops))
                 rows += [
@@ -360,7 +352,7 @@ class _Field:
         if not (shape.reads or shape.writes):
             return 0
         some = names[: max(10, len(names) // 4)]
-        rates = {at_once: _rate(len(some), partial(self._bare_program, shape, some, size, at_once)) for at_once in _REQUESTS}
+        rates = {at_once: per_second(len(some), partial(self._bare_program, shape, some, size, at_once)) for at_once in _REQUESTS}
         return max(rates, key=lambda at_once: rates[at_once])
 
     def _bare_program(self, shape: KeyedShape, names: Sequence[str], size: int, at_once: int) -> None:
@@ -429,26 +421,24 @@ class _Field:
             with queue, plain:
                 for _ in self._plan.rounds("one keyed task alone"):
                     run = next(self._fresh)
-                    samples: dict[str, list[float]] = {"call": [], "bare": [], "ours": []}
+                    samples: list[tuple[float, float, float]] = []
                     for at, name in enumerate(names):
                         begun = time.perf_counter()
                         plain.submit_call(0).result(timeout=_PATIENCE_S)
-                        samples["call"].append(time.perf_counter() - begun)
-                        begun = time.perf_counter()
+                        called = time.perf_counter()
                         self._bare.get(f"name/{name}")
                         self._bare.put(f"name/bare/{run}/{at}", value)
-                        samples["bare"].append(time.perf_counter() - begun)
-                        begun = time.perf_counter()
+                        passed = time.perf_counter()
                         queue.submit([name], [f"keyed/out/{run}/{at}"]).result(timeout=_PATIENCE_S)
-                        samples["ours"].append(time.perf_counter() - begun)
-                    for into, name in ((calls, "call"), (bare, "bare"), (ours, "ours")):
-                        into.append(statistics.median(samples[name]) * 1e3)
+                        samples.append((called - begun, passed - called, time.perf_counter() - passed))
+                    for into, times in zip((calls, bare, ours), zip(*samples, strict=True), strict=True):
+                        into.append(statistics.median(times) * 1e3)
         what = f"one keyed task alone, in and out, {format_size(_SINGLE_BYTES)}, p50"
         floors = [call + store for call, store in zip(calls, bare, strict=True)]
-        over = statistics.median(mine - floor for mine, floor in zip(ours, floors, strict=True))
+        above_ms = statistics.median(mine - floor for mine, floor in zip(ours, floors, strict=True))
         return [
-            row("a call, and a bare read and write", "the same run", what, "ms", floors, call=statistics.median(calls)),
-            row(_OURS, self._setup, what, "ms", ours, above_it_ms=over),
+            row("a call, and a bare read and write", SAME_RUN, what, "ms", floors, call=statistics.median(calls)),
+            row(_OURS, self._setup, what, "ms", ours, above_it_ms=above_ms),
         ]
 
     # -- memory
@@ -489,10 +479,6 @@ def _function(shape: KeyedShape, size: int) -> Callable[..., object]:
     if shape.reads:
         return _pass_on if shape.writes else _take
     return partial(_produce, size) if shape.writes else partial(_take, b"")
-
-
-def _rate(count: int, work: Callable[[], object]) -> float:
-    return count / took_s(work)
 
 
 @contextmanager

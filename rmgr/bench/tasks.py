@@ -29,16 +29,20 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.bench.load.offered import timed_sleep
 from rmgr.bench.load.processes import Child, children_of, cpu_s, live_heap_bytes, pss_bytes, say
 from rmgr.bench.measuring import (
+    SAME_RUN,
     SETUP,
     SLOTS,
     Bench,
     MeasuringPlan,
     Row,
+    compared,
     connected,
     paired,
+    per_second,
     row,
     took_s,
     two_slots,
+    wait_until,
     zookeeper_counts,
 )
 from rmgr.client.connection import Connection, connect
@@ -47,7 +51,7 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import OWN_CASSANDRA
-from rmgr.errors import DeadlineExceeded, RmgrError
+from rmgr.errors import RmgrError
 from rmgr.model.base.units import percentile
 
 _REPLICATED = "3 ZooKeepers (fsync), 1 Cassandra, 2 slots"
@@ -55,9 +59,10 @@ _TASKS = 5_000
 _SINGLES = 300
 #: Many commands, for the rate; and few, where the start of `rmgr submit` is a good part of the time.
 _COMMANDS = (5_000, 1_000)
+_COMMANDS_PATIENCE_S = 600.0
 #: Clients at once, compared with one; the two ways to the cluster.
 _CLIENTS = 8
-_DIRECT, _THROUGH = "directly", "through a gateway"
+_DIRECT, _THROUGH = ("rmgr directly", SETUP), ("rmgr through a gateway", SETUP)
 
 #: The task: returns its argument, and its module costs a worker nothing to import.
 no_op = operator.index
@@ -85,7 +90,7 @@ def _tasks(plan: MeasuringPlan, bench: Bench, setup: str) -> list[Row]:
 
     def mapped() -> float:
         _, before = zookeeper_counts(bench.cluster)
-        rate = _rate(count, lambda: by_map(connection, count))
+        rate = per_second(count, lambda: by_map(connection, count))
         transactions.append((zookeeper_counts(bench.cluster)[1] - before) / count)
         return rate
 
@@ -94,29 +99,26 @@ def _tasks(plan: MeasuringPlan, bench: Bench, setup: str) -> list[Row]:
         by_map(connection, 500)
         rows = paired(
             plan,
+            ("ProcessPoolExecutor(2).map", SAME_RUN, lambda: per_second(count, lambda: list(pool.map(no_op, range(count))))),
+            ("rmgr TaskQueue.map", setup, mapped),
+            ("rmgr Executor.map", setup, lambda: per_second(count, lambda: by_executor_map(connection, count))),
             what="no-op tasks by map",
             unit="tasks/s",
-            baseline=("ProcessPoolExecutor(2).map", lambda: _rate(count, lambda: list(pool.map(no_op, range(count))))),
-            ours=("rmgr TaskQueue.map", setup, mapped),
-            also=("rmgr Executor.map", setup, lambda: _rate(count, lambda: by_executor_map(connection, count))),
         )
         rows.append(row("rmgr TaskQueue.map", setup, "ZooKeeper transactions of no-op tasks by map", "per task", transactions))
         rows += paired(
             plan,
+            (
+                "ProcessPoolExecutor(2).submit",
+                SAME_RUN,
+                lambda: per_second(count, lambda: [f.result() for f in [pool.submit(no_op, i) for i in range(count)]]),
+            ),
+            ("rmgr Executor.submit", setup, lambda: per_second(count, lambda: by_submit(connection, count))),
+            ("rmgr TaskQueue.submit_call", setup, lambda: per_second(count, lambda: by_submit_call(connection, count))),
             what="no-op tasks, one future a call",
             unit="tasks/s",
-            baseline=(
-                "ProcessPoolExecutor(2).submit",
-                lambda: _rate(count, lambda: [f.result() for f in [pool.submit(no_op, i) for i in range(count)]]),
-            ),
-            ours=("rmgr Executor.submit", setup, lambda: _rate(count, lambda: by_submit(connection, count))),
-            also=("rmgr TaskQueue.submit_call", setup, lambda: _rate(count, lambda: by_submit_call(connection, count))),
         )
     return rows
-
-
-def _rate(count: int, work: Callable[[], object]) -> float:
-    return count / took_s(work)
 
 
 def by_map(connection: Connection, count: int) -> None:
@@ -167,7 +169,7 @@ def latency(plan: MeasuringPlan) -> list[Row]:
     for system, runs in samples.items():
         for percent in (50, 99):
             values = [percentile(one, percent) * 1e3 for one in runs]
-            rows.append(row(system, SETUP if system == "rmgr" else "the same run", f"one task at a time, p{percent}", "ms", values))
+            rows.append(row(system, SETUP if system == "rmgr" else SAME_RUN, f"one task at a time, p{percent}", "ms", values))
     return rows
 
 
@@ -175,32 +177,25 @@ def shell(plan: MeasuringPlan) -> list[Row]:
     """Measures shell commands with captured output by whole `rmgr submit --array --wait` commands, against `xargs -P2`."""
     rows: list[Row] = []
     with two_slots(plan) as bench:
-        _submit_array(bench, 20)
+
+        def submit_array(count: int) -> None:
+            bench.command("submit", "--array", f"1-{count}", "--wait", "--", "/bin/true", timeout_s=_COMMANDS_PATIENCE_S)
+
+        submit_array(20)
         for count in map(plan.count, _COMMANDS):
             rows += paired(
                 plan,
+                ("xargs -P2 /bin/true", SAME_RUN, partial(per_second, count, partial(_xargs, count))),
+                ("rmgr submit --array -- /bin/true", SETUP, partial(per_second, count, partial(submit_array, count))),
                 what=f"{count:,} commands with captured output",
                 unit="commands/s",
-                baseline=("xargs -P2 /bin/true", partial(_rate_of, count, _xargs)),
-                ours=("rmgr submit --array -- /bin/true", SETUP, partial(_rate_of, count, partial(_submit_array, bench))),
             )
     return rows
 
 
-def _rate_of(count: int, work: Callable[[int], None]) -> float:
-    return _rate(count, lambda: work(count))
-
-
 def _xargs(count: int) -> None:
     lines = "".join(f"{number}\n" for number in range(count))
-    subprocess.run(["xargs", "-P2", "-n1", "/bin/true"], input=lines.encode(), check=True, timeout=600)
-
-
-def _submit_array(bench: Bench, count: int) -> None:
-    command = [sys.executable, "-m", "rmgr.cli.main", "submit", "--array", f"1-{count}", "--wait", "--", "/bin/true"]
-    done = subprocess.run(command, env={**os.environ, **bench.environment()}, capture_output=True, check=False, timeout=600)
-    if done.returncode:
-        raise AssertionError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+    subprocess.run(["xargs", "-P2", "-n1", "/bin/true"], input=lines.encode(), check=True, timeout=_COMMANDS_PATIENCE_S)
 
 
 # -- directly and through a gateway --------------------------------------------------------------------------------------------
@@ -225,13 +220,15 @@ def _tasks_both_ways(plan: MeasuringPlan) -> list[Row]:
             ("no-op tasks, one future a call", by_submit_call),
         )
         for what, work in ways:
-            rates: dict[str, list[float]] = {_DIRECT: [], _THROUGH: []}
             for connection in (bench.connection, through):
                 work(connection, 500)
-            for _ in plan.rounds(f"{what}, {_THROUGH}"):
-                rates[_DIRECT].append(count / took_s(partial(work, bench.connection, count)))
-                rates[_THROUGH].append(count / took_s(partial(work, through, count)))
-            rows += _compared(what, "tasks/s", rates)
+            rows += paired(
+                plan,
+                (*_DIRECT, partial(per_second, count, partial(work, bench.connection, count))),
+                (*_THROUGH, partial(per_second, count, partial(work, through, count))),
+                what=what,
+                unit="tasks/s",
+            )
         rows += _measure_crowd(plan, bench, count)
     return rows
 
@@ -241,19 +238,19 @@ def _latency_both_ways(plan: MeasuringPlan) -> list[Row]:
     count = plan.count(_SINGLES)
     with _with_gateway(plan) as (bench, through), ExitStack() as stack:
         queues = {
-            name: stack.enter_context(TaskQueue(no_op, connection=connection))
-            for name, connection in ((_DIRECT, bench.connection), (_THROUGH, through))
+            way: stack.enter_context(TaskQueue(no_op, connection=connection))
+            for way, connection in ((_DIRECT, bench.connection), (_THROUGH, through))
         }
-        samples: dict[str, list[list[float]]] = {name: [] for name in queues}
-        for _ in plan.rounds(f"latency, {_THROUGH}"):
-            for name, queue in queues.items():
+        samples: dict[tuple[str, str], list[list[float]]] = {way: [] for way in queues}
+        for _ in plan.rounds("latency, directly and through a gateway"):
+            for way, queue in queues.items():
                 for _ in range(20):
                     queue.submit_call(1).result(timeout=60)
-                samples[name].append([took_s(partial(_measure_alone, queue)) for _ in range(count)])
+                samples[way].append([took_s(partial(_measure_alone, queue)) for _ in range(count)])
     rows: list[Row] = []
     for percent in (50, 99):
-        values = {name: [percentile(one, percent) * 1e3 for one in runs] for name, runs in samples.items()}
-        rows += _compared(f"one task at a time, p{percent}", "ms", values)
+        values = {way: [percentile(one, percent) * 1e3 for one in runs] for way, runs in samples.items()}
+        rows += compared(f"one task at a time, p{percent}", "ms", values)
     return rows
 
 
@@ -264,43 +261,34 @@ def _measure_alone(queue: TaskQueue) -> None:
 def _measure_crowd(plan: MeasuringPlan, bench: Bench, count: int) -> list[Row]:
     """Measures one direct client, and eight at once with as many tasks each, a process each: directly, and through the gateway."""
     alone: list[float] = []
-    rates: dict[str, list[float]] = {_DIRECT: [], _THROUGH: []}
+    rates: dict[tuple[str, str], list[float]] = {_DIRECT: [], _THROUGH: []}
     state = bench.cluster.state
-    ways: dict[str, dict[str, str | float]] = {
+    ways: dict[tuple[str, str], dict[str, str | float]] = {
         _DIRECT: {"zk": state.zookeeper, "store": state.store, "session_timeout_s": state.session_timeout_s},
         _THROUGH: {"gateway": state.gateway},
     }
     with ExitStack() as stack:
-        crowds: dict[str, list[Child]] = {}
-        for name, cluster in ways.items():
+        crowds: dict[tuple[str, str], list[Child]] = {}
+        for way, cluster in ways.items():
             asked = json.dumps({"cluster": cluster, "security": state.security, "tasks": count})
-            crowds[name] = [
+            crowds[way] = [
                 stack.enter_context(Child("rmgr.bench.tasks", asked, log=bench.cluster.directory / f"map{len(crowds)}{at}.log"))
                 for at in range(_CLIENTS)
             ]
-            for child in crowds[name]:
+            for child in crowds[way]:
                 child.told("ready")
         for _ in plan.rounds(f"{_CLIENTS} clients at once"):
-            alone.append(count / took_s(partial(by_map, bench.connection, count)))
-            for name, crowd in crowds.items():
+            alone.append(per_second(count, partial(by_map, bench.connection, count)))
+            for way, crowd in crowds.items():
                 for child in crowd:
                     child.ask()
                 spans = [child.told("span") for child in crowd]
-                rates[name].append(count * _CLIENTS / (max(end for _, end in spans) - min(begin for begin, _ in spans)))
+                rates[way].append(count * _CLIENTS / (max(end for _, end in spans) - min(begin for begin, _ in spans)))
     what = f"no-op tasks by map, {_CLIENTS} clients at once, each a process"
     one = statistics.median(alone)
     return [
-        row(f"rmgr {_DIRECT}", SETUP, "no-op tasks by map, one client", "tasks/s", alone, ratio=1.0),
-        *(row(f"rmgr {name}", SETUP, what, "tasks/s", values, ratio=statistics.median(values) / one) for name, values in rates.items()),
-    ]
-
-
-def _compared(what: str, unit: str, values: dict[str, list[float]]) -> list[Row]:
-    direct, through = values[_DIRECT], values[_THROUGH]
-    ratio = statistics.median(b / a for a, b in zip(direct, through, strict=True))
-    return [
-        row(f"rmgr {_DIRECT}", SETUP, what, unit, direct, ratio=1.0),
-        row(f"rmgr {_THROUGH}", SETUP, what, unit, through, ratio=ratio),
+        row(*_DIRECT, "no-op tasks by map, one client", "tasks/s", alone, ratio=1.0),
+        *(row(*way, what, "tasks/s", values, ratio=statistics.median(values) / one) for way, values in rates.items()),
     ]
 
 
@@ -374,13 +362,13 @@ def _figure_row(figures: list[_Figure]) -> Row:
 
 def _figures(plan: MeasuringPlan, bench: Bench, *, is_first: bool) -> list[_Figure]:
     """Returns the figures of one repetition. is_first: the first of this process."""
-    _run(_fill(bench, 1, 2_000))
+    _run(fill(bench, 1, 2_000))
     # First, because memory left behind by earlier tasks would hide what these take.
     many, drained = _measure_backlog(plan, bench, _FEW, plan.count(_QUEUED), weighs=True, weighs_client=is_first)
     count = plan.count(_EMPTY)
     plan.progress(f"{count} tasks, empty queue")
     with _spending(bench) as spent:
-        _run(_fill(bench, 1, count))
+        _run(fill(bench, 1, count))
     empty = _Figure(what="run with an empty queue", unit="tasks/s", value=count / spent.lasted_s, ratio=1.0, detail=_of_each(spent, count))
     small, slow = _measure_backlog(plan, bench, min(_SMALL, plan.count(_SMALL_TASKS)), plan.count(_SMALL_TASKS))
     return [empty, *many, _with_ratios(drained, empty), *small, _with_ratios(slow, empty)]
@@ -392,10 +380,10 @@ def _measure_backlog(
     """Fills the queue of a drained node, then runs it; returns (figures of filling it, rate of running it). weighs: measure memory, too."""
     what = f"{total} tasks in {submissions} submissions"
     plan.progress(what)
-    _command(bench, "drain", "n1", "--reason", "bench")
+    bench.command("drain", "n1", "--reason", "bench")
     zookeeper, client = _zookeeper_bytes(bench), _client_bytes()
     with _spending(bench) as spent:
-        queues = _fill(bench, submissions, total)
+        queues = fill(bench, submissions, total)
     figures = [_Figure(what=f"submit {what}", unit="tasks/s", value=total / spent.lasted_s, detail=_of_each(spent, total))]
     if weighs:
         heap = (_zookeeper_bytes(bench) - zookeeper) / total
@@ -404,7 +392,7 @@ def _measure_backlog(
         memory = (_client_bytes() - client) / total
         figures.append(_Figure(what=f"{what}, client's memory", unit="B/future", value=memory))
     with _spending(bench) as spent:
-        _command(bench, "resume", "n1")
+        bench.command("resume", "n1")
         _run(queues)
     return figures, _Figure(what=f"run {what}", unit="tasks/s", value=total / spent.lasted_s, detail=_of_each(spent, total))
 
@@ -415,7 +403,7 @@ def _with_ratios(drained: _Figure, empty: _Figure) -> _Figure:
     return replace(drained, ratio=drained.value / empty.value, detail={**drained.detail, "cpu_ratio": cpu})
 
 
-def _fill(bench: Bench, submissions: int, tasks: int) -> list[TaskQueue]:
+def fill(bench: Bench, submissions: int, tasks: int) -> list[TaskQueue]:
     """Submits `tasks` tasks in so many submissions; returns when all are durable."""
     queues = []
     for number in range(submissions):
@@ -431,11 +419,6 @@ def _run(queues: list[TaskQueue]) -> None:
     """Waits until all tasks have ended."""
     for queue in queues:
         queue.wait_all(timeout=_BACKLOG_PATIENCE_S)
-
-
-def _command(bench: Bench, *words: str) -> None:
-    command = [sys.executable, "-m", "rmgr.cli.main", *words]
-    subprocess.run(command, env={**os.environ, **bench.environment()}, capture_output=True, check=True, timeout=60)
 
 
 # -- cost -------------------------------------------------------------------------------------------------------------------------
@@ -572,7 +555,7 @@ def _measure_late_node(plan: MeasuringPlan, bench: Bench) -> list[Row]:
             starts.append(start_s)
             waits.append(wait_s)
         rows.append(row("rmgr", SETUP, f"late Starter, {scene}: entry to first task", "s", waits))
-    return [row("the process itself", "the same run", "late Starter: exec to entry", "s", starts), *rows]
+    return [row("the process itself", SAME_RUN, "late Starter: exec to entry", "s", starts), *rows]
 
 
 def _join_late(bench: Bench, name: str, durations: Sequence[float], first: int) -> tuple[float, float]:
@@ -596,7 +579,8 @@ def _join_late(bench: Bench, name: str, durations: Sequence[float], first: int) 
             queue.cancel("the late Starter was seen at work")
         finally:
             cluster.kill(name, signal.SIGTERM)
-            _wait_gone(bench, name)
+            process = cluster.process(name)
+            wait_until(f"{name} ends", lambda: process.find() is None, within_s=30.0)
     if mine is None:
         raise RmgrError(f"{name} got nothing to do: the work was over too soon for this machine", hint="repeat it on a quieter one")
     return entry - started, mine - entry
@@ -608,14 +592,6 @@ def _entered(coordinator: ZkCoordinator, node: str) -> float:
     if found is None:
         raise RmgrError(f"{node} did not register in time")
     return found.mtime_ms / 1000
-
-
-def _wait_gone(bench: Bench, name: str) -> None:
-    process, end = bench.cluster.process(name), time.monotonic() + 30
-    while process.find() is not None:
-        if time.monotonic() > end:
-            raise DeadlineExceeded(f"{name} does not end")
-        time.sleep(0.05)
 
 
 if __name__ == "__main__":

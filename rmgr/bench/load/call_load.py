@@ -1,9 +1,12 @@
-"""Load around the calls that `bench calls` measures: servers that only live, and a client that only transfers.
+"""Programs around the calls that `bench calls` measures: hops of bare gRPC, servers that only live, and a client that only transfers.
 
+    python -m rmgr.bench.load.call_load "hop [TARGET]"                says {"endpoint": HOST:PORT}; with TARGET it passes everything on
     python -m rmgr.bench.load.call_load "servers GATEWAY COUNT"       says {"ready": n} when the gateway has welcomed all of them
     python -m rmgr.bench.load.call_load "transfers GATEWAY BYTES"     echoes so many bytes over and over; says {"ready": 1} after the first
 
-Both end with their standard input. The servers are streams of one process: they answer what a gateway asks, and get no calls.
+All end with their standard input. Two hops, like a call through a gateway to a server and nothing else, are the baseline: `Small` returns a
+message; `Bulk` passes pieces on, and the far end keeps them until the last has come, as a server does with arguments, and sends them back.
+The servers are streams of one process: they answer what a gateway asks, and get no calls.
 """
 
 from __future__ import annotations
@@ -12,8 +15,14 @@ import os
 import secrets
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
 
 from rmgr.adapters.calls.serving import Asked, Hello, Joined, LineEvent, Lines
+from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.bench.load.processes import say
 from rmgr.client.calls import Caller
 from rmgr.config import ClusterConfig, Config
@@ -21,13 +30,56 @@ from rmgr.model.calls.interface import encode_interface, read_functions
 from rmgr.model.cluster.servers import ServerLoad
 from rmgr.runner.host import home
 
+_SERVICE = "Hops"
+_THREADS = 16
 _IDLE = ServerLoad()
 _GOODBYE_S = 5.0
 _READY_S = 120.0
 
 
-def servers(gateway: str, count: int) -> None:
-    """Runs servers q1, q2, ... that offer the shipped functions."""
+class Hops:
+    """A client of the hop in between."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._channel = grpc.insecure_channel(endpoint, OPTIONS)
+        self.small: Any = self._channel.unary_unary(f"/{_SERVICE}/Small")
+        self._bulk: Any = self._channel.stream_stream(f"/{_SERVICE}/Bulk")
+
+    def bulk(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Sends the pieces; yields what comes back, piece by piece."""
+        found: Iterator[bytes] = self._bulk(iter(pieces))
+        return found
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._channel.close()
+
+
+def hop(target: str = "") -> None:
+    """Runs one hop: the far end, or with `target` the hop in between."""
+    there = Hops(target) if target else None
+    small = (lambda piece, _: piece) if there is None else (lambda piece, _: there.small(piece))
+    bulk = _send_back if there is None else (lambda pieces, _: there.bulk(pieces))
+    server = grpc.server(ThreadPoolExecutor(_THREADS), options=OPTIONS)
+    handlers = {
+        "Small": grpc.unary_unary_rpc_method_handler(small),
+        "Bulk": grpc.stream_stream_rpc_method_handler(bulk),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    say({"endpoint": f"127.0.0.1:{port}"})
+    sys.stdin.read()
+    server.stop(0).wait(5.0)
+
+
+def _send_back(pieces: Iterator[Any], _context: Any) -> Iterator[Any]:
+    yield from list(pieces)
+
+
+def servers(gateway: str, how_many: str) -> None:
+    """Runs so many servers, q1, q2, ..., that offer the shipped functions."""
+    count = int(how_many)
     file = home.source("rmgr.runner.python.shipped").with_suffix(".toml")
     functions = tuple(encode_interface(one.interface) for one in read_functions(file.read_text("utf-8"), str(file)))
     welcomed: set[int] = set()
@@ -63,21 +115,18 @@ def servers(gateway: str, count: int) -> None:
         one.close(_GOODBYE_S)
 
 
-def transfers(gateway: str, size_bytes: int) -> None:
+def transfers(gateway: str, size_bytes: str) -> None:
     """Makes one call after the other, until this process ends."""
     caller = Caller(Config(cluster=ClusterConfig(gateway=gateway)))
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-    data = bytes(size_bytes)
+    data = bytes(int(size_bytes))
     caller.call("echo", data)
     say({"ready": 1})
     while True:
         caller.call("echo", data)
 
 
-def main(what: str, gateway: str, number: str) -> None:
-    """Runs one of the programs; see the first lines of the file."""
-    (servers if what == "servers" else transfers)(gateway, int(number))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1].split())
+    what, *arguments = sys.argv[1].split()
+    programs: dict[str, Callable[..., None]] = {"hop": hop, "servers": servers, "transfers": transfers}
+    programs[what](*arguments)
