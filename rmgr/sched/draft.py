@@ -35,7 +35,6 @@ from functools import partial
 from itertools import chain, pairwise
 
 from rmgr.sched.capacity.gangs import OWNER, Carousel, memory_on, placed_in, stands_in, too_many_leaves
-from rmgr.sched.capacity.holds import after_leaving, are_spans, by_node, cores_of, each_node, is_within, placed_on, share_of
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.job import Job, Placement, Reservation, Running, nodes_of, sent_back
 from rmgr.sched.plan import (
@@ -60,7 +59,20 @@ from rmgr.sched.plan import (
     Why,
     of_tuple,
 )
-from rmgr.sched.records import Gang, Hold, Share, Suspended
+from rmgr.sched.records import (
+    Gang,
+    Hold,
+    Share,
+    Suspended,
+    after_leaving,
+    are_spans,
+    by_node,
+    cores_of,
+    each_node,
+    is_within,
+    placed_on,
+    share_of,
+)
 from rmgr.sched.state.partition import Pool
 from rmgr.sched.tree.shape import Tree
 from rmgr.sched.view import ABANDONED, IN_ITS_WAY, View

@@ -59,7 +59,6 @@ from heapq import heapify, heapreplace
 from math import sqrt
 from typing import ClassVar, NamedTuple, TypeAlias
 
-from rmgr.sched.capacity.holds import by_node, cores_of, each_node
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Running
 from rmgr.sched.parameters import about
@@ -68,7 +67,7 @@ from rmgr.sched.policies.queue_first_fit import REST, Place, Room, Scanned, chec
 from rmgr.sched.policy import Cause
 from rmgr.sched.queue_class import HPC2500, QueueClass
 from rmgr.sched.records import Cores as Spans
-from rmgr.sched.records import Hold, Share
+from rmgr.sched.records import Hold, Share, by_node, cores_of, each_node
 
 TAKES_OVER = Why("connection_reservation", "every running job whose resources it was promised has ended")
 SPARES = Why("connection_reservation", "needs fewer cores than have come free for it")

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rmgr.sched.capacity.gangs import Carousel, leaves_of, memory_on, placed_in
-from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import PLAIN, Job, nodes_of
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause
-from rmgr.sched.records import Cores, Gang
+from rmgr.sched.records import Cores, Gang, each_node
 from rmgr.sched.tree.rotation import Newcomers
 from rmgr.sched.tree.shape import AllocationRule, choose
 

@@ -32,8 +32,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rmgr.model.base.units import counted
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
-from rmgr.sched.policies.fcfs import Fcfs
-from rmgr.sched.policies.orders import Ageing
+from rmgr.sched.policies.orders import Ageing, Fcfs
 from rmgr.sched.policies.searches import HEAD
 from rmgr.sched.policy import Cause, Order
 from rmgr.sched.state.partition import arrival

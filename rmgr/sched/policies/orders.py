@@ -1,4 +1,4 @@
-"""Orders of the queue by one key each, which never changes while a job waits, and ageing over any order. (For arrival see `fcfs.py`.)
+"""Orders of the queue: by arrival, by one key each, which never changes while a job waits, and ageing over any order.
 
 Each key ends with submit time and job id: at equal keys the earlier submit time goes first, then the smaller job id.
 """
@@ -15,6 +15,20 @@ from rmgr.sched.job import Job
 from rmgr.sched.policy import Order
 
 DAY_US = 86_400_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Fcfs:
+    """Order: first come, first served.
+
+    Algorithm: 1. the earliest submit time first; 2. at equal times the smaller job id.
+    Parameters: none. Source: papers.md 2.2 (FCFS). Differs from it in: nothing.
+    """
+
+    name: ClassVar[str] = "fcfs"
+
+    def arrange(self, draft: Draft) -> Iterator[Job]:
+        return draft.by_arrival()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
-from rmgr.sched.policies.fcfs import Fcfs
+from rmgr.sched.policies.orders import Fcfs
 from rmgr.sched.policy import Cause, Order
 
 # -- searches that promise nothing ---------------------------------------------------------------------------------------------

@@ -15,14 +15,27 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from rmgr.sched.capacity.gangs import OWNER, GangBook
-from rmgr.sched.capacity.holds import after_leaving, share_of
 from rmgr.sched.capacity.horizon import Ending
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running, nodes_of
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Key
-from rmgr.sched.records import Answered, Call, Gang, Hold, Learnt, Limits, Maintenance, Server, Suspended, Usage, Used
+from rmgr.sched.records import (
+    Answered,
+    Call,
+    Gang,
+    Hold,
+    Learnt,
+    Limits,
+    Maintenance,
+    Server,
+    Suspended,
+    Usage,
+    Used,
+    after_leaving,
+    share_of,
+)
 
 Pool: TypeAlias = UnitPool | NodePool
 #: policy -> kind -> id -> value

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Why
-from rmgr.sched.policies.fcfs import Fcfs
+from rmgr.sched.policies.orders import Fcfs
 from rmgr.sched.policy import Order
 
 """

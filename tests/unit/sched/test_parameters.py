@@ -13,8 +13,7 @@ import pytest
 from rmgr.errors import ConfigError
 from rmgr.sched.catalogue import POLICIES, built, policy_named
 from rmgr.sched.parameters import about, parameters_of, read_values
-from rmgr.sched.policies.fcfs import Fcfs
-from rmgr.sched.policies.orders import Ageing, Sjf
+from rmgr.sched.policies.orders import Ageing, Fcfs, Sjf
 from rmgr.sched.policies.searches import Easy
 from rmgr.sched.policy import Order
 

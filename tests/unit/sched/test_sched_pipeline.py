@@ -11,8 +11,7 @@ from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job
 from rmgr.sched.pipeline import configured, limits_of, pipeline_from
 from rmgr.sched.plan import Start
-from rmgr.sched.policies.fcfs import Fcfs
-from rmgr.sched.policies.orders import Sjf
+from rmgr.sched.policies.orders import Fcfs, Sjf
 from rmgr.sched.policies.searches import Conservative, Easy, FirstFit
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.queue_class import HPC2500

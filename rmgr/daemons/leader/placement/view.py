@@ -31,7 +31,6 @@ from rmgr.model.tasks.submission import Rigid, Submission
 from rmgr.model.views import ClassView, GangSummary, HeldView, PartitionView, PlacedView, PromiseView, QueueView, ShareView, WhatIfView
 from rmgr.procedures.admission import class_view, state_of
 from rmgr.runtime import machine
-from rmgr.sched.capacity.holds import by_node
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import UNLIMITED_US, Job
 from rmgr.sched.pipeline import fair_share_of
@@ -41,7 +40,7 @@ from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policies.queue_first_fit import QueueSelect
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.queue_class import QueueClass
-from rmgr.sched.records import Cores, Hold
+from rmgr.sched.records import Cores, Hold, by_node
 from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sched.state.partition import Partition
 
