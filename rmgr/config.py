@@ -28,9 +28,6 @@ from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size,
 
 DEFAULT_CHROOT = "/rmgr/default"
 
-#: One server in HOSTS: a name or an address (IPv6 in brackets), and a port.
-_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:,/\[\]]+)(?::(?P<port>\d{1,5}))?")
-
 _QUOTED = '"{}"'
 #: A character beyond U+FFFF as JSON escapes it.
 _PAIR = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
@@ -53,7 +50,7 @@ class ClusterConfig:
         return bool(self.gateway and not self.zk)
 
     def hosts_and_chroot(self) -> tuple[str, str]:
-        """Splits `h1:2181,h2:2181/rmgr/x` into (hosts, chroot). Raises: NotConnected if nothing is configured, UsageError."""
+        """Splits `h1:2181,h2:2181/rmgr/x` into (hosts, chroot). Raises: NotConnected if nothing is configured."""
         if not self.zk and self.gateway:
             raise NotConnected("this needs ZooKeeper itself, and only a gateway is configured", hint="name it: --zk HOSTS or RMGR_ZK")
         if not self.zk:
@@ -67,10 +64,6 @@ class ClusterConfig:
                 hint="start one with: rmgr dev   (or name one: --zk HOSTS, RMGR_ZK)",
             )
         hosts, slash, path = self.zk.partition("/")
-        for host in hosts.split(","):
-            found = _ADDRESS.fullmatch(host.strip())
-            if found is None or not 0 < int(found["port"] or 2181) < 65536:
-                raise UsageError(f"{host!r} in --zk {self.zk} is not HOST or HOST:PORT", hint="as in --zk zk1:2181,zk2:2181/rmgr/NAME")
         return hosts, f"/{path.rstrip('/')}" if slash and path.strip("/") else DEFAULT_CHROOT
 
 
@@ -232,6 +225,33 @@ _WORDS: dict[tuple[type[Any], str], tuple[str, ...]] = {
     (LogConfig, "level"): ("debug", "info", "warning", "error"),
     (LogConfig, "format"): ("auto", "json", "pretty"),
 }
+#: Texts that name what others refer to by it.
+_NAMES: dict[tuple[type[Any], str], str] = {
+    (StarterConfig, "node"): "node",
+    (StarterConfig, "partition"): "partition",
+    (ServerConfig, "name"): "server",
+}
+#: Texts that name places, and what to write: `_check_place`.
+_PLACES: dict[tuple[type[Any], str], str] = {
+    (ClusterConfig, "zk"): "zk1:2181,zk2:2181/rmgr/NAME",
+    (ClusterConfig, "store"): "sqlite:PATH (one machine) or cassandra://host1,host2/keyspace (several)",
+    (ClusterConfig, "gateway"): "HOST:PORT, or several: HOST:PORT,HOST:PORT",
+    (StarterConfig, "listen"): "HOST:PORT, as in 127.0.0.1:7071; port 0 is any free one",
+    (StarterConfig, "advertise"): "HOST or HOST:PORT, as others reach it",
+    (StarterConfig, "metrics"): "ADDRESS or HOST:PORT, as in 127.0.0.1 or 0.0.0.0:9720",
+    (WatchdogConfig, "listen"): "HOST:PORT, as in 127.0.0.1:7070; port 0 is any free one",
+    (WatchdogConfig, "advertise"): "HOST or HOST:PORT, as others reach it",
+    (WatchdogConfig, "metrics"): "ADDRESS or HOST:PORT, as in 127.0.0.1 or 0.0.0.0:9710",
+    (SubmitterConfig, "listen"): "HOST:PORT, as in 127.0.0.1:7071; port 0 is any free one",
+    (SubmitterConfig, "metrics"): "ADDRESS or HOST:PORT, as in 127.0.0.1 or 0.0.0.0:9730",
+    (ServerConfig, "dial"): "HOST:PORT, or several: HOST:PORT,HOST:PORT",
+    (ServerConfig, "metrics"): "ADDRESS or HOST:PORT, as in 127.0.0.1 or 0.0.0.0:9740",
+    (SecurityConfig, "work_gateway"): "HOST:PORT, or several: HOST:PORT,HOST:PORT",
+}
+#: A name or an address (IPv6 in brackets), and a port.
+_PLACE = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
+#: Who is named in a URL, and passwords among its options.
+_SECRETS = re.compile(r"(?<=//)[^/@\s]*(?=@)|(?<=[?&])((?:password|passwd|pwd)=)[^&\s]*")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 #: A variable of a server of calls for its functions.
 _NO_SETTING = "RMGR_SERVER_LIFE"
@@ -376,6 +396,7 @@ def _variable(name: str) -> tuple[str, str] | None:
 def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
     """Converts the value of a key from TOML, a variable's text, or an option."""
     hint = get_type_hints(kind)[key]
+    shown = without_secrets(value) if isinstance(value, str) else value
     try:
         if key.endswith("_s") and hint is float:
             seconds = parse_duration_us(value) / 1e6 if isinstance(value, str) else duration_us_of(value) / 1e6
@@ -391,26 +412,28 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
         if hint is float:
             return _bounded(kind, key, float(value))
         if hint is str and isinstance(value, str):
-            if (kind, key) == (StarterConfig, "partition"):
-                _refuse_calls(value)
+            if (kind, key) in _NAMES and value:
+                _check_name(_NAMES[kind, key], value)
             if words := _WORDS.get((kind, key)):
                 if value.lower() not in words:
                     raise UsageError(f"it is one of {', '.join(words)}", hint=_SHOWS)
                 return value.lower()
+            if (kind, key) in _PLACES and (value or getattr(kind(), key)):  # else it may be left empty
+                _check_place(key, value, _PLACES[kind, key])
             return value
         if hint == dict[str, int]:
             return checked_resources(_pairs(value))
         if hint == tuple[str, ...]:
             return tuple(part for part in value.split(",") if part) if isinstance(value, str) else tuple(str(part) for part in value)
     except KeyError:
-        raise ConfigError(f"{where}: {key} = {value!r} is not valid", hint="true or false") from None
+        raise ConfigError(f"{where}: {key} = {shown!r} is not valid", hint="true or false") from None
     except ValueError as error:
         if hint not in {int, float} or isinstance(error, UsageError):
-            raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
-        raise ConfigError(f"{where}: {key} = {value!r} is not valid: a {'whole ' * (hint is int)}number is needed", hint=_SHOWS) from None
+            raise ConfigError(f"{where}: {key} = {shown!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
+        raise ConfigError(f"{where}: {key} = {shown!r} is not valid: a {'whole ' * (hint is int)}number is needed", hint=_SHOWS) from None
     except (TypeError, OverflowError, UsageError) as error:
-        raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
-    raise ConfigError(f"{where}: {key} = {value!r} is not valid: {getattr(hint, '__name__', hint)} expected", hint=_SHOWS)
+        raise ConfigError(f"{where}: {key} = {shown!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
+    raise ConfigError(f"{where}: {key} = {shown!r} is not valid: {getattr(hint, '__name__', hint)} expected", hint=_SHOWS)
 
 
 def _bounded(kind: type[Any], key: str, number: float) -> float:
@@ -422,10 +445,58 @@ def _bounded(kind: type[Any], key: str, number: float) -> float:
     return number
 
 
-def _refuse_calls(partition: str) -> None:
-    from rmgr.model.cluster.servers import CALLS  # clients need nothing of it
+def _check_place(key: str, text: str, hint: str) -> None:
+    """Raises UsageError for what can be no place of ZooKeeper, of a store, of gateways, or to listen at. hint: what to write."""
+    if key == "store":
+        scheme, _, rest = text.partition(":")
+        if scheme not in {"sqlite", "cassandra"} or not rest:
+            raise UsageError(f"{without_secrets(text)!r} is not the URL of a store", hint=hint)
+        return
+    hosts, _, path = text.partition("/") if key == "zk" else (text, "", "")
+    lowest, is_bare = (0 if key in {"listen", "metrics"} else 1), key in {"zk", "metrics", "advertise"}
+    form = "HOST or HOST:PORT" if is_bare else "HOST:PORT"
+    parts = hosts.split(",") if key in {"zk", "gateway", "dial", "work_gateway"} else [hosts]
+    for part in parts if key == "zk" else [part for part in parts if part.strip()] or parts:
+        found = _PLACE.fullmatch(part.strip())
+        if found is None or not (found["port"] or is_bare):
+            raise UsageError(f"{part!r} is not {form}", hint=hint)
+        if found["port"] and not lowest <= int(found["port"]) <= 65535:
+            raise UsageError(f"{part!r} is not {form}: ports are {lowest} to 65535", hint=hint)
+        if not _is_host(found["host"]) or (key == "metrics" and not found["port"] and not _is_address(found["host"])):
+            raise UsageError(f"{found['host']!r} is no address", hint=hint)
+    if path.strip("/") and not {"", ".", ".."}.isdisjoint(path.rstrip("/").split("/")):
+        raise UsageError(f"'/{path}' is not the path of a znode", hint=hint)
 
-    if partition == CALLS:
+
+def without_secrets(text: str) -> str:
+    """Returns what may be shown of a URL."""
+    return _SECRETS.sub(lambda found: f"{found[1] or ''}***", text)
+
+
+def _is_host(text: str) -> bool:
+    """Returns whether it is an address, or can be a name."""
+    return _is_address(text) if text.startswith("[") or not text.strip("0123456789.") else text[0] not in "-."
+
+
+def _is_address(text: str) -> bool:
+    """Returns whether it is an IPv4 address, an IPv6 address in brackets, or `localhost`."""
+    if text.startswith("["):
+        import ipaddress  # few write one
+
+        try:
+            return ipaddress.ip_address(text.strip("[]")).version == 6
+        except ValueError:
+            return False
+    parts = text.split(".")
+    return text == "localhost" or (len(parts) == 4 and all(part.isdecimal() and int(part) < 256 for part in parts))
+
+
+def _check_name(kind: str, name: str) -> None:
+    from rmgr.model.base.ids import check_name  # clients need nothing of either
+    from rmgr.model.cluster.servers import CALLS
+
+    check_name(kind, name)
+    if kind == "partition" and name == CALLS:
         raise UsageError(
             f"partition {CALLS} is for calls of functions, and has servers instead of nodes",
             hint="leave it out, or another name; rmgr server serves calls, and [starter] call_cores = K keeps cores for it on this machine",

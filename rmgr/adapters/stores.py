@@ -33,23 +33,29 @@ def open_store(url: str, *, create: bool = True, **options: Any) -> Store:
 
 def check_url(url: str) -> str:
     """Returns `url` if `open_store` has an adapter for it and understands it, else raises `UsageError`; opens nothing."""
-    scheme, colon, _ = url.partition(":")
+    scheme, colon, rest = url.partition(":")
     if not colon or scheme not in _OPENERS:
         raise UsageError(f"{url!r} is not the URL of a store", hint=f"use {_EXAMPLES}")
     if scheme == "cassandra":
         from rmgr.adapters.cassandra.url import parse_url
 
         parse_url(url)
+    else:
+        _sqlite_path(rest)
     return url
 
 
 def _sqlite(rest: str, create: bool, options: dict[str, Any]) -> Store:
     from rmgr.adapters.sqlite.store import SqliteStore
 
+    return SqliteStore(_sqlite_path(rest), create=create, **options)
+
+
+def _sqlite_path(rest: str) -> str:
     path = unquote(rest.removeprefix("//")) if rest.startswith("///") else rest
     if not path or (rest.startswith("//") and not rest.startswith("///")):
         raise UsageError(f"'sqlite:{rest}' names no file", hint="sqlite:PATH, for example sqlite:/var/lib/rmgr/store.db")
-    return SqliteStore(path, create=create, **options)
+    return path
 
 
 def _cassandra(rest: str, _create: bool, options: dict[str, Any]) -> Store:

@@ -44,7 +44,7 @@ from rmgr.cli.control.operate import apply_settings, read_settings
 from rmgr.cli.display.render import clock, emit, iso
 from rmgr.cli.session.command import command, command_group
 from rmgr.cli.session.context import Session
-from rmgr.config import Config, check_file, line_of, nearest, toml_key, toml_value
+from rmgr.config import Config, check_file, line_of, nearest, toml_key, toml_value, without_secrets
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.model.base.ids import check_name
 from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
@@ -127,12 +127,25 @@ def check(session: Session, file: Path | None) -> None:
         warn_of_pulls(found, found.placed())
         kind, name = "cluster settings", str(file)
     else:
-        check_file(file)
+        _check_store(file, check_file(file))
         kind, name = "configuration", str(file)
     if session.json:
         emit({"file": name, "kind": kind, "ok": True})
     else:
         sys.stdout.write(f"{name}: {kind}, nothing wrong\n")
+
+
+def _check_store(file: Path, loaded: Config) -> None:
+    """Checks the whole URL of the file's store, which only its adapter understands."""
+    from rmgr.adapters.stores import check_url
+
+    if loaded.cluster.store:
+        try:
+            check_url(loaded.cluster.store)
+        except UsageError as error:
+            line = line_of(file.read_text("utf-8-sig"), "store", "cluster")
+            shown = without_secrets(loaded.cluster.store)
+            raise ConfigError(f"{file}:{line}: store = {shown!r} is not valid: {error.message}", hint=error.hint) from None
 
 
 @command(

@@ -17,8 +17,8 @@ from tests.integration.commands import Shell, wait_line
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--zk", "host:99999", "jobs"], "'host:99999' in --zk host:99999 is not HOST or HOST:PORT"),
-        (["--zk", "host:x", "jobs"], "'host:x' in --zk host:x is not HOST or HOST:PORT"),
+        (["--zk", "host:99999", "jobs"], "option --zk: zk = 'host:99999' is not valid: 'host:99999' is not HOST or HOST:PORT: ports are 1"),
+        (["--zk", "host:x", "jobs"], "option --zk: zk = 'host:x' is not valid: 'host:x' is not HOST or HOST:PORT"),
         (["--zk", "h1:2181,,h2", "jobs"], "is not HOST or HOST:PORT"),
         (["--store", "mysql:foo", "jobs"], "'mysql:foo' is not the URL of a store"),
         (["submit", "-t", "12:99:00", "--", "true"], "minutes and seconds go to 59"),

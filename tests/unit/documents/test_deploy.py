@@ -325,6 +325,72 @@ def test_a_number_out_of_its_bounds_and_an_unknown_word_are_refused_where_they_s
         load(env={"RMGR_STARTER_CORES": "-5"})
 
 
+@pytest.mark.parametrize(
+    ("section", "line", "told"),
+    [
+        ("cluster", 'zk = "zk1:2181,zk2"', ""),
+        ("cluster", 'zk = "[::1]:2181/rmgr/x"', ""),
+        ("cluster", 'zk = "zk1:99999"', "'zk1:99999' is not HOST or HOST:PORT: ports are 1 to 65535"),
+        ("cluster", 'zk = "zookeeper://zk1"', "'zookeeper:' is not HOST or HOST:PORT"),
+        ("cluster", 'zk = "zk1/rmgr//x"', "'/rmgr//x' is not the path of a znode"),
+        ("cluster", 'store = "mysql://me:geheim@db/x"', "is not the URL of a store"),
+        ("cluster", 'store = "sqlite:"', "'sqlite:' is not the URL of a store"),
+        ("cluster", 'gateway = "gw1:7071,gw2:7071"', ""),
+        ("cluster", 'gateway = "gw1"', "'gw1' is not HOST:PORT"),
+        ("cluster", 'gateway = "gw1:7071,gw2"', "'gw2' is not HOST:PORT"),
+        ("cluster", 'gateway = "http://gw1:7071"', "'http://gw1:7071' is not HOST:PORT"),
+        ("cluster", 'gateway = "gw1:0"', "ports are 1 to 65535"),
+        ("starter", 'listen = "0.0.0.0:0"', ""),
+        ("starter", 'listen = "somewhere"', "'somewhere' is not HOST:PORT"),
+        ("starter", 'listen = ""', "'' is not HOST:PORT"),
+        ("watchdog", 'listen = "256.0.0.1:7070"', "'256.0.0.1' is no address"),
+        ("submitter", 'listen = "127.0.0.1:70000"', "ports are 0 to 65535"),
+        ("submitter", 'listen = "[::g]:7071"', "is not HOST:PORT"),
+        ("starter", 'advertise = "n1.example.org"', ""),
+        ("starter", 'advertise = "n1:0"', "ports are 1 to 65535"),
+        ("watchdog", 'advertise = "http://n1"', "is not HOST or HOST:PORT"),
+        ("starter", 'metrics = "[::1]"', ""),
+        ("starter", 'metrics = "anywhere"', "'anywhere' is no address"),
+        ("server", 'metrics = "0.0.0.0:99999"', "ports are 0 to 65535"),
+        ("server", 'dial = "gw1:7071,"', ""),
+        ("server", 'dial = "gw1"', "'gw1' is not HOST:PORT"),
+        ("security", 'work_gateway = "gw1"', "'gw1' is not HOST:PORT"),
+        ("starter", 'node = "n/1"', "'n/1' cannot be the name of a node"),
+        ("starter", 'partition = ".."', "'..' cannot be the name of a partition"),
+        ("server", 'name = "a b"', "'a b' cannot be the name of a server"),
+    ],
+)
+def test_a_place_that_is_none_is_refused_where_it_stands_with_what_to_write(tmp_path: Path, section: str, line: str, told: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[{section}]\n{line}\n")
+    if not told:
+        check_file(file)
+        return
+    with pytest.raises(ConfigError) as refused:
+        check_file(file)
+    key, _, value = line.partition(" = ")
+    shown = value.strip('"').replace("me:geheim@", "***@")
+    assert refused.value.message.startswith(f"{file}:2: {key} = {shown!r} is not valid: "), refused.value.message
+    assert told in refused.value.message
+    assert refused.value.hint
+
+
+def test_config_check_looks_at_the_whole_url_of_a_store(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    for url, told in (
+        ("sqlite://host/file", "names no file"),
+        ("cassandra://host/rmgr?colour=red", "has no option 'colour'"),
+        ("cassandra://host:0/rmgr", "'0' is not a port"),
+    ):
+        file.write_text(f'[cluster]\nstore = "{url}"\n')
+        refused = CliRunner().invoke(cli, ["config", "check", str(file)]).exception
+        assert isinstance(refused, ConfigError), refused
+        assert refused.message.startswith(f"{file}:2: store = {url!r} is not valid: "), refused.message
+        assert told in refused.message
+    file.write_text('[cluster]\nstore = "cassandra://host1,host2/rmgr?replication_factor=3"\n')
+    assert CliRunner().invoke(cli, ["config", "check", str(file)]).exit_code == 0
+
+
 _TEXTS = ("*.md", "*.py", "*.sh", "*.yml", "*.toml", "Dockerfile")
 #: `pip install rmgr`, `pip install 'rmgr[mpi]'`, `pip install --upgrade rmgr`: what would fetch somebody else's package.
 _FOREIGN = re.compile(r"""pip3? install(?: +--?[\w-]+)* +['"]?rmgr(?=[\s'"`\[=<>,.;)]|$)""", re.MULTILINE)
