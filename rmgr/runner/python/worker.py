@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
+import fcntl
 import gc
 import io
 import math
@@ -75,6 +77,16 @@ _IDLE_S = 2.0
 #: For shorter tasks the processor clock is not read.
 _SHORT_NS = 1_000_000
 _RECEIVE = 256 * 1024
+#: Descriptors of the worker have this number or a higher one: tasks that make daemons close all below 256. `select` takes up to 1023.
+_ASIDE = 960
+
+
+def aside(fd: int) -> int:
+    """Moves a descriptor of the worker out of the way of tasks that close all descriptors they do not know; returns its new number."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(3, min(_ASIDE, most - 64)))
+    os.close(fd)
+    return moved
 
 
 def run(spec: StartWorker, sock: socket.socket, board: Board, directory: str, node: str, poke: Callable[[], None]) -> NoReturn:
@@ -183,14 +195,13 @@ class WorkerProcess:
         for number, fd in enumerate(self._fds, 1):
             with contextlib.suppress(OSError):  # it has closed it
                 if not os.path.sameopenfile(number, fd):
-                    outputs[number] = os.dup(number)
+                    outputs[number] = aside(os.dup(number))
         given = (sys.stdout, sys.stderr)
         return _Beginning(os.getcwd(), umask if umask != mask else None, outputs, given if given != self._streams else None)
 
     def _open_outputs(self) -> None:
-        for number, path in enumerate(self._paths):
-            self._fds[number] = open_output(path)
-            os.dup2(self._fds[number], number + 1)
+        for number in range(2):
+            self._open_output(number)
         self._open_streams()
         self._libc = ctypes.CDLL(None)
         keep_memory()
@@ -199,6 +210,10 @@ class WorkerProcess:
                 self._libc.setvbuf(ctypes.c_void_p.in_dll(self._libc, name), None, 1, 0)
             except ValueError:
                 continue
+
+    def _open_output(self, number: int) -> None:
+        fd = self._fds[number] = aside(open_output(self._paths[number]))
+        os.dup2(self._begins.outputs.get(number + 1, fd), number + 1)
 
     def _open_streams(self) -> None:
         self._streams = (
@@ -443,8 +458,12 @@ class WorkerProcess:
         if long:
             self._libc.fflush(None)
         lseek, fds = os.lseek, self._fds
-        if not lseek(fds[0], 0, os.SEEK_END) and not lseek(fds[1], 0, os.SEEK_END):
-            return NO_OUTPUT, NO_OUTPUT
+        try:
+            if not lseek(fds[0], 0, os.SEEK_END) and not lseek(fds[1], 0, os.SEEK_END):
+                return NO_OUTPUT, NO_OUTPUT
+        except OSError:  # the task has closed them
+            for number in range(2):
+                self._open_output(number)
         taken = []
         for number, (path, name) in enumerate(zip(self._paths, ("out", "err"), strict=True)):
             try:
@@ -453,8 +472,7 @@ class WorkerProcess:
                 output = Output(size=0, data=f"[rmgr: the output is lost: {error}]\n".encode())
             if output.path:
                 os.close(fds[number])
-                fds[number] = open_output(path)
-                os.dup2(self._begins.outputs.get(number + 1, fds[number]), number + 1)
+                self._open_output(number)
             taken.append(output)
         return taken[0], taken[1]
 
@@ -516,8 +534,10 @@ class WorkerProcess:
         with self._send_lock:
             try:
                 self._socket.sendall(data)
-            except OSError:
-                os._exit(0)  # the Starter is gone, and with it the recipient
+            except OSError as error:  # the Starter is gone, or finds what is on the board
+                if error.errno in {errno.EBADF, errno.ENOTSOCK}:
+                    os.write(2, b"[rmgr: the task has closed the descriptors of its worker, which ends]\n")
+                os._exit(0)
 
     def _receive(self, *, only_if_ready: bool = False) -> bool:
         """Takes messages that have arrived, waiting for one; False if the Starter is gone."""

@@ -142,14 +142,15 @@ class Workers:
             if os.getppid() != parent:
                 os._exit(0)
             _close_others({0, 1, 2, sock.fileno(), self._poke_fd})
+            line, poke_fd = socket.socket(fileno=worker_process.aside(sock.detach())), worker_process.aside(self._poke_fd)
             open_to_others()
             prefer_for_oom(_OOM_SCORE)
 
             def poke() -> None:
                 with contextlib.suppress(OSError):
-                    os.write(self._poke_fd, b"p")
+                    os.write(poke_fd, b"p")
 
-            worker_process.run(spec, sock, board, directory, self._node, poke)
+            worker_process.run(spec, line, board, directory, self._node, poke)
         except BaseException:  # noqa: BLE001 - the end of a process: whatever it is, it is shown and ends here
             traceback.print_exc()
             sys.stderr.flush()

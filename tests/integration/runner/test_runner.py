@@ -179,6 +179,21 @@ def test_what_a_task_prints_can_be_read_while_it_runs(node: WorkNode, worker: Wo
     assert worker.live_output(seq, "stdout", 0) is None
 
 
+@pytest.mark.parametrize("most", [256, 1 << 16], ids=["as_daemons_do", "all"])
+def test_a_task_may_close_all_descriptors_that_it_does_not_know(node: WorkNode, worker: Worker, most: int) -> None:
+    def work(number: int) -> int:
+        print("before", number, flush=True)
+        os.closerange(3, most)
+        print("after")
+        return number
+
+    for seq in (node.call(worker, work, 1), node.call(worker, work, 2)) if most == 256 else (node.call(worker, work, 1),):
+        end = node.ended(seq)
+        assert end.extra is not None
+        assert end.extra.reason is Reason.NONE
+        assert end.extra.out.data == f"before {pickle.loads(end.data)}\nafter\n".encode()
+
+
 # -- Python tasks: failures --------------------------------------------------------------------------------------------------
 
 
