@@ -13,6 +13,7 @@ before anybody knows who it is, so it is not among the ways that are taken unask
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import hashlib
 import json
@@ -113,6 +114,8 @@ _BLOCKS = [
 def hostile(gateway: str, leader: str, seconds: float, ways: tuple[str, ...], bundles: list[str]) -> None:
     """One process of attackers; prints what they did."""
     os.nice(19)
+    with contextlib.suppress(OSError):  # Linux may weigh sessions before processes (sched_autogroup_enabled): this one has its own
+        Path("/proc/self/autogroup").write_text("19")
     counts: Counter[str] = Counter()
     end_s = time.monotonic() + seconds
     threads = []
@@ -190,6 +193,7 @@ def _only(where: str, pinned: bool) -> None:
 
 
 def main(users: int, rounds: int, processes: int, ways: tuple[str, ...], *, pinned: bool) -> None:
+    compileall.compile_dir(ROOT / "rmgr", quiet=1)  # or, with PYTHONDONTWRITEBYTECODE, each command compiles what it loads
     with tempfile.TemporaryDirectory() as where:
         _only("cluster", pinned)
         cluster = DevCluster(Path(where) / "c", nodes=1, watchdogs=1, session_timeout_s=6.0, heap_mb=512, secured=True)
@@ -212,7 +216,7 @@ def main(users: int, rounds: int, processes: int, ways: tuple[str, ...], *, pinn
                 seconds = rounds * 1.5 + 10
                 words = [sys.executable, "-m", "tests.bench.flood", "hostile", gateway.endpoint, leader, str(seconds), ",".join(ways)]
                 _only("hostile", pinned)
-                children = [subprocess.Popen([*words, *bundles[at::processes]], env=kept, cwd=ROOT) for at in range(processes)]
+                children = [subprocess.Popen([*words, *bundles[at::processes]], env=kept, cwd=ROOT, start_new_session=True) for at in range(processes)]
                 _only("honest", pinned)
                 time.sleep(8)
                 pid = gateway._process.pid  # type: ignore[union-attr]
