@@ -216,7 +216,8 @@ def main(users: int, rounds: int, processes: int, ways: tuple[str, ...], *, pinn
                 seconds = rounds * 1.5 + 10
                 words = [sys.executable, "-m", "tests.bench.flood", "hostile", gateway.endpoint, leader, str(seconds), ",".join(ways)]
                 _only("hostile", pinned)
-                children = [subprocess.Popen([*words, *bundles[at::processes]], env=kept, cwd=ROOT, start_new_session=True) for at in range(processes)]
+                lots = [bundles[at::processes] for at in range(processes)]
+                children = [subprocess.Popen([*words, *lot], env=kept, cwd=ROOT, start_new_session=True) for lot in lots]
                 _only("honest", pinned)
                 time.sleep(8)
                 pid = gateway._process.pid  # type: ignore[union-attr]

@@ -26,7 +26,7 @@ import grpc
 from rmgr import errors
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.pki import identity_of
-from rmgr.errors import ConfigError, NotConnected, PermissionDenied, RmgrError, Unavailable
+from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import Identity, Role
 
 #: Metadata of a call: the user, percent-encoded. Believed from gateways only; in an open cluster, from everybody.
@@ -332,8 +332,6 @@ def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfigurat
 # -- streams of callers whose key is revoked -----------------------------------------------------------------------------------
 
 
-#: Message and hint for a client whose key was revoked.
-_WHY, _HINT = "your key was revoked", "ask the cluster's admin for a new one"
 #: Streams that end themselves and give the reason.
 _OWN = frozenset({"/rmgr.v1.Work/Talk"})
 _LOOK_S = 0.5
@@ -389,17 +387,6 @@ class Expeller:
                     self._over(context)
                     context.cancel()
                     self._expelled(method, who)
-
-
-def expel(drain: Callable[[], bool], say: Callable[[RmgrError], None], cut: Callable[[str], None]) -> None:
-    """Ends a stream: takes nothing more from it and tells its client why. At the second call, cuts off a client that has not taken that.
-
-    Args: drain: returns whether the stream was draining before.
-    """
-    if drain():
-        cut("revoked")
-    else:
-        say(PermissionDenied(_WHY, hint=_HINT))
 
 
 # -- errors: a failed call carries class, code and hint of its error, and the caller raises the same class again ---------------

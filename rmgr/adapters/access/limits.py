@@ -28,8 +28,6 @@ _FORGET_S = 60.0
 _COUNT_S = 0.25
 #: Each further multiple of this many bytes counts as one more request.
 _WEIGHT_BYTES = 32 * 1024
-#: Cost of opening a stream, which takes two threads.
-SESSION_COST = 25.0
 #: Most that all users of one server may hold together; beyond it, only users who hold less than their part get more.
 TOTALS = {"followed": 100_000, "held_bytes": 192 * 1024 * 1024}
 _HOUR_S, _HOURS = 3600.0, 24

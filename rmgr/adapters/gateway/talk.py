@@ -15,13 +15,12 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, caller_of, expel, fail, rebuild
-from rmgr.adapters.access.limits import SESSION_COST, Bounds, Rates
+from rmgr.adapters.access.auth import Caller, caller_of, fail, rebuild
+from rmgr.adapters.access.limits import Bounds, Rates
 from rmgr.adapters.access.server_threads import Silence
 from rmgr.adapters.access.turns import Turns
-from rmgr.adapters.gateway.bounds import SMALL_BYTES, Booking, take_place
 from rmgr.adapters.rpc.channels import Gateways, user_metadata
-from rmgr.errors import CoordinationUnavailable, RmgrError, Throttled, Unavailable
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, Throttled, Unavailable
 from rmgr.v1 import work_pb2 as pb
 from rmgr.v1 import work_pb2_grpc
 
@@ -37,8 +36,14 @@ GONE_S = 10.0
 _SLOWEST_S = 0.5
 #: Streams that one user may open at once (more than one may have: all clients come when another gateway dies), and then per second.
 OPENED_AT_ONCE, OPENED_PER_S = 200.0, 20.0
+#: Cost of opening a stream, which takes two threads, in units of one request.
+_OPENING_COST = 25.0
+#: Seconds that a stream may take to make room for another user's; pause of a stream that is ended because its user asks for too much.
+_ROOM_S, _REFUSED_S = 3.0, 0.5
 #: Bytes of words waiting for one client above which the gateway does not read on for it, and the seconds that it may take none of them.
 MOST_UNSENT, STALLED_S = 8 * 1024 * 1024, 20.0
+#: Smaller words are bounded by their number alone.
+_SMALL_BYTES = 256
 #: Seconds between two looks of waiting clients at their gateway, and of gateways at their clients.
 LOOK_S = 0.25
 #: Seconds between two looks at a client that is not read from.
@@ -217,20 +222,6 @@ class TalkLink:
 # -- the gateway's side ----------------------------------------------------------------------------------------------------------
 
 
-class Stream(Protocol):
-    """The gateway's words to one client."""
-
-    def say(self, word: bytes) -> None:
-        """Queues a word; never waits."""
-
-    def end(self, error: RmgrError) -> None:
-        """Ends the stream with `error`, after the words said so far."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether so much waits for the client that nothing more should be said."""
-
-
 class Talker(Protocol):
     """Answers one client. Called on the thread that reads its stream, one call at a time."""
 
@@ -265,14 +256,14 @@ class Talks:
         bounds: Bounds,
         count: Callable[[str, str], None],
     ) -> None:
+        self.bounds = bounds
+        self.count = count
+        self.turns = Turns(bounds.had, at_once=_HEARD_AT_ONCE, of_one=1, most=most, what="streams")
         self._talker = talker
         self._is_revoked = is_revoked
-        self._bounds = bounds
-        self._count = count
         self._places = bounds.places("sessions", most)
         self._opened = Rates(OPENED_PER_S, OPENED_AT_ONCE, all_=float(most))
-        self._turns = Turns(bounds.had, at_once=_HEARD_AT_ONCE, of_one=1, most=most, what="streams")
-        self._live: set[_Talk] = set()
+        self._live: set[Stream] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         threading.Thread(target=self._look, name="gateway-talks", daemon=True).start()
@@ -291,13 +282,15 @@ class Talks:
     def stop(self, grace_s: float) -> None:
         """Takes no more streams and ends the existing ones: their clients move to another gateway."""
         self._stopping.set()
-        with self._lock:
-            live = list(self._live)
-        for talk in live:
-            talk.end(CoordinationUnavailable("the gateway is stopping", hint="another one, or this one again, goes on"))
+        for stream in self._streams():
+            stream.end(CoordinationUnavailable("the gateway is stopping", hint="another one, or this one again, goes on"))
         end_s = time.monotonic() + grace_s
         while self._live and time.monotonic() < end_s:
             time.sleep(0.02)
+
+    def _streams(self) -> list[Stream]:
+        with self._lock:
+            return list(self._live)
 
     def _serve(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         caller = caller_of(context)
@@ -305,61 +298,71 @@ class Talks:
             if self._stopping.is_set():
                 raise CoordinationUnavailable("the gateway is stopping")
             self._check_opened(caller)
-            take_place(self._bounds, self._places, caller, lambda: list(self._live))
+            self._take_place(caller)
         except RmgrError as error:
-            self._count("refused", type(error).__name__)
+            self.count("refused", type(error).__name__)
             fail(context, error)
-        talk = _Talk(caller, context, self._bounds, self._turns, self._count)
+        stream = Stream(self, caller, context)
         with self._lock:
-            self._live.add(talk)
+            self._live.add(stream)
         try:
-            talk.begin(self._talker(caller, talk), requests)
-            yield from talk.told()
+            stream.begin(self._talker(caller, stream), requests)
+            yield from stream.told()
         except RmgrError as error:
-            self._count("refused", type(error).__name__)
+            self.count("refused", type(error).__name__)
             fail(context, error)
         finally:
-            talk.close()
+            stream.close()
             with self._lock:
-                self._live.discard(talk)
+                self._live.discard(stream)
             self._places.give_back(caller.user)
 
     def _check_opened(self, caller: Caller) -> None:
         """Raises Throttled if the user opens more streams than anybody needs: a stream costs more than the questions asked on it."""
-        self._bounds.spend(caller.user, SESSION_COST)
+        self.bounds.spend(caller.user, _OPENING_COST)
         with self._lock:
             may = self._opened.may(caller.user)
         if not may:
             message = f"{caller.user or 'this user'} opens streams to this gateway without end: {OPENED_PER_S:.0f} a second are taken"
             raise Throttled(message, hint="ask, and submit, on one connection: rmgr.connect(), or --array")
 
+    def _take_place(self, caller: Caller) -> None:
+        """Takes a place. If all are taken, the user with the most gives one up, if that is more than the caller would have. May wait.
+
+        Raises: QueueFull, LimitReached.
+        """
+        user, is_operator = caller.user, caller.is_certified_operator
+        if self._places.take(user, is_operator=is_operator):
+            return
+        greediest = self._places.greediest(user)
+        if greediest is not None and (his := [stream for stream in self._streams() if stream.user == greediest]):
+            his[-1].make_room()
+            if self._places.take(user, _ROOM_S, is_operator=is_operator):
+                return
+        raise self.bounds.no_place("sessions", user, self._places, f"this gateway serves {self._places.most} clients already")
+
     def _look(self) -> None:
         while not self._stopping.wait(LOOK_S):
-            with self._lock:
-                live = list(self._live)
-            for talk in live:
-                talk.look()
-                if talk.key_id and self._is_revoked(talk.key_id):
-                    expel(talk.drain, talk.end, talk.cut)
+            for stream in self._streams():
+                stream.look()
+                if stream.key_id and self._is_revoked(stream.key_id):
+                    stream.expel()
 
 
-class _Talk:
-    """One stream at the gateway."""
+class Stream:
+    """One client's stream at the gateway."""
 
-    def __init__(
-        self, caller: Caller, context: grpc.ServicerContext, bounds: Bounds, turns: Turns, count: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, talks: Talks, caller: Caller, context: grpc.ServicerContext) -> None:
         self.user = caller.user
         self.key_id = caller.identity.key_id if caller.identity is not None else ""
+        self._talks = talks
+        self._bounds = talks.bounds
         self._context = context
-        self._count = count
-        self._bounds = bounds
-        self._holds = Booking(bounds, caller.user)
-        self._turns = turns
         self._talker: Talker | None = None
         self._out: queue.SimpleQueue[bytes | int | RmgrError | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a garbage collection on this thread may end the stream
         self._unsent = 0  # bytes
+        self._held = 0  # bytes of them that count as held by the user
         self._was_full = False
         self._draining = False
         self._held_up = False
@@ -367,24 +370,30 @@ class _Talk:
         self._over = threading.Event()
         self._unheard, self._untaken = Silence(LOOK_S), Silence(LOOK_S)  #: what the client does not say, what it does not take
 
-    # -- Stream
+    # -- for its talker
 
     @property
     def is_full(self) -> bool:
-        if self._unsent <= MOST_UNSENT and self._holds.has_room():
+        """Whether so much waits for the client that nothing more should be said."""
+        if self._unsent <= MOST_UNSENT and self._bounds.has_room("held_bytes", self.user):
             return False
         self._was_full = True
         return True
 
     def say(self, word: bytes) -> None:
+        """Queues a word; never waits."""
+        size = len(word)
         with self._lock:
             if not self._unsent:
                 self._untaken.heard()
-            self._unsent += len(word)
-        self._holds.book(len(word))
+            self._unsent += size
+            if size >= _SMALL_BYTES and not self._over.is_set():
+                self._held += size
+                self._bounds.hold("held_bytes", self.user, size)
         self._out.put(word)
 
     def end(self, error: RmgrError) -> None:
+        """Ends the stream with `error`, after the words said so far."""
         self._out.put(error)
 
     # -- life
@@ -397,28 +406,26 @@ class _Talk:
         else:
             self._gone()
 
-    def drain(self) -> bool:
-        """Takes no more words from the client. Returns whether that was so before."""
-        was, self._draining = self._draining, True
-        return was
-
-    def cut(self, why: str) -> None:
-        """Ends the stream without a message."""
-        self._count("cut", why)
-        self._over.set()
-        self._context.cancel()
+    def expel(self) -> None:
+        """Takes no more words from a client whose key was revoked, and tells it why; at the second call, cuts it off."""
+        if self._draining:
+            self._cut("revoked")
+        else:
+            self._draining = True
+            self.end(PermissionDenied("your key was revoked", hint="ask the cluster's admin for a new one"))
 
     def make_room(self) -> None:
         """Ends the stream in favour of a user with fewer streams."""
-        self._count("cut", "made room")
+        self._talks.count("cut", "made room")
         self.end(Throttled("the gateway is full, and others have fewer streams than you", hint="end some of your clients; rmgr limits"))
         if self._unsent > 0 or self._held_up:
-            self.cut("stalled")
+            self._cut("stalled")
 
     def close(self) -> None:
         """Ends the stream and releases what it holds. Idempotent."""
         self._gone()
-        self._holds.close()
+        with self._lock:
+            self._release(self._held)
         if self._talker is not None:
             self._talker.over()
 
@@ -428,13 +435,19 @@ class _Talk:
         if self._over.is_set():
             return
         if unheard_s > GONE_S and not self._held_up:
-            self.cut("silent")
+            self._cut("silent")
         elif self._unsent > 0 and untaken_s > STALLED_S:
-            self.cut("stalled")
+            self._cut("stalled")
         elif self._was_full and not self.is_full:
             self._was_full = False
             if self._talker is not None:
                 self._talker.taken()
+
+    def _cut(self, why: str) -> None:
+        """Ends the stream without a message."""
+        self._talks.count("cut", why)
+        self._over.set()
+        self._context.cancel()
 
     def _gone(self) -> None:
         self._over.set()
@@ -462,13 +475,13 @@ class _Talk:
     def _hear(self, words: Sequence[bytes]) -> bool:
         """Handles some words. Returns whether the stream goes on. Raises RmgrError: it ends with that."""
         assert self._talker is not None
-        self._wait_for_room()
         self._pause(True)
         try:
-            self._holds.wait_turn(sum(map(len, words)), len(words), self._over)
+            self._wait_for_room()
+            self._wait_for_rate(words)
             if self._draining or self._over.is_set():
                 return False
-            with self._turns.turn(self.user, STALLED_S):
+            with self._talks.turns.turn(self.user, STALLED_S):
                 later = self._talker.heard(words)
             for call in later:
                 call()
@@ -482,12 +495,19 @@ class _Talk:
             self._out.put(ping)
 
     def _wait_for_room(self) -> None:
-        """Waits, without reading, until the client has taken its waiting words, or the user's other streams give room."""
-        if self._unsent and self.is_full:
-            self._pause(True)
-            while self._unsent and self.is_full and not self._draining and not self._over.wait(_ROOM_LOOK_S):
-                pass
-            self._pause(False)
+        """Waits until the client has taken its waiting words, or the user's other streams give room."""
+        while self._unsent and self.is_full and not self._draining and not self._over.wait(_ROOM_LOOK_S):
+            pass
+
+    def _wait_for_rate(self, words: Sequence[bytes]) -> None:
+        """Waits until the user may say these words. Raises Throttled if that would take too long."""
+        try:
+            wait_s = self._bounds.wait_s(self.user, sum(map(len, words)), cost=len(words))
+        except Throttled:
+            self._over.wait(_REFUSED_S)
+            raise
+        if wait_s > 0:
+            self._over.wait(wait_s)
 
     def _pause(self, begins: bool) -> None:
         """Begins or ends a pause in reading, in which the client's silence does not count."""
@@ -501,7 +521,7 @@ class _Talk:
         while True:
             entry = self._out.get()
             message = pb.Words()
-            size = booked = 0
+            size = held = 0
             while True:
                 if entry is _END or isinstance(entry, RmgrError):
                     break
@@ -510,7 +530,7 @@ class _Talk:
                 else:
                     message.words.append(entry)
                     size += len(entry)
-                    booked += len(entry) if len(entry) >= SMALL_BYTES else 0
+                    held += len(entry) if len(entry) >= _SMALL_BYTES else 0
                 if size >= _BATCH_BYTES:
                     break
                 try:
@@ -522,8 +542,16 @@ class _Talk:
                 with self._lock:
                     self._untaken.heard()
                     self._unsent -= size
-                self._holds.release(booked)
+                self._release(held)
             if entry is _END:
                 return
             if isinstance(entry, RmgrError):
                 raise entry
+
+    def _release(self, size: int) -> None:
+        """Gives back bytes that the user held."""
+        with self._lock:
+            size = min(size, self._held)
+            self._held -= size
+            if size:
+                self._bounds.give_back("held_bytes", self.user, size)

@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.access.auth import Expeller, expel
+from rmgr.adapters.access.auth import Caller, Expeller
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.gateway.talk import Stream, Talks
 from rmgr.adapters.identity.credentials import Credentials, write_files
 from rmgr.adapters.identity.pki import issue
 from rmgr.adapters.identity.trust import publish
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
-from rmgr.errors import NotFound, PermissionDenied, RmgrError, UsageError
+from rmgr.errors import NotFound, PermissionDenied, UsageError
 from rmgr.model.cluster.identity import Identity, Revocation, RevokedWork, Role
 from rmgr.procedures.securing import revoke
 from tests.harness.bundles import session_bundles
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
+from tests.harness.talks import Echo
 from tests.harness.waiting import eventually
 
 
@@ -130,12 +133,14 @@ def test_streams_of_a_revoked_key_end_and_no_others() -> None:
     assert told == [("/rmgr.v1.Node/Logs", "ann")]
 
 
-def test_a_session_is_told_why_and_who_does_not_listen_is_cut_off() -> None:
-    said: list[RmgrError] = []
+def test_a_stream_is_told_why_and_who_does_not_listen_is_cut_off() -> None:
     cut: list[str] = []
-    drains = iter((False, True))
-    expel(lambda: next(drains), said.append, cut.append)
-    assert [type(error) for error in said] == [PermissionDenied]
-    assert cut == []
-    expel(lambda: next(drains), said.append, cut.append)
-    assert (len(said), cut) == (1, ["revoked"])
+    talks = Talks(Echo, most=1, is_revoked=lambda _: False, bounds=Bounds(), count=lambda _, why: cut.append(why))
+    call = Call()
+    stream = Stream(talks, Caller(), call)  # type: ignore[arg-type]
+    stream.expel()
+    assert (cut, call.is_cancelled) == ([], False)
+    with pytest.raises(PermissionDenied, match="revoked"):
+        list(stream.told())
+    stream.expel()
+    assert (cut, call.is_cancelled) == (["revoked"], True)
