@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import msgspec
 
@@ -101,11 +101,13 @@ def run(spec: StartWorker, sock: socket.socket, board: Board, directory: str, no
 class _Beginning:
     """With what each batch begins, whatever the calls before it have done.
 
-    umask: None = the submitter's. outputs: descriptors in place of 1 and 2. streams: sys.stdout and sys.stderr; None = those of the worker.
+    umask: None = the submitter's. handlers: of SIGTERM and SIGINT in place of the worker's. outputs: descriptors in place of 1 and 2.
+    streams: sys.stdout and sys.stderr; None = those of the worker.
     """
 
     cwd: str
     umask: int | None = None
+    handlers: dict[int, Any] = field(default_factory=dict)
     outputs: dict[int, int] = field(default_factory=dict)
     streams: tuple[TextIO, TextIO] | None = None
 
@@ -196,8 +198,15 @@ class WorkerProcess:
             with contextlib.suppress(OSError):  # it has closed it
                 if not os.path.sameopenfile(number, fd):
                     outputs[number] = aside(os.dup(number))
+        handlers = {int(signum): signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}  # None: set by C code
         given = (sys.stdout, sys.stderr)
-        return _Beginning(os.getcwd(), umask if umask != mask else None, outputs, given if given != self._streams else None)
+        return _Beginning(
+            cwd=os.getcwd(),
+            umask=umask if umask != mask else None,
+            handlers={signum: handler for signum, handler in handlers.items() if handler is not None and handler != self._on_signal},
+            outputs=outputs,
+            streams=given if given != self._streams else None,
+        )
 
     def _open_outputs(self) -> None:
         for number in range(2):
@@ -272,7 +281,7 @@ class WorkerProcess:
             self._open_streams()
         sys.stdout, sys.stderr = self._begins.streams or self._streams
         for signum in (signal.SIGTERM, signal.SIGINT):  # a task may have set its own handlers
-            signal.signal(signum, self._on_signal)
+            signal.signal(signum, self._begins.handlers.get(signum, self._on_signal))
         if shape != self._shape:
             self._shape = shape
             board.set_batch(

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -133,6 +134,8 @@ def test_what_an_initializer_has_done_to_its_process_holds_for_all_calls(node: W
         os.umask(0o077)
         os.dup2(os.open(os.path.join(directory, "told"), os.O_WRONLY | os.O_CREAT), 2)
         sys.stdout = os.fdopen(os.open(os.path.join(directory, "said"), os.O_WRONLY | os.O_CREAT), "w", buffering=1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: print("saved"))
 
     def look() -> tuple[str, int]:
         print("hello")
@@ -140,6 +143,9 @@ def test_what_an_initializer_has_done_to_its_process_holds_for_all_calls(node: W
         mask = os.umask(0)
         os.umask(mask)
         found = os.getcwd(), mask
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.chdir("/")
         sys.stdout = sys.__stdout__
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -151,7 +157,7 @@ def test_what_an_initializer_has_done_to_its_process_holds_for_all_calls(node: W
         end = node.ended(node.call(worker, look))
         assert end.extra is None or not (end.extra.out.size or end.extra.err.size), "it was written elsewhere"
         assert node.result(end.seq) == (str(tmp_path), 0o077)
-    assert (tmp_path / "said").read_text() == 3 * "hello\n"
+    assert (tmp_path / "said").read_text() == 3 * "hello\nsaved\n"
     assert (tmp_path / "told").read_text() == 3 * "there\n"
     worker.stop(grace_us=0)
 
