@@ -5,6 +5,8 @@ A message says what happened, and to which id; `hint` says what to type next.
 
 from __future__ import annotations
 
+from _pickle import PicklingError  # `pickle` itself would cost each command 3 ms
+
 #: What parsers of text (`json`, `tomllib`) raise for unreadable text: a plain ValueError for numbers of thousands of digits, an
 #: ArithmeticError for decimals with too large an exponent, a RecursionError for nesting thousands deep.
 UNREADABLE_TEXT = (ValueError, ArithmeticError, RecursionError, MemoryError)
@@ -124,8 +126,8 @@ class QuotaReached(RmgrError):
     exit_code = 7
 
 
-class PickleFailed(UsageError):
-    """A function, argument or result that cannot be pickled; the message names it."""
+class PickleFailed(UsageError, PicklingError):
+    """A function, argument or result that cannot be pickled; the message names it. Programs that expect `pickle.PicklingError` catch it."""
 
 
 class VersionMismatch(UsageError):
