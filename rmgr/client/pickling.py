@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.machinery
 import io
+import operator
 import pickle
 import threading
 import types
@@ -285,9 +286,8 @@ def _refers(function: Callable[..., Any]) -> tuple[Any, ...]:
     """Returns the function's own parts that change its pickle, without the function itself (no cycle)."""
     if not isinstance(function, types.FunctionType):
         return ()
-    code = function.__code__
-    cells = [_content(cell) for cell in function.__closure__ or ()]
-    return tuple(None if value is function else value for value in (code, function.__defaults__, function.__kwdefaults__, *cells))
+    cells = [None if (value := _content(cell)) is function else value for cell in function.__closure__ or ()]
+    return function.__code__, function.__defaults__, function.__kwdefaults__, *cells
 
 
 def _content(cell: types.CellType) -> object:
@@ -298,7 +298,7 @@ def _content(cell: types.CellType) -> object:
 
 
 def _is_same(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
-    return len(old) == len(new) and all(one is other for one, other in zip(old, new, strict=True))
+    return len(old) == len(new) and all(map(operator.is_, old, new))
 
 
 # -- modules -------------------------------------------------------------------------------------------------------------------

@@ -226,8 +226,9 @@ class Tasks:
 
     def wait_room(self, *, block: bool, timeout_s: float | None) -> None:
         """Waits while the queue is full or too much is unsent. Raises QueueFull."""
-        self.connection.check_usable()
-        if self.handle is not None or self._opening is None or self.dead is not None:
+        if self.handle is None and self._opening is not None and self.dead is None:
+            self.connection.check_usable()
+        else:
             self.handle_or_raise().wait_room(timeout_s if block else 0.0)
 
     # -- from the Submitter
