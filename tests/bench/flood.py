@@ -220,7 +220,7 @@ def main(users: int, rounds: int, processes: int, ways: tuple[str, ...], *, pinn
                 children = [subprocess.Popen([*words, *lot], env=kept, cwd=ROOT, start_new_session=True) for lot in lots]
                 _only("honest", pinned)
                 time.sleep(8)
-                pid = gateway._process.pid  # type: ignore[union-attr]
+                pid = gateway.pid
                 burnt, cpu, began = [_cpu_s(child.pid) for child in children], _cpu_s(pid), time.monotonic()
                 meanwhile = told(f"+{users}", honest.submits(rounds, began + seconds - 12))
                 honest.tell()

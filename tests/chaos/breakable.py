@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Self
 
 from ledger import BEAT_S, SHELL, Span, check, check_nothing_left, read_ledger
 
@@ -22,11 +24,12 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
-from rmgr.errors import CoordinationUnavailable
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.views import TaskView
 from rmgr.procedures.snapshot import read_tasks
+from tests.harness.cluster_settings import changed_settings
 from tests.harness.ended_sessions import AFTER_S, LONG_S, Expiry
-from tests.harness.fair_time import PATIENCE_S, FairTimer
+from tests.harness.waiting import PATIENCE_S, eventually
 
 #: T (s): how long a silent process counts as alive. `Expiry` ends its session after T; ZooKeeper does so within T and a tick.
 #: The leader adds its grace of 1 s.
@@ -40,26 +43,6 @@ RANK_BEAT_S = 0.25
 GRACE = 1.0
 #: Time (s) within which a dead node's work runs elsewhere, on a machine that is busy with the test itself.
 RECOVERY_S = T + TICK + GRACE + 4.0
-
-
-def eventually(what: str, condition: Callable[[], object], *, within: float) -> object:
-    """Waits until a condition is true and returns its value. Fails, naming `what`, after `within` fair seconds (see `FairTimer`).
-
-    Conditions read the cluster through ZooKeeper; while that is away, a condition counts as not yet true.
-    """
-    last_s = time.monotonic() + within + PATIENCE_S
-    with FairTimer() as timer:
-        while True:
-            value: object = False
-            begun_s = time.monotonic()
-            with contextlib.suppress(CoordinationUnavailable):
-                value = condition()
-            if value:
-                return value
-            assert timer.elapsed_s < within, f"not within {within:.1f} s: {what}"
-            assert time.monotonic() < last_s, f"not at all: {what}"
-            # A condition reads the tree and the ledger; evaluated more often, it would cost more than the cluster itself.
-            time.sleep(min(max(0.1, 3 * (time.monotonic() - begun_s)), 0.5))
 
 
 class Chaos:
@@ -89,7 +72,7 @@ class Chaos:
         )
         self._expiry = None if session_timeout_s else Expiry(self.cluster)
         self.cores: dict[str, int] = {}
-        self._sizes: dict[str, int] = {}  # cores with which each Starter was started last
+        self._started: dict[str, tuple[int, dict[str, str]]] = {}  # cores and variables with which each Starter was started last
         self.submissions: list[int] = []
         self.acknowledged = 0
         self.ranks: dict[int, int] = {}
@@ -97,38 +80,42 @@ class Chaos:
 
     # -- parts
 
-    def start(self, *, nodes: int = 3, cores: int = 2, watchdogs: int = 2, first: dict[str, str] | None = None) -> None:
-        """Starts everything and waits until it is healthy. first: variables of the WatchDog w1, which then leads."""
+    def start(self, *, nodes: int = 3, cores: int = 2, watchdogs: int = 2) -> None:
+        """Starts everything and waits until it is healthy."""
         self.cluster.start()
         if self._expiry is not None:
             self._expiry.start()
         for number in range(1, watchdogs + 1):
-            self.cluster.start_watchdog(f"w{number}", environment=first if number == 1 else None)
-            if number == 1 and first:
-                eventually("w1 leads", lambda: self.leader() == "w1", within=PATIENCE_S)
+            self.cluster.start_watchdog(f"w{number}")
         for number in range(1, nodes + 1):
             self.add_node(f"n{number}", cores=cores)
         self.cluster.wait_healthy(nodes=nodes, leader=watchdogs > 0, deadline_s=PATIENCE_S)
 
     def add_node(self, name: str, *, cores: int = 2, **environment: str) -> None:
         """Starts, or restarts, the Starter of a node."""
-        self.cores[name] = self._sizes[name] = cores
+        self.cores[name], self._started[name] = cores, (cores, environment)
         self.cluster.start_starter(name, cores=cores, environment=environment)
 
     def succeed(self, **heirs: dict[str, str]) -> None:
         """Replaces all WatchDogs by new ones, each with its variables, that lead in this order. Returns when the first one leads."""
-        others = [process.id for process in self.cluster.state.processes if process.role == "watchdog" and process.state == "running"]
+        others = self.watchdogs()
         for at, (name, environment) in enumerate(heirs.items(), start=1):
             self.cluster.start_watchdog(name, environment=environment)
-            eventually(f"{name} stands by", lambda at=at: self.snapshot().watchdogs >= len(others) + at, within=PATIENCE_S)  # type: ignore[misc]
+            eventually(lambda at=at: self.snapshot().watchdogs >= len(others) + at, f"{name} stands by")  # type: ignore[misc]
         for other in others:
             self.cluster.kill(other, signal.SIGTERM)
-        eventually("the first one leads", lambda: self.leader() not in {"", *others}, within=PATIENCE_S)
+        eventually(lambda: self.leader() not in {"", *others}, "the first one leads")
 
     def heal(self, **cores: int) -> None:
-        """Prepares a used cluster for the next test: no work, a new ledger, and only these nodes, with so many cores."""
-        eventually("somebody leads", self.leader, within=PATIENCE_S)
+        """Prepares a used cluster for the next test: no work, a new ledger, and only these nodes, with so many cores, none drained."""
+        for name in self.watchdogs("stopped"):
+            self.cluster.kill(name)
+        if not self.watchdogs():
+            self.new_watchdog()
+        eventually(self.leader, "somebody leads")
         self.rmgr("cancel", "--state", "INITIAL,HELD,STARTING,RUNNING,SUSPENDED")
+        if drained := self.snapshot().drains:
+            self.rmgr("resume", *drained)
         self.keep_only(*cores, how=signal.SIGTERM)
         self.submissions, self.acknowledged, self.ranks, self.cores = [], 0, {}, dict(cores)
         self.ledger = self.directory / f"ledger-{time.monotonic_ns()}"
@@ -145,11 +132,39 @@ class Chaos:
             snapshot = self.snapshot()
             return self.up() == set(cores) and all(snapshot.nodes[name].incarnation > old[name] for name in old) and not snapshot.claimed
 
-        eventually("only the nodes are up, and idle", is_ready, within=PATIENCE_S)
+        eventually(is_ready, "only the nodes are up, and idle")
 
     def _is_well(self, name: str, cores: int) -> bool:
-        """Whether a Starter runs, with so many cores."""
-        return self.cluster.process(name).state == "running" and self._sizes[name] == cores
+        """Whether a Starter runs, with so many cores and no variables of an earlier test."""
+        return self.cluster.process(name).state == "running" and self._started[name] == (cores, {})
+
+    def watchdogs(self, state: str = "running") -> list[str]:
+        return [process.id for process in self.cluster.state.processes if process.role == "watchdog" and process.state == state]
+
+    def with_two_watchdogs(self) -> Self:
+        """Leaves two live WatchDogs; those that earlier tests have killed are replaced under new names."""
+        living = self.watchdogs()
+        for name in living[2:]:
+            self.cluster.kill(name)
+        for _ in range(2 - len(living)):
+            self.new_watchdog()
+        eventually(lambda: self.snapshot().watchdogs == 2 and self.leader(), "two WatchDogs stand for election")
+        return self
+
+    @contextlib.contextmanager
+    def unexpired(self) -> Iterator[None]:
+        """Meanwhile stopped processes keep their sessions, for `LONG_S`."""
+        assert self._expiry is not None
+        self._expiry.stop()
+        try:
+            yield
+        finally:
+            self._expiry = Expiry(self.cluster)
+            self._expiry.start()
+
+    def settings(self, change: Callable[[ClusterSettings], ClusterSettings]) -> AbstractContextManager[None]:
+        """Meanwhile the cluster has other settings."""
+        return changed_settings(self.cluster.coordinator, change)
 
     def new_watchdog(self) -> str:
         """Starts a WatchDog under a name that no other has had; returns the name."""
@@ -169,7 +184,7 @@ class Chaos:
         before = self.snapshot().nodes[name].incarnation
         self.cluster.kill(name)
         self.add_node(name, cores=cores, **environment)
-        eventually(f"{name} is back", lambda: self.snapshot().nodes[name].incarnation > before, within=PATIENCE_S)
+        eventually(lambda: self.snapshot().nodes[name].incarnation > before, f"{name} is back")
 
     def snapshot(self) -> ClusterSnapshot:
         """Reads the leader, the nodes and their claims. Does not read submissions, of which a shared cluster has hundreds."""
@@ -289,9 +304,9 @@ class Chaos:
 
     # -- the end
 
-    def finish(self, *, within: float, results: dict[str, str] | None = None, exclusive: bool = False) -> dict[str, TaskView]:
+    def finish(self, *, results: dict[str, str] | None = None, exclusive: bool = False) -> dict[str, TaskView]:
         """Waits for the end of all work, then checks I1-I6 and I9; returns the tasks by id."""
-        eventually("every task has ended", self.ended, within=within)
+        eventually(self.ended, "every task has ended", within_s=PATIENCE_S)
         coordinator = self.cluster.coordinator
         tasks = check(
             coordinator,
@@ -313,7 +328,7 @@ class Chaos:
             return True
 
         with contextlib.suppress(AssertionError):  # the check below reports what is left
-            eventually("nothing is left", clean, within=PATIENCE_S)
+            eventually(clean, "nothing is left")
         check_nothing_left(coordinator, self.directory, self.cores)
         return tasks
 

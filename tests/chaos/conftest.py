@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from breakable import TICK, Chaos, T, eventually
+from breakable import TICK, Chaos, T
 
 from rmgr.client.connection import Connection
 from rmgr.dev.zookeeper import ZooKeeperServer
@@ -41,43 +41,62 @@ def chaos(breakable_zookeeper: ZooKeeperServer, tmp_path: Path, request: pytest.
 
 
 @pytest.fixture(scope="session")
-def cluster_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Chaos]]:
-    """Starts a cluster of nodes with two cores each, which ends with the run."""
-    with ExitStack() as ends:
-
-        def make(name: str, *, nodes: int = 2, watchdogs: int = 1, session_timeout_s: float = 0.0) -> Chaos:
-            made = Chaos(tmp_path_factory.mktemp(name), guest_of=breakable_zookeeper.start(), session_timeout_s=session_timeout_s)
-            ends.callback(made.stop)
-            made.start(nodes=nodes, cores=2, watchdogs=watchdogs)
-            return made
-
-        yield make
+def cluster_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    """One cluster for all tests of a worker that take `pair`, `led`, `three_nodes`, `wide_pair` or `keys_town`, or heal it themselves."""
+    yield from _started(tmp_path_factory.mktemp("shared"), breakable_zookeeper)
 
 
 @pytest.fixture(scope="session")
-def pair_of_run(cluster_of_run: Callable[..., Chaos]) -> Chaos:
-    """One cluster for all tests that take `pair`."""
-    return cluster_of_run("pair")
+def brief_of_run(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    """One cluster for all tests of a worker that take `brief`."""
+    yield from _started(tmp_path_factory.mktemp("brief"), breakable_zookeeper, session_timeout_s=T)
+
+
+def _started(where: Path, zookeeper: ZooKeeperServer, *, session_timeout_s: float = 0.0) -> Iterator[Chaos]:
+    made = Chaos(where, guest_of=zookeeper.start(), session_timeout_s=session_timeout_s)
+    try:
+        made.start(nodes=2, cores=2, watchdogs=1)
+        yield made
+    finally:
+        made.stop()
 
 
 @pytest.fixture
-def pair(pair_of_run: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[Chaos]:
+def pair(cluster_of_run: Chaos, breakable_zookeeper: ZooKeeperServer) -> Iterator[Chaos]:
     """Two idle nodes of two cores each, n1 and n2; the test may add others."""
-    pair_of_run.heal(n1=2, n2=2)
-    yield pair_of_run
+    cluster_of_run.heal(n1=2, n2=2)
+    yield cluster_of_run
     breakable_zookeeper.resume()
 
 
 @pytest.fixture
 def led(pair: Chaos) -> Chaos:
     """The pair of nodes, with two WatchDogs."""
-    return with_two_watchdogs(pair)
+    return pair.with_two_watchdogs()
 
 
-@pytest.fixture(scope="session")
-def brief_of_run(cluster_of_run: Callable[..., Chaos]) -> Chaos:
-    """One cluster for all tests that take `brief`."""
-    return cluster_of_run("brief", watchdogs=2, session_timeout_s=T)
+@pytest.fixture
+def three_nodes(cluster_of_run: Chaos) -> Chaos:
+    """Three idle nodes of two cores each, n1 to n3."""
+    cluster_of_run.heal(n1=2, n2=2, n3=2)
+    return cluster_of_run
+
+
+@pytest.fixture
+def wide_pair(cluster_of_run: Chaos, request: pytest.FixtureRequest) -> Iterator[Chaos]:
+    """Two idle nodes, n1 and n2, and two WatchDogs. Parameter: cores of each node (4). The test may set another policy."""
+    cores = getattr(request, "param", 4)
+    cluster_of_run.heal(n1=cores, n2=cores)
+    yield cluster_of_run.with_two_watchdogs()
+    cluster_of_run.rmgr("policy", "set", "easy")
+
+
+@pytest.fixture
+def keys_town(cluster_of_run: Chaos) -> Iterator[tuple[Chaos, Connection]]:
+    """One idle node of two cores, n1, and a connection to its cluster."""
+    cluster_of_run.heal(n1=2)
+    with cluster_of_run.connection() as connection:
+        yield cluster_of_run, connection
 
 
 @pytest.fixture
@@ -88,56 +107,8 @@ def brief(brief_of_run: Chaos, breakable_zookeeper: ZooKeeperServer, request: py
     """
     cores = getattr(request, "param", 2)
     brief_of_run.heal(n1=cores, n2=cores)
-    yield with_two_watchdogs(brief_of_run)
+    yield brief_of_run.with_two_watchdogs()
     breakable_zookeeper.resume()
-
-
-def with_two_watchdogs(made: Chaos) -> Chaos:
-    """Returns the cluster with two live WatchDogs; those that earlier tests have killed are replaced under new names."""
-    living = [process for process in made.cluster.state.processes if process.role == "watchdog" and process.state != "dead"]
-    for process in living[2:]:
-        made.cluster.kill(process.id)
-    for _ in range(2 - len(living)):
-        made.new_watchdog()
-    eventually("two WatchDogs stand for election", lambda: made.snapshot().watchdogs == 2 and made.leader(), within=60)
-    return made
-
-
-@pytest.fixture(scope="session")
-def three_of_run(cluster_of_run: Callable[..., Chaos]) -> Chaos:
-    """One cluster for all tests that take `three_nodes`."""
-    return cluster_of_run("three", nodes=3)
-
-
-@pytest.fixture
-def three_nodes(three_of_run: Chaos) -> Chaos:
-    """Three idle nodes of two cores each, n1 to n3."""
-    three_of_run.heal(n1=2, n2=2, n3=2)
-    return three_of_run
-
-
-@pytest.fixture
-def wide_pair(three_of_run: Chaos, request: pytest.FixtureRequest) -> Iterator[Chaos]:
-    """Two idle nodes, n1 and n2, and two WatchDogs. Parameter: cores of each node (4). The test may set another policy."""
-    cores = getattr(request, "param", 4)
-    three_of_run.heal(n1=cores, n2=cores)
-    yield with_two_watchdogs(three_of_run)
-    three_of_run.rmgr("policy", "set", "easy")
-
-
-@pytest.fixture(scope="session")
-def keys_of_run(cluster_of_run: Callable[..., Chaos]) -> Iterator[tuple[Chaos, Connection]]:
-    """One cluster for all tests that take `keys_town`, and a connection to it."""
-    made = cluster_of_run("keys", nodes=1)
-    with made.connection() as connection:
-        yield made, connection
-
-
-@pytest.fixture
-def keys_town(keys_of_run: tuple[Chaos, Connection]) -> tuple[Chaos, Connection]:
-    """One idle node of two cores, n1, and a connection to its cluster."""
-    keys_of_run[0].heal(n1=2)
-    return keys_of_run
 
 
 @pytest.fixture
@@ -152,8 +123,9 @@ def lone(zookeeper_parts: None, tmp_path: Path) -> Iterator[Chaos]:
 
 @pytest.fixture(scope="session")
 def attacked(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """One secured cluster for all tests that take `scene`."""
+    """One secured cluster for all tests that take `scene` or `flooded`."""
     with closing(Scene(tmp_path_factory.mktemp("attacks"))) as made:
+        made.outcomes(made.submit())  # ann is known from here on
         yield made
 
 
@@ -183,15 +155,15 @@ def sieges() -> Iterator[Callable[[], Besieged]]:
 
 
 @pytest.fixture(scope="session")
-def scenes(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Flooded]]:
-    """Returns the shared scene with a gateway, or a new one if a test has broken it."""
+def gateways(attacked: Scene, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Flooded]]:
+    """Returns the shared gateway of the secured cluster, or a new one if a test has broken it."""
     made: list[Flooded] = []
 
     def get() -> Flooded:
         if made and made[-1].broken:
             made.pop().close()
         if not made:
-            made.append(Flooded(tmp_path_factory.mktemp("bounds")))
+            made.append(Flooded(attacked, tmp_path_factory.mktemp("bounds")))
         return made[-1]
 
     yield get
@@ -200,12 +172,12 @@ def scenes(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture
-def flooded(scenes: Callable[[], Flooded]) -> Iterator[Flooded]:
-    """The shared scene with a gateway; checks that the gateway answers after the test."""
-    scene = scenes()
-    yield scene
-    if not scene.broken:
-        scene.until_told("the gateway answers after the test", lambda told: not told.problem)
+def flooded(gateways: Callable[[], Flooded]) -> Iterator[Flooded]:
+    """The shared gateway; checks that it answers after the test."""
+    made = gateways()
+    yield made
+    if not made.broken:
+        made.until_told("the gateway answers after the test", lambda told: not told.problem)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The example applications give right answers on a real cluster whose Starters are killed.
 
-one cluster: 1 ZooKeeper, 1 WatchDog, 3 Starters of 2 cores
-each test that kills a Starter starts another one under the same name afterwards
+on `three_nodes`; each test that kills a Starter starts another one under the same name afterwards
 """
 
 from __future__ import annotations
@@ -11,27 +10,18 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from breakable import Chaos
 
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.zookeeper import ZooKeeperServer
-from tests.harness.ended_sessions import LONG_S, expiring
+from tests.harness.waiting import eventually
 from tests.places import PYTHON, ROOT
 
 EXAMPLES = ROOT / "deploy" / "examples"
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def cluster(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    where = tmp_path_factory.mktemp("dev")
-    made = DevCluster(where, nodes=3, cores=2, watchdogs=1, session_timeout_s=LONG_S, guest_of=breakable_zookeeper.start())
-    with made, expiring(made):
-        yield made
 
 
 def environment(cluster: DevCluster) -> dict[str, str]:
@@ -74,33 +64,33 @@ def newest_job(cluster: DevCluster) -> int:
     return int(subprocess.run(program, env=environment(cluster), capture_output=True, text=True, timeout=60, check=True).stdout)
 
 
-def revive(cluster: DevCluster, told: str) -> None:
+def revive(chaos: Chaos, told: str) -> None:
     """Starts the Starter that `told` says was killed again."""
     node = re.search(r"node (\S+) ", told)
     assert node, told
-    cluster.start_starter(node[1])
-    cluster.wait_healthy(nodes=3, deadline_s=30.0)
+    chaos.add_node(node[1])
+    eventually(lambda: len(chaos.up()) == 3, "all nodes are up")
 
 
-def test_the_fragments_add_up_although_a_starter_died(cluster: DevCluster, tmp_path: Path) -> None:
-    job = newest_job(cluster) + 2  # the pairs
-    application = Application(cluster, tmp_path / "out", "fragments.py", "--progress", "--delay", "0.15")
-    told = kill_the_busiest_starter(cluster, tmp_path / "fault", done=0.2, nth=job)
+def test_the_fragments_add_up_although_a_starter_died(three_nodes: Chaos, tmp_path: Path) -> None:
+    job = newest_job(three_nodes.cluster) + 2  # the pairs
+    application = Application(three_nodes.cluster, tmp_path / "out", "fragments.py", "--progress", "--delay", "0.15")
+    told = kill_the_busiest_starter(three_nodes.cluster, tmp_path / "fault", done=0.2, nth=job)
     ended = application.end()
-    revive(cluster, told)  # first of all: what fails here fails alone
+    revive(three_nodes, told)  # first of all: what fails here fails alone
     assert ended == 0, application.text
     assert "The cluster's answer equals the serial one." in application.text
     program = [PYTHON, str(ROOT / "deploy" / "lib" / "starter_loss.py"), "report", str(tmp_path / "fault")]
-    report = subprocess.run(program, env=environment(cluster), capture_output=True, text=True, timeout=120, check=True).stdout
+    report = subprocess.run(program, env=environment(three_nodes.cluster), capture_output=True, text=True, timeout=120, check=True).stdout
     assert "all run again elsewhere" in report
 
 
-def test_the_eigenvalues_are_right_although_a_starter_died_and_points_are_missing(cluster: DevCluster, tmp_path: Path) -> None:
-    job = newest_job(cluster) + 1  # of four rounds: a Starter is found and killed, by four commands, while three are to come
-    application = Application(cluster, tmp_path / "out", "eigen.py", "--progress", "--delay", "6", "--cells", "24")
-    told = kill_the_busiest_starter(cluster, tmp_path / "fault", done=0.2, nth=job)
+def test_the_eigenvalues_are_right_although_a_starter_died_and_points_are_missing(three_nodes: Chaos, tmp_path: Path) -> None:
+    job = newest_job(three_nodes.cluster) + 1  # of four rounds: a Starter is found and killed, by four commands, while three are to come
+    application = Application(three_nodes.cluster, tmp_path / "out", "eigen.py", "--progress", "--delay", "6", "--cells", "24")
+    told = kill_the_busiest_starter(three_nodes.cluster, tmp_path / "fault", done=0.2, nth=job)
     ended = application.end()
-    revive(cluster, told)
+    revive(three_nodes, told)
     assert ended == 0, application.text
     missing = re.search(r"24 tasks, (\d+) missing", application.text)
     assert missing, application.text
@@ -108,19 +98,20 @@ def test_the_eigenvalues_are_right_although_a_starter_died_and_points_are_missin
     assert "All eigenvalues in the interval are right, without" in application.text
 
 
-def test_the_sweep_runs(cluster: DevCluster, tmp_path: Path) -> None:
-    application = Application(cluster, tmp_path / "out", "sweep.py", "--columns", "40", "--rows", "10", "--csv", str(tmp_path / "map.csv"))
+def test_the_sweep_runs(three_nodes: Chaos, tmp_path: Path) -> None:
+    words = ("sweep.py", "--columns", "40", "--rows", "10", "--csv", str(tmp_path / "map.csv"))
+    application = Application(three_nodes.cluster, tmp_path / "out", *words)
     assert application.end() == 0, application.text
     assert len((tmp_path / "map.csv").read_text(encoding="utf-8").splitlines()) == 401
 
 
-def test_the_same_keys_again_are_refused_unless_overwritten(cluster: DevCluster, tmp_path: Path) -> None:
+def test_the_same_keys_again_are_refused_unless_overwritten(three_nodes: Chaos, tmp_path: Path) -> None:
     words = ("fragments.py", "--cutoff", "3.2", "--prefix", "twice")
-    assert Application(cluster, tmp_path / "1", *words).end() == 0
-    refused = Application(cluster, tmp_path / "2", *words)
+    assert Application(three_nodes.cluster, tmp_path / "1", *words).end() == 0
+    refused = Application(three_nodes.cluster, tmp_path / "2", *words)
     assert refused.end() != 0
     assert "twice/" in refused.text
-    again = Application(cluster, tmp_path / "3", *words, "--overwrite")
+    again = Application(three_nodes.cluster, tmp_path / "3", *words, "--overwrite")
     assert again.end() == 0, again.text
 
 
@@ -141,7 +132,7 @@ def processes_of(directory: Path) -> list[str]:
 
 
 @pytest.mark.long
-def test_the_quickstart_ends_well_beside_another_cluster_and_leaves_nothing_running(cluster: DevCluster, tmp_path: Path) -> None:
+def test_the_quickstart_ends_well_beside_another_cluster_and_leaves_nothing_running(three_nodes: Chaos, tmp_path: Path) -> None:
     mine = {k: v for k, v in os.environ.items() if not k.startswith("RMGR_")}
     mine |= {"VENV": sys.prefix, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     mine.pop("XDG_RUNTIME_DIR", None)
@@ -155,4 +146,4 @@ def test_the_quickstart_ends_well_beside_another_cluster_and_leaves_nothing_runn
         assert sentence in ended.stdout, ended.stdout
     assert processes_of(tmp_path) == []
     assert list(tmp_path.glob("rmgr-quickstart*")) == []
-    assert cluster.state.is_running
+    assert three_nodes.cluster.state.is_running

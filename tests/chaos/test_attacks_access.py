@@ -27,21 +27,9 @@ from rmgr.errors import PermissionDenied, QuotaReached
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import Role
 from rmgr.procedures import securing
-from tests.harness.attacker import Person, Scene, unique
+from tests.harness.attacker import HEAP_MIB, Person, Scene, unique
 from tests.harness.live_files import below
 from tests.harness.waiting import eventually
-
-HEAP_MIB = 128  # of the scene's server
-
-
-@pytest.fixture(scope="module")
-def scene(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    made = Scene(tmp_path_factory.mktemp("access"), heap_mb=HEAP_MIB)  # its quotas are what is tried
-    try:
-        made.outcomes(made.submit())  # ann is known from here on
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture

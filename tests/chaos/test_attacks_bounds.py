@@ -1,6 +1,6 @@
 """A flooding user meets a limit and other users notice nothing: the tests reach every limit of users on purpose.
 
-Mallory has a gateway user's bundle and clients of his own making; ann works beside him. One secured cluster, one gateway of it as a
+Moll has a gateway user's bundle and clients of his own making; amy works beside him. One secured cluster, one gateway of it as a
 process of its own. Limits are made small for a test, and are what they were after it.
 """
 
@@ -33,9 +33,6 @@ from tests.harness.handmade import Handmade
 from tests.harness.waiting import eventually
 from tests.places import ROOT
 
-pytestmark = pytest.mark.xdist_group("attacks_bounds")
-
-
 # -- requests
 
 
@@ -46,8 +43,8 @@ def questions(mine: Handmade, kept: int, first: int, count: int) -> None:
 
 def test_a_flood_is_slowed_down_and_refused_and_others_are_served(limited: Callable[..., Flooded]) -> None:
     world = limited(requests_per_s=60)
-    store = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
-    with world.client("mallory") as mine, contextlib.closing(store):
+    store = GatewayStore(world.gateway.endpoint, credentials=world.people["moll"])
+    with world.client("moll") as mine, contextlib.closing(store):
         kept = mine.keep(held(mine, 1))
         began = time.monotonic()
         refused: list[str] = []
@@ -66,21 +63,21 @@ def test_a_flood_is_slowed_down_and_refused_and_others_are_served(limited: Calla
                 refused.append(str(error))
             except StoreUnavailable:  # no answer in 0.2 s: the machine is slow. Given more time it would try until it has its turn
                 continue
-        assert all("mallory has reached the limit requests_per_s = 60" in text for text in refused)
+        assert all("moll has reached the limit requests_per_s = 60" in text for text in refused)
         eventually(lambda: len(mine.of(m.TailIs)) >= said, lambda: f"{said} are answered, not {len(mine.of(m.TailIs))}")
         assert not [one for one in mine.of(m.TailIs) if one.fault]
         assert time.monotonic() - began > 2.0
-    assert world.told("mallory", fresh=False).users["mallory"].refused["requests_per_s"] >= 10
+    assert world.told("moll", fresh=False).users["moll"].refused["requests_per_s"] >= 10
     world.set_limits(UserLimits())
-    world.rmgr("mallory", "cancel", "all")
+    world.rmgr("moll", "cancel", "all")
     world.works()
 
 
 def test_refused_requests_are_counted_and_not_written(limited: Callable[..., Flooded]) -> None:
     world = limited(audit_lines=10, requests_per_s=0)
-    with world.client("ann") as hers:
+    with world.client("amy") as hers:
         number = held(hers, 1)
-    with world.client("mallory") as mine:
+    with world.client("moll") as mine:
         size, began = len(world.gateway.log()), time.monotonic()
         for _ in range(20):
             before = len(mine.of(m.Dead))
@@ -91,11 +88,11 @@ def test_refused_requests_are_counted_and_not_written(limited: Callable[..., Flo
             mine.ask(q.DrainNode(node="n1"))
         lines = [json.loads(line) for line in world.gateway.log()[size:].splitlines() if '"audit' in line]
         windows = 2 + int((time.monotonic() - began) / WINDOW_S)  # that it can have touched
-    assert all("belongs to ann" in one.fault.message for one in mine.of(m.Dead))
-    written = [line for line in lines if line["event"] == "audit" and line["who"] == "mallory"]
+    assert all("belongs to amy" in one.fault.message for one in mine.of(m.Dead))
+    written = [line for line in lines if line["event"] == "audit" and line["who"] == "moll"]
     assert 1 <= len(written) <= 10 * windows
     assert len(world.gateway.log()) - size < 10_000 * windows
-    world.rmgr("ann", "cancel", str(number))
+    world.rmgr("amy", "cancel", str(number))
 
 
 LOOPS, TIMES, WITHIN_S = 40, 6, 20.0
@@ -113,7 +110,7 @@ def test_a_person_submits_beside_many_who_submit_in_loops(limited: Callable[...,
     try:
         before = world.asked("submit")
         eventually(lambda: world.asked("submit") > before + LOOPS, lambda: f"they submit: {world.gateway.autopsy()}")
-        with world.client("ann") as hers:
+        with world.client("amy") as hers:
             for _ in range(TIMES):
                 began = time.monotonic()
                 held(hers, 1)
@@ -123,7 +120,7 @@ def test_a_person_submits_beside_many_who_submit_in_loops(limited: Callable[...,
         child.kill()
         child.wait(60)
     world.works()
-    world.rmgr("ann", "cancel", "all")
+    world.rmgr("amy", "cancel", "all")
 
 
 # -- what is in the cluster
@@ -151,36 +148,36 @@ def test_what_waits_for_one_user_is_bounded(limited: Callable[..., Flooded], lim
     base = world.used("zookeeper_bytes")
     world = limited(**{key: value + (base if key == "zookeeper_bytes" else 0) for key, value in limits.items()})
     numbers: list[int] = []
-    with world.client("mallory") as mine:
-        with pytest.raises(LimitReached, match=f"mallory has reached the limit {name} = "):
+    with world.client("moll") as mine:
+        with pytest.raises(LimitReached, match=f"moll has reached the limit {name} = "):
             numbers += (held(mine, 100, 150) for _ in range(10))
         assert 2 <= len(numbers) <= 3
         if name == "zookeeper_bytes":  # a small one may still fit
             with pytest.raises(LimitReached):
                 held(mine, 100, 150)
         else:
-            done = world.rmgr("mallory", "submit", "--hold", "--array", "1-100", "--", "true")
+            done = world.rmgr("moll", "submit", "--hold", "--array", "1-100", "--", "true")
             assert done.returncode == 7, done.stderr
             assert name in done.stderr
             assert "rmgr limits" in done.stderr
-        shown = json.loads(world.rmgr("mallory", "limits", "--json").stdout)
+        shown = json.loads(world.rmgr("moll", "limits", "--json").stdout)
         [row] = [one for one in shown["limits"] if one["name"] == name]
         assert row["refused"] >= 2
         assert row["used"] > 0
         world.works()
-        assert world.rmgr("mallory", "cancel", *map(str, numbers)).returncode == 0
+        assert world.rmgr("moll", "cancel", *map(str, numbers)).returncode == 0
         eventually(lambda: quietly(lambda: numbers.append(held(mine, 1)) or True), "he goes on")
-        world.rmgr("mallory", "cancel", str(numbers[-1]))
+        world.rmgr("moll", "cancel", str(numbers[-1]))
 
 
 def _open(world: Flooded) -> int:
-    return world.used("open_submissions") + world.used("open_submissions", "ann")
+    return world.used("open_submissions") + world.used("open_submissions", "amy")
 
 
 def test_what_one_user_writes_into_the_store_is_bounded(limited: Callable[..., Flooded]) -> None:
     written = limited().used("store_bytes")
     world = limited(store_bytes=written + 1_000_000)
-    store = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
+    store = GatewayStore(world.gateway.endpoint, credentials=world.people["moll"])
     try:
         first, second, large, small = (os.urandom(size) for size in (600_000, 600_001, 5_000_000, 1000))
         store.put(upload(first), first)
@@ -195,7 +192,7 @@ def test_what_one_user_writes_into_the_store_is_bounded(limited: Callable[..., F
 
 
 def answered(world: Flooded) -> int:
-    """Bytes that mallory has; 0: the connections of this process to the gateway that was killed wait before they try again."""
+    """Bytes that moll has; 0: the connections of this process to the gateway that was killed wait before they try again."""
     with contextlib.suppress(Unavailable):
         return world.used("store_bytes")
     return 0
@@ -204,7 +201,7 @@ def answered(world: Flooded) -> int:
 def test_what_he_has_written_counts_after_a_restart_of_the_gateway(limited: Callable[..., Flooded]) -> None:
     world = limited()
     value = os.urandom(300_000)
-    store = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
+    store = GatewayStore(world.gateway.endpoint, credentials=world.people["moll"])
     try:
         store.put(upload(value), value)
     finally:
@@ -217,7 +214,7 @@ def test_what_he_has_written_counts_after_a_restart_of_the_gateway(limited: Call
     world.gateway.start()
     assert eventually(lambda: answered(world), "it answers again") >= before
     world = limited(store_bytes=before)
-    store = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
+    store = GatewayStore(world.gateway.endpoint, credentials=world.people["moll"])
     try:
         for change in (lambda: store.put(upload(value[1:]), value[1:]), lambda: store.put(row, b"{}"), lambda: store.delete(row)):
             with pytest.raises((LimitReached, PermissionDenied)):
@@ -231,17 +228,17 @@ def test_what_he_has_written_counts_after_a_restart_of_the_gateway(limited: Call
 
 
 def test_limits_are_shown_to_their_user_and_to_operators(flooded: Flooded) -> None:
-    done = flooded.rmgr("ann", "limits", "--json")
+    done = flooded.rmgr("amy", "limits", "--json")
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
-    assert shown["user"] == "ann"
+    assert shown["user"] == "amy"
     assert [row["name"] for row in shown["limits"]] == [bound.name for bound in BOUNDS]
-    assert flooded.rmgr("ann", "limits", "mallory").returncode == 4
-    direct = {"RMGR_ZK": flooded.cluster.state.zookeeper, "RMGR_SECURITY_DIR": str(flooded.people["ann"].directory)}
+    assert flooded.rmgr("amy", "limits", "moll").returncode == 4
+    direct = {"RMGR_ZK": flooded.cluster.state.zookeeper, "RMGR_SECURITY_DIR": str(flooded.people["amy"].directory)}
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
     done = run_command(kept | direct, "limits", "--json")
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row for row in json.loads(done.stdout)["limits"]}
     assert rows["open_submissions"]["used"] is not None
-    table = flooded.rmgr("ann", "limits", "--all").stdout
+    table = flooded.rmgr("amy", "limits", "--all").stdout
     assert all(bound.name in table for bound in BOUNDS)

@@ -27,7 +27,6 @@ from rmgr.coord.decisions.keeping import PATIENCE_S
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record, encode_block, encode_record
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import (
     Infeasible,
     InvalidRecord,
@@ -50,8 +49,7 @@ from rmgr.submitter import messages as m
 from rmgr.submitter import questions as q
 from rmgr.submitter.port import Growth
 from tests.harness import hostile
-from tests.harness.attacker import changed, unique
-from tests.harness.ended_sessions import LONG_S
+from tests.harness.attacker import Scene, changed, unique
 from tests.harness.fair_time import FairTimer
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.handmade import Handmade
@@ -91,14 +89,8 @@ class Client(Handmade):
 
 
 @pytest.fixture(scope="module")
-def cluster(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    where = tmp_path_factory.mktemp("attacked") / "cluster"
-    made = DevCluster(where, nodes=1, watchdogs=1, session_timeout_s=LONG_S, secured=True, guest_of=breakable_zookeeper.start())
-    made.start()
-    try:
-        yield made
-    finally:
-        made.stop()
+def cluster(attacked: Scene) -> DevCluster:
+    return attacked.cluster
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,6 @@ from tests.harness.flooded import Flooded, upload
 from tests.harness.waiting import eventually
 from tests.places import ROOT
 
-pytestmark = pytest.mark.xdist_group("attacks_places")
 MANY = 1024
 
 
@@ -47,26 +46,27 @@ def _first(stream: Any, endpoint: str) -> Any:
         return rebuild(error, endpoint)
 
 
-def test_a_gateway_that_says_nothing_is_named_and_costs_one_test(scenes: Callable[[], Flooded], monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = scenes()
-    monkeypatch.setattr(scene, "patience_s", 3.0)
-    scene.gateway.signal(signal.SIGSTOP)
+def test_a_gateway_that_says_nothing_is_named_and_costs_one_test(gateways: Callable[[], Flooded], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = gateways()
+    monkeypatch.setattr(made, "patience_s", 3.0)
+    made.gateway.signal(signal.SIGSTOP)
     with pytest.raises(AssertionError, match=r"(?s)said last: Unavailable.*it was alive") as failed:
-        scene.set_limits(UserLimits(sessions=7))
+        made.set_limits(UserLimits(sessions=7))
     assert "submitter_listens" in str(failed.value)
     assert "most recent call first" in str(failed.value)
-    assert scenes() is not scene
-    scenes().works()
+    assert gateways() is not made
+    gateways().set_limits(UserLimits())
+    gateways().works()
 
 
 @pytest.mark.parametrize("where", ["leader", "Starter", "gateway"])
 def test_watchers_of_health_take_no_threads(flooded: Flooded, where: str) -> None:
     endpoint, role = flooded.places[where]
-    with open_channel(endpoint, flooded.people["mallory"], role, (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))) as channel:
+    with open_channel(endpoint, flooded.people["moll"], role, (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))) as channel:
         streams = [health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="")) for _ in range(200)]
         told = [_first(stream, endpoint) for stream in streams]
         assert [one for one in told if not isinstance(one, Throttled)] == [health_pb2.HealthCheckResponse.SERVING] * 2
-        with LeaderClient(flooded.leader, credentials=flooded.people["ann"]) as client:
+        with LeaderClient(flooded.leader, credentials=flooded.people["amy"]) as client:
             assert client.is_serving()
             assert client.status().healthy is not None
         flooded.works()
@@ -79,13 +79,13 @@ def test_nobody_takes_all_sessions_of_a_gateway(limited: Callable[..., Flooded])
     eventually(lambda: world.used("sessions") == 0, "those of tests before are given back")
     with contextlib.ExitStack() as mine:
         for _ in range(5):
-            mine.enter_context(world.client("mallory"))
-        with pytest.raises(LimitReached, match="mallory has reached the limit sessions = 5"):
-            world.client("mallory")
+            mine.enter_context(world.client("moll"))
+        with pytest.raises(LimitReached, match="moll has reached the limit sessions = 5"):
+            world.client("moll")
         assert world.used("sessions") == 5
         world.works()
     eventually(lambda: world.used("sessions") == 0, "they are given back")
-    world.client("mallory").close()
+    world.client("moll").close()
 
 
 def test_a_hundred_streams_of_one_user_are_no_matter_to_others(limited: Callable[..., Flooded]) -> None:
@@ -93,9 +93,9 @@ def test_a_hundred_streams_of_one_user_are_no_matter_to_others(limited: Callable
     world = limited()
     eventually(lambda: world.used("sessions") == 0, "those of tests before are given back")
     with contextlib.ExitStack() as opened:
-        mine = [opened.enter_context(world.client("mallory")) for _ in range(100)]
+        mine = [opened.enter_context(world.client("moll")) for _ in range(100)]
         assert world.used("sessions") == 100
-        number = int(world.rmgr("mallory", "submit", "--parsable", "--array", "1-20", "--", "true").stdout)
+        number = int(world.rmgr("moll", "submit", "--parsable", "--array", "1-20", "--", "true").stdout)
         for client in mine:
             client.keep(number)
         world.works()
@@ -109,11 +109,11 @@ def test_logs_that_are_followed_and_ways_to_nodes_are_bounded(limited: Callable[
     from rmgr.v1 import node_pb2, node_pb2_grpc, tunnel_pb2, tunnel_pb2_grpc
 
     world = limited(streams=2, tunnels=2)
-    number = world.rmgr("mallory", "submit", "--", "sleep", "600").stdout.split()[-1]
-    eventually(lambda: "RUNNING" in world.rmgr("mallory", "jobs", number).stdout, "it runs")
+    number = world.rmgr("moll", "submit", "--", "sleep", "600").stdout.split()[-1]
+    eventually(lambda: "RUNNING" in world.rmgr("moll", "jobs", number).stdout, "it runs")
     metadata = ((TARGET_KEY, world.node.endpoint),)
     options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-    with open_channel(world.gateway.endpoint, world.people["mallory"], Role.SUBMITTER, options) as channel:
+    with open_channel(world.gateway.endpoint, world.people["moll"], Role.SUBMITTER, options) as channel:
         request = node_pb2.LogsRequest(submission=int(number), index=0, follow=True)
         logs = [node_pb2_grpc.NodeStub(channel).Logs(request, metadata=metadata, timeout=60) for _ in range(4)]
         quiet = [iter(lambda: time.sleep(60) or tunnel_pb2.TunnelBytes(), None) for _ in range(4)]
@@ -127,7 +127,7 @@ def test_logs_that_are_followed_and_ways_to_nodes_are_bounded(limited: Callable[
         for call in logs + ways:
             call.cancel()
     eventually(lambda: (world.used("streams"), world.used("tunnels")) == (0, 0), "they are given back")
-    world.rmgr("mallory", "cancel", number)
+    world.rmgr("moll", "cancel", number)
 
 
 def test_nobody_takes_all_direct_lines_of_a_starter(limited: Callable[..., Flooded]) -> None:
@@ -141,13 +141,13 @@ def test_nobody_takes_all_direct_lines_of_a_starter(limited: Callable[..., Flood
     mine: list[DirectLine] = []
     try:
         # The Starter takes the limit up in its own time: lines that it gave before count.
-        eventually(lambda: mine.append(call("mallory")) or sum(line.is_open for line in mine) < len(mine), "he is refused")
+        eventually(lambda: mine.append(call("moll")) or sum(line.is_open for line in mine) < len(mine), "he is refused")
         for line in mine[2:]:
             line.close()
         eventually(lambda: len([line for line in mine if line.is_open]) <= 2, "no more than two are his")
-        refused = call("mallory")
+        refused = call("moll")
         eventually(lambda: not refused.is_open, "he gets no other")
-        hers = call("ann")
+        hers = call("amy")
         world.works()
         assert hers.is_open
         assert any(line.is_open for line in mine)
@@ -159,7 +159,7 @@ def test_nobody_takes_all_direct_lines_of_a_starter(limited: Callable[..., Flood
 
 def test_nobody_takes_all_calls_of_a_gateway(limited: Callable[..., Flooded]) -> None:
     world = limited(calls=2)
-    clients = [GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"]) for _ in range(3)]
+    clients = [GatewayStore(world.gateway.endpoint, credentials=world.people["moll"]) for _ in range(3)]
     go_on, begun = threading.Event(), [threading.Event() for _ in range(2)]
     value = os.urandom(10_000_000)
 
@@ -178,7 +178,7 @@ def test_nobody_takes_all_calls_of_a_gateway(limited: Callable[..., Flooded]) ->
         try:
             return clients[2].get(upload(b"none"), timeout_s=3.0) is not None
         except RmgrError as error:
-            return "mallory has reached the limit calls = 2" in error.message
+            return "moll has reached the limit calls = 2" in error.message
 
     threads = [threading.Thread(target=put, args=(at,)) for at in range(2)]
     try:
@@ -203,14 +203,14 @@ def test_nobody_takes_all_calls_of_a_leader(limited: Callable[..., Flooded]) -> 
     from rmgr.v1 import leader_pb2, leader_pb2_grpc
 
     world = limited(calls=1)
-    with open_channel(world.leader, world.people["mallory"], Role.WATCHDOG, OPTIONS) as channel:
+    with open_channel(world.leader, world.people["moll"], Role.WATCHDOG, OPTIONS) as channel:
         stub = leader_pb2_grpc.LeaderStub(channel)
 
         def refused() -> list[str]:
             asked = [stub.Jobs.future(leader_pb2.JobsRequest(), timeout=30) for _ in range(64)]
             return [call.details() for call in asked if call.exception(60) is not None]
 
-        eventually(lambda: any("mallory has reached the limit calls = 1" in words for words in refused()), "he is refused")
+        eventually(lambda: any("moll has reached the limit calls = 1" in words for words in refused()), "he is refused")
         world.works()
 
 
@@ -225,17 +225,17 @@ ASKED = {
 @pytest.mark.parametrize("where", ["leader", "Starter", "gateway"])
 def test_calls_whose_request_never_comes_hold_no_thread_that_others_need(flooded: Flooded, where: str) -> None:
     endpoint, role = flooded.places[where]
-    words = [endpoint, str(role), str(flooded.people["mallory"].directory), "3", "256", *ASKED[where]]
+    words = [endpoint, str(role), str(flooded.people["moll"].directory), "3", "256", *ASKED[where]]
     command = [sys.executable, "-m", "tests.harness.silent_calls", *words]
     attacker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert attacker.stdout is not None
         assert attacker.stdout.readline() == "sent\n"
-        with open_channel(endpoint, flooded.people["ann"], role, (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))) as channel:
+        with open_channel(endpoint, flooded.people["amy"], role, (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
             for _ in range(20):  # the attacker goes on beside it
                 assert check(health_pb2.HealthCheckRequest(), timeout=20).status == health_pb2.HealthCheckResponse.SERVING
-        with LeaderClient(flooded.leader, credentials=flooded.people["ann"], timeout_s=20) as client:
+        with LeaderClient(flooded.leader, credentials=flooded.people["amy"], timeout_s=20) as client:
             assert client.status().healthy is not None
         flooded.works()
         assert attacker.poll() is None

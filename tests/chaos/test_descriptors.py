@@ -6,9 +6,9 @@ import resource
 import threading
 
 import pytest
-from breakable import Chaos, eventually
+from breakable import Chaos
 
-from tests.harness.fair_time import PATIENCE_S
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -31,16 +31,16 @@ def test_jobs_on_two_nodes_go_on_after_a_starter_had_no_descriptors(pair: Chaos,
         path = pair.ledger.with_name(f"{pair.ledger.name}.{number}")
         return path.stat().st_size if path.exists() else 0
 
-    eventually("both start ranks", lambda: all(launches(number) > 4 for number in numbers), within=PATIENCE_S)
+    eventually(lambda: all(launches(number) > 4 for number in numbers), "both start ranks")
     pid = pair.cluster.process(pair.nodes_of(numbers[0])[starved]).pid
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (4, limits[1]))  # what is open stays open
     assert not threading.Event().wait(3)  # the outage itself
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     seen = {number: launches(number) for number in numbers}
-    eventually("both go on", lambda: all(launches(number) > seen[number] + 4 for number in numbers), within=PATIENCE_S)
+    eventually(lambda: all(launches(number) > seen[number] + 4 for number in numbers), "both go on")
     pair.let_end()
-    eventually("both have ended", lambda: all(pair.tasks(number)[0].state.is_final for number in numbers), within=PATIENCE_S)
+    eventually(lambda: all(pair.tasks(number)[0].state.is_final for number in numbers), "both have ended")
     for number in numbers:
         (view,) = pair.tasks(number)
         assert view.state == "COMPLETED", view

@@ -10,13 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from breakable import LONG_T, RECOVERY_S, TICK, Chaos, T, eventually
+from breakable import LONG_T, RECOVERY_S, TICK, Chaos, T
 from ledger import read_ledger
 
 from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from tests.harness.ended_sessions import sessions as entries
 from tests.harness.fair_time import FairTimer
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 NODES, CORES = 2, 2
@@ -47,7 +48,7 @@ def servers(chaos: Chaos) -> ZooKeeperEnsemble:
 
 
 def leading(chaos: Chaos) -> ZooKeeperServer:
-    found = eventually("a server leads", servers(chaos).leader, within=60)
+    found = eventually(servers(chaos).leader, "a server leads")
     assert isinstance(found, ZooKeeperServer)
     return found
 
@@ -72,13 +73,13 @@ def longest_gap_s(chaos: Chaos) -> float:
 
 @pytest.mark.parametrize("trio", [LONG_T], indirect=True, ids=["long sessions"])
 def test_a_killed_follower_and_a_killed_leader_cost_no_session_and_no_attempt(trio: Chaos):
-    before = eventually("both WatchDogs stand", lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, within=60)
+    before = eventually(lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, "both WatchDogs stand")
     number = trio.submit(100, 0.3)
     with FairTimer() as timer:
         kill_each(trio)
-        trio.finish(within=60)
+        trio.finish()
     assert {view.attempt for view in trio.tasks(number)} == {1}, "no attempt failed"
-    eventually("the sessions are those of before: none was lost", lambda: sessions(trio) == before, within=60)
+    eventually(lambda: sessions(trio) == before, "the sessions are those of before: none was lost")
     assert longest_gap_s(trio) <= 5.0 + timer.withheld_s
 
 
@@ -89,16 +90,16 @@ def kill_each(trio: Chaos) -> None:
         victim = chief if pick == "leader" else next(server for server in servers(trio).servers if server is not chief)
         ran = trio.started()
         victim.kill()
-        eventually(f"work goes on without the {pick}", lambda: trio.started() >= ran + 12 or trio.ended(), within=60)  # noqa: B023
+        eventually(lambda: trio.started() >= ran + 12 or trio.ended(), f"work goes on without the {pick}")  # noqa: B023
         victim.start(wait_s=60)
-        eventually("the ensemble is whole again", servers(trio).is_whole, within=60)
+        eventually(servers(trio).is_whole, "the ensemble is whole again")
 
 
 @pytest.mark.parametrize("trio", [T], indirect=True, ids=["short sessions"])
 def test_a_lost_quorum_stops_decisions_and_not_work(trio: Chaos):
-    before = eventually("both WatchDogs stand", lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, within=60)
+    before = eventually(lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, "both WatchDogs stand")
     number = trio.submit(40, 600.0)  # each goes on until it may end
-    eventually("every core works", lambda: running(trio) == NODES * CORES, within=60)
+    eventually(lambda: running(trio) == NODES * CORES, "every core works")
     gone = [server for server in servers(trio).servers if server is not leading(trio)]
     for server in gone:
         server.kill()
@@ -106,29 +107,29 @@ def test_a_lost_quorum_stops_decisions_and_not_work(trio: Chaos):
     end = time.monotonic() + 2 * T
     while time.monotonic() < end:  # the outage itself
         threading.Event().wait(0.2)
-    eventually("kept work runs on", lambda: running(trio) == NODES * CORES, within=60)
+    eventually(lambda: running(trio) == NODES * CORES, "kept work runs on")
     for server in gone:
         server.start(wait_s=0)
     trio.let_end()
-    eventually("claims go on", lambda: trio.started() > ran, within=10 + TICK)
-    trio.finish(within=RECOVERY_S + 30)
+    eventually(lambda: trio.started() > ran, "claims go on", within_s=10 + TICK)
+    trio.finish()
     assert {view.attempt for view in trio.tasks(number)} == {1}, "nothing was requeued"
-    eventually("nobody was fenced, no session was lost", lambda: sessions(trio) == before, within=60)
+    eventually(lambda: sessions(trio) == before, "nobody was fenced, no session was lost")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("trio", [LONG_T], indirect=True, ids=["long sessions"])
 def test_five_rolling_restarts_lose_no_session(trio: Chaos):
-    before = eventually("both WatchDogs stand", lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, within=60)
+    before = eventually(lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, "both WatchDogs stand")
     number = trio.submit(160, 0.3)
     for _ in range(5):
         for server in servers(trio).servers:
             server.stop()
             server.start(wait_s=60)
-            eventually("the ensemble is whole again", servers(trio).is_whole, within=60)
-    trio.finish(within=90)
+            eventually(servers(trio).is_whole, "the ensemble is whole again")
+    trio.finish()
     assert {view.attempt for view in trio.tasks(number)} == {1}, "no attempt failed"
-    eventually("the sessions are those of before: none was lost", lambda: sessions(trio) == before, within=60)
+    eventually(lambda: sessions(trio) == before, "the sessions are those of before: none was lost")
 
 
 def test_wiped_servers_are_refused_by_everybody(lone: Chaos):
@@ -141,7 +142,7 @@ def test_wiped_servers_are_refused_by_everybody(lone: Chaos):
     server.start()
     for name in ("w1", "n1"):
         process = lone.cluster.process(name)
-        eventually(f"{name} refuses and ends", lambda: process.find() is None, within=RECOVERY_S + 20)  # noqa: B023
+        eventually(lambda: process.find() is None, f"{name} refuses and ends", within_s=RECOVERY_S + 20)  # noqa: B023
         assert "wiped" in lone.cluster.log_tail(name, 4000)
     late = lone.rmgr("submit", "--", "true")
     assert late.returncode == 5, late.stderr

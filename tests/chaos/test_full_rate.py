@@ -9,11 +9,12 @@ import time
 from functools import partial
 
 import pytest
-from breakable import RECOVERY_S, Chaos, eventually
+from breakable import Chaos
 
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
 from rmgr.model.base.states import State
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -35,8 +36,8 @@ def note(ledger: str, _index: int) -> str:
 
 def kill_early(chaos: Chaos, leader: str) -> None:
     """In a thread: the client may be far behind what has run."""
-    eventually("work runs", lambda: chaos.ledger.exists() and chaos.ledger.stat().st_size > EARLY, within=120)
-    eventually("n1 stands still with tasks that it has claimed", lambda: holds_tasks(chaos, "n1"), within=60)
+    eventually(lambda: chaos.ledger.exists() and chaos.ledger.stat().st_size > EARLY, "work runs", within_s=120)
+    eventually(lambda: holds_tasks(chaos, "n1"), "n1 stands still with tasks that it has claimed")
     chaos.cluster.kill("n1")
     chaos.cluster.kill(leader)
 
@@ -73,7 +74,7 @@ def test_a_starter_and_the_leader_killed_at_full_rate_lose_and_repeat_nothing(ch
         killing.join(60)
         assert len(results) == TASKS
         chaos.ended = lambda: True  # type: ignore[method-assign]  # every future has its result: 200,000 views are read once, by the checker
-        tasks = chaos.finish(within=RECOVERY_S + 60, results=results)
+        tasks = chaos.finish(results=results)
         assert {view.state for view in tasks.values()} == {State.COMPLETED}
         again = sum(view.attempt > 1 for view in tasks.values())
         assert 0 < again < TASKS // 10, f"{again} tasks were claimed by the dead Starter, and ran elsewhere"

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from breakable import RECOVERY_S, TICK, Chaos, T, eventually
+from breakable import TICK, Chaos, T
 
 from rmgr.adapters.identity.credentials import from_config
 from rmgr.client.taskqueue import TaskQueue
@@ -28,31 +28,15 @@ from rmgr.runner.host.contain import state_of
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReader
 from tests.harness import gang_ledger, stamping, wall_clock
-from tests.harness.fair_time import PATIENCE_S
 from tests.harness.gang_ledger import Stretch
 from tests.harness.proxy import Proxy
+from tests.harness.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.chaos
 
 QUANTUM_S = 0.2
 NODES = ("n1", "n2", "n3", "n4")
 IGNORES = "trap '' TERM; while :; do sleep 0.1; done"
-
-
-@pytest.fixture(scope="module")
-def broken(
-    breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Chaos]:
-    """Four nodes of one core, whose partition is shared in time. Parameter: how long sessions last that end by themselves."""
-    where, brief_s = tmp_path_factory.mktemp("gangs"), getattr(request, "param", 0.0)
-    made = Chaos(where, guest_of=breakable_zookeeper.start(), session_timeout_s=brief_s)
-    try:
-        made.start(nodes=len(NODES), cores=1, watchdogs=2)
-        done = made.rmgr("policy", "set", "dqt", "--param", f"quantum={QUANTUM_S}s")
-        assert done.returncode == 0, done.stderr
-        yield made
-    finally:
-        made.stop()
 
 
 class Turning:
@@ -85,7 +69,7 @@ class Turning:
         def have() -> bool:
             return all(len(self.stretches(job, since=since, node=node)) >= times for job in jobs)
 
-        eventually(f"each of {jobs} has had {times} turns", have, within=PATIENCE_S)
+        eventually(have, f"each of {jobs} has had {times} turns")
 
     def view(self, job: int) -> Any:
         return self.chaos.tasks(job)[0]
@@ -94,9 +78,9 @@ class Turning:
         """All that stamps ends once it has had its time."""
         self._end.touch()
 
-    def completed(self, *jobs: int, attempt: int = 1, within: float = PATIENCE_S) -> None:
+    def completed(self, *jobs: int, attempt: int = 1, within_s: float | None = None) -> None:
         self.let_end()
-        eventually(f"{jobs} have ended", lambda: all(self.view(job).state.is_final for job in jobs), within=within)
+        eventually(lambda: all(self.view(job).state.is_final for job in jobs), f"{jobs} have ended", within_s=within_s)
         assert [(self.view(job).state, self.view(job).attempt) for job in jobs] == [(State.COMPLETED, attempt)] * len(jobs)
 
     def apart(self) -> None:
@@ -135,7 +119,7 @@ class Turning:
             found = {node["id"]: node["clock_error_us"] for node in json.loads(done.stdout)["nodes"] if node["id"] in nodes}
             return found if None not in found.values() else {}
 
-        return eventually(f"{nodes} tell of their clocks", shown, within=PATIENCE_S)  # type: ignore[return-value]
+        return eventually(shown, f"{nodes} tell of their clocks")
 
     @contextmanager
     def another(self, node: str, **environment: str) -> Iterator[None]:
@@ -158,14 +142,19 @@ class Turning:
 
 
 @pytest.fixture
-def turning(broken: Chaos, tmp_path: Path) -> Iterator[Turning]:
+def turning(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Turning]:
+    """On four nodes of one core, whose partition is shared in time. Parameter: another cluster than `cluster_of_run`."""
+    broken: Chaos = request.getfixturevalue(getattr(request, "param", "cluster_of_run"))
     broken.heal(n1=1, n2=1, n3=1, n4=1)
+    done = broken.with_two_watchdogs().rmgr("policy", "set", "dqt", "--param", f"quantum={QUANTUM_S}s")
+    assert done.returncode == 0, done.stderr
     made = Turning(broken, tmp_path)
     yield made
     for job in broken.submissions:
         if not made.view(job).state.is_final:
             broken.rmgr("cancel", str(job))
-    eventually("all have ended", lambda: all(made.view(job).state.is_final for job in broken.submissions), within=PATIENCE_S)
+    eventually(lambda: all(made.view(job).state.is_final for job in broken.submissions), "all have ended")
+    broken.rmgr("policy", "set", "easy")
     made.nothing_stands()
 
 
@@ -188,14 +177,13 @@ def test_jobs_have_their_nodes_in_turn_and_all_nodes_of_a_job_at_once(turning: T
 def test_turns_go_on_without_a_leader_and_the_next_one_takes_over(turning: Turning):
     wide, other = turning.submit(4, 0.5), turning.submit(4, 0.5)
     turning.turned(wide, other)
-    leaders = [process.id for process in turning.chaos.cluster.state.processes if process.role == "watchdog" and process.state == "running"]
-    for leader in leaders:
+    for leader in turning.chaos.watchdogs():
         turning.chaos.cluster.kill(leader)
     since = machine.boottime_ns()
     turning.turned(wide, other, times=12, since=since)
     turning.chaos.cluster.start_watchdog(f"w{time.monotonic_ns()}")
     turning.chaos.cluster.start_watchdog(f"v{time.monotonic_ns()}")
-    eventually("somebody leads", turning.chaos.leader, within=PATIENCE_S)
+    eventually(turning.chaos.leader, "somebody leads")
     late = turning.submit(2, 0.5)
     turning.completed(wide, other, late)
     turning.apart()
@@ -206,7 +194,7 @@ def test_a_turner_and_a_spawner_that_die_cost_their_own_node_at_most(turning: Tu
     turning.turned(wide, other)
     (turner,) = turning.pids_of("n2", "rmgr.runner.turner")
     os.kill(turner, signal.SIGKILL)
-    eventually("another turner", lambda: turning.pids_of("n2", "rmgr.runner.turner") not in ([], [turner]), within=PATIENCE_S)
+    eventually(lambda: turning.pids_of("n2", "rmgr.runner.turner") not in ([], [turner]), "another turner")
     # The ledger sees no gap below its `GAP_NS`, as the rest of a slot may leave at first.
     turning.turned(wide, other, times=2, since=machine.boottime_ns(), node="n2")
     settled = machine.boottime_ns()
@@ -220,7 +208,7 @@ def test_a_stopped_job_that_ignores_sigterm_is_gone_when_it_is_cancelled(turning
     wide = turning.submit(4, 0.5)
     turning.turned(wide)
     assert turning.chaos.rmgr("cancel", str(stubborn)).returncode == 0
-    eventually("it is gone", lambda: turning.view(stubborn).state is State.CANCELLED, within=PATIENCE_S)
+    eventually(lambda: turning.view(stubborn).state is State.CANCELLED, "it is gone")
     turning.completed(wide)
 
 
@@ -239,10 +227,10 @@ def test_who_computes_on_after_its_turn_is_killed_and_told_so(turning: Turning):
             def is_quick() -> bool:
                 return helper.poll() is not None or os.sched_getscheduler(helper.pid) == os.SCHED_RR
 
-            eventually("it has begun", is_quick, within=PATIENCE_S)
+            eventually(is_quick, "it has begun")
             if helper.poll() is not None and not turning.view(spins).state.is_final:
                 pytest.skip("no process may go before others here")
-            eventually("it is killed", lambda: turning.view(spins).state.is_final, within=PATIENCE_S)
+            eventually(lambda: turning.view(spins).state.is_final, "it is killed")
         finally:
             helper.kill()
             helper.wait(10)
@@ -259,13 +247,13 @@ def test_limits_count_served_time(turning: Turning):
     short = turning.submit(4, 0.5, "-t", "12s")
     over = turning.submit(1, 0.5, "-t", "2s")  # nothing ends before all may
     turning.turned(short, over)
-    eventually("it is over its limit", lambda: turning.view(over).state.is_final, within=PATIENCE_S)
+    eventually(lambda: turning.view(over).state.is_final, "it is over its limit")
     view = turning.view(over)
     assert (view.state, view.reason) == (State.FAILED, "TIME_LIMIT")
     assert 2_000_000 <= view.served_us < view.ended_us - view.started_us
     assert 0.0 < gang_ledger.served_s(turning.stretches(), str(over)) < view.served_us / 1e6 + QUANTUM_S
     started_us = turning.view(short).started_us
-    eventually("its limit is over by the clock on the wall", lambda: machine.wall_us() - started_us > 13_000_000, within=PATIENCE_S)
+    eventually(lambda: machine.wall_us() - started_us > 13_000_000, "its limit is over by the clock on the wall")
     turning.completed(short)  # it was served a quarter of that
     view = turning.view(short)
     assert view.served_us < 12_000_000 < view.ended_us - view.started_us
@@ -298,9 +286,9 @@ def test_jobs_of_a_lost_node_run_again_while_others_turn_on(turning: Turning):
     chaos.cluster.kill(record)  # the reference of the clock dies, and with it a quarter of the wide job
     turning.turned(pair, since=machine.boottime_ns())
     chaos.add_node(record, cores=1)
-    eventually("the wide job runs again", lambda: turning.view(wide).attempt == 2, within=RECOVERY_S + PATIENCE_S)
+    eventually(lambda: turning.view(wide).attempt == 2, "the wide job runs again")
     turning.completed(pair)
-    turning.completed(wide, attempt=2, within=2 * PATIENCE_S)
+    turning.completed(wide, attempt=2)
     turning.apart()
 
 
@@ -319,7 +307,7 @@ def test_a_starter_that_stands_still_for_long_stops_nobody_else(turning: Turning
     chaos.cluster.kill("n1", signal.SIGCONT)
     turning.completed(away)
     for job in (single, other):
-        eventually("it has ended", lambda job=job: turning.view(job).state.is_final, within=2 * PATIENCE_S)  # type: ignore[misc]
+        eventually(lambda job=job: turning.view(job).state.is_final, "it has ended")  # type: ignore[misc]
         assert turning.view(job).state is State.COMPLETED
     turning.apart()
 
@@ -333,12 +321,12 @@ def test_a_starter_that_ends_in_good_order_leaves_nothing_stopped(turning: Turni
     chaos.cluster.kill(node, signal.SIGTERM)
     for job in (wide, other):
         chaos.rmgr("cancel", str(job))
-    eventually("it has ended", lambda: chaos.cluster.process(node).state == "dead", within=PATIENCE_S)
-    eventually("all of it is gone", lambda: all(state_of(pid) in "ZX" for pid in below), within=PATIENCE_S)
+    eventually(lambda: chaos.cluster.process(node).state == "dead", "it has ended")
+    eventually(lambda: all(state_of(pid) in "ZX" for pid in below), "all of it is gone")
     chaos.add_node(node, cores=1)
 
 
-@pytest.mark.parametrize("broken", [T], indirect=True, ids=["short sessions"], scope="module")
+@pytest.mark.parametrize("turning", ["brief_of_run"], indirect=True, ids=["short sessions"])
 @pytest.mark.parametrize("away_s", [T + TICK + 2.0, pytest.param(60.0, marks=pytest.mark.long)])
 def test_turns_go_on_while_zookeeper_is_away(turning: Turning, breakable_zookeeper: ZooKeeperServer, away_s: float):
     wide, other = turning.submit(4, 0.5), turning.submit(4, 0.5)
@@ -348,7 +336,7 @@ def test_turns_go_on_while_zookeeper_is_away(turning: Turning, breakable_zookeep
     time.sleep(away_s)
     turning.turned(wide, other, times=round(away_s / QUANTUM_S / 4), since=since)
     breakable_zookeeper.start()
-    turning.completed(wide, other, within=4 * away_s + PATIENCE_S)
+    turning.completed(wide, other, within_s=4 * away_s + PATIENCE_S)
     turning.apart()
 
 
@@ -359,12 +347,12 @@ def test_clocks_of_machines_differ_and_slots_do_not(turning: Turning, tmp_path: 
     wrapper.write_text(f'#!/bin/sh\nexec unshare --time --boottime 1000 {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
     first = turning.command(4, "true")  # gives the clock to another node
-    eventually("it has ended", lambda: turning.view(first).state.is_final, within=PATIENCE_S)
+    eventually(lambda: turning.view(first).state.is_final, "it has ended")
     chaos.cluster.kill("n4")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(wrapper))
         chaos.add_node("n4", cores=1)
-    eventually("n4 is back", lambda: "n4" in chaos.up(), within=PATIENCE_S)
+    eventually(lambda: "n4" in chaos.up(), "n4 is back")
     wide, other = turning.submit(4, 0.5), turning.submit(4, 0.5)
     ahead_ns = 1000 * 10**9
     turning.turned(wide, other, since=ahead_ns + machine.boottime_ns(), node="n4")
@@ -417,7 +405,7 @@ def test_a_gang_clock_that_is_half_a_second_off_runs_no_two_jobs_on_a_core_and_i
             return errors["n3"] >= 500_000 > others and format_duration(errors["n3"] / 1e6) in told[-1][1]
 
         told: list[tuple[dict[str, int], str]] = []
-        eventually("the error is shown, of this node alone", is_seen, within=PATIENCE_S)
+        eventually(is_seen, "the error is shown, of this node alone")
         assert all(errors["n3"] >= 500_000 for errors, _ in told), told
         turning.completed(wide, other, small)
         turning.apart()

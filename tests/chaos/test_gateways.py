@@ -21,7 +21,7 @@ from typing import Any
 import cloudpickle
 import ledger
 import pytest
-from breakable import Chaos, eventually
+from breakable import Chaos
 
 from rmgr.client.connection import Connection, connect
 from rmgr.client.taskqueue import TaskQueue
@@ -30,6 +30,7 @@ from rmgr.coord.protocol.ports import SessionState
 from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.proxy import Proxy
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -134,12 +135,12 @@ def under_load(ways: Ways, chaos: Chaos, fault: Callable[[list[Client]], None]) 
     try:
         for client in clients:
             client.start()
-        eventually("they work", lambda: chaos.started() > 10, within=60)
+        eventually(lambda: chaos.started() > 10, "they work")
         assert command.stdout is not None
         assert command.stdout.readline() == "waits\n"
         before = chaos.started()
         fault(clients)
-        eventually("it goes on", lambda: chaos.started() > before + 10, within=60)
+        eventually(lambda: chaos.started() > before + 10, "it goes on")
         go.touch()
         for client in clients:
             client.enough.set()
@@ -158,7 +159,7 @@ def under_load(ways: Ways, chaos: Chaos, fault: Callable[[list[Client]], None]) 
             command.communicate()
     results = {task: value for client in clients for task, value in client.results.items()}
     chaos.submissions, chaos.acknowledged = [client.number for client in clients], len(results)
-    tasks = chaos.finish(within=60, results=results)
+    tasks = chaos.finish(results=results)
     assert {view.attempt for view in tasks.values()} == {1}
     assert chaos.started() == len(results), "each ran once"
 
@@ -170,7 +171,7 @@ def one_by_one(ways: Ways, fault: str, clients: list[Client]) -> None:
         ways.leave(fault, at)
         limit_s = MOVES_S + (NOTICES_S if fault == "stopped" else 0.0)
         for client in users:
-            eventually(f"who used a gateway that was {fault} has another one", partial(client.has_left, port), within=limit_s)
+            eventually(partial(client.has_left, port), f"who used a gateway that was {fault} has another one", within_s=limit_s)
         time.sleep(AWAY_S)
         ways.back(fault, at)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 
 import pytest
-from breakable import RECOVERY_S, Chaos, eventually
+from breakable import RECOVERY_S, Chaos
 from keyed import KeyedWork
 from ledger import read_ledger
+
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -19,20 +21,20 @@ def test_starters_killed_with_outputs_on_the_way_leave_one_value_a_key(pair: Cha
     pair.cluster.kill("n2", signal.SIGTERM)  # the doomed have more to do
     for doomed, moment in MOMENTS.items():
         pair.add_node(doomed, cores=2, RMGR_FAILPOINT=f"starter.{moment}:3=kill")
-    eventually("all are up", lambda: {"n1", *MOMENTS} <= pair.up(), within=60)
+    eventually(lambda: {"n1", *MOMENTS} <= pair.up(), "all are up")
     with KeyedWork(pair, 100, 0.2) as load:
         for doomed in MOMENTS:
-            eventually(f"{doomed} has killed its Starter", lambda: pair.cluster.process(doomed).state == "dead", within=60)  # noqa: B023
-        tasks = pair.finish(within=RECOVERY_S + 60)
+            eventually(lambda: pair.cluster.process(doomed).state == "dead", f"{doomed} has killed its Starter")  # noqa: B023
+        tasks = pair.finish()
         failed = load.check(tasks)
-        eventually("lost attempts have left nothing in the store", lambda: not load.rows_of_lost(tasks), within=60)
+        eventually(lambda: not load.rows_of_lost(tasks), "lost attempts have left nothing in the store")
     assert failed < 50, "a Starter that dies loses what it has claimed, and no more"
 
 
 def test_a_starter_that_sleeps_while_others_do_its_tasks_changes_no_value(pair: Chaos):
     with KeyedWork(pair, 40, 0.3) as load:
-        eventually("both work", lambda: {"n1", "n2"} <= {span.node for span in read_ledger(pair.ledger)}, within=60)
+        eventually(lambda: {"n1", "n2"} <= {span.node for span in read_ledger(pair.ledger)}, "both work")
         pair.cluster.kill("n2", signal.SIGSTOP)
-        eventually("its tasks are done elsewhere", pair.ended, within=RECOVERY_S + 60)
+        eventually(pair.ended, "its tasks are done elsewhere", within_s=RECOVERY_S + 60)
         pair.cluster.kill("n2", signal.SIGCONT)
-        load.check(pair.finish(within=60))
+        load.check(pair.finish())

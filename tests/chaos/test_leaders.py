@@ -6,7 +6,9 @@ import os
 import signal
 
 import pytest
-from breakable import RECOVERY_S, TICK, Chaos, T, eventually
+from breakable import RECOVERY_S, TICK, Chaos, T
+
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -20,34 +22,34 @@ def test_a_killed_leader_is_replaced_within_the_session_timeout(brief: Chaos):
     brief.submit(200, 0.0)
     old, epoch = brief.leader(), brief.epoch()
     brief.cluster.kill(old)
-    eventually("another WatchDog leads", lambda: brief.leader() not in {"", old}, within=T + TICK + 2.0)
+    eventually(lambda: brief.leader() not in {"", old}, "another WatchDog leads", within_s=T + TICK + 2.0)
     assert brief.epoch() == epoch + 1
-    brief.finish(within=60)
+    brief.finish()
 
 
 def test_without_any_leader_pulled_work_goes_on(led: Chaos):
     for name in living(led):
         led.cluster.kill(name)
     number = led.submit(20, 0.1)
-    eventually("all have run without a leader", led.ended, within=60)
+    eventually(led.ended, "all have run without a leader")
     assert {view.attempt for view in led.tasks(number)} == {1}
     led.cluster.start_watchdog("alone")
-    led.finish(within=60)
+    led.finish()
 
 
 def test_a_stopped_leader_that_wakes_writes_nothing(led: Chaos):
     led.add_node("n3")
-    eventually("three nodes", lambda: len(led.up()) == 3, within=60)
+    eventually(lambda: len(led.up()) == 3, "three nodes")
     led.submit(60, 0.3)
     old = led.leader()
-    eventually("work runs", lambda: led.started() > 3, within=60)
+    eventually(lambda: led.started() > 3, "work runs")
     led.cluster.kill(old, signal.SIGSTOP)
     led.cluster.kill("n1")  # a death that the new leader has to handle, and the old one would too
-    eventually("another WatchDog leads", lambda: led.leader() not in {"", old}, within=T + TICK + 3.0)
+    eventually(lambda: led.leader() not in {"", old}, "another WatchDog leads", within_s=T + TICK + 3.0)
     epoch = led.epoch()
-    eventually("the dead node's work runs elsewhere", lambda: any(view.attempt > 1 for view in led.tasks(led.submissions[0])), within=3 * T)
+    eventually(lambda: any(view.attempt > 1 for view in led.tasks(led.submissions[0])), "the dead node's work runs again", within_s=3 * T)
     led.cluster.kill(old, signal.SIGCONT)
-    led.finish(within=90)
+    led.finish()
     assert (led.epoch(), led.leader() != old) == (epoch, True), "the old leader took nothing back"
     assert led.cluster.process(old).state == "running", "it lives on as a candidate"
 
@@ -55,9 +57,9 @@ def test_a_stopped_leader_that_wakes_writes_nothing(led: Chaos):
 def test_a_leader_that_is_asked_to_go_hands_over_in_a_second(led: Chaos):
     old = led.leader()
     led.cluster.kill(old, signal.SIGTERM)
-    eventually("another WatchDog leads", lambda: led.leader() not in {"", old}, within=1.0)
+    eventually(lambda: led.leader() not in {"", old}, "another WatchDog leads", within_s=1.0)
     led.submit(5, 0.0)
-    led.finish(within=60)
+    led.finish()
 
 
 def test_a_leader_killed_between_two_multis_leaves_nothing_half_done(led: Chaos):
@@ -67,13 +69,13 @@ def test_a_leader_killed_between_two_multis_leaves_nothing_half_done(led: Chaos)
     led.succeed(**{name: {"RMGR_FAILPOINT": f"leader.{name.replace('-', '_')}=kill"} for name in names}, heir={})
     epoch = led.epoch()
     led.submit(8, 600.0)
-    eventually("both nodes work", lambda: led.started() >= 4, within=60)
+    eventually(lambda: led.started() >= 4, "both nodes work")
     led.cluster.kill("n1")
     for name in names:
-        eventually(f"{name} has killed its leader", lambda: led.cluster.process(name).state == "dead", within=RECOVERY_S + T)  # noqa: B023
-    eventually("the heir leads", lambda: led.leader() == "heir", within=T + TICK + 2.0)
+        eventually(lambda: led.cluster.process(name).state == "dead", f"{name} has killed its leader", within_s=RECOVERY_S + T)  # noqa: B023
+    eventually(lambda: led.leader() == "heir", "the heir leads", within_s=T + TICK + 2.0)
     led.let_end()
-    tasks = led.finish(within=60)
+    tasks = led.finish()
     assert any(view.attempt > 1 for view in tasks.values())
     assert led.epoch() == epoch + len(names), "each of them has led"
 
@@ -83,6 +85,6 @@ def test_matrix_row_1_has_its_full_backlog(led: Chaos):
     led.submit(1000, 0.0)
     old = led.leader()
     os.kill(led.cluster.process(old).pid, signal.SIGKILL)
-    eventually("another WatchDog leads", lambda: led.leader() not in {"", old}, within=T + TICK + 2.0)
+    eventually(lambda: led.leader() not in {"", old}, "another WatchDog leads", within_s=T + TICK + 2.0)
     assert led.rmgr("resume", "n1", "n2").returncode == 0
-    led.finish(within=120)
+    led.finish()

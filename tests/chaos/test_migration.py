@@ -18,18 +18,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from breakable import Chaos, eventually
+from breakable import Chaos
 
 from rmgr.cli.control.operate import move_each
 from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.coord.protocol import paths
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import StopRequest
 from rmgr.runtime import machine
 from rmgr.submitter.answers import Answers
 from rmgr.submitter.questions import MoveTask
-from tests.harness.fair_time import PATIENCE_S
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -78,15 +77,12 @@ while step < int(os.environ["STEPS"]) and not world.bcast(os.path.exists(os.envi
 """
 
 
-@pytest.fixture(scope="module")
-def moving(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
-    """Four nodes of two cores, for every test here."""
-    chaos = Chaos(tmp_path_factory.mktemp("moving"), guest_of=breakable_zookeeper.start())
-    try:
-        chaos.start(nodes=4)
-        yield chaos
-    finally:
-        chaos.stop()
+@pytest.fixture
+def moving(cluster_of_run: Chaos) -> Iterator[Chaos]:
+    """Four nodes of two cores and two WatchDogs; the test may set another policy."""
+    cluster_of_run.heal(n1=2, n2=2, n3=2, n4=2)
+    yield cluster_of_run.with_two_watchdogs()
+    cluster_of_run.rmgr("policy", "set", "easy")
 
 
 class Programs:
@@ -115,14 +111,14 @@ class Programs:
     def wait_for(self, number: int, attempt: int, tasks: int = 1) -> None:
         """Until each of its tasks has made a step in that attempt."""
         what = f"{number} runs as attempt {attempt}"
-        eventually(what, lambda: len({row[0] for row in self.lines(number) if row[2] >= attempt}) == tasks, within=PATIENCE_S)
+        eventually(lambda: len({row[0] for row in self.lines(number) if row[2] >= attempt}) == tasks, what)
 
     def enough(self) -> None:
         """They end well now, however many steps they were to make."""
         self.file.with_name(f"{self.file.name}.enough").touch()
 
     def wait_end(self, number: int) -> None:
-        eventually(f"{number} has ended", lambda: all(view.state.is_final for view in self.chaos.tasks(number)), within=120.0)
+        eventually(lambda: all(view.state.is_final for view in self.chaos.tasks(number)), f"{number} has ended", within_s=120.0)
 
     def check(self, number: int, attempts: int = 0) -> None:
         """Each task has ended well, after so many attempts (0 = any), with every step made once."""
@@ -137,7 +133,6 @@ class Programs:
 
 @pytest.fixture
 def programs(moving: Chaos, tmp_path: Path) -> Programs:
-    moving.heal(n1=2, n2=2, n3=2, n4=2)
     return Programs(moving, tmp_path)
 
 
@@ -155,7 +150,7 @@ def migrate_all(chaos: Chaos, attempts: Mapping[int, int], *, killing: bool) -> 
         asks = [pool.submit(ask, number) for number in attempts]
         if killing:
             leader = chaos.leader()
-            eventually("a job was asked", lambda: is_asked(chaos) or any(one.done() for one in asks), within=PATIENCE_S)
+            eventually(lambda: is_asked(chaos) or any(one.done() for one in asks), "a job was asked")
             chaos.cluster.kill(leader, signal.SIGKILL)
             chaos.cluster.start_watchdog(f"{leader}-again")
         for one in asks:
@@ -254,9 +249,9 @@ def test_jobs_that_do_not_save_their_state_lose_nothing_under_migration(moving: 
     programs.wait_for(passed, 1, tasks=3)
     early.enough()
     early.wait_end(first)
-    eventually("the head says whom it waits for", lambda: "passed it and go on" in reason_of(moving, head), within=PATIENCE_S)
+    eventually(lambda: "passed it and go on" in reason_of(moving, head), "the head says whom it waits for")
     made = len(programs.lines(passed))
-    eventually("they go on", lambda: len(programs.lines(passed)) >= made + 12, within=PATIENCE_S)
+    eventually(lambda: len(programs.lines(passed)) >= made + 12, "they go on")
     assert {row[2] for row in programs.lines(passed)} == {1}
     assert "nothing says that it saves its state" in reason_of(moving, passed)
     told = json.loads(moving.rmgr("show", str(passed), "--json").stdout)
@@ -280,15 +275,15 @@ def test_a_candidate_that_does_not_answer_goes_on_and_the_head_takes_another_und
     silent = deaf.submit("--checkpoint", "--checkpoint-grace", "4s", "--", "sh", "-c", PLAIN)
     deaf.wait_for(silent, 1)
     early.enough()  # 2 cores are free: 5 of the 6 that passed must go, the last to start among them
-    eventually("it was asked", lambda: "has until" in reason_of(moving, silent), within=PATIENCE_S)
+    eventually(lambda: "has until" in reason_of(moving, silent), "it was asked")
     leader = moving.leader()
     moving.cluster.kill(leader, signal.SIGKILL)
     moving.cluster.start_watchdog(f"{leader}-again")
     words = "has not saved its state within 4s"
-    eventually("it has refused", lambda: any(words in one for one in story(moving, silent)), within=PATIENCE_S)
-    eventually("the head runs", lambda: len(programs.lines(head)) == 1, within=PATIENCE_S)
+    eventually(lambda: any(words in one for one in story(moving, silent)), "it has refused")
+    eventually(lambda: len(programs.lines(head)) == 1, "the head runs")
     made = len(deaf.lines(silent))
-    eventually("it goes on", lambda: len(deaf.lines(silent)) >= made + 3, within=PATIENCE_S)
+    eventually(lambda: len(deaf.lines(silent)) >= made + 3, "it goes on")
     assert {row[2] for row in deaf.lines(silent)} == {1}
     programs.wait_end(head)
     programs.wait_for(savers, 2, tasks=5)
@@ -323,8 +318,8 @@ def test_a_job_that_was_moved_as_often_as_it_may_be_stays(moving: Chaos, program
     late.enough()
     late.wait_end(second)
     words = "it is not moved again: that was done 1 time, and 1 is the most"
-    eventually("it says why it stays", lambda: words in reason_of(moving, passed), within=PATIENCE_S)
-    eventually("the head says so", lambda: f"jobs {passed} passed it and go on" in reason_of(moving, heads[1]), within=PATIENCE_S)
+    eventually(lambda: words in reason_of(moving, passed), "it says why it stays")
+    eventually(lambda: f"jobs {passed} passed it and go on" in reason_of(moving, heads[1]), "the head says so")
     told = json.loads(moving.rmgr("show", str(passed), "--json").stdout)
     assert (told["saves"], told["moves"], told["max_moves"]) == (True, 1, 1)
     programs.enough()

@@ -1,4 +1,4 @@
-"""Placed jobs under kills: rows 2, 3, 9 and 35 of the fault matrix, on one cluster that is healed before each test."""
+"""Placed jobs under kills: rows 2, 3, 9 and 35 of the fault matrix."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
-from breakable import RECOVERY_S, TICK, Chaos, T, eventually
+from breakable import RECOVERY_S, TICK, Chaos, T
 
-from rmgr.dev.zookeeper import ZooKeeperServer
-from tests.harness.fair_time import PATIENCE_S
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -74,22 +72,9 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(where), os.environ.get("PYTHONPATH")]))}
 
 
-@pytest.fixture(scope="module")
-def broken(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory, plugins: dict[str, str]) -> Iterator[Chaos]:
-    """One cluster for all tests here."""
-    made = Chaos(tmp_path_factory.mktemp("placed"), guest_of=breakable_zookeeper.start())
-    try:
-        made.start(nodes=2, cores=2, watchdogs=1, first=plugins)
-        yield made
-    finally:
-        made.stop()
-
-
 @pytest.fixture
-def chaos(broken: Chaos) -> Chaos:
-    """Two nodes of two cores, nothing on them."""
-    broken.heal(n1=2, n2=2)
-    return broken
+def chaos(pair: Chaos) -> Chaos:
+    return pair
 
 
 def test_leaders_that_die_and_stop_around_placements_lose_and_double_nothing(chaos: Chaos, plugins: dict[str, str]):
@@ -101,13 +86,13 @@ def test_leaders_that_die_and_stop_around_placements_lose_and_double_nothing(cha
     epoch = chaos.epoch()
     jobs = chaos.submit(12, 0.3, "-q", "batch")
     wide = [chaos.submit_job(2, 0.3, "-N", "2") for _ in range(2)]
-    eventually("the last of them has stopped", lambda: chaos.cluster.process(stopped).state == "stopped", within=2 * (RECOVERY_S + T))
+    eventually(lambda: chaos.cluster.process(stopped).state == "stopped", "the last of them has stopped", within_s=2 * (RECOVERY_S + T))
     assert [chaos.cluster.process(each).state for each in doomed] == ["dead", "dead", "stopped"]
     late = chaos.submit(2, 0.3, "-q", "batch")
-    eventually("another WatchDog leads", lambda: chaos.leader() == heir, within=T + TICK + 3.0)
-    eventually("it places", lambda: chaos.spans(late), within=PATIENCE_S)
+    eventually(lambda: chaos.leader() == heir, "another WatchDog leads", within_s=T + TICK + 3.0)
+    eventually(lambda: chaos.spans(late), "it places")
     chaos.cluster.kill(stopped, signal.SIGCONT)
-    tasks = chaos.finish(within=90)
+    tasks = chaos.finish()
     assert {view.attempt for view in tasks.values()} == {1}, "and each ran once, or the ledger would tell"
     assert len(chaos.spans(jobs)) == 12
     assert all({span.node for span in chaos.spans(number)} == {"n1", "n2"} for number in wide)
@@ -118,15 +103,15 @@ def test_leaders_that_die_and_stop_around_placements_lose_and_double_nothing(cha
 def test_jobs_of_a_killed_node_run_elsewhere_beside_pulled_work(chaos: Chaos):
     jobs = chaos.submit(8, 1.0, "-q", "batch", "-c", "2")
     chaos.submit(30, 0.2)
-    eventually("both kinds run", lambda: chaos.started() >= 4, within=PATIENCE_S)
+    eventually(lambda: chaos.started() >= 4, "both kinds run")
 
     def busy() -> str:
         """Where one has just begun: it goes on for a while."""
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         return next((span.node for span in chaos.spans(jobs) if not span.ended and now_s - span.start < 0.4), "")
 
-    chaos.cluster.kill(str(eventually("a job begins", busy, within=60)))
-    chaos.finish(within=120)
+    chaos.cluster.kill(eventually(busy, "a job begins"))
+    chaos.finish()
     assert any(view.attempt > 1 for view in chaos.tasks(jobs))
 
 
@@ -134,14 +119,10 @@ def test_a_starter_killed_at_any_moment_of_a_job_loses_nothing(chaos: Chaos):
     doomed = {f"d{at}": f"starter.{moment}=kill" for at, moment in enumerate(MOMENTS)}
     for name, failpoint in doomed.items():
         chaos.add_node(name, cores=2, RMGR_FAILPOINT=failpoint)
-    eventually("they are up", lambda: doomed.keys() <= chaos.up(), within=PATIENCE_S)
+    eventually(lambda: doomed.keys() <= chaos.up(), "they are up")
     number = chaos.submit(16, 1.0, "-q", "batch", "--env", "PAD=20000")  # more output than rides inside a commit
-    eventually(
-        "all failpoints have killed their Starters",
-        lambda: all(chaos.cluster.process(name).state == "dead" for name in doomed),
-        within=PATIENCE_S,
-    )
-    chaos.finish(within=90)
+    eventually(lambda: all(chaos.cluster.process(name).state == "dead" for name in doomed), "all failpoints have killed their Starters")
+    chaos.finish()
     again = [view for view in chaos.tasks(number) if view.attempt > 1]
     assert {view.attempts[0].reason for view in again} == {"NODE_LOST"}
     assert {view.attempts[0].node for view in again} >= {"d0", "d1", "d2"}
@@ -155,6 +136,7 @@ def test_a_starter_killed_at_any_moment_of_a_job_loses_nothing(chaos: Chaos):
 def test_policies_that_raise_sleep_overcommit_or_invent_nodes_are_replaced_by_fcfs(
     chaos: Chaos, plugins: dict[str, str], names: tuple[str, ...], error: str
 ):
+    chaos.succeed(**{f"w{time.monotonic_ns()}": plugins})
     pipeline = chaos.directory / f"clumsy{len(names)}.toml"
     pipeline.write_text("".join(f'[[stage]]\npolicy = "{name}"\n' for name in names))
     assert chaos.rmgr("policy", "set", str(pipeline)).returncode == 2, "who does not have them cannot set them"
@@ -165,7 +147,7 @@ def test_policies_that_raise_sleep_overcommit_or_invent_nodes_are_replaced_by_fc
         chaos.submit(4, 0.3, "-q", "batch")
         chaos.submit(6, 0.1)
         chaos.submit_job(2, 0.2, "-N", "2")
-        tasks = chaos.finish(within=90)
+        tasks = chaos.finish()
         assert {view.attempt for view in tasks.values()} == {1}
         (placing,) = json.loads(chaos.rmgr("status", "--json").stdout)["policies"]
         (fault,) = placing["faults"]

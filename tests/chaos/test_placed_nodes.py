@@ -9,14 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from breakable import RANK_BEAT_S, RECOVERY_S, Chaos, T, eventually
+from breakable import RANK_BEAT_S, RECOVERY_S, Chaos, T
 
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Holds, Multi, Set
-from rmgr.coord.protocol.records import decode_record, encode_record
-from rmgr.model.cluster.queue import ClusterSettings
-from tests.harness.fair_time import PATIENCE_S, FairTimer
+from tests.harness.fair_time import FairTimer
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -29,8 +27,8 @@ def jobs(three_nodes: Chaos) -> Chaos:
 def started(jobs: Chaos, number: int, ranks: int, attempt: int = 1) -> tuple[str, ...]:
     """Waits until all ranks of an attempt run; returns the job's nodes."""
     what = f"{ranks} ranks of attempt {attempt} of job {number} run"
-    eventually(what, lambda: len(jobs.spans(number, attempt)) == ranks, within=PATIENCE_S)
-    return tuple(eventually("its nodes are known", lambda: jobs.nodes_of(number), within=PATIENCE_S))  # type: ignore[arg-type]
+    eventually(lambda: len(jobs.spans(number, attempt)) == ranks, what)
+    return eventually(lambda: jobs.nodes_of(number), "its nodes are known")
 
 
 def is_free(jobs: Chaos, number: int) -> bool:
@@ -55,13 +53,13 @@ def test_a_node_dies_under_jobs_of_several_nodes(jobs: Chaos) -> None:
     others = {name: record.incarnation for name, record in jobs.snapshot().nodes.items() if name != nodes[1]}
     with FairTimer() as timer:
         jobs.cluster.kill(nodes[1])
-        eventually("no rank of it lives anywhere", lambda: not beats(jobs, never, 1), within=RECOVERY_S)
+        eventually(lambda: not beats(jobs, never, 1), "no rank of it lives anywhere", within_s=RECOVERY_S)
         killed_s = timer.elapsed_s
-        eventually("the nodes are free again", lambda: is_free(jobs, never), within=RECOVERY_S)
+        eventually(lambda: is_free(jobs, never), "the nodes are free again", within_s=RECOVERY_S)
         free_s = timer.elapsed_s
-        eventually("it runs again", lambda: any(len(jobs.spans(again, later)) == 2 for later in (2, 3, 4)), within=PATIENCE_S)
+        eventually(lambda: any(len(jobs.spans(again, later)) == 2 for later in (2, 3, 4)), "it runs again")
         print(f"T = {T} s: ranks elsewhere dead after {killed_s:.1f} s, nodes free {free_s:.1f} s, run again {timer.elapsed_s:.1f} s")
-    tasks = jobs.finish(within=60)
+    tasks = jobs.finish()
     lost, rerun = tasks[f"{never}_0"], tasks[f"{again}_0"]
     assert (lost.state, lost.reason, lost.attempt) == ("FAILED", "NODE_LOST", 1)
     assert (rerun.state, {view.reason for view in rerun.attempts[:-1]}) == ("COMPLETED", {"NODE_LOST"})
@@ -74,34 +72,21 @@ def test_the_node_of_the_script_dies_and_its_ranks_elsewhere_with_it(jobs: Chaos
     number = jobs.submit_job(3, 600.0, "--env", "LATER=2", "-N", "3")
     nodes = started(jobs, number, 3)
     jobs.cluster.kill(nodes[0])
-    eventually("no rank of it lives", lambda: not beats(jobs, number, 1), within=RECOVERY_S)
-    eventually("it waits for three nodes", lambda: is_free(jobs, number), within=RECOVERY_S)
+    eventually(lambda: not beats(jobs, number, 1), "no rank of it lives", within_s=RECOVERY_S)
+    eventually(lambda: is_free(jobs, number), "it waits for three nodes", within_s=RECOVERY_S)
     jobs.add_node(nodes[0])
-    tasks = jobs.finish(within=60)
+    tasks = jobs.finish()
     assert [view.reason for view in tasks[f"{number}_0"].attempts] == ["NODE_LOST", ""]
-
-
-def set_grace(jobs: Chaos, grace_us: int) -> int:
-    """How long the leader waits for a Starter that is gone; returns what it was."""
-    found = jobs.cluster.coordinator.get(paths.CONFIG).result(60)
-    settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
-    data = encode_record(replace(settings, grace_us=grace_us))
-    multi = Multi(name="TEST", ops=(Set(paths.CONFIG, data, found.version),), proof=Holds(paths.CONFIG, data))
-    assert isinstance(jobs.cluster.coordinator.commit(multi).result(60), Committed)
-    return settings.grace_us
 
 
 def test_a_helper_that_is_back_before_it_was_missed_has_lost_its_ranks(jobs: Chaos) -> None:
     # The script does not look at its ranks, and no leader fences the node: nobody but the head's Starter can notice.
-    usual_us = set_grace(jobs, 600_000_000)
-    try:
+    with jobs.settings(lambda usual: replace(usual, grace_us=600_000_000)):  # how long the leader waits for a Starter that is gone
         number = jobs.submit(1, 600.0, "--env", "LATER=2", "-N", "2", "-n", "2")
         nodes = started(jobs, number, 1)
         before = jobs.snapshot().nodes[nodes[1]]
         jobs.restart(nodes[1])
-        tasks = jobs.finish(within=60)
-    finally:
-        set_grace(jobs, usual_us)
+        tasks = jobs.finish()
     after = jobs.snapshot().nodes[nodes[1]]
     assert (after.incarnation, after.life != before.life) == (before.incarnation + 1, True), "it was never fenced"
     assert [view.reason for view in tasks[f"{number}_0"].attempts] == ["NODE_LOST", ""]
@@ -110,13 +95,13 @@ def test_a_helper_that_is_back_before_it_was_missed_has_lost_its_ranks(jobs: Cha
 def test_a_start_that_loses_a_node_goes_back_and_starts_elsewhere(jobs: Chaos) -> None:
     # Pulled work is everywhere when the job comes: its start waits for cores on two nodes, and one of them dies.
     pulled = jobs.submit(6, 100.0, "--no-resubmit", "--env", f"BEAT={RANK_BEAT_S}")
-    eventually("all cores are busy", lambda: len(jobs.spans(pulled)) == 6, within=PATIENCE_S)
+    eventually(lambda: len(jobs.spans(pulled)) == 6, "all cores are busy")
     number = jobs.submit_job(4, 0.5, "-N", "2")
-    _, helper = eventually("it has its nodes", lambda: jobs.nodes_of(number), within=PATIENCE_S)  # type: ignore[misc]
+    _, helper = eventually(lambda: jobs.nodes_of(number), "it has its nodes")
     jobs.cluster.kill(helper)
-    eventually("it has other nodes", lambda: helper not in jobs.nodes_of(number) and jobs.nodes_of(number), within=RECOVERY_S)
+    eventually(lambda: helper not in jobs.nodes_of(number) and jobs.nodes_of(number), "it has other nodes", within_s=RECOVERY_S)
     jobs.let_end()
-    tasks = jobs.finish(within=60)
+    tasks = jobs.finish()
     assert len({span.node for span in jobs.spans(number)} - {helper}) == 2
     view = tasks[f"{number}_0"]
     assert (view.state, view.attempt) == ("COMPLETED", 1), "nothing of it had started"
@@ -128,20 +113,20 @@ def test_a_head_that_dies_before_its_job_has_started_costs_an_attempt_and_nothin
     head = json.loads(tried.stdout)["would"]["nodes"][0]["id"]
     jobs.restart(head, RMGR_FAILPOINT="starter.before_prepare=kill")
     number = jobs.submit_job(3, 0.2, "-N", "3")
-    eventually("the failpoint has killed its head", lambda: jobs.cluster.process(head).state == "dead", within=PATIENCE_S)
-    eventually("nothing is held", lambda: is_free(jobs, number), within=RECOVERY_S)
+    eventually(lambda: jobs.cluster.process(head).state == "dead", "the failpoint has killed its head")
+    eventually(lambda: is_free(jobs, number), "nothing is held", within_s=RECOVERY_S)
     assert jobs.spans(number) == []
     jobs.add_node(head)
-    tasks = jobs.finish(within=60)
+    tasks = jobs.finish()
     assert [view.reason for view in tasks[f"{number}_0"].attempts] == ["NODE_LOST", ""]
 
 
 def test_a_node_that_comes_back_smaller_is_not_given_more_than_it_has(jobs: Chaos) -> None:
     wide = jobs.submit(1, 600.0, "--env", "LATER=2", "-q", "batch", "-c", "2", "--nodelist", "n3")
-    eventually("the first one runs", lambda: jobs.spans(wide), within=PATIENCE_S)
+    eventually(lambda: jobs.spans(wide), "the first one runs")
     jobs.restart("n3", cores=1)
     narrow = jobs.submit(3, 0.3, "-q", "batch", "--nodelist", "n3")
-    eventually("what fits runs", lambda: len([span for span in jobs.spans(narrow) if span.ended]) == 3, within=PATIENCE_S)
+    eventually(lambda: len([span for span in jobs.spans(narrow) if span.ended]) == 3, "what fits runs")
     assert len(jobs.spans(wide)) == 1
 
     def explained() -> str:
@@ -149,11 +134,11 @@ def test_a_node_that_comes_back_smaller_is_not_given_more_than_it_has(jobs: Chao
         told = jobs.rmgr("explain", str(wide)).stdout
         return told if "n3 is up, 1 of its 1 core free" in told else ""
 
-    assert "more than partition default has" in str(eventually("its core is free again", explained, within=PATIENCE_S))
+    assert "more than partition default has" in eventually(explained, "its core is free again")
     refused = jobs.rmgr("submit", "-q", "batch", "-c", "2", "--nodelist", "n3", "--", "true")
     assert (refused.returncode, "n3, has 1 core " in refused.stderr) == (2, True), refused.stderr
     jobs.restart("n3", cores=2)
-    jobs.finish(within=60)
+    jobs.finish()
 
 
 @pytest.mark.parametrize("wide_pair", [6], indirect=True, ids=["six cores"])
@@ -179,7 +164,7 @@ def test_four_calls_of_four_processes_on_two_starters_are_right_though_one_is_ki
         for number in range(4):
             connection.store.put(f"in/{number}", number)
             calls.append(queue.submit(inputs=[f"in/{number}"], outputs=[f"out/{number}"], resubmit=True))
-        eventually("twelve ranks run", lambda: all_run(["0.1", "1.1", "2.1"]), within=PATIENCE_S)
+        eventually(lambda: all_run(["0.1", "1.1", "2.1"]), "twelve ranks run")
         (one,), (other,) = nodes_of("0.1"), nodes_of("2.1")
         assert nodes_of("1.1") == {one, other} == {"n1", "n2"}
         chaos.cluster.kill(other)  # for good: SIGKILL, and nobody starts it again

@@ -7,12 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from breakable import Chaos, eventually
+from breakable import Chaos
 
 from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.placement.job_table import decode_records
 from rmgr.model.tasks.block import job_id, task_of
-from tests.harness.fair_time import PATIENCE_S
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -73,7 +73,7 @@ class Machine:
 
     def let_go(self, number: int) -> None:
         Path(self.gates / str(number)).touch()
-        eventually(f"{number} has ended", lambda: self.is_over(number), within=PATIENCE_S)
+        eventually(lambda: self.is_over(number), f"{number} has ended")
 
     def is_over(self, number: int) -> bool:
         return all(view.state.is_final for view in self.chaos.tasks(number))
@@ -105,18 +105,18 @@ class Machine:
         before, epoch = self.chaos.leader(), self.chaos.epoch()
         self.chaos.new_watchdog()
         self.chaos.cluster.kill(before)
-        eventually("another leads", lambda: self.chaos.leader() not in {"", before} and self.chaos.epoch() > epoch, within=PATIENCE_S)
+        eventually(lambda: self.chaos.leader() not in {"", before} and self.chaos.epoch() > epoch, "another leads")
 
 
 def test_each_trigger_reserves_holds_what_comes_free_and_starts_its_job_whoever_leads(machine: Machine) -> None:
     small = [machine.submit(1) for _ in range(8)]
-    eventually("a full machine", lambda: all(map(machine.runs, small)), within=PATIENCE_S)
+    eventually(lambda: all(map(machine.runs, small)), "a full machine")
     assert "class small" in machine.why(small[0])
     assert "the strictest that admits it (CPUs <= 1, processes <= 1, threads a process <= 1)" in machine.why(small[0])
 
     # 1. It came to an empty queue and cannot start.
     first = machine.submit(4)
-    eventually("the first reserves", lambda: machine.promised(first), within=PATIENCE_S)
+    eventually(lambda: machine.promised(first), "the first reserves")
     second = machine.submit(4)
     waiting = machine.submit(1)
     chosen = machine.promised(first)
@@ -126,19 +126,19 @@ def test_each_trigger_reserves_holds_what_comes_free_and_starts_its_job_whoever_
     assert "starts when running job" in machine.why(first)
     leaver = min(chosen)
     machine.let_go(leaver)
-    eventually("its core is held", lambda: machine.held() == [(str(first), 1)], within=PATIENCE_S)
+    eventually(lambda: machine.held() == [(str(first), 1)], "its core is held")
     machine.change_leader()
     assert machine.promised(first) == chosen
-    eventually("the next leader holds it, too", lambda: machine.held() == [(str(first), 1)], within=PATIENCE_S)
+    eventually(lambda: machine.held() == [(str(first), 1)], "the next leader holds it, too")
     assert not machine.runs(waiting)
     others = sorted(set(small) - chosen)
     machine.let_go(others[0])
-    eventually("what is not promised is free for all", lambda: machine.runs(waiting), within=PATIENCE_S)
+    eventually(lambda: machine.runs(waiting), "what is not promised is free for all")
     for number in sorted(chosen - {leaver})[:-1]:
         machine.let_go(number)
         assert not machine.runs(first)
     machine.let_go(max(chosen))
-    eventually("the first starts on the resources of the last", lambda: machine.runs(first), within=PATIENCE_S)
+    eventually(lambda: machine.runs(first), "the first starts on the resources of the last")
 
     # 2. Overtaken more often than its threshold.
     assert not machine.promised(second)
@@ -147,31 +147,31 @@ def test_each_trigger_reserves_holds_what_comes_free_and_starts_its_job_whoever_
     for _ in range(2):
         assert not machine.promised(second)
         passer = machine.submit(2, "true")
-        eventually("one passes it", lambda passer=passer: machine.is_over(passer), within=PATIENCE_S)  # type: ignore[misc]
-    eventually("the second reserves", lambda: machine.promised(second), within=PATIENCE_S)
+        eventually(lambda passer=passer: machine.is_over(passer), "one passes it")  # type: ignore[misc]
+    eventually(lambda: machine.promised(second), "the second reserves")
     assert machine.promised(second) == {first}, "the running job of the same shape"
     filling = [machine.submit(1) for _ in range(2)]
-    eventually("a full machine", lambda: all(map(machine.runs, filling)), within=PATIENCE_S)
+    eventually(lambda: all(map(machine.runs, filling)), "a full machine")
     large = machine.submit(8)
-    eventually("it waits in its class", lambda: "large" in machine.why(large), within=PATIENCE_S)
+    eventually(lambda: "large" in machine.why(large), "it waits in its class")
     machine.change_leader()
     assert machine.promised(second) == {first}
     assert not machine.promised(large), "too little runs that is promised to nobody else"
     machine.let_go(first)
-    eventually("the second starts", lambda: machine.runs(second), within=PATIENCE_S)
+    eventually(lambda: machine.runs(second), "the second starts")
 
     # 3. The first of its queue when something has ended.
     rest = {second, waiting, others[3], *filling}
-    eventually("the large one reserves all that runs", lambda: machine.promised(large) == rest, within=PATIENCE_S)
+    eventually(lambda: machine.promised(large) == rest, "the large one reserves all that runs")
     machine.let_go(second)
-    eventually("its cores are held", lambda: machine.held() == [(str(large), 4)], within=PATIENCE_S)
+    eventually(lambda: machine.held() == [(str(large), 4)], "its cores are held")
     machine.change_leader()
     assert machine.promised(large) == rest
     for number in sorted(rest - {second})[:-1]:
         machine.let_go(number)
         assert not machine.runs(large)
     machine.let_go(max(rest - {second}))
-    eventually("the large one starts", lambda: machine.runs(large), within=PATIENCE_S)
+    eventually(lambda: machine.runs(large), "the large one starts")
     machine.let_go(large)
     # nothing is left of any promise
-    eventually("an empty ledger", lambda: not machine.held(), within=PATIENCE_S)
+    eventually(lambda: not machine.held(), "an empty ledger")

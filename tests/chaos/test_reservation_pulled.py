@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from breakable import Chaos, eventually
+from breakable import Chaos
 from test_reservation import Machine
 
 from rmgr.coord.protocol import paths
-from tests.harness.fair_time import PATIENCE_S
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -63,7 +63,7 @@ class Beside(Machine):
 
     def reserves(self, number: int) -> set[int]:
         """Once it does: whose cores it is promised, which its nodes have heard of."""
-        eventually(f"{number} reserves", lambda: self.promised(number) and self.kept(number), within=PATIENCE_S)
+        eventually(lambda: self.promised(number) and self.kept(number), f"{number} reserves")
         self.promises[number] = self.promised(number)
         return self.promises[number]
 
@@ -95,12 +95,12 @@ class Beside(Machine):
         for number in numbers:
             Path(self.gates / str(number)).touch()
         over = lambda: numbers <= {one.number for one in self.spells() if one.end < 1 << 62}  # noqa: E731
-        eventually(f"{numbers} have ended", over, within=PATIENCE_S)
+        eventually(over, f"{numbers} have ended")
 
     def goes_on(self, seconds: int) -> None:
         """Pulled work goes on for so long, on what is nobody's."""
         latest = max(one.begin for one in self.begun())
-        eventually("pulled work goes on", lambda: self.begun(latest + seconds * 10**9), within=PATIENCE_S)
+        eventually(lambda: self.begun(latest + seconds * 10**9), "pulled work goes on")
 
     def intruders(self) -> list[str]:
         """Pulled tasks that began where that left too little for what runs there and for what is held there, each told."""
@@ -130,21 +130,21 @@ def machine(wide_pair: Chaos, tmp_path: Path) -> Beside:
 def test_no_pulled_task_begins_on_cores_that_are_held_for_a_job_though_nobody_leads_when_they_come_free(machine: Beside) -> None:
     cluster = machine.chaos.cluster
     small = [machine.submit(1) for _ in range(8)]
-    eventually("a full machine", lambda: all(map(machine.has_begun, small)), within=PATIENCE_S)
+    eventually(lambda: all(map(machine.has_begun, small)), "a full machine")
     machine.pull()
 
     # 0. Who is cancelled keeps nothing from anybody.
     nobody = machine.submit(4)
-    eventually("it reserves", lambda: machine.kept(nobody), within=PATIENCE_S)
+    eventually(lambda: machine.kept(nobody), "it reserves")
     leaver = min(machine.promised(nobody))
     machine.let_go_of({leaver})
-    eventually("its core is held", lambda: machine.held() == [(str(nobody), 1)], within=PATIENCE_S)
+    eventually(lambda: machine.held() == [(str(nobody), 1)], "its core is held")
     assert machine.begun() == []
     machine.rmgr("cancel", str(nobody))
-    eventually("the core is anybody's", machine.begun, within=PATIENCE_S)
-    eventually("nothing says that it is kept", lambda: not machine.kept(nobody), within=PATIENCE_S)
+    eventually(machine.begun, "the core is anybody's")
+    eventually(lambda: not machine.kept(nobody), "nothing says that it is kept")
     small = [*(number for number in small if number != leaver), machine.submit(1)]
-    eventually("a full machine", lambda: all(map(machine.has_begun, small)), within=PATIENCE_S)
+    eventually(lambda: all(map(machine.has_begun, small)), "a full machine")
 
     # 1. It came to an empty queue; nobody leads when what it was promised ends.
     first = machine.submit(4)
@@ -161,20 +161,20 @@ def test_no_pulled_task_begins_on_cores_that_are_held_for_a_job_though_nobody_le
     assert not machine.has_begun(first)
     machine.chaos.new_watchdog()
     machine.chaos.new_watchdog()
-    eventually("the first starts", lambda: machine.has_begun(first), within=PATIENCE_S)
+    eventually(lambda: machine.has_begun(first), "the first starts")
 
     # 2. Overtaken more often than its threshold allows.
     for number in others[1:3]:
         machine.let_go(number)
     for _ in range(2):
         passer = machine.submit(2, "true")
-        eventually("one passes it", lambda passer=passer: machine.is_over(passer), within=PATIENCE_S)  # type: ignore[misc]
+        eventually(lambda passer=passer: machine.is_over(passer), "one passes it")  # type: ignore[misc]
     assert machine.reserves(second) == {first}
     filling = [machine.submit(1) for _ in range(3)]
-    eventually("they run", lambda: all(map(machine.has_begun, filling)), within=PATIENCE_S)
+    eventually(lambda: all(map(machine.has_begun, filling)), "they run")
     large = machine.submit(8)
     machine.let_go(first)
-    eventually("the second starts", lambda: machine.has_begun(second), within=PATIENCE_S)
+    eventually(lambda: machine.has_begun(second), "the second starts")
 
     # 3. The first of its queue when something has ended, on all nodes.
     rest = machine.reserves(large)
@@ -182,5 +182,5 @@ def test_no_pulled_task_begins_on_cores_that_are_held_for_a_job_though_nobody_le
     machine.let_go_of(rest - {others[3]})
     cluster.kill(machine.chaos.leader())
     machine.let_go_of({others[3]})
-    eventually("the large one starts", lambda: machine.has_begun(large), within=PATIENCE_S)
+    eventually(lambda: machine.has_begun(large), "the large one starts")
     assert machine.intruders() == []

@@ -6,9 +6,9 @@ import contextlib
 import threading
 
 import pytest
-from breakable import Chaos, T, eventually
+from breakable import Chaos, T
 
-from tests.harness.fair_time import PATIENCE_S
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -25,8 +25,8 @@ def test_jobs_on_two_nodes_outlive_a_silence_of_zookeeper(brief: Chaos) -> None:
         done = brief.rmgr("submit", "--parsable", "-n", "2", "-N", "2", "--env", f"LEDGER={brief.ledger}", str(script))
         assert done.returncode == 0, done.stderr
         numbers.append(int(done.stdout))
-    eventually("their ranks run", lambda: all(len(brief.spans(number)) == 2 for number in numbers[:2]), within=PATIENCE_S)
-    eventually("all have begun", lambda: all(brief.nodes_of(number) for number in numbers), within=PATIENCE_S)
+    eventually(lambda: all(len(brief.spans(number)) == 2 for number in numbers[:2]), "their ranks run")
+    eventually(lambda: all(brief.nodes_of(number) for number in numbers), "all have begun")
     before = {name: record.incarnation for name, record in brief.snapshot().nodes.items()}
 
     def is_anew() -> bool:
@@ -38,11 +38,11 @@ def test_jobs_on_two_nodes_outlive_a_silence_of_zookeeper(brief: Chaos) -> None:
         assert not threading.Event().wait(2 * T)  # the outage itself
         brief.cluster.zookeeper.resume()
         with contextlib.suppress(AssertionError):
-            eventually("the nodes have registered anew", is_anew, within=PATIENCE_S / 4)
+            eventually(is_anew, "the nodes have registered anew", within_s=15.0)
             break
-    eventually("the nodes have registered anew", is_anew, within=PATIENCE_S)
+    eventually(is_anew, "the nodes have registered anew")
     brief.let_end()
-    eventually("all have ended", lambda: all(brief.tasks(number)[0].state.is_final for number in numbers), within=PATIENCE_S)
+    eventually(lambda: all(brief.tasks(number)[0].state.is_final for number in numbers), "all have ended")
     for number in numbers:
         (view,) = brief.tasks(number)
         assert view.state == "COMPLETED", view

@@ -6,12 +6,13 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from breakable import RECOVERY_S, Chaos, T, eventually
+from breakable import RECOVERY_S, Chaos, T
 from ledger import read_ledger, work
 
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.model.base.states import State
 from tests.harness.ended_sessions import expire, sessions
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -25,18 +26,18 @@ def test_a_starter_killed_at_any_moment_loses_nothing(pair: Chaos):
     pair.cluster.kill("n2", signal.SIGTERM)  # the doomed have more to do
     for doomed, moment in MOMENTS.items():
         pair.add_node(doomed, cores=2, RMGR_FAILPOINT=f"starter.{moment}:2=kill")
-    eventually("all are up", lambda: {"n1", *MOMENTS} <= pair.up(), within=60)
+    eventually(lambda: {"n1", *MOMENTS} <= pair.up(), "all are up")
     pair.submit(160, 0.4, "--env", "PAD=20000")  # more output than rides inside a commit: it goes to the store
     for doomed in MOMENTS:
-        eventually(f"{doomed} has killed its Starter", lambda: pair.cluster.process(doomed).state == "dead", within=60)  # noqa: B023
+        eventually(lambda: pair.cluster.process(doomed).state == "dead", f"{doomed} has killed its Starter")  # noqa: B023
     pair.let_end()  # the rest need not last
-    pair.finish(within=RECOVERY_S + 60)
+    pair.finish()
 
 
 def test_a_starter_killed_when_it_is_handed_a_block_loses_nothing(pair: Chaos):
     # calls one after another: each goes straight to the idle node (HAND), until that dies with one in its hands
     pair.add_node("doomed", cores=2, RMGR_FAILPOINT="starter.handed:2=kill")  # a slot is free: it shows its mark
-    eventually("it is up", lambda: "doomed" in pair.up(), within=60)
+    eventually(lambda: "doomed" in pair.up(), "it is up")
     for other in ("n1", "n2"):
         pair.cluster.kill(other)
     with pair.connection() as connection, TaskQueue(work, connection=connection, retries=2) as queue, ThreadPoolExecutor(1) as caller:
@@ -51,57 +52,55 @@ def test_a_starter_killed_when_it_is_handed_a_block_loses_nothing(pair: Chaos):
             return count
 
         calls = caller.submit(call)
-        eventually("the failpoint has killed the Starter", lambda: pair.cluster.process("doomed").state == "dead", within=40)
+        eventually(lambda: pair.cluster.process("doomed").state == "dead", "the failpoint has killed the Starter", within_s=40)
         pair.add_node("heir", cores=1)
         pair.acknowledged = calls.result(120)
         pair.submissions = [queue.id]
-    pair.finish(within=60)
+    pair.finish()
 
 
 def test_work_of_a_killed_starter_runs_elsewhere_in_time(brief: Chaos):
     number = brief.submit(4, 600.0)
-    eventually("all run", lambda: brief.started() == 4, within=60)
+    eventually(lambda: brief.started() == 4, "all run")
     lost = {span.task for span in read_ledger(brief.ledger) if span.node == "n1"}
     brief.add_node("n3", cores=2)
     brief.cluster.kill("n1")
-    eventually(
-        "its work runs elsewhere", lambda: lost <= {span.task for span in read_ledger(brief.ledger) if span.attempt == 2}, within=RECOVERY_S
-    )
+    eventually(lambda: lost <= {span.task for span in brief.spans(number, 2)}, "its work runs elsewhere", within_s=RECOVERY_S)
     brief.let_end()
-    tasks = brief.finish(within=60)
+    tasks = brief.finish()
     assert {tasks[task].attempt for task in lost} == {2}
     assert {view.attempts[0].reason for view in brief.tasks(number) if view.id in lost} == {"NODE_LOST"}
 
 
 def test_a_frozen_starter_that_wakes_commits_nothing(pair: Chaos):
     pair.submit(4, 600.0)
-    eventually("all run", lambda: pair.started() == 4, within=60)
+    eventually(lambda: pair.started() == 4, "all run")
     pair.cluster.kill("n1", signal.SIGSTOP)
     pair.let_end()
-    eventually("its work runs elsewhere", lambda: pair.started() >= 6, within=RECOVERY_S + 4.0)
+    eventually(lambda: pair.started() >= 6, "its work runs elsewhere", within_s=RECOVERY_S + 4.0)
     pair.cluster.kill("n1", signal.SIGCONT)
-    pair.finish(within=60)
-    eventually("it serves again under a new incarnation", lambda: pair.snapshot().nodes["n1"].state == "up", within=60)
+    pair.finish()
+    eventually(lambda: pair.snapshot().nodes["n1"].state == "up", "it serves again under a new incarnation")
 
 
 def test_exclusive_work_never_overlaps_itself(brief: Chaos):
     # Its Starter trusts its session for T: nobody may end it sooner than ZooKeeper does.
     brief.submit(4, 8.0, "--on-disconnect", "exclusive")
-    eventually("all run", lambda: brief.started() == 4, within=60)
+    eventually(lambda: brief.started() == 4, "all run")
     brief.cluster.kill("n1", signal.SIGSTOP)
-    eventually("its tasks run elsewhere", lambda: brief.started() == 6, within=RECOVERY_S + 12.0)
+    eventually(lambda: brief.started() == 6, "its tasks run elsewhere", within_s=RECOVERY_S + 12.0)
     brief.cluster.kill("n1", signal.SIGCONT)
-    brief.finish(within=60, exclusive=True)
+    brief.finish(exclusive=True)
 
 
 def test_a_starter_restarted_within_the_timeout_is_one_node(pair: Chaos):
     pair.submit(12, 0.5)
-    eventually("it works", lambda: any(span.node == "n1" for span in read_ledger(pair.ledger)), within=60)
+    eventually(lambda: any(span.node == "n1" for span in read_ledger(pair.ledger)), "it works")
     known, before = set(pair.snapshot().nodes), pair.snapshot().nodes["n1"].incarnation
     pair.cluster.kill("n1")
     pair.add_node("n1", cores=2)
-    eventually("a new incarnation is up", lambda: pair.snapshot().nodes["n1"].incarnation > before, within=T + 10)
-    pair.finish(within=60)
+    eventually(lambda: pair.snapshot().nodes["n1"].incarnation > before, "a new incarnation is up", within_s=T + 10)
+    pair.finish()
     assert set(pair.snapshot().nodes) == known
 
 
@@ -113,34 +112,34 @@ def test_two_starters_of_one_name_are_refused(pair: Chaos):
     assert "n1" in done.stderr
     assert str(pid) in done.stderr
     pair.submit(2, 0.0)
-    pair.finish(within=60)
+    pair.finish()
 
 
 def test_a_starter_that_is_asked_to_go_fails_no_attempt(pair: Chaos):
     number = pair.submit(30, 0.4)
-    eventually("both work", lambda: {span.node for span in read_ledger(pair.ledger)} >= {"n1", "n2"}, within=60)
+    eventually(lambda: {span.node for span in read_ledger(pair.ledger)} >= {"n1", "n2"}, "both work")
     pair.cluster.kill("n1", signal.SIGTERM)
-    eventually("it has gone", lambda: pair.cluster.process("n1").state == "dead", within=60)
-    pair.finish(within=60)
+    eventually(lambda: pair.cluster.process("n1").state == "dead", "it has gone")
+    pair.finish()
     assert {view.attempt for view in pair.tasks(number)} == {1}
 
 
 def test_forced_expiry_of_a_session_costs_no_task(led: Chaos):
-    eventually("two Starters and two WatchDogs hold sessions", lambda: len(sessions(led.cluster.coordinator)) == 4, within=60)
+    eventually(lambda: len(sessions(led.cluster.coordinator)) == 4, "two Starters and two WatchDogs hold sessions")
     led.submit(30, 0.4)
-    eventually("both work", lambda: {span.node for span in read_ledger(led.ledger)} >= {"n1", "n2"}, within=60)
+    eventually(lambda: {span.node for span in read_ledger(led.ledger)} >= {"n1", "n2"}, "both work")
     before = sessions(led.cluster.coordinator)
     assert len(before) == 4
     for owner in before.values():
         expire(led.cluster.zookeeper.hosts, owner)
-    eventually("all have new sessions", lambda: len(sessions(led.cluster.coordinator).keys() - before.keys()) == 4, within=60)
-    led.finish(within=RECOVERY_S + 60)
-    eventually("both nodes are up, and somebody leads", lambda: {"n1", "n2"} <= led.up() and led.leader(), within=60)
+    eventually(lambda: len(sessions(led.cluster.coordinator).keys() - before.keys()) == 4, "all have new sessions")
+    led.finish()
+    eventually(lambda: {"n1", "n2"} <= led.up() and led.leader(), "both nodes are up, and somebody leads")
 
 
 def test_results_are_those_of_the_committed_attempt(pair: Chaos):
     pair.add_node("n3", cores=2)
-    eventually("three nodes", lambda: len(pair.up()) == 3, within=60)
+    eventually(lambda: len(pair.up()) == 3, "three nodes")
     connection = pair.connection()
     try:
         with TaskQueue(work, connection=connection) as queue:
@@ -148,12 +147,12 @@ def test_results_are_those_of_the_committed_attempt(pair: Chaos):
             queue.flush(timeout=60)
             pair.submissions.append(queue.id)
             pair.acknowledged += 40
-            eventually("work runs", lambda: pair.started() > 8, within=60)
+            eventually(lambda: pair.started() > 8, "work runs")
             pair.cluster.kill("n1")
             pair.cluster.kill("n2", signal.SIGSTOP)
             results = {future.task_id: future.result(timeout=90) for future in futures}
             pair.cluster.kill("n2", signal.SIGCONT)
-        tasks = pair.finish(within=60, results=results)
+        tasks = pair.finish(results=results)
         assert {view.state for view in tasks.values()} == {State.COMPLETED}
     finally:
         connection.close()
@@ -161,10 +160,10 @@ def test_results_are_those_of_the_committed_attempt(pair: Chaos):
 
 def test_resubmit_false_runs_at_most_once(pair: Chaos):
     number = pair.submit(8, 600.0, "--no-resubmit")
-    eventually("both work", lambda: {span.node for span in read_ledger(pair.ledger)} >= {"n1", "n2"}, within=60)
+    eventually(lambda: {span.node for span in read_ledger(pair.ledger)} >= {"n1", "n2"}, "both work")
     pair.cluster.kill("n1")
     pair.let_end()
-    tasks = pair.finish(within=RECOVERY_S + 60)
+    tasks = pair.finish()
     runs = [span.task for span in read_ledger(pair.ledger)]
     assert len(runs) == len(set(runs)), "no task started twice"
     lost = [view for view in tasks.values() if view.state is State.FAILED]

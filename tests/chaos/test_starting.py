@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from breakable import Chaos, eventually
+from breakable import Chaos
 
-from tests.harness.ended_sessions import LONG_S
-from tests.harness.fair_time import PATIENCE_S
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -22,9 +21,9 @@ UNTIL = 'touch "$GATES/begun.$RMGR_JOB_ID"; while [ ! -e "$GATES/$RMGR_JOB_ID" ]
 class Watched:
     """Jobs that begin and end where the test can see it."""
 
-    def __init__(self, chaos: Chaos) -> None:
+    def __init__(self, chaos: Chaos, directory: Path) -> None:
         self.chaos = chaos
-        self.gates = chaos.directory / "gates"
+        self.gates = directory / "gates"
         self.gates.mkdir()
 
     def ask(self, *words: str) -> Any:
@@ -60,35 +59,34 @@ class Watched:
         return states == {"STARTING"} == set(counted) and is_told and shown["started"] is None
 
 
-@pytest.mark.parametrize("chaos", [LONG_S], indirect=True, ids=["long sessions"])  # nobody is to be lost, however long the commands take
-def test_a_job_is_starting_until_its_first_instruction(chaos: Chaos) -> None:
-    chaos.start(nodes=2, cores=2, watchdogs=2)
-    watched = Watched(chaos)
+def test_a_job_is_starting_until_its_first_instruction(led: Chaos, tmp_path: Path) -> None:
+    watched = Watched(led, tmp_path)
 
     # Placed where pulled work runs, which ends first.
     pulled = [watched.submit("-q", "default") for _ in range(4)]
-    eventually("nodes that are full of pulled work", lambda: all(map(watched.has_begun, pulled)), within=PATIENCE_S)
+    eventually(lambda: all(map(watched.has_begun, pulled)), "nodes that are full of pulled work")
     alone = watched.submit("-q", "batch")
-    eventually("it is starting", lambda: watched.is_starting(alone, "waits for n", "since 20"), within=PATIENCE_S)
-    leader, epoch = chaos.leader(), chaos.epoch()
-    chaos.cluster.kill(leader, signal.SIGTERM)  # a killed one is replaced after T, and says nothing else
-    eventually("another leads", lambda: chaos.leader() not in {"", leader} and chaos.epoch() > epoch, within=PATIENCE_S)
-    eventually("the next one says so, too", lambda: watched.is_starting(alone, "waits for n"), within=PATIENCE_S)
+    eventually(lambda: watched.is_starting(alone, "waits for n", "since 20"), "it is starting")
+    leader, epoch = led.leader(), led.epoch()
+    led.cluster.kill(leader, signal.SIGTERM)  # a killed one is replaced after T, and says nothing else
+    eventually(lambda: led.leader() not in {"", leader} and led.epoch() > epoch, "another leads")
+    eventually(lambda: watched.is_starting(alone, "waits for n"), "the next one says so, too")
     assert not watched.has_begun(alone)
     for number in pulled:
         watched.let_go(number)
-    eventually("it begins", lambda: watched.has_begun(alone), within=PATIENCE_S)
-    eventually("it runs", lambda: watched.state(alone) == "RUNNING", within=PATIENCE_S)
+    eventually(lambda: watched.has_begun(alone), "it begins")
+    eventually(lambda: watched.state(alone) == "RUNNING", "it runs")
     watched.let_go(alone)
-    eventually("it is over", lambda: watched.state(alone) == "COMPLETED", within=PATIENCE_S)
+    eventually(lambda: watched.state(alone) == "COMPLETED", "it is over")
 
-    # On two nodes, one of which stands still.
-    chaos.cluster.kill("n2", signal.SIGSTOP)
-    try:
-        both = watched.submit("-q", "batch", "-N", "2", "-n", "2")
-        eventually("it waits for one of them", lambda: watched.is_starting(both, "waits for n2 to say", "since 20"), within=PATIENCE_S)
-        assert not watched.has_begun(both)
-    finally:
-        chaos.cluster.kill("n2", signal.SIGCONT)
-    eventually("it begins", lambda: watched.has_begun(both), within=PATIENCE_S)
-    eventually("it runs", lambda: watched.state(both) == "RUNNING", within=PATIENCE_S)
+    # On two nodes, one of which stands still, and is not lost, however long the commands take.
+    with led.unexpired():
+        led.cluster.kill("n2", signal.SIGSTOP)
+        try:
+            both = watched.submit("-q", "batch", "-N", "2", "-n", "2")
+            eventually(lambda: watched.is_starting(both, "waits for n2 to say", "since 20"), "it waits for one of them")
+            assert not watched.has_begun(both)
+        finally:
+            led.cluster.kill("n2", signal.SIGCONT)
+    eventually(lambda: watched.has_begun(both), "it begins")
+    eventually(lambda: watched.state(both) == "RUNNING", "it runs")

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from breakable import RECOVERY_S, Chaos, T, eventually
+from breakable import RECOVERY_S, Chaos, T
 from keyed import KeyedWork
 
 from rmgr import TaskQueue
@@ -32,6 +32,7 @@ from tests.harness.cassandra_nodes import SharedNode
 from tests.harness.cassandra_ring import CassandraRing
 from tests.harness.fair_time import FairTimer
 from tests.harness.proxy import Proxy
+from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
@@ -99,7 +100,7 @@ class Load(threading.Thread):
     def go_on(self, rounds: int) -> None:
         """Waits for so many more."""
         wanted = len(self.rounds) + rounds
-        eventually(f"{rounds} more rounds", lambda: self.errors or len(self.rounds) >= wanted, within=60)
+        eventually(lambda: self.errors or len(self.rounds) >= wanted, f"{rounds} more rounds")
         assert self.errors == []
 
     def end(self) -> None:
@@ -168,17 +169,17 @@ def lives_without_its_store(chaos: Chaos, began: int) -> float:
     began: executions that had started before the store went away.
     """
     away_s = time.monotonic()
-    eventually("outputs wait on their nodes", lambda: spooled(chaos) > 40_000, within=60)
+    eventually(lambda: spooled(chaos) > 40_000, "outputs wait on their nodes")
     with FairTimer() as timer:
         refused = chaos.rmgr("submit", "--", "true")
     took_s = timer.elapsed_s
     assert refused.returncode == 5, refused.stderr
     assert "data store is away" in refused.stderr
     assert took_s < 10.0, f"a refusal took {took_s:.1f} s"  # a node that hangs is waited for 4 s; dead ones alone 1.3 s
-    eventually("status says so", lambda: "store: away since" in (told := chaos.rmgr("status")).stdout and told.returncode == 1, within=60)
-    eventually("nodes say so", lambda: "data store away since" in chaos.rmgr("nodes").stdout, within=60)
-    eventually("what was claimed runs on", lambda: chaos.started() > began, within=60)
-    eventually("2 T are over", lambda: time.monotonic() > away_s + 2 * T, within=60)
+    eventually(lambda: "store: away since" in (told := chaos.rmgr("status")).stdout and told.returncode == 1, "status says so")
+    eventually(lambda: "data store away since" in chaos.rmgr("nodes").stdout, "nodes say so")
+    eventually(lambda: chaos.started() > began, "what was claimed runs on")
+    eventually(lambda: time.monotonic() > away_s + 2 * T, "2 T are over")
     assert not chaos.ended()
     return took_s
 
@@ -197,33 +198,33 @@ def test_one_of_three_nodes_killed_and_another_stopped_is_seen_by_no_client(town
     ring.start()  # and waits until the others take it for alive: one more down before that would be two
     load.go_on(3)
     # One that has just begun answers slowly, and from now on no request is answered without it.
-    eventually("it answers as the others do", lambda: max(took for _, took in load.rounds[-3:]) < 1.0, within=60)
+    eventually(lambda: max(took for _, took in load.rounds[-3:]) < 1.0, "it answers as the others do")
     stopped_s = time.monotonic()
     ring.nodes[1].pause()
     run_one(town)
     load.go_on(3)
-    eventually("ten seconds with it or calm", lambda: load.rounds[-1][1] < 1.0 or time.monotonic() > stopped_s + 10, within=60)
+    eventually(lambda: load.rounds[-1][1] < 1.0 or time.monotonic() > stopped_s + 10, "ten seconds with it or calm")
     load.go_on(3)
     ring.nodes[1].resume()
     load.end()
     print(f"slowest round after the kill {max(took for begin, took in load.rounds if killed_s - 2 < begin < stopped_s):.2f} s,", end=" ")
     print(f"after the stop {max(took for begin, took in load.rounds if begin > stopped_s - 2):.2f} s")
     assert load.rounds[-1][1] < 2.0
-    town.finish(within=60)
+    town.finish()
 
 
 @pytest.mark.long
 def test_while_two_of_three_are_away_submit_is_refused_and_outputs_wait(town: Chaos, ring: CassandraRing):
     town.start(nodes=2, cores=2)
     number = town.submit(16, 1.0, *PAD)
-    eventually("work runs", lambda: town.started() >= 4, within=60)
+    eventually(lambda: town.started() >= 4, "work runs")
     began = town.started()
     ring.nodes[1].kill()
     ring.nodes[2].pause()
     refused_s = lives_without_its_store(town, began)
     ring.nodes[2].resume()
     print(f"a refusal took {refused_s:.1f} s; all was well {wait_whole(town, 15):.1f} s after the second node was back")
-    town.finish(within=60)
+    town.finish()
     assert {view.attempt for view in town.tasks(number)} == {1}, "an outage of the store is no loss"
 
 
@@ -231,7 +232,7 @@ def test_while_two_of_three_are_away_submit_is_refused_and_outputs_wait(town: Ch
 def test_all_restarted_under_load_and_daemons_that_start_meanwhile(town: Chaos, ring: CassandraRing):
     town.start(nodes=2, cores=2)
     number = town.submit(40, 0.5, *PAD)
-    eventually("work runs", lambda: town.started() >= 4, within=60)
+    eventually(lambda: town.started() >= 4, "work runs")
     ring.kill()
     for name in ("w1", "w2"):
         town.cluster.kill(name)
@@ -243,7 +244,7 @@ def test_all_restarted_under_load_and_daemons_that_start_meanwhile(town: Chaos, 
     ring.start()
     print(f"all daemons were well {wait_whole(town, 10):.1f} s after the last of three nodes served")
     run_one(town)
-    town.finish(within=60)
+    town.finish()
     assert {view.attempt for view in town.tasks(number)} == {1}
 
 
@@ -251,32 +252,32 @@ def test_all_restarted_under_load_and_daemons_that_start_meanwhile(town: Chaos, 
 def test_tasks_by_keys_go_on_while_one_of_three_nodes_is_killed_and_another_stopped(town: Chaos, ring: CassandraRing):
     town.start(nodes=2, cores=2)
     with KeyedWork(town, 40, 0.3) as load:
-        eventually("work runs", lambda: town.started() >= 4, within=60)
+        eventually(lambda: town.started() >= 4, "work runs")
         ring.nodes[2].kill()
-        eventually("it goes on", lambda: town.started() >= 20, within=60)
+        eventually(lambda: town.started() >= 20, "it goes on")
         ring.start()
         ring.nodes[1].pause()
         began = town.started()
-        eventually("it goes on", lambda: town.ended() or town.started() >= began + 20, within=60)
+        eventually(lambda: town.ended() or town.started() >= began + 20, "it goes on")
         ring.nodes[1].resume()
-        assert load.check(town.finish(within=60)) == 0
+        assert load.check(town.finish()) == 0
 
 
 @pytest.mark.long
 def test_outputs_by_keys_outlive_20_s_without_a_store_but_for_those_of_a_starter_that_dies_meanwhile(town: Chaos, ring: CassandraRing):
     town.start(nodes=3, cores=2)
     with KeyedWork(town, 20, 0.5) as load:
-        eventually("work runs", lambda: town.started() >= 6, within=60)
+        eventually(lambda: town.started() >= 6, "work runs")
         for node in ring.nodes:
             node.pause()
         away_s = time.monotonic()
-        eventually("outputs wait on each node", lambda: min(one.spooled_bytes for one in stats_of(town).values()) > 20_000, within=60)
+        eventually(lambda: min(one.spooled_bytes for one in stats_of(town).values()) > 20_000, "outputs wait on each node")
         town.cluster.kill("n1")
-        eventually("20 s are over", lambda: time.monotonic() > away_s + 20, within=60)
+        eventually(lambda: time.monotonic() > away_s + 20, "20 s are over")
         assert not town.ended()
         for node in ring.nodes:
             node.resume()
-        assert load.check(town.finish(within=60)) < 20
+        assert load.check(town.finish()) < 20
 
 
 def without_dead(town: Chaos) -> DevState:
@@ -328,16 +329,16 @@ def test_a_node_cut_off_from_the_store_keeps_its_outputs_and_drains_at_its_bound
         chaos.add_node("n1", cores=2, RMGR_STORE=f"cassandra://{proxy.hosts}/{keyspace}", RMGR_STARTER_SPOOL_CAP_BYTES="150000")
         chaos.cluster.wait_healthy(nodes=1, deadline_s=60)
         number = chaos.submit(60, 0.1, *PAD)
-        eventually("work is committed", lambda: any(view.state.is_final for view in chaos.tasks(number)), within=60)
+        eventually(lambda: any(view.state.is_final for view in chaos.tasks(number)), "work is committed")
         proxy.black_hole(to_client=True, to_server=False)  # what it writes arrives; it will never know
-        eventually("outputs wait", lambda: spooled(chaos) > 60_000, within=60)
+        eventually(lambda: spooled(chaos) > 60_000, "outputs wait")
         proxy.refuse()
-        eventually("it drains at its bound", lambda: "fill the spool" in stats_of(chaos)["n1"].reason, within=60)
+        eventually(lambda: "fill the spool" in stats_of(chaos)["n1"].reason, "it drains at its bound")
         assert spooled(chaos) < 150_000 + 4 * 20_100
-        eventually("everybody is told", lambda: "fill the spool" in chaos.rmgr("nodes").stdout, within=60)
+        eventually(lambda: "fill the spool" in chaos.rmgr("nodes").stdout, "everybody is told")
         flow(proxy)
         print(f"the node was well {wait_whole(chaos, 10):.1f} s after the heal")
-        chaos.finish(within=60)
+        chaos.finish()
         assert {view.attempt for view in chaos.tasks(number)} == {1}
 
 
@@ -347,7 +348,7 @@ def test_while_the_store_is_away_submit_is_refused_and_outputs_wait(near: tuple[
     chaos.add_node("n1", cores=4)
     chaos.cluster.wait_healthy(nodes=1, deadline_s=60)
     number = chaos.submit(16, 1.0, *PAD)
-    eventually("work runs", lambda: chaos.started() >= 4, within=60)
+    eventually(lambda: chaos.started() >= 4, "work runs")
     began = chaos.started()
     if is_dead:
         proxy.refuse()
@@ -356,7 +357,7 @@ def test_while_the_store_is_away_submit_is_refused_and_outputs_wait(near: tuple[
     lives_without_its_store(chaos, began)
     flow(proxy)
     wait_whole(chaos, 15)
-    chaos.finish(within=60)
+    chaos.finish()
     assert {view.attempt for view in chaos.tasks(number)} == {1}, "an outage of the store is no loss"
 
 
@@ -384,7 +385,7 @@ def test_a_write_whose_answers_are_lost_is_written_again_and_is_the_same(cassand
 
             with ThreadPoolExecutor(1) as pool:
                 writing = pool.submit(write)
-                eventually("chunks have reached the server", lambda: proxy.sent_bytes - before > 2**20, within=60)
+                eventually(lambda: proxy.sent_bytes - before > 2**20, "chunks have reached the server")
                 proxy.black_hole(to_client=True, to_server=False)
                 with contextlib.suppress(TimeoutError):
                     writing.result(1.0)  # longer than a request may last: the coordinator's answers are lost

@@ -18,10 +18,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from breakable import Chaos, T, eventually
+from breakable import Chaos
 
 from rmgr.client.taskqueue import TaskQueue
 from tests.harness import forked
+from tests.harness.waiting import eventually
 from tests.places import CHAOS
 
 pytestmark = pytest.mark.chaos
@@ -58,15 +59,15 @@ def application(chaos: Chaos, *, seconds: float, failpoint: str = "", what: str 
     return forked.application(what, str(CHAOS), str(chaos.ledger), str(seconds), str(TASKS), env=environment)
 
 
-def finish(chaos: Chaos, process: subprocess.Popen[str], *, within: float) -> dict[str, str]:
+def finish(chaos: Chaos, process: subprocess.Popen[str]) -> dict[str, str]:
     """The results that the application printed, checked against the ledger."""
-    out, err = process.communicate(timeout=within)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     name, results = out.splitlines()
     chaos.submissions, chaos.acknowledged = [int(name.removeprefix("taskq-"))], TASKS
     found: dict[str, str] = json.loads(results)
     assert len(found) == TASKS
-    tasks = chaos.finish(within=30, results=found)
+    tasks = chaos.finish(results=found)
     assert {view.attempt for view in tasks.values()} <= {1, 2, 3}
     return found
 
@@ -80,7 +81,7 @@ def test_a_submitter_killed_between_two_commits_is_followed_by_another(chaos: Ch
     first = application(chaos, seconds=0.05, failpoint=f"{moment}=kill")
     first.communicate(timeout=60)
     assert first.returncode == -signal.SIGKILL
-    finish(chaos, application(chaos, seconds=0.05), within=90)
+    finish(chaos, application(chaos, seconds=0.05))
     same = [record.id for record, _ in chaos.cluster.snapshot().submissions.values() if record.token == chaos.ledger.name]
     assert len(same) == 1, "the same token gives the same submission"
 
@@ -104,7 +105,7 @@ def test_a_submitter_killed_at_its_first_commit_leaves_all_first_tasks_or_none(c
     assert len(chaos.submissions) == (1 if moment == "after" else 0)
     if moment == "after":
         chaos.acknowledged = TASKS
-        assert {view.attempt for view in chaos.finish(within=60).values()} == {1}
+        assert {view.attempt for view in chaos.finish().values()} == {1}
 
 
 def test_the_one_that_takes_over_may_die_of_it_too(chaos: Chaos) -> None:
@@ -112,32 +113,32 @@ def test_the_one_that_takes_over_may_die_of_it_too(chaos: Chaos) -> None:
         process = application(chaos, seconds=0.05, failpoint=failpoint)
         process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL
-    finish(chaos, application(chaos, seconds=0.05), within=90)
+    finish(chaos, application(chaos, seconds=0.05))
 
 
 @pytest.mark.parametrize("moment", ["submitter.before_resubmit", "submitter.after_resubmit"])
 def test_a_submitter_killed_while_it_mends_a_loss_leaves_the_rest_to_the_leader(chaos: Chaos, moment: str) -> None:
     first = application(chaos, seconds=600, failpoint=f"{moment}=kill")
-    eventually("work runs", lambda: chaos.started() > 4, within=60)
+    eventually(lambda: chaos.started() > 4, "work runs")
     chaos.cluster.kill("n1")
     first.communicate(timeout=60)
     assert first.returncode == -signal.SIGKILL
     chaos.let_end()
     chaos.add_node("n1")
-    finish(chaos, application(chaos, seconds=0.05), within=120)
+    finish(chaos, application(chaos, seconds=0.05))
 
 
 def test_while_no_submitter_lives_the_leader_carries_out_the_rule(chaos: Chaos) -> None:
     first = application(chaos, seconds=600)
     assert first.stdout is not None
     name = first.stdout.readline().strip()
-    eventually("everything is submitted and runs", lambda: chaos.started() > 4, within=60)
+    eventually(lambda: chaos.started() > 4, "everything is submitted and runs")
     first.kill()
     first.communicate()
     chaos.cluster.kill("n2")
     chaos.let_end()
     chaos.submissions, chaos.acknowledged = [int(name.removeprefix("taskq-"))], len(chaos.tasks(int(name.removeprefix("taskq-"))))
-    tasks = chaos.finish(within=90)
+    tasks = chaos.finish()
     assert any(view.attempt > 1 for view in tasks.values())
     with chaos.connection() as connection:
         assert TaskQueue.attach(name, connection=connection).wait_all(timeout=60).counts["COMPLETED"] == chaos.acknowledged
@@ -147,9 +148,9 @@ def test_a_submitter_that_sleeps_through_its_session_is_told_that_another_went_o
     first = application(chaos, seconds=0.05, failpoint="submitter.after_enqueue:2=stop")
     assert first.stdout is not None
     first.stdout.readline()
-    eventually("it sleeps", lambda: chaos.cluster.coordinator is not None and _is_stopped(first.pid), within=60)
+    eventually(lambda: chaos.cluster.coordinator is not None and _is_stopped(first.pid), "it sleeps")
     try:
-        found = finish(chaos, application(chaos, seconds=0.05), within=60 + 3 * T)
+        found = finish(chaos, application(chaos, seconds=0.05))
         first.send_signal(signal.SIGCONT)
         _, err = first.communicate(timeout=60)
     finally:

@@ -7,7 +7,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from breakable import Chaos, eventually
+from breakable import Chaos
 from ledger import read_ledger
 
 from rmgr.coord.protocol import paths
@@ -15,6 +15,7 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.model.base.states import State
 from rmgr.model.base.version import PROTOCOL
 from rmgr.model.cluster.node import Meta
+from tests.harness.waiting import eventually
 from tests.places import HARNESS
 
 pytestmark = pytest.mark.chaos
@@ -35,15 +36,15 @@ def meta(chaos: Chaos) -> Meta:
 
 def replace_starter(chaos: Chaos, name: str) -> None:
     chaos.cluster.kill(name, signal.SIGTERM)
-    eventually(f"{name} has drained", lambda: chaos.cluster.process(name).state == "dead", within=60)
+    eventually(lambda: chaos.cluster.process(name).state == "dead", f"{name} has drained")
     chaos.add_node(name, cores=2, **ahead(1))
 
 
 def replace_watchdog(chaos: Chaos, name: str) -> None:
     chaos.cluster.kill(name, signal.SIGTERM)
-    eventually(f"{name} has ended", lambda: chaos.cluster.process(name).state == "dead", within=60)
+    eventually(lambda: chaos.cluster.process(name).state == "dead", f"{name} has ended")
     chaos.cluster.start_watchdog(name, environment=ahead(1))
-    eventually(f"{name} stands for election", lambda: chaos.cluster.snapshot().watchdogs == 2, within=60)
+    eventually(lambda: chaos.cluster.snapshot().watchdogs == 2, f"{name} stands for election")
 
 
 def test_a_rolling_upgrade_loses_no_work_and_fails_no_attempt(chaos: Chaos) -> None:
@@ -51,25 +52,25 @@ def test_a_rolling_upgrade_loses_no_work_and_fails_no_attempt(chaos: Chaos) -> N
     #  n1' n2 w1' w2  and so on       n1' n2' w1' w2'  the cluster's protocol rises
     chaos.start(nodes=2, cores=2)
     number = chaos.submit(240, 0.5)  # enough for a slow machine, too: what is left when both are replaced need not last
-    eventually("both work", lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, within=60)
+    eventually(lambda: {span.node for span in read_ledger(chaos.ledger)} >= {"n1", "n2"}, "both work")
     assert meta(chaos).protocol == PROTOCOL
 
     replace_starter(chaos, "n1")
     old = sum(span.node == "n1" for span in read_ledger(chaos.ledger))
     replace_watchdog(chaos, "w1")
-    eventually("the new Starter works", lambda: sum(span.node == "n1" for span in read_ledger(chaos.ledger)) > old, within=60)
+    eventually(lambda: sum(span.node == "n1" for span in read_ledger(chaos.ledger)) > old, "the new Starter works")
     assert chaos.cluster.snapshot().nodes["n1"].protocol == PROTOCOL + 1
     assert meta(chaos).protocol == PROTOCOL, "old daemons are still there"
     replace_watchdog(chaos, "w2")
     replace_starter(chaos, "n2")
     chaos.let_end()
-    eventually("the cluster speaks the new protocol", lambda: meta(chaos).protocol == PROTOCOL + 1, within=60)
+    eventually(lambda: meta(chaos).protocol == PROTOCOL + 1, "the cluster speaks the new protocol")
     assert meta(chaos).oldest == PROTOCOL
 
     chaos.add_node("n3", cores=2)  # of the release before: it may still join
     chaos.cluster.wait_healthy(nodes=3, deadline_s=60)
     late = chaos.submit(8, 0.2)
-    tasks = chaos.finish(within=60)
+    tasks = chaos.finish()
     assert {view.state for view in tasks.values()} == {State.COMPLETED}
     assert {view.attempt for sub in (number, late) for view in chaos.tasks(sub)} == {1}, "drained, not killed"
     versions = {node["id"]: node["version"] for node in json_nodes(chaos)}

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from breakable import RECOVERY_S, Chaos, T, eventually
+from breakable import Chaos, T
 
 from tests.harness.proxy import Proxy
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos
 
@@ -22,21 +23,21 @@ def test_five_restarts_of_zookeeper_lose_no_session_and_fail_no_task(led: Chaos)
     for _ in range(5):
         ran = led.started()
         led.cluster.zookeeper.restart()
-        eventually("work goes on", lambda: led.started() > ran or led.ended(), within=60)  # noqa: B023 - called before the next round
-    led.finish(within=90)
+        eventually(lambda: led.started() > ran or led.ended(), "work goes on")  # noqa: B023 - called before the next round
+    led.finish()
     assert {view.attempt for view in led.tasks(number)} == {1}, "no attempt failed"
     assert before == {name: record.incarnation for name, record in led.cluster.snapshot().nodes.items()}, "no session was lost"
 
 
 def test_an_outage_longer_than_the_session_ends_with_everything_done(brief: Chaos):
     brief.submit(40, 0.3)
-    eventually("work runs", lambda: brief.started() >= 4, within=60)
+    eventually(lambda: brief.started() >= 4, "work runs")
     brief.cluster.zookeeper.pause()
     seen = brief.started()
-    eventually("what was claimed runs on", lambda: brief.started() >= seen, within=1)
+    eventually(lambda: brief.started() >= seen, "what was claimed runs on", within_s=1)
     assert not threading.Event().wait(2 * T)  # the outage itself
     brief.cluster.zookeeper.resume()
-    brief.finish(within=RECOVERY_S + 90)
+    brief.finish()
 
 
 def test_a_starter_whose_answers_get_lost_commits_once(pair: Chaos):
@@ -44,12 +45,12 @@ def test_a_starter_whose_answers_get_lost_commits_once(pair: Chaos):
         pair.cluster.kill("n2", signal.SIGTERM)  # half of the work is for the other one
         chroot = pair.cluster.state.zookeeper.partition("/")[2]
         pair.add_node("far", cores=2, RMGR_ZK=f"{proxy.hosts}/{chroot}")
-        eventually("it is up", lambda: "far" in pair.up(), within=60)
+        eventually(lambda: "far" in pair.up(), "it is up")
         for nth in (1, 2, 3, 5):
             before = proxy.cuts
             proxy.lose_reply(nth)
             number = pair.submit(40, 0.2)
-            pair.finish(within=RECOVERY_S + 90)
+            pair.finish()
             assert proxy.cuts > before, f"answer {nth} was lost"
             assert "far" in {span.node for span in pair.spans(number)}, nth
             assert {view.attempt for view in pair.tasks(number)} == {1}, f"a lost answer is read back, not guessed ({nth})"
@@ -77,15 +78,15 @@ def test_a_leader_whose_answers_get_lost_moves_everything_once(pair: Chaos):
             if pair.leader() != "far-dog":  # the round before has cost it the lead
                 pair.cluster.kill("near-dog")
                 pair.cluster.start_watchdog("near-dog")
-                eventually("it leads again", lambda: pair.leader() == "far-dog", within=60)
+                eventually(lambda: pair.leader() == "far-dog", "it leads again")
             stop = Path(f"{pair.ledger}.stop-{nth}")
             number = pair.submit(8, 600.0, "--env", f"STOP={stop}")
-            eventually("both nodes work", lambda: len(pair.spans(number)) >= 4, within=60)  # noqa: B023
+            eventually(lambda: len(pair.spans(number)) >= 4, "both nodes work")  # noqa: B023
             before = proxy.cuts
             proxy.lose_reply(nth)
             pair.cluster.kill("n1")
             stop.touch()
-            pair.finish(within=RECOVERY_S + 60)
+            pair.finish()
             assert proxy.cuts > before, f"answer {nth} was lost"
             pair.add_node("n1")
-            eventually("n1 is back", lambda: "n1" in pair.up(), within=60)
+            eventually(lambda: "n1" in pair.up(), "n1 is back")

@@ -12,9 +12,6 @@ import time
 from types import TracebackType
 from typing import Self
 
-#: How long a test waits for an event that has no bound of its own (s).
-PATIENCE_S = 60.0
-
 _SLEEP_S, _WORK_S = 0.02, 0.0001
 
 

@@ -1,4 +1,4 @@
-"""A secured cluster with a gateway process, an admin who sets limits, and two users: ann works, mallory floods."""
+"""A gateway process of a secured cluster, an admin who sets limits, and two users of its own: amy works, moll floods."""
 
 from __future__ import annotations
 
@@ -15,42 +15,40 @@ from typing import Any
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.services import UseAnswer, UseClient
-from rmgr.coord.protocol import keys, paths
-from rmgr.coord.protocol.multi import Committed, Holds, Multi, Set
-from rmgr.coord.protocol.records import decode_record, encode_record
+from rmgr.coord.protocol import keys
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.queue import ClusterSettings, UserLimits
+from rmgr.model.cluster.queue import UserLimits
 from tests.harness.attacker import Person, Scene
+from tests.harness.cluster_settings import read_settings, write_settings
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.handmade import Handmade
 from tests.harness.waiting import PATIENCE_S, eventually
 
 
-class Flooded(Scene):
-    """The scene with a gateway, and an admin who sets limits."""
+class Flooded:
+    """A gateway of the scene's cluster, and an admin who sets limits."""
 
-    def __init__(self, directory: Path, *, heap_mb: int = 128) -> None:
-        super().__init__(directory, heap_mb=heap_mb)
+    def __init__(self, scene: Scene, directory: Path) -> None:
+        self.cluster, self.store, self.cluster_id = scene.cluster, scene.store, scene.cluster_id
         security = self.cluster.security
         assert security is not None
         self.admin = Person(self.cluster, Role.ADMIN, "admin")
         daemons = self.cluster.environment() | {"RMGR_SECURITY_DIR": str(security.bundle(Role.SUBMITTER, "gateway"))}
         self.gateway = GatewayProcess(daemons, directory).start()
-        self.people = {name: Credentials.load(security.bundle(Role.USER, name)) for name in ("ann", "mallory")}
+        self.people = {name: Credentials.load(security.bundle(Role.USER, name)) for name in ("amy", "moll")}
         epoch = self.cluster.snapshot().epoch
         assert epoch is not None
         self.leader = epoch.endpoint
         [node] = self.cluster.snapshot().nodes.values()
         self.node = node
-        self.broken = ""  #: why the next test needs a new scene, "" if it does not
+        self.broken = ""  #: why the next test needs a new gateway, "" if it does not
         self.patience_s = PATIENCE_S  #: how long the gateway may take to report what a test waits for
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.gateway.kill()
         self.admin.zk.close()
-        super().close()
 
     @property
     def places(self) -> dict[str, tuple[str, Role]]:
@@ -61,14 +59,14 @@ class Flooded(Scene):
             "gateway": (self.gateway.endpoint, Role.SUBMITTER),
         }
 
-    def told(self, user: str = "mallory", *, fresh: bool = True) -> UseAnswer:
+    def told(self, user: str = "moll", *, fresh: bool = True) -> UseAnswer:
         client = UseClient(self.gateway.endpoint, role=Role.SUBMITTER, credentials=self.people[user])
         try:
             return client.use(fresh=fresh)
         finally:
             client.close()
 
-    def used(self, name: str, user: str = "mallory") -> int:
+    def used(self, name: str, user: str = "moll") -> int:
         return self.told(user).users[user].used.get(name, 0)
 
     def asked(self, kind: str) -> float:
@@ -79,22 +77,17 @@ class Flooded(Scene):
 
     def set_limits(self, limits: UserLimits) -> None:
         """Sets limits of users as `rmgr config apply` does, and waits until the gateway and the leader apply them."""
-        found = self.admin.zk.get(paths.CONFIG).result(60)
-        assert found is not None
-        settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
-        data = encode_record(with_limits(settings, limits))
-        change = Multi(name="SETTINGS", ops=(Set(paths.CONFIG, data, found.version),), proof=Holds(paths.CONFIG, data))
-        assert isinstance(self.admin.zk.commit(change).result(60), Committed)
+        write_settings(self.admin.zk, replace(read_settings(self.admin.zk), limits=limits))
         self.until_told("the gateway has the limits", lambda told: told.limits == limits)
 
     def until_told(self, what: str, condition: Callable[[UseAnswer], bool]) -> None:
-        """Waits until the gateway's answer to ann satisfies the condition. If it does not, fails and marks the scene as broken."""
+        """Waits until the gateway's answer to amy satisfies the condition. If it does not, fails and marks the gateway as broken."""
         last: Any = None
 
         def asked() -> bool:
             nonlocal last
             try:
-                last = self.told("ann")
+                last = self.told("amy")
             except RmgrError as error:
                 last = repr(error)
                 return False
@@ -117,18 +110,14 @@ class Flooded(Scene):
         return run_command(kept | own, *words)
 
     def works(self) -> None:
-        """Checks that ann is still served."""
-        done = self.rmgr("ann", "submit", "--wait", "--", "echo", "served")
+        """Checks that amy is still served."""
+        done = self.rmgr("amy", "submit", "--wait", "--", "echo", "served")
         assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
 
 
 def run_command(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rmgr.cli.main", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-
-
-def with_limits(settings: ClusterSettings, limits: UserLimits) -> ClusterSettings:
-    return replace(settings, limits=limits)
 
 
 def quietly(ask: Callable[[], Any]) -> Any:

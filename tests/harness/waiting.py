@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from rmgr.errors import CoordinationUnavailable
+from tests.harness.fair_time import FairTimer
 
 T = TypeVar("T")
 
@@ -12,21 +16,28 @@ T = TypeVar("T")
 PATIENCE_S = 120.0
 _LEAST_S, _MOST_S = 0.005, 1.0
 #: The pause before the next look grows with the time waited so far: this share of it, at most so long (s).
-_LATER, _LATEST_S = 0.05, 0.25
+_LATER, _LATEST_S = 0.1, 0.25
 
 
-def eventually(condition: Callable[[], T | None], what: str | Callable[[], object] = "", *, within_s: float = PATIENCE_S) -> T:
-    """Waits until `condition` returns a true value, and returns it. Fails with `what`, or its result if callable, after `within_s`.
+def eventually(condition: Callable[[], T | None], what: str | Callable[[], object] = "", *, within_s: float | None = None) -> T:
+    """Waits until `condition` returns a true value, and returns it. Fails with `what`, or its result if callable.
 
-    Pauses three times as long as the last look took, so that conditions that run commands leave the cores to the cluster.
+    A condition that needs ZooKeeper while that is away counts as not yet true. Looks pause three times as long as the last one took, so
+    that conditions that run commands leave the cores to the cluster.
+
+    within_s: promised time, in fair seconds (see `FairTimer`); without it, everything has `PATIENCE_S` of the clock.
     """
     first_s = time.monotonic()
-    end_s = first_s + within_s
-    while True:
-        begun_s = time.monotonic()
-        if answer := condition():
-            return answer
-        now_s = time.monotonic()
-        assert now_s < end_s, f"not within {within_s:g} s: {(what() if callable(what) else what) or condition}"
-        later_s = min(_LATER * (now_s - first_s), _LATEST_S)
-        time.sleep(min(max(_LEAST_S, 3 * (now_s - begun_s), later_s), _MOST_S))
+    last_s = first_s + (within_s or 0.0) + PATIENCE_S
+    with contextlib.nullcontext() if within_s is None else FairTimer() as timer:
+        while True:
+            begun_s = time.monotonic()
+            with contextlib.suppress(CoordinationUnavailable):
+                if answer := condition():
+                    return answer
+            now_s = time.monotonic()
+            is_late = now_s >= last_s or (timer is not None and within_s is not None and timer.elapsed_s >= within_s)
+            limit_s = PATIENCE_S if within_s is None else within_s
+            assert not is_late, f"not within {limit_s:g} s: {(what() if callable(what) else what) or condition}"
+            later_s = min(_LATER * (now_s - first_s), _LATEST_S)
+            time.sleep(min(max(_LEAST_S, 3 * (now_s - begun_s), later_s), _MOST_S))

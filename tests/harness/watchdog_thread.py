@@ -19,9 +19,8 @@ from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.procedures.bootstrap import bootstrap
 from tests.harness.ended_sessions import LONG_S
-from tests.harness.fair_time import PATIENCE_S
 from tests.harness.memory_store import MemoryStore
-from tests.harness.waiting import eventually
+from tests.harness.waiting import PATIENCE_S, eventually
 
 
 class WatchdogThread:

@@ -20,9 +20,9 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import Unavailable
 from rmgr.model.cluster.node import EpochRecord
 from tests.harness.ended_sessions import LONG_S, expire, expire_all, sessions
-from tests.harness.fair_time import PATIENCE_S, FairTimer
+from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Tree
-from tests.harness.waiting import eventually
+from tests.harness.waiting import PATIENCE_S, eventually
 
 
 class WatchdogProcess:
