@@ -247,7 +247,7 @@ class DevCluster:
         """Starts a gateway, at an endpoint of its own that clients and servers know. Returns its pid."""
         if name not in self._gateways:
             self._gateways[name] = f"127.0.0.1:{free_port()}"
-            self.state = replace(self.state, gateway=",".join(self._gateways.values()))
+        self.state = replace(self.state, gateway=",".join(self._gateways.values()))
         return self._spawn("submitter", name, ["--listen", self._gateways[name]], environment or {})
 
     def start_server(self, name: str, *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from rmgr.client.calls import Caller, CallFuture
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import CallLost, CallTimeout
 from rmgr.model.cluster.identity import Role
-from tests.harness.called import Called
+from tests.harness.called import Called, cluster_for_calls
 from tests.harness.fair_time import FairTimer
 from tests.harness.waiting import PATIENCE_S, eventually
 from tests.places import ROOT
@@ -30,9 +31,10 @@ pytestmark = pytest.mark.chaos
 
 @pytest.fixture(scope="module")
 def world(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Called]:
-    made = Called(tmp_path_factory.mktemp("faulty"), zookeeper, watchdogs=2, gateways=2, linked=True)
-    yield made
-    made.close()
+    where = tmp_path_factory.mktemp("faulty")
+    alone = cluster_for_calls(where / "cluster", zookeeper, watchdogs=2)
+    with alone as cluster, closing(Called(where, cluster, gateways=2, linked=True)) as made:
+        yield made
 
 
 @pytest.fixture

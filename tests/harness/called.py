@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from rmgr.bench.load.shaped_link import ShapedLink
 from rmgr.client.calls import Caller
 from rmgr.config import load
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.keeper import kill_processes
 from rmgr.dev.zookeeper import ZooKeeperServer
-from tests.harness.ended_sessions import LONG_S, Expiry
+from tests.harness.ended_sessions import LONG_S, expiring
 from tests.harness.proxy import Proxy
 from tests.harness.waiting import eventually
 
@@ -133,8 +135,20 @@ idempotent = true
 """
 
 
+@contextmanager
+def cluster_for_calls(directory: Path, zookeeper: ZooKeeperServer, *, watchdogs: int = 1) -> Iterator[DevCluster]:
+    """Yields an open cluster of WatchDogs."""
+    cluster = DevCluster(directory, nodes=0, watchdogs=watchdogs, secured=False, guest_of=zookeeper, session_timeout_s=LONG_S)
+    cluster.start()
+    try:
+        with expiring(cluster):
+            yield cluster
+    finally:
+        cluster.stop(at_once=True)
+
+
 class Called:
-    """A cluster for calls: WatchDogs, gateways g1.., servers s1.. with two slots each; no Starter.
+    """Gateways g1.. and servers with two slots each, in a running cluster. Each file has other names for its servers.
 
     Args: linked: servers reach each gateway through a proxy of `links`, so that the link can be cut. shaped: each server reaches the first
         gateway through a link of its own of `shaped`, with a rate that can be set. speeds: million operations a second, where not 100.
@@ -143,13 +157,11 @@ class Called:
     def __init__(
         self,
         directory: Path,
-        zookeeper: ZooKeeperServer,
+        cluster: DevCluster,
         *,
-        watchdogs: int = 1,
         gateways: int = 1,
-        servers: int = 2,
+        servers: Sequence[str] = ("s1", "s2"),
         gateway: Mapping[str, str] | None = None,
-        secured: bool = False,
         linked: bool = False,
         shaped: bool = False,
         speeds: Mapping[str, int] | None = None,
@@ -160,22 +172,18 @@ class Called:
         self.functions = directory / "functions.toml"
         self.functions.write_text(FUNCTIONS)
         self.gateway_variables = {"RMGR_SUBMITTER_REFRESH": "1s", **(gateway or {})}
-        where = directory / "cluster"
-        self.cluster = DevCluster(where, nodes=0, watchdogs=watchdogs, secured=secured, guest_of=zookeeper, session_timeout_s=LONG_S)
-        self.cluster.start()
-        self._expiry = Expiry(self.cluster)
-        self._expiry.start()
+        self.cluster = cluster
         for number in range(1, gateways + 1):
             self.cluster.start_gateway(f"g{number}", environment=self.gateway_variables)
         self.gateways = dict(zip((f"g{number}" for number in range(1, gateways + 1)), self.cluster.state.gateway.split(","), strict=True))
         self.links = {name: Proxy(endpoint, framed=False) for name, endpoint in self.gateways.items() if linked}
-        names = [f"s{number}" for number in range(1, servers + 1)]
-        self.shaped = {name: ShapedLink(self.gateways["g1"]) for name in names if shaped}
+        self.shaped = {name: ShapedLink(self.gateways["g1"]) for name in servers if shaped}
         self.speeds = speeds or {}
-        for name in names:
+        for name in servers:
             self.start_server(name)
         with self.caller() as caller:
-            eventually(lambda: self.open_servers(caller) == servers, "all servers are known and open")
+            eventually(lambda: self.open_servers(caller) == len(servers), "as many are open as were started")
+            eventually(lambda: set(self.names_of_open(caller)) == set(servers), "it is these that are open")
 
     def start_server(self, name: str, **variables: str) -> int:
         options = ["--functions", str(self.functions), "--slots", "2", "--speed", str(self.speeds.get(name, 100))]
@@ -198,9 +206,14 @@ class Called:
             made.close()
 
     @staticmethod
-    def open_servers(caller: Caller) -> int:
+    def names_of_open(caller: Caller) -> list[str]:
+        """Returns the servers that the leader knows as open, for a moment also those of the gateway's life before."""
+        return [server.name for server in caller.asked(lambda client: client.servers("")).servers if server.state == "open"]
+
+    @classmethod
+    def open_servers(cls, caller: Caller) -> int:
         try:
-            return sum(server.state == "open" for server in caller.asked(lambda client: client.servers("")).servers)
+            return len(cls.names_of_open(caller))
         except Exception:  # the gateway is still starting
             return -1
 
@@ -216,8 +229,10 @@ class Called:
         return plain | self.cluster.environment()
 
     def close(self) -> None:
-        self._expiry.stop()
-        self.cluster.stop(at_once=True)
+        borrowed = [process for process in self.cluster.state.processes if process.role in {"submitter", "server"}]
+        kill_processes(replace(self.cluster.state, processes=tuple(borrowed)))
+        kept = tuple(process for process in self.cluster.state.processes if process not in borrowed)
+        self.cluster.state = replace(self.cluster.state, processes=kept, gateway="")
         for link in self.links.values():
             link.close()
         for shaped in self.shaped.values():

@@ -24,30 +24,42 @@ from tests.places import TESTS
 #: Trees of the later stages; all other tests belong to the first.
 _LATER = ("tests/integration/", "tests/chaos/")
 _DURATIONS = TESTS / "durations.json"
-#: Files of `chaos` that share a cluster, by the name of their group.
+#: Files that share a cluster, by the name of their group; no group takes longer than the other workers need for the rest of its stage.
+#: Files with `cluster_of_run` are in none: each worker has some of them.
 _TOGETHER = {
-    "pair_of_run": ("bad_work", "descriptors", "gateways", "keyed", "leaders", "silence", "starters", "upgrade", "zookeeper"),
-    "keys_of_run": ("keys_claimed", "keys_handed"),
-    "three_of_run": ("placed_nodes", "reservation", "reservation_pulled", "submitters"),
-    "attacked": ("attacks", "attacks_replay", "attacks_revoked", "attacks_values"),
-    "flooded": ("attacks_bounds", "attacks_places"),
-    "besieged": ("attacks_behind", "fuzz_behind"),
+    "attacked": (
+        *("chaos/attacks", "chaos/attacks_access", "chaos/attacks_bounds", "chaos/attacks_gateway", "chaos/attacks_places"),
+        *("chaos/attacks_replay", "chaos/attacks_revoked", "chaos/attacks_values"),
+    ),
+    "besieged": ("chaos/attacks_behind", "chaos/fuzz_behind"),
+    "brief_and_gangs": ("chaos/gangs_live", "chaos/leaders", "chaos/silence"),
+    "brief_and_starters": ("chaos/monkey", "chaos/starters", "chaos/zookeeper"),
+    "calls_cluster": ("calls/calls", "calls/shaped_links"),
+    "lend_secured": (
+        *("client/large_values_killed", "client/large_values_users", "client/many_values", "client/nested_work"),
+        *("client/programs_in_turn", "leader/calls_picked", "leader/policies_live", "leader/policies_order", "security/calls_roles"),
+        *("security/secured_cluster", "starter/resources_live", "users/run_as_user", "users/unreachable_work"),
+    ),
+    "live_cli": (
+        *("cli/placed_bad_input", "cli/placed_cli", "cli/rerun", "cli/slurm_scripts", "cli/submit_from", "cli/terminal"),
+        *("cli/update", "cli/work", "cli/wrong_input"),
+    ),
+    "live_client": ("client/cpython_executor", "client/owners_gone", "client/programs", "client/programs_apart", "client/taskqueue"),
+    "live_others": (
+        *("client/executor", "client/large_values", "client/output_lines", "client/quiet", "client/rank_tasks", "client/rerun_calls"),
+        *("client/user_words", "gateway/fork", "gateway/live", "install/notify", "leader/nowhere", "runner/inherited_signals"),
+        *("security/no_secrets", "users/users_rights"),
+    ),
 }
-#: Files of `integration` that borrow the secured cluster of the run, as room/subject.
-_BORROWERS = (
-    "client/large_values_killed",
-    "client/large_values_users",
-    "client/many_values",
-    "client/nested_work",
-    "client/programs_apart",
-    "security/secured_cluster",
-    "starter/resources_live",
-    "users/run_as_user",
-    "users/unreachable_work",
-)
-_GROUP = {f"tests/chaos/test_{name}.py": group for group, names in _TOGETHER.items() for name in names} | {
-    f"tests/integration/{name.replace('/', '/test_')}.py": "lend_secured" for name in _BORROWERS
-}
+
+
+def _path(subject: str) -> str:
+    """Returns the path of a file. subject: room/subject, of `integration` unless the room is `chaos`."""
+    tree = "tests" if subject.startswith("chaos/") else "tests/integration"
+    return f"{tree}/{subject.replace('/', '/test_')}.py"
+
+
+_GROUP = {_path(subject): group for group, subjects in _TOGETHER.items() for subject in subjects}
 #: Shortest time (s) that is recorded.
 _LEAST_S = 1.0
 

@@ -10,12 +10,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rmgr.dev.cluster import DevCluster
+from rmgr.dev.keeper import stop_processes
 from tests.harness.ended_sessions import LONG_S, expiring
+from tests.harness.waiting import eventually
 
 #: Lends a cluster of the run: the fixture `lend_secured`.
 Lend = Callable[[], AbstractContextManager[DevCluster]]
@@ -125,6 +127,24 @@ def wait_line(process: subprocess.Popen[str], text: str, *, stream: str = "stdou
 def interrupt(process: subprocess.Popen[str]) -> None:
     """Sends SIGINT, as Ctrl-C does."""
     process.send_signal(signal.SIGINT)
+
+
+def watchdogs(cluster: DevCluster) -> list[str]:
+    """Returns the ids of the cluster's WatchDogs."""
+    return [process.id for process in cluster.state.processes if process.role == "watchdog"]
+
+
+def new_watchdogs(cluster: DevCluster, **variables: str) -> None:
+    """Replaces a lent cluster's WatchDogs by two new ones with these variables; returns when one of them leads."""
+    old = [process for process in cluster.state.processes if process.role == "watchdog"]
+    names = [name for name in (f"w{number}" for number in range(1, len(old) + 3)) if name not in watchdogs(cluster)][:2]
+    for name in names:
+        cluster.start_watchdog(name, environment=variables)
+    eventually(lambda: cluster.snapshot(submissions=False).watchdogs == len(old) + 2, "two more stand for election")
+    stop_processes(replace(cluster.state, processes=tuple(old)))
+    cluster.state = replace(cluster.state, processes=tuple(process for process in cluster.state.processes if process not in old))
+    new = {cluster.process(name).pid for name in names}
+    eventually(lambda: (found := cluster.snapshot(submissions=False)).leader_alive and found.epoch and found.epoch.pid in new, "one leads")
 
 
 @contextmanager

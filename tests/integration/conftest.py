@@ -87,33 +87,47 @@ def live(live_cluster: DevCluster) -> Iterator[DevCluster]:
 
 @pytest.fixture(scope="session")
 def lend_secured(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lend]:
-    """Lends one secured cluster of the run, with a WatchDog and no node: to one borrower at a time, whose nodes and work end with the loan.
+    """Lends one secured cluster of the run, with a WatchDog and no node, to one borrower at a time.
 
-    Nodes of earlier loans stay listed as stopped. A gateway is the borrower's own process (`GatewayProcess`).
+    With the loan end the borrower's processes other than WatchDogs, its work and its settings.
+    Nodes of earlier loans stay listed as stopped.
     """
     from rmgr.dev.cluster import DevCluster
     from rmgr.dev.keeper import stop_processes
+    from tests.harness.cluster_settings import read_settings, write_settings
     from tests.harness.ended_sessions import LONG_S, expiring
 
     @contextmanager
     def lend() -> Iterator[DevCluster]:
+        usual = read_settings(cluster.coordinator)
         try:
             yield cluster
         finally:
-            borrowed = [process for process in cluster.state.processes if process.role == "starter"]
+            borrowed = [process for process in cluster.state.processes if process.role != "watchdog"]
             if borrowed:
                 end_work(cluster)
             if drained := cluster.snapshot(submissions=False).drains:
                 _tell(cluster, "resume", *drained)
             stop_processes(replace(cluster.state, processes=tuple(borrowed)))
-            cluster.state = replace(cluster.state, processes=tuple(one for one in cluster.state.processes if one not in borrowed))
+            watchdogs = tuple(one for one in cluster.state.processes if one not in borrowed and one.state != "dead")
+            cluster.state = replace(cluster.state, processes=watchdogs, gateway="")
             for process in borrowed:
                 cluster.log_file(process.id).unlink()
+            write_settings(cluster.coordinator, usual)
 
     where = tmp_path_factory.mktemp("secured")
     made = DevCluster(where, nodes=0, watchdogs=1, secured=True, guest_of=zookeeper, session_timeout_s=LONG_S)
     with made as cluster, expiring(cluster):
         yield lend
+
+
+@pytest.fixture(scope="session")
+def calls_cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    """One open cluster of the run, with a WatchDog and no node: for `Called`, which adds a gateway and servers."""
+    from tests.harness.called import cluster_for_calls
+
+    with cluster_for_calls(tmp_path_factory.mktemp("calls"), zookeeper) as cluster:
+        yield cluster
 
 
 @pytest.fixture

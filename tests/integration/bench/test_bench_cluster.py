@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,9 @@ from rmgr.bench.load.processes import children_of, cost_of, pss_bytes
 from rmgr.bench.measuring import Bench, MeasuringPlan, two_slots
 from rmgr.bench.tasks import Ran, shortest_s
 from rmgr.cli.main import run
+from rmgr.dev.cluster import DevCluster
+from tests.harness.ended_sessions import LONG_S
+from tests.integration.commands import Shell
 
 ROW = {"system", "setup", "what", "rate", "unit", "spread", "ratio", "detail"}
 
@@ -49,11 +55,22 @@ def test_a_cluster_without_work_is_counted_process_by_process(
     assert [row["detail"]["processes"] for row in rows if row["what"].startswith("memory, spawners")] == [4]
 
 
-@pytest.mark.usefixtures("guests")
-def test_data_and_uneven_work_are_measured_beside_the_standard_library(tiny: MeasuringPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def slots(zookeeper_parts: None) -> Iterator[Bench]:
+    """One cluster of two slots for several benches."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(DevCluster.__init__.__kwdefaults__, "session_timeout_s", LONG_S)
+        with two_slots(MeasuringPlan(repetitions=1, scale=0.001)) as bench:
+            yield bench
+
+
+def test_data_and_uneven_work_are_measured_beside_the_standard_library(
+    tiny: MeasuringPlan, slots: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # 10 inputs of 1 MiB, 100 and 10 results; 10 + 10 tasks of 20 ms at most; a late Starter that finds everything claimed.
     monkeypatch.setattr(bench_tasks, "_LONG_S", (0.01, 0.02))
-    with two_slots(tiny) as bench, bench_store.ProcessPoolExecutor(2) as pool:
+    bench = slots
+    with bench_store.ProcessPoolExecutor(2) as pool:
         inputs = bench_store._inputs(tiny, bench, pool, bench_store.SETUP)
         assert [(row.system, row.unit) for row in inputs] == [
             ("ProcessPoolExecutor(2).map", "MB/s"), ("rmgr TaskQueue.submit", "MB/s"), ("rmgr", "MiB PSS"),
@@ -71,7 +88,10 @@ def test_data_and_uneven_work_are_measured_beside_the_standard_library(tiny: Mea
         late_starter_is_timed_to_its_first_task(bench)
 
 
-def test_tasks_by_keys_are_measured_beside_a_bare_program_and_the_pool(zookeeper_parts: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_by_keys_are_measured_beside_a_bare_program_and_the_pool(
+    slots: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_store, "two_slots", lambda _plan, **_: nullcontext(slots))
     assert run(["bench", "keyed", "--json", "--repeat", "1", "--scale", "0.001", "--size", "100"]) == 0
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
     assert all(row.keys() == ROW and row["rate"] > 0 for row in rows if "processor" not in row["what"])
@@ -118,10 +138,17 @@ def test_no_schedule_is_shorter_than_its_longest_task_or_its_share() -> None:
     assert Ran(3.0, (1.0, 1.0, 1.0)).over_ideal == 2.0
 
 
-@pytest.mark.usefixtures("guests")
-def test_whole_commands_are_measured_beside_a_python_that_does_nothing(tiny: MeasuringPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_commands_are_measured_beside_a_python_that_does_nothing(
+    tiny: MeasuringPlan, slots: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(bench_commands, "_TIMES", 1)
-    base, *ours = bench_commands.commands(tiny)
+    monkeypatch.setattr(bench_commands, "two_slots", lambda _plan: nullcontext(slots))
+    try:
+        base, *ours = bench_commands.commands(tiny)
+    finally:  # it leaves the node drained, and work that waits for it
+        sh = Shell(tmp_path, slots.cluster.environment())
+        sh.ok("cancel", "--state", "INITIAL,RUNNING")
+        sh.ok("resume", "n1")
     assert (base.system, base.ratio, base.unit) == ("python -c pass", 1.0, "ms")
     assert [row.system for row in ours] == ["rmgr --help", "rmgr status", "rmgr jobs", "rmgr submit --parsable -- true"]
     assert all(row.detail["cpu_ms"] > base.detail["cpu_ms"] for row in ours)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from rmgr.client.calls import Caller, CallFuture
-from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.dev.cluster import DevCluster
 from rmgr.errors import CallFailed, CallLost, CallTimeout, NotFound, UsageError
 from rmgr.model.calls import arrays
 from rmgr.model.calls.interface import encode_interface, interface_of
@@ -30,8 +30,8 @@ from tests.places import ROOT
 
 
 @pytest.fixture(scope="module")
-def world(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Called]:
-    made = Called(tmp_path_factory.mktemp("called"), zookeeper)
+def world(calls_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Called]:
+    made = Called(tmp_path_factory.mktemp("called"), calls_cluster)
     yield made
     made.close()
 
@@ -270,7 +270,7 @@ def test_answers_that_have_arrived_are_not_kept_by_their_servers(world: Called, 
         ended = subprocess.run(command, env=world.environment(), capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == 0, ended.stderr
         assert caller.call("nap", 0.0, timeout=60) == 0.0
-    eventually(lambda: not list((world.directory / "cluster" / "work").glob("s*/calls/*")), "no answer is kept", within_s=30)
+    eventually(lambda: not list((world.cluster.directory / "work").glob("s*/calls/*")), "no answer is kept", within_s=30)
 
 
 @pytest.mark.parametrize("phase", ["running", "waiting"])

@@ -16,15 +16,13 @@ from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, RmgrError, Unavailable
 from rmgr.model.calls.interface import encode_interface, interface_of
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.cluster.servers import Candidate, GatewayReport, Pick, PickRequest, ServerLoad, ServerReport, ServersView
-from tests.harness.ended_sessions import LONG_S, expiring
 from tests.harness.waiting import eventually
-from tests.integration.commands import Shell
+from tests.integration.commands import Lend, Shell, new_watchdogs, watchdogs
 
 TABLE = {"name": "linsolve", "version": 1, "arguments": ["inout b float64[n]"], "operations": "n"}
 FUNCTION = encode_interface(interface_of(TABLE, "here"))
@@ -83,12 +81,11 @@ class Gateway:
 
 
 @pytest.fixture(scope="module")
-def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    """Two WatchDogs and nothing else; ZooKeeper is shared."""
-    where = tmp_path_factory.mktemp("picked")
-    cluster = DevCluster(where, nodes=0, watchdogs=2, session_timeout_s=LONG_S, secured=True, guest_of=zookeeper)
-    with cluster as made, expiring(made):
-        yield made
+def cluster(lend_secured: Lend) -> Iterator[DevCluster]:
+    """Two new WatchDogs and nothing else."""
+    with lend_secured() as lent:
+        new_watchdogs(lent)
+        yield lent
 
 
 @pytest.fixture
@@ -135,7 +132,7 @@ def test_picks_survive_another_policy_and_another_leader_and_replay(
     assert "loth+l in partition calls; 2 servers" in told
     assert "no Starter: submitted work waits" in told
 
-    rebuilt = [cluster.log_file(name).read_text("utf-8", "replace").count("placing_rebuilt") for name in ("w1", "w2")]
+    rebuilt = [cluster.log_file(name).read_text("utf-8", "replace").count("placing_rebuilt") for name in watchdogs(cluster)]
     with ThreadPoolExecutor(4) as pool:
         burst = [pool.submit(gateway.pick) for _ in range(20)]
         sh.ok("policy", "set", "rr", "--partition", "calls")
@@ -144,7 +141,7 @@ def test_picks_survive_another_policy_and_another_leader_and_replay(
         found = [pick.result(60) for pick in burst]
     assert {pick.server for pick in found} == {"s1", "s2"}  # none is lost
     assert {pick.policy for pick in found[20:]} == {"rr"}
-    assert rebuilt == [cluster.log_file(name).read_text("utf-8", "replace").count("placing_rebuilt") for name in ("w1", "w2")]
+    assert rebuilt == [cluster.log_file(name).read_text("utf-8", "replace").count("placing_rebuilt") for name in watchdogs(cluster)]
     turn = [gateway.pick().server for _ in range(4)]
     assert turn[:2] == turn[2:]
     assert set(turn) == {"s1", "s2"}
@@ -152,7 +149,7 @@ def test_picks_survive_another_policy_and_another_leader_and_replay(
     before = gateway.epoch()
     file = tmp_path / "log.jsonl"
     eventually(lambda: exported(sh, file, replays=False) >= 54, "the log of the first leader")
-    cluster.kill(next(name for name in ("w1", "w2") if cluster.process(name).pid == before.pid))
+    cluster.kill(next(name for name in watchdogs(cluster) if cluster.process(name).pid == before.pid))
     reports = gateway.reports
     eventually(lambda: gateway.epoch().epoch > before.epoch, "the next leader")
     after = [gateway.pick() for _ in range(10)]
@@ -178,7 +175,7 @@ def test_only_gateways_report_and_pick(cluster: DevCluster) -> None:
 
 def test_a_watchdog_that_does_not_lead_refuses(cluster: DevCluster, gateway: Gateway) -> None:
     leader = gateway.epoch().pid
-    other = next(name for name in ("w1", "w2") if cluster.process(name).pid != leader)
+    other = next(name for name in watchdogs(cluster) if cluster.process(name).pid != leader)
     if cluster.process(other).find() is None:
         cluster.start_watchdog(other)
 

@@ -11,12 +11,10 @@ import pytest
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.node import EpochRecord
-from tests.harness.ended_sessions import LONG_S, expiring
 from tests.harness.fair_time import FairTimer
 from tests.harness.waiting import eventually
-from tests.integration.commands import Shell
+from tests.integration.commands import Lend, Shell, new_watchdogs, watchdogs
 
 SETTINGS = '[queues.default]\n[queues.batch]\ndispatch = "place"\n[queues.far]\ndispatch = "place"\npartition = "far"\n'
 #: A stage for another partition, which must not apply, and a limit, which must.
@@ -46,35 +44,42 @@ class Loops:
 
 
 @pytest.fixture(scope="module")
-def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    """Two WatchDogs with a plug-in installed, a node in each of two partitions; ZooKeeper is shared."""
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables with which a program finds the plug-in, as if it were installed."""
     plugin = tmp_path_factory.mktemp("plugin")
     plugin.joinpath("plug_loops.py").write_text(LOOPS)
     info = plugin / "plug_loops-1.0.dist-info"
     info.mkdir()
     info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: plug-loops\nVersion: 1.0\n")
     info.joinpath("entry_points.txt").write_text("[rmgr.policies]\nloops = plug_loops:Loops\n")
-    where = {"PYTHONPATH": os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")])}
-    directory = tmp_path_factory.mktemp("policies")
-    cluster = DevCluster(directory, nodes=1, watchdogs=2, session_timeout_s=LONG_S, environment=where, guest_of=zookeeper)
-    with cluster as made, expiring(made):
-        made.start_starter("f1", options=["--partition", "far"])
-        made.wait_healthy(nodes=2, deadline_s=60)
-        yield made
+    return {"PYTHONPATH": os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.fixture(scope="module")
-def sh(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+def cluster(lend_secured: Lend, plugin: dict[str, str]) -> Iterator[DevCluster]:
+    """Two WatchDogs with the plug-in, a node in each of two partitions."""
+    with lend_secured() as lent:
+        new_watchdogs(lent, **plugin)
+        lent.start_starter("n1")
+        lent.start_starter("f1", options=["--partition", "far"])
+        lent.wait_healthy(nodes=2, deadline_s=60)
+        yield lent
+
+
+@pytest.fixture(scope="module")
+def sh(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     sh = Shell(tmp_path_factory.mktemp("user"), cluster.environment())
     sh.directory.joinpath("settings.toml").write_text(SETTINGS)
     sh.ok("config", "apply", "--remove", "settings.toml")
-    return sh
+    yield sh
+    for partition in ("default", "far"):
+        sh("policy", "set", "easy", "--partition", partition)
 
 
 @pytest.fixture(scope="module")
-def operator(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+def operator(cluster: DevCluster, plugin: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Shell:
     """Who has the plug-in, too."""
-    return Shell(tmp_path_factory.mktemp("operator"), cluster.environment() | {"PYTHONPATH": cluster._environment["PYTHONPATH"]})
+    return Shell(tmp_path_factory.mktemp("operator"), cluster.environment() | plugin)
 
 
 def until(condition: Callable[[], bool], what: Callable[[], object]) -> float:
@@ -127,6 +132,6 @@ def test_an_endless_plug_in_is_replaced_and_stops_nobody_else_under_two_leaders(
         assert "policy loops failed" in sh("doctor").out
         if not turn:
             before = epoch(cluster)
-            cluster.kill(next(name for name in ("w1", "w2") if cluster.process(name).pid == before.pid))
+            cluster.kill(next(name for name in watchdogs(cluster) if cluster.process(name).pid == before.pid))
 
             until(lambda: epoch(cluster).epoch > before.epoch, lambda: sh("status"))  # noqa: B023 - called at once

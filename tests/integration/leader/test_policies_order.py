@@ -21,7 +21,6 @@ from rmgr.client.connection import Connection
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.resources import Request
 from rmgr.model.tasks.submission import Command, Rigid, Work
 from rmgr.procedures.admission import admit
@@ -30,9 +29,8 @@ from rmgr.sched.pipeline import pipeline_from
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import Parting, Setting
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
-from tests.harness.ended_sessions import LONG_S
 from tests.harness.waiting import eventually
-from tests.integration.commands import Shell
+from tests.integration.commands import Lend, Shell
 
 CORES = 4
 HOUR = 3600.0
@@ -159,13 +157,13 @@ def submit(connection: Connection, job: WorkloadJob, queue: str, directory: Path
 
 
 @pytest.fixture(scope="module")
-def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    """A node of four cores for each policy, in a partition of its own; ZooKeeper is shared."""
-    with DevCluster(tmp_path_factory.mktemp("order"), nodes=0, watchdogs=1, guest_of=zookeeper, session_timeout_s=LONG_S) as made:
+def cluster(lend_secured: Lend) -> Iterator[DevCluster]:
+    """A node of four cores for each policy, in a partition of its own."""
+    with lend_secured() as lent:
         for name in POLICIES:
-            made.start_starter(f"n-{name}", cores=CORES, options=["--partition", name])
-        made.wait_healthy(nodes=len(POLICIES), deadline_s=120)
-        yield made
+            lent.start_starter(f"n-{name}", cores=CORES, options=["--partition", name])
+        lent.wait_healthy(nodes=len(POLICIES), deadline_s=120)
+        yield lent
 
 
 @pytest.fixture(scope="module")

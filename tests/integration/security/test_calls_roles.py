@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,22 +16,21 @@ from rmgr.adapters.access.auth import open_channel, rebuild
 from rmgr.adapters.calls.links import VERSION
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS
-from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
 from tests.harness.called import Called
 from tests.harness.waiting import eventually
+from tests.integration.commands import Lend
 
 grpc = pytest.importorskip("grpc")
 
 
 @pytest.fixture(scope="module")
-def world(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Called]:
-    made = Called(tmp_path_factory.mktemp("guarded"), zookeeper, secured=True)
-    yield made
-    made.close()
+def world(lend_secured: Lend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Called]:
+    with lend_secured() as cluster, closing(Called(tmp_path_factory.mktemp("guarded"), cluster, servers=("r1", "r2"))) as made:
+        yield made
 
 
 def bundle(world: Called, role: Role, name: str) -> Path:
@@ -69,7 +69,7 @@ def test_a_user_offers_takes_and_gives_nothing_and_a_server_calls_nothing(world:
 
 
 def test_a_server_has_the_name_of_its_certificate(world: Called) -> None:
-    hello = pb.FromServer(hello=pb.ServerHello(version=VERSION, name="s1", life=7, slots=1))
+    hello = pb.FromServer(hello=pb.ServerHello(version=VERSION, name="r1", life=7, slots=1))
     with pytest.raises(grpc.RpcError) as failed:
         next(stub(world, Role.SERVER, "s7").Serve(iter([hello])))
     assert "has a certificate of s7" in rebuild(failed.value, "gateway").message
@@ -87,7 +87,7 @@ def test_only_gateways_ask_the_leader(world: Called) -> None:
 
 def test_a_server_that_is_revoked_is_gone_and_stays_so(world: Called) -> None:
     with world.caller() as caller:
-        words = [sys.executable, "-m", "rmgr.cli.main", "admin", "revoke", "s2", "--role", "server", "--json"]
+        words = [sys.executable, "-m", "rmgr.cli.main", "admin", "revoke", "r2", "--role", "server", "--json"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RMGR_")} | world.cluster.environment()
         environment["RMGR_SECURITY_DIR"] = str(world.cluster.security.admin)
         ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
