@@ -43,9 +43,10 @@ from rmgr.coord.protocol.records import (
     encode_payloads,
     encode_record,
 )
-from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter import main as starter_main
 from rmgr.daemons.starter.jobs.ranks import RanksAnswering
-from rmgr.daemons.starter.main import Parts, build
+from rmgr.daemons.starter.main import build
+from rmgr.daemons.starter.node.loop import Registrant, Starter
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.node import NodeRecord
@@ -68,7 +69,7 @@ _QUEUES = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.
 class Running:
     """A Starter that runs on a thread of this process."""
 
-    parts: Parts
+    starter: Starter
     coordinator: ZkCoordinator
     thread: threading.Thread
     failure: list[BaseException] = field(default_factory=list)
@@ -76,11 +77,11 @@ class Running:
 
     def stop(self, deadline_s: float = 15.0) -> None:
         """Stops the Starter in good order."""
-        self.parts.starter.stop()
+        self.starter.stop()
         self.thread.join(deadline_s)
         alive = self.thread.is_alive()
         self.coordinator.close()
-        self.parts.close()
+        self.starter.close()
         self.end_server()
         assert not alive, "the Starter did not stop"
 
@@ -89,7 +90,7 @@ class Running:
             self.server.stop(0.1)
 
     def agent(self, name: str = "n1") -> Any:
-        return self.parts.starter.agents[name]
+        return self.starter.agents[name]
 
 
 class Rig:
@@ -137,16 +138,16 @@ class Rig:
         log = structlog.get_logger().bind(role="starter")
         server = RpcServer("127.0.0.1:0") if serves else None
         groups = CgroupConfig() if has_groups else None
-        endpoint = server.endpoint if server is not None else "127.0.0.1:1"
+        identity = Registrant(endpoint=server.endpoint if server is not None else "127.0.0.1:1")
         with pytest.MonkeyPatch.context() as patch:  # undone at once, for other Starters of this process
             if as_users:
-                patch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
-            parts = build(config, names or (node,), directory, coordinator, self.store, self.meta, log, endpoint=endpoint, cgroups=groups)
+                patch.setattr(starter_main, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
+            starter = build(config, names or (node,), directory, coordinator, self.store, self.meta, log, identity, cgroups=groups)
         if server is not None:
-            server.add_generic(handler_of(RanksAnswering(parts.starter)))
+            server.add_generic(handler_of(RanksAnswering(starter)))
             server.start()
-        thread = threading.Thread(target=lambda: parts.starter.serve(StallGuard(60)), name=f"starter-{node}", daemon=True)
-        running = Running(parts, coordinator, thread, server=server)
+        thread = threading.Thread(target=lambda: starter.serve(StallGuard(60)), name=f"starter-{node}", daemon=True)
+        running = Running(starter, coordinator, thread, server=server)
         self.starters.append(running)
         thread.start()
         return running
@@ -182,12 +183,12 @@ class Rig:
     def __exit__(self, *_: object) -> None:
         for running in self.starters:
             if running.thread.is_alive():
-                running.parts.starter.stop()
-                running.parts.starter.stop()
+                running.starter.stop()
+                running.starter.stop()
         for running in self.starters:
             running.thread.join(60)
             running.coordinator.close()
-            running.parts.close()
+            running.starter.close()
             running.end_server()
         for process in self.processes:
             if process.poll() is None:

@@ -28,7 +28,8 @@ from rmgr.config import ClusterConfig, Config, StarterConfig
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.daemons.leader.watchdog import Watchdog
-from rmgr.daemons.starter.main import Parts, build
+from rmgr.daemons.starter.main import build
+from rmgr.daemons.starter.node.loop import Registrant, Starter
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime import machine
@@ -270,7 +271,7 @@ class VirtualCluster:
         self.store = MemoryStore()
         self.log: list[dict[str, Any]] = []
         self._sessions: list[MemoryCoordinator] = []
-        self.starters: list[Parts] = []
+        self.starters: list[Starter] = []
         self._heard_s: dict[MemoryCoordinator, float] = {}
         self.admin = self.session()
         self.meta = bootstrap(self.admin, settings=settings)
@@ -315,21 +316,21 @@ class VirtualCluster:
         self.world.add(made)
         return made, coordinator
 
-    def starter(self, node: str, *, task_s: float, slots: int = 1) -> tuple[Parts, MemoryCoordinator]:
+    def starter(self, node: str, *, task_s: float, slots: int = 1) -> tuple[Starter, MemoryCoordinator]:
         """Starts the Starter of a node on which each task takes `task_s`."""
         coordinator = self.session()
         own = StarterConfig(node=node, cores=slots, memory_bytes=1 << 34, stop_grace_s=1.0)
         config = Config(cluster=ClusterConfig(zk="memory", store="memory", session_timeout_s=SESSION_S), starter=own)
         directory = self.directory / node
         directory.mkdir()
-        parts = build(
-            config, (node,), directory, coordinator, self.store, self.meta, self._logger(node), endpoint=f"{node}:1",
+        starter = build(
+            config, (node,), directory, coordinator, self.store, self.meta, self._logger(node), Registrant(endpoint=f"{node}:1"),
             make_runner=lambda **words: VirtualRunner(self.world, task_s, **words),  # type: ignore[arg-type]
         )  # fmt: skip
-        parts.starter.begin()
-        self.world.add(parts.starter, parts.io.step)
-        self.starters.append(parts)
-        return parts, coordinator
+        starter.begin()
+        self.world.add(starter, starter.shared.io.step)
+        self.starters.append(starter)
+        return starter, coordinator
 
     def client(self) -> Connection:
         coordinator = self.session()

@@ -29,7 +29,8 @@ from rmgr.bench.load.processes import say
 from rmgr.config import ClusterConfig, Config, LogConfig, StarterConfig
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Multi, Outcome
-from rmgr.daemons.starter.main import Parts, build
+from rmgr.daemons.starter.main import build
+from rmgr.daemons.starter.node.loop import Registrant, Starter
 from rmgr.errors import Unavailable
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import TaskBatch, TaskEnd
@@ -269,7 +270,7 @@ def _kind(path: str) -> str:
 class _Running:
     """One Starter of the process."""
 
-    parts: Parts
+    starter: Starter
     coordinator: ZkCoordinator
     thread: threading.Thread
 
@@ -289,14 +290,13 @@ def start(spec: VirtualStartersSpec, clockwork: Clockwork, counts: Counter[str])
         directory.mkdir(parents=True)
         meta = read_meta(coordinator)
         assert meta is not None, "the cluster is there: its nodes are told of it"
-        parts = build(
-            config, (name,), directory, Counted(coordinator, counts), store, meta, log, endpoint="127.0.0.1:1",
+        starter = build(
+            config, (name,), directory, Counted(coordinator, counts), store, meta, log, Registrant(endpoint="127.0.0.1:1"),
             make_runner=lambda **words: VirtualRunner(clockwork, spec.task_s, **words),  # type: ignore[arg-type]
         )  # fmt: skip
-        serve, guard = parts.starter.serve, StallGuard(_STALL_S)
-        thread = threading.Thread(target=serve, args=(guard,), name=f"starter-{name}", daemon=True)
+        thread = threading.Thread(target=starter.serve, args=(StallGuard(_STALL_S),), name=f"starter-{name}", daemon=True)
         thread.start()
-        started.append(_Running(parts, coordinator, thread))
+        started.append(_Running(starter, coordinator, thread))
     return started
 
 
@@ -322,11 +322,11 @@ def main() -> None:
     for _ in sys.stdin:
         say({"asked": counts})
     for running in started:
-        running.parts.starter.stop()
+        running.starter.stop()
     for running in started:
         running.thread.join(10.0)
         running.coordinator.close(timeout_s=2.0)
-        running.parts.close()
+        running.starter.close()
     say({"ran": clockwork.ran})
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from rmgr.adapters.host.cgroup import CgroupConfig
 from rmgr.adapters.host.process import NodeRunner, gpus_here
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
-from rmgr.adapters.rpc.ranks import Peers, handler_of
+from rmgr.adapters.rpc.ranks import handler_of
 from rmgr.adapters.rpc.services import node_handler
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import MAX_NODES, Config, StarterConfig
@@ -30,32 +28,21 @@ from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.daemons.service.keepers import LimitsKeeper, SecretKeeper, WrittenKeeper, recognise
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.serving import VoiceCheck, Working, check_key, check_voice, open_server, opened, telling
-from rmgr.daemons.starter.checkpoint.files import seals_of
-from rmgr.daemons.starter.core.fetch import Fetcher
-from rmgr.daemons.starter.core.home import DiskWatch, Home
-from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.shares import TaskTimes
-from rmgr.daemons.starter.core.submissions import Gate, Nonces, RecordCache
-from rmgr.daemons.starter.core.tree import Committer, settle_again
-from rmgr.daemons.starter.core.uploads import StagingRoom
 from rmgr.daemons.starter.execution.lanes import processors_of
 from rmgr.daemons.starter.jobs.ranks import RanksAnswering, TerminalAnswering
-from rmgr.daemons.starter.node.loop import Call, Registrant, Registry, Starter
-from rmgr.daemons.starter.node.node import NodeAgent, Shared
-from rmgr.daemons.starter.node.service import NodeAnswering, StarterMetrics
-from rmgr.daemons.starter.node.trouble import DiskCaps, WorkLimits
+from rmgr.daemons.starter.node.loop import Registrant, Starter
+from rmgr.daemons.starter.node.node import Call, NodeAgent, Shared, passing_directories
+from rmgr.daemons.starter.node.service import NodeAnswering
+from rmgr.daemons.starter.node.trouble import WorkLimits
 from rmgr.daemons.starter.pull.hands import Switchboard
 from rmgr.daemons.starter.staging.accounts import Reach, open_to_users, policy_of, runs_as_user
-from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import ConfigError
 from rmgr.model.base.ids import check_name
-from rmgr.model.base.resources import CUDA, GPU, Capacity, NodeAttributes
+from rmgr.model.base.resources import CUDA, GPU, Capacity
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
 from rmgr.model.wire.frames import MAX_INLINE_VALUE
-from rmgr.procedures.authentic import Deeds
-from rmgr.procedures.bootstrap import read_settings
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.machine import Log
@@ -150,28 +137,6 @@ def capacity_of(config: StarterConfig) -> Capacity:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of a Starter: made by `build`, taken apart by `close`."""
-
-    starter: Starter
-    io: StoreIO
-    runners: list[NodeRunner]
-    metrics: StarterMetrics
-    disk: DiskWatch
-    files: list[Path]
-    peers: Peers
-
-    def close(self) -> None:
-        """Ends all work, processes and threads (the caller ends the session)."""
-        for runner in self.runners:
-            runner.close(timeout_s=3.0)
-        self.io.close()
-        self.peers.close()
-        for directory in self.files:
-            remove_tree(directory)
-
-
 def build(
     config: Config,
     names: tuple[str, ...],
@@ -180,40 +145,32 @@ def build(
     store: Store,
     meta: Meta,
     log: Log,
+    identity: Registrant,
     *,
-    endpoint: str = "",
-    line: str = "",
-    metrics_at: str = "",
-    progress: Callable[[], None] = lambda: None,
     cgroups: CgroupConfig | None = None,
     store_note: Callable[[], str] = str,
     credentials: Credentials | None = None,
     trust: Trust | None = None,
     make_runner: Callable[..., NodeRunner] = NodeRunner,
     bounds: Bounds | None = None,
-) -> Parts:
+) -> Starter:
     """Puts a Starter together; ends leftovers of older incarnations first. Registers nothing yet.
 
     bounds: limits of each user.
     make_runner: makes what stands in for the runner of a node where work is not really run (`bench/load/virtual_starters.py`).
     """
-    own = config.starter
+    own, users = config.starter, policy_of(config.security)
     mailbox: Mailbox[Call] = Mailbox()
-    metrics = StarterMetrics()
-    io = StoreIO(store, mailbox.put)
-    peers = Peers(credentials)
-    runners: list[NodeRunner] = []
-    agents: dict[str, NodeAgent] = {}
 
     def to_agent(name: str, events: list[Any]) -> None:
         """Takes reports of slots, which may come before their agent is made; the messages are handled later."""
-        mailbox.put(lambda: agents[name].on_work(events))
+        mailbox.put(lambda: shared.agents[name].on_work(events))
 
-    users = policy_of(config.security)
     capacity = capacity_of(own)
     processors = processors_of(
         names, cores=capacity.cores, mode=own.bind_cpus, has_all=not own.cores, available=sorted(os.sched_getaffinity(0))
     )
+    runners: list[NodeRunner] = []
     for name in names:
         runner = make_runner(
             directory=str(directory / name / "run"),
@@ -229,112 +186,34 @@ def build(
         runners.append(runner)
         for reaped in runner.reaped:
             log.warning("leftover_ended", node=name, detail=reaped)
-    files = [directory / "blobs", *(directory / name / kind for name in names for kind in ("stage", "private", "jobs"))]
-    for left in files:
+    for left in passing_directories(directory, names):
         remove_tree(left)
-
-    def stopping() -> bool:
-        return starter.is_stopping
-
-    def fenced(node: str) -> None:
-        starter.on_fenced(node)
-
-    room = StagingRoom(own.staging_cap_bytes, own.staging_cap_user_bytes or (own.staging_cap_bytes * 3 // 4 if users is not None else 0))
-    metrics.disk_bytes.set_function(lambda: shutil.disk_usage(directory).total)
-    metrics.disk_free_bytes.set_function(lambda: shutil.disk_usage(directory).free)
-    metrics.staged_bytes.set_function(lambda: room.used_bytes)
-    metrics.values_bytes.set_function(lambda: shared.rows.in_memory_bytes + sum(agent.stager.held_bytes for agent in agents.values()))
-
-    def forget_lost() -> None:
-        """Forgets files of directories that were made again."""
-        fetcher.forget_lost()
-        records.forget_lost()
-        for agent in agents.values():
-            agent.forget_lost()
-
-    home = io.home = Home(directory, on_mended=lambda: mailbox.put(forget_lost), log=log)
-    fetcher = Fetcher(io, directory / "blobs", room)
+    shared = Shared(
+        config,
+        directory,
+        coordinator,
+        store,
+        meta,
+        mailbox,
+        log,
+        credentials=credentials,
+        trust=trust,
+        bounds=bounds or Bounds(),
+        users=users,
+        store_note=store_note,
+    )
     if users is not None:
         open_to_users(directory, names)
         if problem := Reach(python=own.python, directory=directory).problem(_STRANGER):
             log.warning("work_of_users_refused", why=problem)
-    for runner in runners:
-        runner.check = home.check
-    home.forget.append(fetcher.uploads.forget_lost)
-    settings = read_settings(coordinator)
-    committer = Committer(coordinator, mailbox, on_fenced=fenced, count=metrics.count, log=log)
-    records = RecordCache(
-        coordinator,
-        mailbox,
-        settings=lambda: starter.settings,
-        log=log,
-        nonces=Nonces(coordinator, mailbox) if trust is not None else None,
-    )
-    deeds = None
-    if credentials is not None and trust is not None:
-        deeds = Deeds(trust, meta.cluster_id, credentials, settings=lambda: starter.settings)
-    caps = DiskCaps.of(directory, user_bytes=own.work_cap_user_bytes, all_bytes=own.work_cap_bytes)
-    shared = Shared(
-        coordinator=coordinator,
-        io=io,
-        home=home,
-        forget_lost=forget_lost,
-        committer=committer,
-        records=records,
-        fetcher=fetcher,
-        inputs=Inputs(coordinator, deeds=deeds),
-        deeds=deeds,
-        times=TaskTimes(),
-        metrics=metrics,
-        settings=lambda: starter.settings,
-        mailbox=mailbox,
-        peers=peers,
-        environ=_way_to_the_cluster(config),
-        output_cap=own.log_cap_bytes,
-        file_cap=caps.user_bytes,
-        spool_cap=own.spool_cap_bytes,
-        values_cap=own.values_cap_bytes,
-        checkpoint_max_bytes=own.checkpoint_max_bytes,
-        directory=directory,
-        python=own.python,
-        log=log,
-        bounds=bounds or Bounds(),
-        users=users,
-        processors=processors,
-        separate=bool(config.security.dir),
-        gate=Gate(credentials, trust, records, cluster_id=meta.cluster_id) if credentials is not None and trust is not None else None,
-        seals=seals_of(credentials, trust, meta),
-        credentials=credentials,
-    )
-    if trust is not None:
-        trust.listen(lambda: mailbox.put(settle_again))
-    attributes = NodeAttributes(
-        partition=own.partition, site=own.site, speed=own.speed, features=own.features, call_cores=own.call_cores
-    )
     for name, runner in zip(names, runners, strict=True):
-        agents[name] = NodeAgent(name, shared, runner, capacity=capacity, attributes=attributes, files=directory / name / "stage")
-    key_id = credentials.identity.key_id if credentials is not None else ""
-    identity = Registrant(endpoint=endpoint, line=line, key_id=key_id, metrics=metrics_at)
-    registry = Registry(coordinator, identity, progress=progress, is_stopping=stopping, log=log)
+        runner.check = shared.home.check
+        shared.agents[name] = NodeAgent(name, shared, runner, capacity=capacity, processors=processors.get(name, ()))
     kept = [directory / name / kind for name in names for kind in ("", "run", "run/cache", "stage", "jobs", "private")]
-    home.keep(directory, directory / "blobs", *filter(Path.is_dir, kept))
-    disk = DiskWatch(directory, home.mend)
-    starter = Starter(
-        agents,
-        shared,
-        mailbox=mailbox,
-        registry=registry,
-        disk=disk,
-        settings=settings,
-        partition=own.partition,
-        cluster_id=meta.cluster_id,
-        stop_grace_s=own.stop_grace_s,
-        store_note=store_note,
-    )
-    starter.use_settings(settings)
+    shared.home.keep(directory, directory / "blobs", *filter(Path.is_dir, kept))
     if users is not None:
-        WorkLimits(agents, shared, caps)
-    return Parts(starter, io, runners, metrics, disk, files, peers)
+        WorkLimits(shared)
+    return Starter(shared, identity)
 
 
 def _open_lines(
@@ -350,19 +229,6 @@ def _open_lines(
     except OSError as error:
         log.warning("no_lines", error=str(error))
         return None
-
-
-def _way_to_the_cluster(config: Config) -> dict[str, str]:
-    """Returns the variables with which work finds the cluster to submit more; the Starter's own credentials are not among them."""
-    own = config.security
-    variables = {
-        "RMGR_GATEWAY": own.work_gateway,
-        "RMGR_ZK": config.cluster.zk if not own.work_gateway else "",
-        "RMGR_STORE": config.cluster.store if not own.work_gateway else "",
-        "RMGR_SECURITY_DIR": own.work_bundle,
-        "RMGR_SECURITY_ZOOKEEPER_TLS": "true" if config.security.zookeeper_tls else "",
-    }
-    return {name: value for name, value in variables.items() if value}
 
 
 def _serve(
@@ -385,7 +251,13 @@ def _serve(
     lines = _open_lines(config.starter, agents, credentials, trust, log, bounds)
     endpoint = advertised(server.endpoint, config.starter.advertise)
     measured = MetricsPlace(config.starter.metrics, Role.STARTER)
-    parts = build(
+    identity = Registrant(
+        endpoint=endpoint,
+        key_id=credentials.identity.key_id if credentials is not None else "",
+        line=f"{endpoint.rpartition(':')[0]}:{lines.port}" if lines is not None else "",
+        metrics=advertised_metrics(measured.address, config.starter.advertise),
+    )
+    starter = build(
         config,
         names,
         directory,
@@ -393,47 +265,36 @@ def _serve(
         store,
         meta,
         log,
-        endpoint=endpoint,
-        line=f"{endpoint.rpartition(':')[0]}:{lines.port}" if lines is not None else "",
-        metrics_at=advertised_metrics(measured.address, config.starter.advertise),
-        progress=guard.progress,
+        identity,
         cgroups=CgroupConfig(),
         store_note=store.note,
         credentials=credentials,
         trust=trust,
         bounds=bounds,
     )
-    agents.update(parts.starter.agents)
+    agents.update(starter.agents)
+    metrics, operators = starter.shared.metrics, config.security.operators
     keeper = SecretKeeper(coordinator, credentials, config, log).start() if credentials is not None else None
-    parts.metrics.store_up.set_function(lambda: store.is_up)
-    parts.metrics.refused_connections.set_function(lambda: server.refused_connections)
-    node = NodeAnswering(
-        parts.starter,
-        store,
-        disk=parts.disk,
-        spooled=lambda: parts.io.pending_bytes,
-        store_note=store.note,
-        operators=config.security.operators,
-        log=log,
-    )
-    server.add_generic(node_handler(node))
-    server.add_generic(handler_of(RanksAnswering(parts.starter)))
-    server.add_generic(rpc_terminal.handler_of(TerminalAnswering(parts.starter, operators=config.security.operators, log=log)))
+    metrics.store_up.set_function(lambda: store.is_up)
+    metrics.refused_connections.set_function(lambda: server.refused_connections)
+    server.add_generic(node_handler(NodeAnswering(starter, operators)))
+    server.add_generic(handler_of(RanksAnswering(starter)))
+    server.add_generic(rpc_terminal.handler_of(TerminalAnswering(starter, operators)))
     LimitsKeeper(coordinator, bounds, log).start()
     written = WrittenKeeper(store, f"starter-{names[0]}", bounds, log).start(waits=False) if credentials is not None else None
     voice = VoiceCheck(server.is_mute, telling("the Starter's", log))
-    working = Working(coordinator, store, guard, parts.starter.unable, lambda: voice.trouble)
-    end_metrics = measured.serve(parts.metrics.registry, working.trouble, credentials=credentials, trust=trust)
+    working = Working(coordinator, store, guard, starter.unable, lambda: voice.trouble)
+    end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)
     server.start()
     check_voice(server, credentials, log)
     voice.start()
     log.info("starter_listens", endpoint=server.endpoint, address=measured.address)
-    signals = SignalMessages(lambda _signal: parts.starter.stop(), patience=2)
+    signals = SignalMessages(lambda _signal: starter.stop(), patience=2)
     signals.install()
     set_for_daemon()
     guard.start()
     try:
-        parts.starter.serve(guard, notifier if notifier.is_on else None)
+        starter.serve(guard, notifier if notifier.is_on else None)
     finally:
         coordinator.close(timeout_s=2.0)  # first: the cluster need not wait for the session to expire
         if keeper is not None:
@@ -443,12 +304,12 @@ def _serve(
         server.stop(0.2)
         if lines is not None:
             lines.close()
-        parts.close()
+        starter.close()
         if written is not None:
             written.close()
         end_metrics()
         signals.restore()
-    if parts.starter.failure is not None:
-        raise parts.starter.failure
+    if starter.failure is not None:
+        raise starter.failure
     log.info("starter_stopped")
     return 0

@@ -30,10 +30,10 @@ from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.multi import Multi
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_block
-from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.checkpoint import directories as asking
 from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.checkpoint.files import StarterSeals, decode_manifest
+from rmgr.daemons.starter.node import node as starter_node
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import StoreUnavailable
 from rmgr.model.base.states import Reason, State
@@ -744,7 +744,7 @@ def test_a_forged_checkpoint_is_refused_and_the_job_goes_on_from_the_sealed_one(
         publish(rig.zk, credentials)
     trust = Trust(ZooKeeperKeys(rig.zk), bundles.ca.cert_pem)
     seals = StarterSeals(mine, trust, cluster_id="c")
-    monkeypatch.setattr(starter, "seals_of", lambda *_: seals)
+    monkeypatch.setattr(starter_node, "seals_of", lambda *_: seals)
     start(rig, "n1")
     ledger = tmp_path / "ledger"
     number = counts(rig, python(ledger), ledger)

@@ -226,7 +226,7 @@ def test_a_hold_that_was_replaced_between_two_looks_is_taken_anew(rig: Rig) -> N
     data = encode_record(NodeHold(head="n3", key="k", cores=2))
     outcome = rig.zk.commit(Multi(name="TEST", ops=(Delete(path), Create(path, data)), proof=Holds(path, data))).result(60)
     assert isinstance(outcome, Committed)
-    ready = rig.starters[0].parts.starter.ask(lambda: agent.jobs.holds.when_ready(f"{job}.0.1", head="n3", cores=2))
+    ready = rig.starters[0].starter.ask(lambda: agent.jobs.holds.when_ready(f"{job}.0.1", head="n3", cores=2))
     assert ready.result(30) is not before
     eventually(lambda: agent.lanes.free_cores == 1, "the old one's core free")
     delete(rig, path)
@@ -327,7 +327,7 @@ def test_a_helper_that_only_registers_again_keeps_its_part_and_one_that_begins_a
     expire(rig, helper)
     again = rig.wait_registered("n2", incarnation=first.incarnation + 1)
     assert again.life == first.life
-    holds = rig.starters[1].parts.starter.ask(lambda: list(helper.agent("n2").jobs.holds))
+    holds = rig.starters[1].starter.ask(lambda: list(helper.agent("n2").jobs.holds))
     assert ([hold.is_ready for hold in holds], rig.failed(number)) == ([True], {})
     # What a Starter writes that has died in between; this one takes it for a fence.
     found = rig.zk.get(paths.node("n2")).result(60)

@@ -140,7 +140,7 @@ def test_an_end_that_cannot_be_taken_in_is_its_tasks_alone_and_cancels_go_on(
     eventually(lambda: sum(block.live for block in list(running.agent().blocks.values())) == 2, "both cores are free for them")
     blocks = [block for block in list(running.agent().blocks.values()) if block.key.submission == runs]
     for block in blocks:
-        running.parts.starter.ask(lambda block=block: running.agent().cancel(block, None, "enough", 0))
+        running.starter.ask(lambda block=block: running.agent().cancel(block, None, "enough", 0))
     assert {outcome.state for outcome in rig.outcomes(runs, 2).values()} == {State.CANCELLED}
 
 
@@ -195,9 +195,10 @@ class Flood:
         self.store = MemoryStore(uuid.uuid4().hex)
         self.logs = LiveLogs(SimpleNamespace(run=self._run), lambda: None, CAP, partial(Charge, Bounds()))
         agent = SimpleNamespace(lanes=[self.lane], logs=self.logs, blocks={})
-        starter: Any = SimpleNamespace(agents={"n1": agent}, ask=lambda question: question())
+        shared = SimpleNamespace(io=SimpleNamespace(store=self.store), log=None)
+        starter: Any = SimpleNamespace(agents={"n1": agent}, shared=shared, ask=lambda question: question())
         self.agent = agent
-        self.service = NodeAnswering(starter, self.store, disk=None, spooled=lambda: 0)
+        self.service = NodeAnswering(starter)
 
     def _run(self, job: Callable[[MemoryStore], Any], done: Callable[[Any], None], **_: object) -> None:
         done(job(self.store))

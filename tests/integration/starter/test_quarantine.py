@@ -46,12 +46,12 @@ def test_a_quarantine_is_published_until_it_is_over_and_one_of_an_older_life_is_
         for number in range(OWN):
             agent.strikes.add("slot_not_opened", f"no memory {number}", time.monotonic())
 
-    running.parts.starter.ask(strike)
+    running.starter.ask(strike)
     told = eventually(lambda: trouble(rig), "the quarantine to be published")
     assert (told.kind, told.incarnation) == ("quarantine", agent.incarnation)
     assert "slot_not_opened: no memory 4" in told.reason
     assert 50 < (told.until_us - told.since_us) / 1e6 < 61
-    running.parts.starter.ask(lambda: setattr(agent.strikes, "out_until_s", time.monotonic()))
+    running.starter.ask(lambda: setattr(agent.strikes, "out_until_s", time.monotonic()))
     eventually(lambda: trouble(rig) is None, "its end to be published")
     assert not agent.is_draining
 

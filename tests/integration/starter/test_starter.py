@@ -263,7 +263,7 @@ def test_output_expires_as_the_clusters_settings_say_now(rig: Rig, monkeypatch: 
     found = rig.zk.get(paths.CONFIG).result(60)
     settings = replace(decode_record(found.data, ClusterSettings, paths.CONFIG), log_retention_us=days * 86_400_000_000)
     assert isinstance(rig.zk.commit(set_settings(settings, found.version)).result(60), Committed)
-    eventually(lambda: running.parts.starter.settings.log_retention_us == settings.log_retention_us, "the Starter has the settings")
+    eventually(lambda: running.starter.shared.settings.log_retention_us == settings.log_retention_us, "the Starter has the settings")
     number = rig.submit(sh("echo early; while [ ! -e go ]; do sleep 0.05; done; yes | head -c 600000", cwd=str(rig.directory)))
     eventually(lambda: rig.store.keys(keys.logs_of(number)), "a part written while it runs")
     (rig.directory / "go").touch()

@@ -139,7 +139,7 @@ def test_a_fenced_node_kills_its_work_and_registers_anew(rig: Rig, tmp_path: Pat
     eventually(lambda: rig.failed(number), "its block failed")
     assert [one.reason for one in rig.failed(number).values()] == [Reason.NODE_LOST]
     assert rig.running() == []
-    eventually(lambda: value_of(running.parts.metrics.registrations) == 2, "the second registration to be counted")
+    eventually(lambda: value_of(running.starter.shared.metrics.registrations) == 2, "the second registration to be counted")
     other = rig.submit(lambda: 1)
     rig.outcomes(other, 1)
 
@@ -324,12 +324,12 @@ def test_a_store_that_is_away_delays_results_and_loses_none(rig: Rig) -> None:
     running = rig.start()
     rig.wait_registered()
     make, broken = bytes_maker(), BrokenStore(rig.store)
-    running.parts.io.store = broken
+    running.starter.shared.io.store = broken
     warm = rig.submit(make, [call(20_000)] * 2)
     assert rig.outcomes(warm, 2)[0].state is State.COMPLETED
     broken.is_away = True
     small = rig.submit(make, [call(20_000)] * 10)
-    eventually(lambda: running.parts.io.down_since_s is not None, "the store missed")
+    eventually(lambda: running.starter.shared.io.down_since_s is not None, "the store missed")
     eventually(lambda: sum(block.writing for block in list(running.agent().blocks.values())) >= 2, "results that wait")
     assert rig.outcomes(small, 0) == {}
     broken.is_away = False
@@ -341,12 +341,12 @@ def test_a_node_whose_spool_is_full_takes_nothing_new(rig: Rig) -> None:
     running = rig.start(spool_cap_bytes=50_000)
     rig.wait_registered()
     make, broken = bytes_maker(), BrokenStore(rig.store)
-    running.parts.io.store = broken
+    running.starter.shared.io.store = broken
     warm = rig.submit(make, [call(20_000)])
     rig.outcomes(warm, 1)
     broken.is_away = True
     number = rig.submit(make, [call(20_000)] * 100, blocks=50)
-    eventually(lambda: running.parts.io.pending_bytes >= 50_000, "the bound reached")
+    eventually(lambda: running.starter.shared.io.pending_bytes >= 50_000, "the bound reached")
     eventually(lambda: running.agent().lanes.is_idle, "nothing runs")
     assert len(rig.pending()) > 10
     broken.is_away = False
@@ -356,7 +356,7 @@ def test_a_node_whose_spool_is_full_takes_nothing_new(rig: Rig) -> None:
 def test_a_full_disk_drains_the_node_and_space_brings_it_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     running = rig.start()
     rig.wait_registered()
-    disk = running.parts.disk
+    disk = running.starter.shared.disk
     monkeypatch.setattr(disk, "_check", lambda _factor: "the work directory is full")
     eventually(lambda: running.agent().is_draining, "drained")
     number = rig.submit(lambda: 1)

@@ -310,7 +310,7 @@ def test_a_hungry_node_gets_half_of_what_another_has_claimed(rig: Rig, tmp_path:
     number = rig.submit(work, [call(str(tmp_path / "go"), x) for x in range(400)], blocks=8)
     eventually(lambda: rig.running("n1") and not rig.pending(), "all claimed by the first")
     rig.start("n2", cores=1)
-    eventually(lambda: value_of(first.parts.metrics.given_back) > 0, "a split")
+    eventually(lambda: value_of(first.starter.shared.metrics.given_back) > 0, "a split")
     eventually(lambda: rig.running("n2"), "the second has some of them")
     (tmp_path / "go").touch()
     found = rig.outcomes(number, 400)

@@ -149,7 +149,7 @@ def test_the_starter_and_other_users_are_out_of_reach(rig: Rig, node: Running, a
         assert where.exists()
     finally:
         (block,) = [block for block in list(node.agent().blocks.values()) if block.key.submission == long]
-        node.parts.starter.ask(lambda: node.agent().cancel(block, None, "enough", 0))
+        node.starter.ask(lambda: node.agent().cancel(block, None, "enough", 0))
     assert rig.outcomes(long, 1)[0].state is State.CANCELLED  # a root Starter ends the work of anybody
 
 

@@ -62,7 +62,7 @@ def test_the_task_that_fills_the_disk_ends_and_others_go_on(rig: Rig, anna: Acco
     ready.touch()
     assert rig.outcomes(hers, 1)[0].state is State.COMPLETED, "her other work takes little"
     for block in [block for block in list(rig.starters[0].agent().blocks.values()) if block.key.submission == his]:
-        rig.starters[0].parts.starter.ask(lambda block=block: rig.starters[0].agent().cancel(block, None, "enough", 0))
+        rig.starters[0].starter.ask(lambda block=block: rig.starters[0].agent().cancel(block, None, "enough", 0))
     assert rig.outcomes(his, 1)[0].state is State.CANCELLED, "it ran until then"
 
 

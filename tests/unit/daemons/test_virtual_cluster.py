@@ -80,10 +80,10 @@ def lose_a_lease(world: VirtualMachine, directory: Path) -> tuple[VirtualCluster
     assert cut_s + SESSION_S / 2 < stopped < cut_s + SESSION_S, "it stops acting by itself, before anybody may take what it has"
     assert world.now_s > cut_s + SESSION_S + 60.0, "the other one ran all of it, after the first was fenced"
     assert (future.settled.node, future.settled.attempt) == ("n2", 2)
-    assert first.starter.agents["n1"].blocks != {}, "who is cut off runs on what is not exclusive"
+    assert first.agents["n1"].blocks != {}, "who is cut off runs on what is not exclusive"
     cluster.mend(link)
     world.run_until(lambda: record_of(cluster, "n1").incarnation == 2, "it comes back as another incarnation")
-    world.run_until(lambda: not first.starter.agents["n1"].blocks, "what it has is not its own any more")
+    world.run_until(lambda: not first.agents["n1"].blocks, "what it has is not its own any more")
     assert record_of(cluster, "n1").state is NodeState.UP
     return cluster, future
 
@@ -113,7 +113,7 @@ def test_a_registration_whose_last_answer_is_missing_is_made_again(
     world: VirtualMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = VirtualCluster(world, tmp_path)
-    starter = cluster.starter("n1", task_s=1.0)[0].starter
+    starter = cluster.starter("n1", task_s=1.0)[0]
     ask, answers, told = starter._registry.registered_ms, [CoordinationUnavailable("ZooKeeper does not answer")], list[int]()
 
     def registered_ms(node: str) -> int:
@@ -122,7 +122,7 @@ def test_a_registration_whose_last_answer_is_missing_is_made_again(
         return ask(node)
 
     monkeypatch.setattr(starter._registry, "registered_ms", registered_ms)
-    monkeypatch.setattr(starter._shared, "gate", SimpleNamespace(registered=told.append))
+    monkeypatch.setattr(starter.shared, "gate", SimpleNamespace(registered=told.append))
     world.run_until(lambda: cluster.events("acting", "n1"), "n1 acts")
     assert [line["incarnation"] for line in cluster.events("registered", "n1")] == [1, 2]
     assert len(told) == 1
@@ -298,8 +298,8 @@ def test_what_has_left_a_queue_does_not_start_there_and_runs_once_somebody_leads
 def in_use(cluster: VirtualCluster) -> dict[str, int]:
     """Tasks that run, by user, as the Starters have them; each has one core."""
     running: Counter[str] = Counter()
-    for parts in cluster.starters:
-        for agent in parts.starter.agents.values():
+    for starter in cluster.starters:
+        for agent in starter.agents.values():
             for block in agent.blocks.values():
                 running[block.info.record.user] += block.live
     return dict(running)

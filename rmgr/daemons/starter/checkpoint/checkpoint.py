@@ -224,7 +224,7 @@ class Checkpoints:
 
     def _measure(self, case: OpenCheckpoint, _detail: str | Exception) -> Story[None]:
         parts = self.directories.parts(case.block, lambda: case.is_over)
-        store, limit = self._shared.io.store, self._shared.checkpoint_max_bytes
+        store, limit = self._shared.io.store, self._shared.config.checkpoint_max_bytes
         try:
             yield self.directories.background(lambda: check(parts, store, limit))
         except Exception as error:  # noqa: BLE001 - whatever it is, the job is told
@@ -346,10 +346,11 @@ class Checkpoints:
         """Stores the content of its directories, and the output of an attempt that has ended."""
         block, ending, key = case.block, case.ending, case.block.key
         keeps = not case.kills and rigid_of(block).restart != FROM_START
-        parts, store, limit = self.directories.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
+        parts = self.directories.parts(block, lambda: case.is_over)
+        store, limit = self._shared.io.store, self._shared.config.checkpoint_max_bytes
         base, one_at_a_time = self.restores.base(block), self.directories.own_part(block).copying
         saved = Checkpoint(sub=key.submission, index=key.first, attempt=key.attempt, n=case.number)
-        log_ttl_s, seals = self._shared.settings().log_ttl_s, self._seals
+        log_ttl_s, seals = self._shared.settings.log_ttl_s, self._seals
 
         def job() -> str:
             if ending is not None:

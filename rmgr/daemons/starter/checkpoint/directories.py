@@ -118,8 +118,7 @@ class JobDirectories:
         """Returns all its directories, this node's first."""
         found: list[JobDirectory] = [self.own_part(block)]
         allocation, peers, key = block.data.allocation, self._shared.peers, block.key
-        for helper, _ in allocation.helpers if allocation is not None and peers is not None else ():
-            assert peers is not None
+        for helper, _ in allocation.helpers if allocation is not None else ():
             found.append(
                 RemotePart(
                     node=helper,

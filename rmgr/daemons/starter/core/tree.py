@@ -92,18 +92,15 @@ def settle_again() -> None:
 class Committer:
     """Commits on behalf of the nodes of one Starter.
 
-    Args:
-        on_fenced: called with the node whose fence has moved; its commit gets no other answer.
-        count: counts an event by name (fenced_writes, ambiguous_commits).
+    Args: count: counts an event by name (fenced_writes, ambiguous_commits).
+    Attributes: on_fenced: called with the node whose fence has moved; its commit gets no other answer.
     """
 
-    def __init__(
-        self, coordinator: Coordinator, loop: StoryLoop, *, on_fenced: Callable[[str], None], count: Callable[[str], None], log: Log
-    ) -> None:
+    def __init__(self, coordinator: Coordinator, loop: StoryLoop, *, count: Callable[[str], None], log: Log) -> None:
         self._coordinator = coordinator
         self._post = loop.post
         self._stories = Stories(loop)  #: of this registration
-        self._on_fenced = on_fenced
+        self.on_fenced: Callable[[str], object] = lambda _: None
         self._count = count
         self._log = log
         self._fences: dict[str, int] = {}
@@ -221,7 +218,7 @@ class Committer:
             self._count("ambiguous_commits")
         if isinstance(outcome, Conflict) and guard is not None and outcome.path == guard.path:
             self._count("fenced_writes")
-            self._on_fenced(node_of(guard))
+            self.on_fenced(node_of(guard))
             return
         self.in_flight -= 1
         done(outcome)

@@ -209,7 +209,7 @@ class Dispatcher:
                     return handed
                 block.payloads = handed
         key = block.key
-        shape = info.shape(key.cores, key.memory_mib, environ=self._shared.environ, output_cap=self._shared.output_cap)
+        shape = info.shape(key.cores, key.memory_mib, environ=self._shared.environ, output_cap=self._shared.config.log_cap_bytes)
         if block.is_placed:
             shape = self._jobs.shape(block, shape)
         made = self._python_launch(block, info, shape) if info.is_python else self._command_launch(info, shape)

@@ -449,7 +449,8 @@ class Ends:
             ending.error = over_limit(ending, block.info.record) or ending.error
         if ending.error.startswith(DISK_WAS_FULL):  # the node looks well again once the work's files are gone
             self._node.strike("disk_full", f"{block.key.submission}_{index}: {ending.error}", block.info.account)
-        ending.account, ending.output_cap, ending.file_cap = block.info.account, self._shared.output_cap, self._shared.file_cap
+        ending.account, ending.output_cap = block.info.account, self._shared.config.log_cap_bytes
+        ending.file_cap = self._shared.disk_caps.user_bytes
         if block.payloads is not None and crowded(block, index, ending):
             ending.log_rows = True
         if not ending.needs_store:
@@ -457,7 +458,7 @@ class Ends:
             return
         block.writing += 1
         done = partial(self._on_stored, block, index, ending)
-        self._rows.add(StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._shared.settings().log_ttl_s, done=done))
+        self._rows.add(StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._shared.settings.log_ttl_s, done=done))
 
     def _on_stored(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
         counts = block.live, block.writing - 1
@@ -517,7 +518,7 @@ class Ends:
             ending,
             written,
             backoff_us=record.backoff_us,
-            max_losses=self._shared.settings().max_losses,
+            max_losses=self._shared.settings.max_losses,
             cancelled=block.cancel_words(index),
         )
         if isinstance(ended, Outcome):

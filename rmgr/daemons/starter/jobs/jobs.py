@@ -312,17 +312,16 @@ class Jobs:
         account = block.info.account
         if key in self._doors:  # left by a failed try
             self._doors.pop(key).close()
-        if allocation.helpers and self._shared.peers is not None:
-            self._doors[key] = Door(
-                place / "ranks",
-                self._shared.peers,
-                nodes=frozenset(node for node, _ in allocation.helpers),
-                endpoint_of=lambda node: self._endpoint_of(block, node),
-                hold=run_label(key.submission, key.first, key.attempt),
-                uid=account.uid if account is not None else -1,
-                on_starved=lambda: self._shared.post(lambda: self._node.stop_tasks(block, None, Reason.OUT_OF_MEMORY, 0)),
-                clock=(lambda: (self.served_us(block) or 0) / 1e6) if allocation.gang else None,
-            )
+        self._doors[key] = Door(
+            place / "ranks",
+            self._shared.peers,
+            nodes=frozenset(node for node, _ in allocation.helpers),
+            endpoint_of=lambda node: self._endpoint_of(block, node),
+            hold=run_label(key.submission, key.first, key.attempt),
+            uid=account.uid if account is not None else -1,
+            on_starved=lambda: self._shared.post(lambda: self._node.stop_tasks(block, None, Reason.OUT_OF_MEMORY, 0)),
+            clock=(lambda: (self.served_us(block) or 0) / 1e6) if allocation.gang else None,
+        )
         if account is not None:  # last, so that the user cannot put anything else where files are made
             hand_over(place, account)
         self._places[key] = place  # only when complete: without descriptors any step above may fail, and is repeated
@@ -434,7 +433,7 @@ class Jobs:
         key, peers = block.key, self._shared.peers
         try:
             record: NodeRecord | None = yield from record_of(self._shared.coordinator, helper)
-            if peers is None or record is None or not record.endpoint:
+            if record is None or not record.endpoint:
                 return
             hold = run_label(key.submission, key.first, key.attempt)
             answer: Future[RmgrError | None] = Future()
@@ -530,7 +529,6 @@ def _request_promise(node: NodeAgent, block: ClaimedBlock, helper: str, endpoint
             else:
                 answer.set_result(Promise(life=life, incarnation=incarnation, endpoint=endpoint))
 
-    assert node.shared.peers is not None
     hold = run_label(block.key.submission, block.key.first, block.key.attempt)
     node.shared.peers.prepare(endpoint, helper, hold, head=node.name, cores=cores, timeout_s=timeout_s, done=answered)
     return answer
@@ -583,7 +581,7 @@ class Barriers:
             self._lookouts.begin(block)
         self._sit_down(block)
         if not barrier.is_seated:  # its time begins when the head has room: until then another job may be leaving
-            limit_s = self._shared.settings().barrier_us / 1e6
+            limit_s = self._shared.settings.barrier_us / 1e6
             barrier.end_s, barrier.is_seated = now_s + limit_s, block.seat is not None
             if barrier.is_seated:
                 self._shared.after(limit_s, settle_again)
@@ -612,7 +610,7 @@ class Barriers:
         while self._open.get(barrier.block.key) is barrier and machine.monotonic() < barrier.end_s:
             try:
                 record: NodeRecord | None = yield from record_of(self._shared.coordinator, helper)
-                if record is None or self._shared.peers is None or not record.endpoint:
+                if record is None or not record.endpoint:
                     raise RmgrError(f"node {helper} has no Starter that could be asked")
                 failpoint("starter.before_prepare")
                 left_s = max(0.1, barrier.end_s - machine.monotonic())
@@ -765,7 +763,7 @@ class Verdicts:
     def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
         """Returns True if `tell` is called later, with what is known then in `ending`."""
         allocation = block.data.allocation
-        if allocation is None or not allocation.helpers or ending.reason not in _DOUBTFUL or self._shared.peers is None:
+        if allocation is None or not allocation.helpers or ending.reason not in _DOUBTFUL:
             return False
         if block.cancel_words(block.key.first) is not None:
             return False

@@ -29,7 +29,6 @@ from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, 
 from rmgr.model.base.units import counted
 from rmgr.runner.ranks import ranks, terminal
 from rmgr.runtime import machine
-from rmgr.runtime.machine import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.execution.holds import HeldPart
@@ -418,10 +417,9 @@ def node_in(line: bytes) -> str:
 class TerminalAnswering:
     """The `TerminalAnswers` (`adapters/terminals.py`) of one Starter."""
 
-    def __init__(self, starter: Starter, *, operators: Sequence[str] = (), log: Log | None = None) -> None:
+    def __init__(self, starter: Starter, operators: Sequence[str] = ()) -> None:
         self._starter = starter
         self._operators = tuple(operators)
-        self._log = log
 
     def attach(self, submission: int, index: int, *, caller: Caller) -> RanksLink:
         """See `TerminalAnswers.attach`. Only its owner may type into a command; operators may not."""
@@ -433,7 +431,7 @@ class TerminalAnswering:
             raise NotFound(f"job {submission} does not run on this node")
         hosts, uid, owner = found
         person = person_of(caller, self._operators)
-        with audited(self._log, person, "terminal", str(submission)):
+        with audited(self._starter.shared.log, person, "terminal", str(submission)):
             if not (person.is_open or person.owns(owner)):
                 raise denied(submission, owner)
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -30,13 +30,12 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.membership import unregister
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, Stamped, Unknown
-from rmgr.coord.protocol.ports import Coordinator, SessionState
+from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.home import DiskWatch
 from rmgr.daemons.starter.core.io import was_quiet
 from rmgr.daemons.starter.core.tree import CountedChildren, WatchedZnode
-from rmgr.daemons.starter.node.node import NodeAgent, Shared
+from rmgr.daemons.starter.node.node import Call, NodeAgent, Shared, passing_directories
 from rmgr.daemons.starter.node.trouble import Drains
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError, StateConflict, VersionMismatch, WrongCluster
@@ -45,10 +44,11 @@ from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.cluster.queue import CappedUse, ClusterSettings, Dispatch
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.procedures.bootstrap import check_same, read_meta
+from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Backoff, Log
-from rmgr.runtime.mailbox import Mailbox, run_loop
+from rmgr.runtime.mailbox import run_loop
 from rmgr.runtime.release import check_release, release
 from rmgr.runtime.supervision import Lease, Notifier, StallGuard
 
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 V = TypeVar("V")
-Call = Callable[[], object]
 #: Most messages handled before the nodes settle.
 _MESSAGES = 200
 #: Longest pause of the loop; and the same while all nodes are empty and the last turn brought no message.
@@ -80,44 +79,21 @@ _CLOCK_SLACK_S = 2.0
 
 
 class Starter:
-    """All nodes of one process.
+    """All nodes of one process. identity: under which they register."""
 
-    Args:
-        mailbox: all messages go there.
-        cluster_id: any other cluster is refused at each new session.
-        store_note: returns what is wrong with the data store, for people.
-    """
-
-    def __init__(
-        self,
-        agents: Mapping[str, NodeAgent],
-        shared: Shared,
-        *,
-        mailbox: Mailbox[Call],
-        registry: Registry,
-        disk: DiskWatch,
-        settings: ClusterSettings,
-        partition: str,
-        cluster_id: str,
-        stop_grace_s: float,
-        store_note: Callable[[], str] = str,
-    ) -> None:
-        self.agents = agents
-        self.settings = settings
+    def __init__(self, shared: Shared, identity: Registrant) -> None:
+        self.shared = shared
+        self.agents = agents = shared.agents
         self.failure: RmgrError | None = None
-        self._shared = shared
-        self.mailbox = mailbox
+        self.mailbox = shared.mailbox
         self._coordinator = shared.coordinator
         self._committer = shared.committer
         self._io = shared.io
         self._metrics = shared.metrics
         self._log = shared.log
-        self._registry = registry
-        self._drains = Drains(agents.values(), disk, shared.io, spool_cap=shared.spool_cap, log=shared.log, gate=shared.gate)
-        self._end = StarterEnd(agents.values(), grace_s=stop_grace_s, log=shared.log)
-        self._partition = partition
-        self._cluster_id = cluster_id
-        self._store_note = store_note
+        self._registry = Registry(self, identity)
+        self._drains = Drains(shared)
+        self._end = StarterEnd(agents.values(), grace_s=shared.config.stop_grace_s, log=shared.log)
         self._lease = Lease(shared.coordinator)
         self._session = SessionState.LOST
         self._retry_register_s: float | None = None  #: monotonic time of the next try, None = at once
@@ -140,6 +116,8 @@ class Starter:
         self._usage_watch = self._watch(shared.coordinator.get, paths.USAGE, self._on_usage)
         self._watches = self._make_watches()
         self._idle_watch = self._watch(shared.coordinator.children, paths.IDLE, self._on_idle, resync_s=2.0)
+        shared.committer.on_fenced = self.on_fenced
+        self.use_settings(shared.settings)
 
     @property
     def is_stopping(self) -> bool:
@@ -209,12 +187,16 @@ class Starter:
 
     def _come_round(self) -> None:
         """Shows the stall guard and the service manager that the loop makes progress."""
-        if self._guard is not None:
-            self._guard.progress()
+        self.progress()
         if self._notifier is not None:
             self._notify(self._notifier)
         if not self._finished:
             failpoint("starter.round")
+
+    def progress(self) -> None:
+        """Shows the stall guard that the loop makes progress."""
+        if self._guard is not None:
+            self._guard.progress()
 
     def _notify(self, notifier: Notifier) -> None:
         """Reports to the service manager: ready once the nodes are registered, and what the Starter does."""
@@ -226,12 +208,12 @@ class Starter:
             notifier.ready()
         drains = "; ".join(f"{agent.name} drained: {why}" for agent in self.agents.values() for why in agent.drains.values())
         serving = f"serving {', '.join(self.agents)}" if self._was_acting else f"degraded: nothing is claimed, {self._why_not()}"
-        if note := self._store_note():
+        if note := self.shared.store_note():
             serving = f"{serving}; degraded: {note}"
         notifier.tell(f"{serving}; {drains}" if drains else serving)
 
     def _handle(self, message: Call) -> None:
-        self._shared.aside.attempt(message)  # loop boundary: one bad message must not end the node's work
+        self.shared.aside.attempt(message)  # loop boundary: one bad message must not end the node's work
 
     def wait_s(self) -> float:
         """See `LoopOwner`."""
@@ -277,7 +259,7 @@ class Starter:
             self._watch_hungry()
         else:
             for agent in self.agents.values():
-                self._shared.aside.attempt(agent.jobs.gangs.turn_on)
+                self.shared.aside.attempt(agent.jobs.gangs.turn_on)
         if (pending := self._io.pending_bytes) != self._spooled:
             self._spooled = pending
             self._metrics.spooled_bytes.set(pending)
@@ -319,10 +301,10 @@ class Starter:
 
     def _register(self) -> None:
         try:
-            check_release(check_same(read_meta(self._coordinator), self._cluster_id))  # the cluster may have been upgraded meanwhile
+            check_release(check_same(read_meta(self._coordinator), self.shared.cluster_id))  # the cluster may have been upgraded meanwhile
             fences = self._registry.register(list(self.agents.values()))
-            if self._shared.gate is not None:
-                self._shared.gate.registered(self._registry.registered_ms(next(iter(self.agents))))
+            if self.shared.gate is not None:
+                self.shared.gate.registered(self._registry.registered_ms(next(iter(self.agents))))
             self._committer.start(fences)  # only now: whatever fails before, the whole registration is tried again
         except (PermissionDenied, StateConflict, VersionMismatch, WrongCluster) as error:
             self._log.error("starter_gives_up", error=error.message)
@@ -361,7 +343,7 @@ class Starter:
     def _watch(
         self, ask: Callable[..., Future[V]], path: str, tell: Callable[..., object], *about: object, **options: float
     ) -> WatchedZnode[V]:
-        return WatchedZnode(ask, path, tell, *about, loop=self._shared, aside=self._shared.aside, **options)
+        return WatchedZnode(ask, path, tell, *about, loop=self.shared, aside=self.shared.aside, **options)
 
     def _make_watches(self) -> list[WatchedZnode[Any]]:
         get = self._coordinator.get
@@ -396,7 +378,7 @@ class Starter:
 
     def _on_settings(self, found: Stamped | None) -> None:
         settings = decode_record(found.data, ClusterSettings, paths.CONFIG) if found is not None and found.data else ClusterSettings()
-        if settings != self.settings or not self._boards:
+        if settings != self.shared.settings or not self._boards:
             self.use_settings(settings)
         for board in self._boards:
             board.since = found.stat.mzxid if found is not None else 0
@@ -405,20 +387,20 @@ class Starter:
         if found is not None and found.version != self._usage_version:
             self._usage_version = found.version
             for name, agent in self.agents.items():
-                self._shared.caps.uses(name, agent.puller.in_use(), agent.lanes.cores)
-            self._shared.caps.told(decode_record(found.data, CappedUse, paths.USAGE))
+                self.shared.caps.uses(name, agent.puller.in_use(), agent.lanes.cores)
+            self.shared.caps.told(decode_record(found.data, CappedUse, paths.USAGE))
 
     def use_settings(self, settings: ClusterSettings) -> None:
         """Uses the queues of this Starter's partition, highest rank first."""
-        self.settings = settings
-        self._shared.caps.limits = settings.limits
+        self.shared.settings = settings
+        self.shared.caps.limits = settings.limits
         old = {board.spec.name: board for board in self._boards}
-        wanted = [queue for queue in settings.queues if queue.partition == self._partition and queue.dispatch is Dispatch.PULL]
+        wanted = [queue for queue in settings.queues if queue.partition == self.shared.config.partition and queue.dispatch is Dispatch.PULL]
         boards = []
         for queue in sorted(wanted, key=lambda queue: (-queue.rank, queue.name)):
             board = old.get(queue.name)
             if board is None:
-                salt, turns = next(iter(self.agents)), self._shared.turns[queue.name]
+                salt, turns = next(iter(self.agents)), self.shared.turns[queue.name]
                 board = PendingQueue(queue, self._coordinator, post=self.mailbox.put, salt=salt, turns=turns)
             board.spec = queue
             boards.append(board)
@@ -443,6 +425,15 @@ class Starter:
         self._drains.stopping()
         self._end.begin(machine.monotonic())
 
+    def close(self) -> None:
+        """Ends all work, processes and threads (the caller ends the session)."""
+        for agent in self.agents.values():
+            agent.runner.close(timeout_s=3.0)
+        self._io.close()
+        self.shared.peers.close()
+        for directory in passing_directories(self.shared.directory, self.agents):
+            remove_tree(directory)
+
 
 # -- the end ---------------------------------------------------------------------------------------------------------------
 # The end of a Starter: its nodes take no new work, running work has a grace to end by itself, and is then killed.
@@ -462,19 +453,14 @@ class StarterEnd:
         self._grace_s = grace_s
         self._log = log
         self._kill_s = math.inf  #: when running work is killed (monotonic)
-        self._has_begun = False
+        self.has_begun = False  #: the end was ordered
         self._silent_since_s: float | None = None
         self._killed: set[ClaimedBlock] = set()
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether the end was ordered."""
-        return self._has_begun
-
     def begin(self, now_s: float) -> None:
         """Gives running work its grace at the first call, ends it now at the second."""
-        self._kill_s = min(self._kill_s, now_s if self._has_begun else now_s + self._grace_s)
-        self._has_begun = True
+        self._kill_s = min(self._kill_s, now_s if self.has_begun else now_s + self._grace_s)
+        self.has_begun = True
         self._log.info("stopping", deadline_s=round(self._kill_s - now_s, 1))
 
     def within_s(self, now_s: float) -> float:
@@ -525,26 +511,12 @@ class Registrant:
 
 
 class Registry:
-    """Registers the nodes of one Starter, again for each new session.
+    """Registers the nodes of one Starter, again for each new session. Its waits end with `Stopping` once the Starter is stopping."""
 
-    Args:
-        progress: called during waits (the stall guard). is_stopping: a wait ends with `Stopping` once it returns True.
-    """
-
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        identity: Registrant,
-        *,
-        progress: Callable[[], None],
-        is_stopping: Callable[[], bool],
-        log: Log,
-    ) -> None:
-        self._coordinator = coordinator
+    def __init__(self, starter: Starter, identity: Registrant) -> None:
+        self._starter = starter
+        self._coordinator, self._log = starter.shared.coordinator, starter.shared.log
         self._identity = identity
-        self._progress = progress
-        self._is_stopping = is_stopping
-        self._log = log
         self.guid = ""
         self._guids: set[str] = set()
         self._records: dict[str, tuple[NodeRecord, int]] = {}  # as registered, with its version
@@ -585,7 +557,7 @@ class Registry:
         deadline_s = machine.monotonic() + self._coordinator.session_timeout_s + _SLACK_S
         is_logged = False
         while True:
-            if self._is_stopping():
+            if self._starter.is_stopping:
                 raise Stopping
             found = [self._wait(self._coordinator.get(paths.node(agent.name))) for agent in agents]
             records = [None if one is None else decode_record(one.data, NodeRecord) for one in found]
@@ -598,7 +570,7 @@ class Registry:
                 if not is_logged:
                     self._log.warning("name_taken", node=record.node, pid=record.pid, host=record.host, why="waiting for it to go")
                     is_logged = True
-                self._progress()
+                self._starter.progress()
                 machine.sleep(_POLL_S)
                 continue
             fences = self._commit_register(agents, found, records)
@@ -777,13 +749,13 @@ class Registry:
     def _wait(self, future: Future[T]) -> T:
         deadline_s = machine.monotonic() + _TIMEOUT_S + 1.0
         while True:
-            self._progress()
+            self._starter.progress()
             try:
                 return future.result(0.5)
             except TimeoutError:
                 if machine.monotonic() > deadline_s:
                     raise CoordinationUnavailable("ZooKeeper does not answer") from None
-            if self._is_stopping() and machine.monotonic() > deadline_s - _TIMEOUT_S / 2:
+            if self._starter.is_stopping and machine.monotonic() > deadline_s - _TIMEOUT_S / 2:
                 raise Stopping
 
 

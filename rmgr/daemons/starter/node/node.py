@@ -7,9 +7,9 @@ Owned by the Starter's one thread. `settle` is level-triggered: it looks at ever
 from __future__ import annotations
 
 import math
+import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,19 @@ from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import NodeRunner
 from rmgr.adapters.host.workevents import TurnEvent
 from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.identity.trust import Trust
 from rmgr.adapters.rpc.ranks import Peers
-from rmgr.coord.protocol.ports import Coordinator
-from rmgr.daemons.starter.checkpoint.files import OPEN, Seals
+from rmgr.config import Config
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.daemons.starter.checkpoint.files import seals_of
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
-from rmgr.daemons.starter.core.home import Home
+from rmgr.daemons.starter.core.home import DiskWatch, Home
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.shares import Caps, TaskTimes, Turns
-from rmgr.daemons.starter.core.submissions import Gate, RecordCache
-from rmgr.daemons.starter.core.tree import Committer, IdleMark, IdleStage
+from rmgr.daemons.starter.core.submissions import Gate, Nonces, RecordCache
+from rmgr.daemons.starter.core.tree import Committer, IdleMark, IdleStage, settle_again
+from rmgr.daemons.starter.core.uploads import StagingRoom
 from rmgr.daemons.starter.execution.dispatch import Dispatcher, words_of
 from rmgr.daemons.starter.execution.ends import Ends, LiveLogs, cancelled
 from rmgr.daemons.starter.execution.lanes import Lanes
@@ -35,19 +38,20 @@ from rmgr.daemons.starter.jobs.jobs import Jobs
 from rmgr.daemons.starter.node.commits import Completing, DeletedClaims, Giving, Notes
 from rmgr.daemons.starter.node.orders import Amendments, Inbox
 from rmgr.daemons.starter.node.service import StarterMetrics
-from rmgr.daemons.starter.node.trouble import OUT_S, Strikes, TroubleMark
+from rmgr.daemons.starter.node.trouble import OUT_S, DiskCaps, Strikes, TroubleMark
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.daemons.starter.pull.hands import Hands
 from rmgr.daemons.starter.pull.pull import IdleMarking, Puller
 from rmgr.daemons.starter.staging.accounts import Accounts, AccountsPolicy, Reach
 from rmgr.daemons.starter.staging.inputs import Inputs, OutputClaims
 from rmgr.daemons.starter.staging.outputs import Charge, OutputRows
-from rmgr.daemons.starter.staging.stage import VALUES_CAP_BYTES, Stager
+from rmgr.daemons.starter.staging.stage import Stager
 from rmgr.model.base.resources import MIB, Capacity, NodeAttributes
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.node import Meta
 from rmgr.model.tasks.block import BlockKey
 from rmgr.procedures.authentic import Deeds
+from rmgr.procedures.bootstrap import read_settings
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.gang_clock import ClockReader
@@ -55,6 +59,7 @@ from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox, Timer
 from rmgr.runtime.story import Stories
 
+Call = Callable[[], object]
 #: After giving work away, a node claims nothing beyond its free slots for this long, so that hungry nodes get it.
 _NO_MORE_S = 0.25
 #: Age at which the known state of a submission is still good enough where only memory is at stake.
@@ -68,12 +73,13 @@ _LEVEL_S, _MISSED_S = 0.02, 0.05
 class NodeAgent:
     """One node. The Starter looks after its fence and registration."""
 
-    def __init__(
-        self, name: str, shared: Shared, runner: NodeRunner, *, capacity: Capacity, attributes: NodeAttributes, files: Path
-    ) -> None:
+    def __init__(self, name: str, shared: Shared, runner: NodeRunner, *, capacity: Capacity, processors: Sequence[int] = ()) -> None:
+        own, directory = shared.config, shared.directory / name
         self.name = name
         self.capacity = capacity
-        self.attributes = attributes
+        self.attributes = NodeAttributes(
+            partition=own.partition, site=own.site, speed=own.speed, features=own.features, call_cores=own.call_cores
+        )
         self.incarnation = 0
         self.shared = shared
         self.blocks: dict[BlockKey, ClaimedBlock] = {}
@@ -85,26 +91,26 @@ class NodeAgent:
             runner,
             cores=capacity.cores,
             memory_mib=capacity.memory_bytes // MIB,
-            python=shared.python,
+            python=own.python,
             early=shared.users is None,
             resources=capacity.resources,
-            processors=shared.processors.get(name, ()),
+            processors=processors,
         )
-        self.accounts = shared.accounts(name, files.with_name("private"), self.log)
+        self.accounts = shared.accounts(name, directory / "private", self.log)
         self.aside = shared.aside  #: errors where none should be
-        self.logs = LiveLogs(shared.io, lambda: shared.settings().log_ttl_s, shared.output_cap, shared.charge_of)
+        self.logs = LiveLogs(shared.io, lambda: shared.settings.log_ttl_s, own.log_cap_bytes, shared.charge_of)
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: source -> why it wants no new work here
         self.fault = ""  #: why each turn has failed for some seconds
         self._failing_since_s = math.inf  #: start of the current series of failing turns
         self._trouble = TroubleMark(self)
         self.next_s = math.inf  #: monotonic time at which `settle` is needed even without a new fact, inf = never
-        self.stager = Stager(self, files)
+        self.stager = Stager(self, directory / "stage")
         self.hands = Hands(self)
         self.completing = Completing(self)
         self.notes = Notes(self)
-        self.jobs = Jobs(self, files.with_name("jobs"))
-        self.ends = Ends(self, spool=files)
+        self.jobs = Jobs(self, directory / "jobs")
+        self.ends = Ends(self, spool=directory / "stage")
         self.dispatch = Dispatcher(self)
         self.giving = Giving(self)
         self.puller = Puller(self)
@@ -194,7 +200,7 @@ class NodeAgent:
         shared, step = self.shared, _Step(self, now_s)
         is_draining = self.is_draining
         begins = not is_draining and not shared.rows.is_full  # else outputs fill the memory
-        claims = begins and shared.io.pending_bytes < shared.spool_cap  # else outputs wait for the store
+        claims = begins and shared.io.pending_bytes < shared.config.spool_cap_bytes  # else outputs wait for the store
         # Work handed over by a client is already here: it comes before work that must be fetched.
         with step:
             self.hands.settle(boards, now_s)
@@ -392,50 +398,87 @@ class _Step:
         return True
 
 
-@dataclass(slots=True, kw_only=True)
 class Shared:
-    """Parts that all nodes of a Starter share."""
+    """Parts that all nodes of a Starter share.
 
-    coordinator: Coordinator
-    io: StoreIO
-    home: Home
-    forget_lost: Callable[[], None]  #: checks all kept files, and forgets those that are gone
-    committer: Committer
-    records: RecordCache
-    fetcher: Fetcher
-    inputs: Inputs
-    times: TaskTimes
-    metrics: StarterMetrics
-    settings: Callable[[], ClusterSettings]
-    mailbox: Mailbox[Callable[[], object]]  #: of the nodes' thread; the nodes settle after each message
-    environ: dict[str, str]
-    output_cap: int
-    spool_cap: int
-    python: str
-    log: Log
-    peers: Peers | None = None  #: how to ask other Starters
-    credentials: Credentials | None = None  #: None in an open cluster
-    gate: Gate | None = None  #: of a secured cluster
-    seals: Seals = OPEN  #: of checkpoints
-    deeds: Deeds | None = None  #: of a secured cluster: records who owns values
-    users: AccountsPolicy | None = None  #: work runs as its users; None: as the Starter
-    processors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: processors of each node; none: work is not bound
-    separate: bool = False  #: users never share a worker
-    checkpoint_max_bytes: int = 1 << 30  #: of one job
-    directory: Path = Path()  #: the Starter's own
-    file_cap: int = 0  #: most bytes of a file that becomes a value, 0 = as for any value
-    values_cap: int = VALUES_CAP_BYTES  #: most bytes in memory of inputs that a node reads ahead, and of all outputs on their way
-    aside: Aside = field(init=False)  #: errors where none should be; each place in the code is logged once
-    bounds: Bounds = field(default_factory=Bounds)  #: what each user may have of this Starter
-    turns: defaultdict[str, Turns] = field(default_factory=lambda: defaultdict(Turns))  #: what users have used, by queue
-    caps: Caps = field(default_factory=Caps)  #: of users
-    rows: OutputRows = field(init=False)
-    claims: OutputClaims = field(init=False)
+    Attributes: agents: the nodes, by name. directory: the Starter's own. settings: the cluster's current ones. environ: variables of all
+    work. mailbox: of the nodes' thread; the nodes settle after each message. aside: errors where none should be, each place in the code
+    logged once. bounds: what each user may have of this Starter. users: work runs as its users; None: as the Starter. separate: users never
+    share a worker. credentials: None in an open cluster. deeds, gate: of a secured cluster. turns: what users have used, by queue. caps: of
+    users.
+    """
 
-    def __post_init__(self) -> None:
-        self.aside = Aside(self.log, self.metrics.loop_errors.inc)
-        self.claims = OutputClaims(self.io.store, self.coordinator, self.deeds)
-        self.rows = OutputRows(self.io, self.deeds, self.charge_of, cap_bytes=self.values_cap)
+    def __init__(
+        self,
+        config: Config,
+        directory: Path,
+        coordinator: Coordinator,
+        store: Store,
+        meta: Meta,
+        mailbox: Mailbox[Call],
+        log: Log,
+        *,
+        credentials: Credentials | None,
+        trust: Trust | None,
+        bounds: Bounds,
+        users: AccountsPolicy | None,
+        store_note: Callable[[], str],
+    ) -> None:
+        own = self.config = config.starter
+        self.agents: dict[str, NodeAgent] = {}
+        self.directory = directory
+        self.coordinator = coordinator
+        self.cluster_id = meta.cluster_id
+        self.settings = read_settings(coordinator)
+        self.log = log
+        self.credentials = credentials
+        self.bounds = bounds
+        self.users = users
+        self.separate = bool(config.security.dir)
+        self.environ = _way_to_the_cluster(config)
+        self.store_note = store_note  #: returns what is wrong with the data store, for people
+        self.mailbox = mailbox
+        self.metrics = StarterMetrics()
+        self.aside = Aside(log, self.metrics.loop_errors.inc)
+        self.io = StoreIO(store, self.mailbox.put)
+        self.home = self.io.home = Home(directory, on_mended=lambda: self.post(self.forget_lost), log=log)
+        self.disk = DiskWatch(directory, self.home.mend)
+        self.disk_caps = DiskCaps.of(directory, user_bytes=own.work_cap_user_bytes, all_bytes=own.work_cap_bytes)
+        of_one_user = own.staging_cap_user_bytes or (own.staging_cap_bytes * 3 // 4 if users is not None else 0)
+        self.room = StagingRoom(own.staging_cap_bytes, of_one_user)
+        self.fetcher = Fetcher(self.io, directory / "blobs", self.room)
+        self.home.forget.append(self.fetcher.uploads.forget_lost)
+        self.committer = Committer(coordinator, self.mailbox, count=self.metrics.count, log=log)
+        nonces = Nonces(coordinator, self.mailbox) if trust is not None else None
+        self.records = RecordCache(coordinator, self.mailbox, settings=lambda: self.settings, log=log, nonces=nonces)
+        self.deeds: Deeds | None = None
+        self.gate: Gate | None = None
+        if credentials is not None and trust is not None:
+            self.deeds = Deeds(trust, meta.cluster_id, credentials, settings=lambda: self.settings)
+            self.gate = Gate(credentials, trust, self.records, cluster_id=meta.cluster_id)
+            trust.listen(lambda: self.post(settle_again))
+        self.seals = seals_of(credentials, trust, meta)  #: of checkpoints
+        self.inputs = Inputs(coordinator, deeds=self.deeds)
+        self.claims = OutputClaims(self.io.store, coordinator, self.deeds)
+        self.rows = OutputRows(self.io, self.deeds, self.charge_of, cap_bytes=own.values_cap_bytes)
+        self.peers = Peers(credentials)  #: how to ask other Starters
+        self.times = TaskTimes()
+        self.turns: defaultdict[str, Turns] = defaultdict(Turns)
+        self.caps = Caps()
+        self.metrics.disk_bytes.set_function(lambda: shutil.disk_usage(directory).total)
+        self.metrics.disk_free_bytes.set_function(lambda: shutil.disk_usage(directory).free)
+        self.metrics.staged_bytes.set_function(lambda: self.room.used_bytes)
+        self.metrics.values_bytes.set_function(self._held_bytes)
+
+    def forget_lost(self) -> None:
+        """Forgets files of directories that were made again."""
+        self.fetcher.forget_lost()
+        self.records.forget_lost()
+        for agent in self.agents.values():
+            agent.forget_lost()
+
+    def _held_bytes(self) -> int:
+        return self.rows.in_memory_bytes + sum(agent.stager.held_bytes for agent in self.agents.values())
 
     def post(self, job: Callable[[], object]) -> None:
         """Runs `job` on the nodes' thread; then the nodes settle. Any thread may call it."""
@@ -461,6 +504,24 @@ class Shared:
         """Returns whose rights work has on a node, None if the Starter's. directory: for copies of files."""
         if self.users is None:
             return None
-        reach = Reach(python=self.python, directory=self.directory)
+        reach = Reach(python=self.config.python, directory=self.directory)
         clock = machine.monotonic
         return Accounts(self.users, self.io, node=node, directory=directory, clock=clock, log=log, reach=reach)
+
+
+def passing_directories(directory: Path, nodes: Iterable[str]) -> list[Path]:
+    """Returns the directories of a Starter whose content does not outlive it."""
+    return [directory / "blobs", *(directory / name / kind for name in nodes for kind in ("stage", "private", "jobs"))]
+
+
+def _way_to_the_cluster(config: Config) -> dict[str, str]:
+    """Returns the variables with which work finds the cluster to submit more; the Starter's own credentials are not among them."""
+    own = config.security
+    variables = {
+        "RMGR_GATEWAY": own.work_gateway,
+        "RMGR_ZK": config.cluster.zk if not own.work_gateway else "",
+        "RMGR_STORE": config.cluster.store if not own.work_gateway else "",
+        "RMGR_SECURITY_DIR": own.work_bundle,
+        "RMGR_SECURITY_ZOOKEEPER_TLS": "true" if config.security.zookeeper_tls else "",
+    }
+    return {name: value for name, value in variables.items() if value}

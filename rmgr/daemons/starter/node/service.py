@@ -17,7 +17,6 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.rpc.services import LogPiece, NodeStats, RunningTask
 from rmgr.coord.decisions.rights import Person, check, may
 from rmgr.coord.protocol import keys
-from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.service.serving import audited, person_of
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.base.resources import MIB
@@ -25,12 +24,10 @@ from rmgr.model.base.states import State
 from rmgr.model.tasks.gap import place
 from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 from rmgr.runtime import machine
-from rmgr.runtime.machine import Log
 
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.core.home import DiskWatch
     from rmgr.daemons.starter.node.loop import Starter
 
 #: Pause between two looks at followed output, and its largest piece.
@@ -60,24 +57,10 @@ class _EndedTask:
 class NodeAnswering:
     """The `NodeAnswers` (`adapters/rpc/services.py`) of one Starter."""
 
-    def __init__(
-        self,
-        starter: Starter,
-        store: Store,
-        *,
-        disk: DiskWatch,
-        spooled: Callable[[], int],
-        store_note: Callable[[], str] = str,
-        operators: Sequence[str] = (),
-        log: Log | None = None,
-    ) -> None:
+    def __init__(self, starter: Starter, operators: Sequence[str] = ()) -> None:
         self._operators = tuple(operators)
-        self._log = log
         self._starter = starter
-        self._store = store
-        self._disk = disk
-        self._spooled = spooled
-        self._store_note = store_note
+        self._shared = starter.shared
 
     # -- output ------------------------------------------------------------------------------------------------------------
 
@@ -148,7 +131,7 @@ class NodeAnswering:
     def _stored_parts(self, submission: int, index: int, ended: _EndedTask, number: int) -> Iterator[bytes]:
         for part in range(ended.parts[number]):
             row = keys.log(submission, index, ended.attempt, keys.STREAMS[number], part)
-            yield rows_within(self._store, [row], MOST_LOG_PART_BYTES).get(row, b"")
+            yield rows_within(self._shared.io.store, [row], MOST_LOG_PART_BYTES).get(row, b"")
         yield ended.log[number]
 
     def _find(self, submission: int, index: int) -> _Live | _EndedTask | None:
@@ -183,7 +166,7 @@ class NodeAnswering:
         owner = self._ask(lambda: next((agent.owner_of(submission) for agent in self._starter.agents.values()), None))
         if owner is None:
             raise NotFound(f"task {submission}_{index} does not run on this node", hint=f"rmgr logs {submission}_{index}")
-        with audited(self._log, person, "logs", str(submission)):
+        with audited(self._shared.log, person, "logs", str(submission)):
             check(person, submission, owner)
 
     def _ask(self, question: Callable[[], T]) -> T:
@@ -230,8 +213,8 @@ class NodeAnswering:
 
     def stats(self) -> list[NodeStats]:
         """Returns one entry for each virtual node."""
-        load, free, spooled = os.getloadavg()[0], self._disk.free_bytes, self._spooled()
-        note = self._store_note()
+        load, free, spooled = os.getloadavg()[0], self._shared.disk.free_bytes, self._shared.io.pending_bytes
+        note = self._shared.store_note()
 
         def look() -> list[NodeStats]:
             return [

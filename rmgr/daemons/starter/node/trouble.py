@@ -10,7 +10,7 @@ import math
 import os
 import stat
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,11 +31,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.host.process import Slot
     from rmgr.coord.protocol.multi import Stamped
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
-    from rmgr.daemons.starter.core.home import DiskWatch
-    from rmgr.daemons.starter.core.io import StoreIO
-    from rmgr.daemons.starter.core.submissions import Gate
     from rmgr.daemons.starter.node.node import NodeAgent, Shared
-    from rmgr.runtime.machine import Log
 
 #: Reasons to drain that are published, most important first.
 _KINDS = (TroubleKind.QUARANTINE, TroubleKind.STORE, TroubleKind.DISK, TroubleKind.OTHER)
@@ -160,27 +156,19 @@ def _are_alike(one: Trouble, other: Trouble) -> bool:
 
 
 class Drains:
-    """Drains the nodes of one Starter, and resumes them.
+    """Drains the nodes of one Starter, and resumes them."""
 
-    Args: spool_cap: bytes of finished outputs that may wait for the store.
-    """
-
-    def __init__(
-        self, nodes: Collection[NodeAgent], disk: DiskWatch, spool: StoreIO, *, spool_cap: int, log: Log, gate: Gate | None = None
-    ) -> None:
-        self._nodes = nodes
-        self._disk = disk
-        self._spool = spool
-        self._spool_cap = spool_cap
-        self._log = log
-        self._gate = gate
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._nodes = shared.agents.values()
+        self._log = shared.log
 
     def settle(self, now_s: float) -> None:
         """Checks the disk, the store and the clock."""
-        self._set("disk", self._disk.look(now_s), over="there is room on the disk again")
+        self._set("disk", self._shared.disk.look(now_s), over="there is room on the disk again")
         self._set("store", self._store_trouble(now_s), over="the data store answers again")
-        if self._gate is not None:
-            self._set(TroubleKind.OTHER, self._gate.clock_fault(now_s), over="work is judged by its clock again")
+        if self._shared.gate is not None:
+            self._set(TroubleKind.OTHER, self._shared.gate.clock_fault(now_s), over="work is judged by its clock again")
 
     def ordered(self, node: NodeAgent, found: Stamped | None) -> None:
         """Drains or resumes the node as an operator has ordered."""
@@ -200,10 +188,11 @@ class Drains:
     def _store_trouble(self, now_s: float) -> str:
         """Returns why the store stops new work, "" if it does not. Running work goes on while inputs cannot come or outputs find no
         room."""
-        starved_s, pending = self._spool.starved_since_s, self._spool.pending_bytes
+        spool, cap = self._shared.io, self._shared.config.spool_cap_bytes
+        starved_s, pending = spool.starved_since_s, spool.pending_bytes
         is_drained = any("store" in node.drains for node in self._nodes)
-        if pending >= (self._spool_cap // 2 if is_drained and self._spool.down_since_s is not None else self._spool_cap):
-            return f"outputs that wait for the data store fill the spool ({format_size(pending)} of {format_size(self._spool_cap)})"
+        if pending >= (cap // 2 if is_drained and spool.down_since_s is not None else cap):
+            return f"outputs that wait for the data store fill the spool ({format_size(pending)} of {format_size(cap)})"
         if starved_s is not None and now_s - starved_s > _STARVED_S:
             return "the data store does not answer, so inputs of work cannot be read"
         return ""
@@ -410,10 +399,9 @@ def _size(uses: Iterable[Use]) -> int:
 class WorkLimits:
     """Counts the disk use of users' work on all nodes of a Starter. Owner's thread."""
 
-    def __init__(self, agents: Mapping[str, NodeAgent], shared: Shared, caps: DiskCaps) -> None:
-        self._agents = agents
+    def __init__(self, shared: Shared) -> None:
+        self._agents = shared.agents
         self._shared = shared
-        self._caps = caps
         self._stories = shared.stories()
         self._stories.begin(self._look_again_and_again())
 
@@ -424,7 +412,7 @@ class WorkLimits:
             begun_s = machine.monotonic()
             uses: list[Use] = yield on_thread(self._count, "work-use")
             pause_s = max(_EVERY_S, _TIMES * (machine.monotonic() - begun_s))
-            for use, why in excess(uses, self._caps, max_things=MAX_THINGS):
+            for use, why in excess(uses, self._shared.disk_caps, max_things=MAX_THINGS):
                 self._shared.aside.attempt(self._end, use, why)  # a failure must not keep other directories from being ended
 
     def _count(self) -> list[Use]:

@@ -89,7 +89,7 @@ class Stager:
         self._node = node
         self._io = shared.io
         self._blocks = node.blocks  #: in the order in which they start
-        self._reading = ReadAhead(shared.io, shared.inputs, self._read, claims=shared.claims, cap_bytes=shared.values_cap)
+        self._reading = ReadAhead(shared.io, shared.inputs, self._read, claims=shared.claims, cap_bytes=shared.config.values_cap_bytes)
         self._files = TaskFiles(shared.inputs, shared.fetcher.uploads, directory, node.accounts)
         self._room = shared.fetcher.uploads.room
         self._short: dict[str, _Short] = {}  #: by the user whose own limit is reached, "" for the limit of all

@@ -27,7 +27,8 @@ class World:
         self.fenced: list[str] = []
         self.counted: list[str] = []
         self.answers: list[Outcome] = []
-        self.committer = Committer(self.zk, self, on_fenced=self.fenced.append, count=self.counted.append, log=structlog.get_logger())
+        self.committer = Committer(self.zk, self, count=self.counted.append, log=structlog.get_logger())
+        self.committer.on_fenced = self.fenced.append
         self.committer.start({"n1": 0})
 
     def post(self, job: Any) -> None:

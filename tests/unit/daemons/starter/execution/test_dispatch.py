@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rmgr.config import StarterConfig
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.records import encode_payloads
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
@@ -115,7 +116,8 @@ def dispatch(
 ) -> tuple[Dispatcher, Runner]:
     runner, times = Runner(), TaskTimes()
     times.observe(FUNCTION, 1000, 0.05)  # quick ones: by their number alone, hundreds would be handed on
-    shared = SimpleNamespace(times=times, fetcher=fetcher or Fetcher(), environ={}, output_cap=1, gate=None, separate=False)
+    config = StarterConfig(log_cap_bytes=1)
+    shared = SimpleNamespace(times=times, fetcher=fetcher or Fetcher(), environ={}, config=config, gate=None, separate=False)
     node: Any = SimpleNamespace(
         shared=shared,
         blocks={one.key: one for one in blocks},

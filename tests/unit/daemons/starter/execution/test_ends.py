@@ -18,6 +18,7 @@ import structlog
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.host.workevents import CommandsEnded, SlotLost, TasksEnded, TasksReturned, WorkerBlocked, WorkerEnded
 from rmgr.client.logs import read_ended, read_flushed
+from rmgr.config import StarterConfig
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.shares import Turns
 from rmgr.daemons.starter.execution.ends import FIRST_FLUSH_S, MOST_IN_VAIN, Ends, LiveLogs
@@ -105,9 +106,9 @@ class Node:
             rows=SimpleNamespace(add=self.stored.append, delete=lambda *_: None),
             times=SimpleNamespace(observe=lambda *_: None),
             turns=defaultdict(Turns),
-            settings=ClusterSettings,
-            output_cap=1,
-            file_cap=0,
+            settings=ClusterSettings(),
+            config=StarterConfig(log_cap_bytes=1),
+            disk_caps=SimpleNamespace(user_bytes=0),
             aside=Aside(structlog.get_logger(), self._failed),
         )
         self.name, self.shared, self.stager, self.logs, self.log = "n1", shared, stager, logs, structlog.get_logger()

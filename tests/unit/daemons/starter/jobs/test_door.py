@@ -169,6 +169,7 @@ class OneJob:
     """A Starter on which a job of anna's runs."""
 
     agents: dict[str, Any] = {}
+    shared = SimpleNamespace(log=None)
 
     def __init__(self, hosts: str, uid: int) -> None:
         self.found: tuple[str, int, str] | None = (hosts, uid, "anna")

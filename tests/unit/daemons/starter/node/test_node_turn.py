@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 import structlog
 
+from rmgr.config import StarterConfig
 from rmgr.daemons.starter.node.loop import StarterEnd
 from rmgr.daemons.starter.node.node import NodeAgent
 from rmgr.runtime import machine
@@ -53,7 +54,8 @@ class Turn:
         agent.drains = {"operator": "fan"} if drains else {}
         agent._trouble, agent.aside, agent._failing_since_s, agent.fault = MagicMock(), MagicMock(), math.inf, ""
         io = SimpleNamespace(pending_bytes=100 if behind else 0)
-        agent.shared = SimpleNamespace(rows=SimpleNamespace(is_full=full), io=io, spool_cap=100, home=SimpleNamespace(generation=0))
+        config, home = StarterConfig(spool_cap_bytes=100), SimpleNamespace(generation=0)
+        agent.shared = SimpleNamespace(rows=SimpleNamespace(is_full=full), io=io, config=config, home=home)
         agent.settle((), frozenset({"n2"}), machine.monotonic())
 
     def part(self, name: str) -> Any:

@@ -224,7 +224,7 @@ def test_a_claim_that_was_made_though_nobody_heard_of_it_is_the_block_that_it_wo
     )
     registry: Any = Registry.__new__(Registry)
     registry._coordinator, registry._log = coordinator, node.log
-    registry._progress, registry._is_stopping = lambda: None, lambda: False
+    registry._starter = SimpleNamespace(progress=lambda: None, is_stopping=False)
     node.blocks.clear()
     node.puller = SimpleNamespace(in_doubt=lambda: {KEY: claimed})
     node.registered = lambda _incarnation, *, idle: None

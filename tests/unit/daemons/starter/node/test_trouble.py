@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
+from rmgr.config import StarterConfig
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.starter.core.uploads import NoRoom, StagingRoom
 from rmgr.daemons.starter.node.trouble import MAX_DEPTH, MAX_THINGS, DiskCaps, Drains, Use, count, excess, given
@@ -28,7 +29,7 @@ class Node:
 
 @dataclass
 class World:
-    """A disk and a spool, as they are set here."""
+    """A disk and a spool of a Starter's nodes, as they are set here."""
 
     why: str = ""
     pending_bytes: int = 0
@@ -46,7 +47,15 @@ class Found:
 
 def made() -> tuple[World, list[Node], Drains]:
     world, nodes = World(), [Node("n1"), Node("n2")]
-    return world, nodes, Drains(nodes, world, world, spool_cap=100, log=structlog.get_logger())
+    return world, nodes, drains_of(world, nodes)
+
+
+def drains_of(world: World, nodes: list[Node], gate: Any = None) -> Drains:
+    shared: Any = SimpleNamespace(
+        agents={node.name: node for node in nodes}, disk=world, io=world, gate=gate, config=StarterConfig(spool_cap_bytes=100),
+        log=structlog.get_logger(),
+    )  # fmt: skip
+    return Drains(shared)
 
 
 def test_a_node_that_was_resumed_takes_work_again() -> None:
@@ -73,7 +82,7 @@ def test_a_clock_that_would_refuse_work_drains_all_nodes_until_it_is_right() -> 
     world, nodes, _ = made()
     told = {"fault": "its clock is 2h behind ZooKeeper's: set it right"}
     gate: Any = SimpleNamespace(clock_fault=lambda _now_s: told["fault"])
-    drains = Drains(nodes, world, world, spool_cap=100, log=structlog.get_logger(), gate=gate)
+    drains = drains_of(world, nodes, gate)
     drains.settle(0.0)
     assert [list(node.drains.values()) for node in nodes] == [[told["fault"]]] * 2
     told["fault"] = ""

@@ -21,6 +21,7 @@ from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys, publish
 from rmgr.client.submission.packing import Packed, TaskSpec
 from rmgr.client.submission.sender import left_by, may_leave
 from rmgr.client.values import Values
+from rmgr.config import StarterConfig
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
@@ -101,7 +102,8 @@ class Node(StoreMail):
         self.refused: list[tuple[list[int], FetchFailure]] = []
         self.most = 0
         inputs, uploads = Inputs(None), SimpleNamespace(uploads=self.uploads)
-        self.shared = SimpleNamespace(io=self.io, inputs=inputs, fetcher=uploads, claims=None, values_cap=values_cap)
+        config = StarterConfig(values_cap_bytes=values_cap)
+        self.shared = SimpleNamespace(io=self.io, inputs=inputs, fetcher=uploads, claims=None, config=config)
         self.accounts, self.log = None, structlog.get_logger()
         self.stager = Stager(self, self.stage)
 
