@@ -168,10 +168,10 @@ class GangKeeper:
 
     # -- views -----------------------------------------------------------------------------------------------------------------
 
-    def turns(self, state: ClusterState | None) -> dict[int, MemberTurn]:
+    def turns(self) -> dict[int, MemberTurn]:
         """Returns for every member whether it has the current slot, and its share of the slots."""
         found: dict[int, MemberTurn] = {}
-        for name, part in state.partitions.items() if state is not None else ():
+        for name, part in self._placer.partitions.items():
             for gang in part.gangs:
                 there = {job: run for job, run in {**part.stopping, **part.running}.items() if part.gangs.of.get(job) == gang.name}
                 turns, served = turns_of(gang, there, self.gang_now_us(name), self._names), self._served_us(name)
@@ -187,10 +187,10 @@ class GangKeeper:
         slot = max(record.slot, (now_us - record.origin_us) // record.slot_us)
         return {job: slots * record.slot_us for (job, _), slots in served_until(record, slot).items()}
 
-    def summary(self, state: ClusterState | None) -> dict[str, GangSummary]:
+    def summary(self) -> dict[str, GangSummary]:
         """Returns a summary by partition, for partitions that have a gang."""
         found = {}
-        for name, part in state.partitions.items() if state is not None else ():
+        for name, part in self._placer.partitions.items():
             clock, generation = self.clock_of(name) or ("", 0), self.generation(name)
             gangs, jobs = list(part.gangs), len(part.gangs.of)
             if gangs and generation is not None:

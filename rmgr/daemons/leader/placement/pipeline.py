@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rmgr.adapters import policy_files
 from rmgr.daemons.service.metaserver import default_pipeline
@@ -17,7 +17,6 @@ from rmgr.errors import ConfigError
 from rmgr.model.cluster.node import LEAST_QUANTUM_US, MOST_QUANTUM_US
 from rmgr.model.cluster.queue import DEFAULT_POLICY, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.cluster.servers import CALLS
-from rmgr.runtime.machine import Log
 from rmgr.sched.catalogue import CALL_POLICIES, POLICIES, heeds_priority, policy_named, takes_orders
 from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import Kind, shown
@@ -25,6 +24,9 @@ from rmgr.sched.pipeline import Configuration, Find, Make, refuse_unobeyed, serv
 from rmgr.sched.policy import Cause, Policy, Stage, sends_calls
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Limits
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.tree import LeaderContext
 
 #: Parameter for an order, and the parameters that belong to an order.
 _OF_ORDERS = frozenset({"order", "half_life", "shares"})
@@ -213,14 +215,14 @@ def refuse_file(name: str) -> None:
 class ServedPartitions:
     """Knows which queues are placed, and by which policies. In the leader's loop.
 
-    Args: settings: returns the cluster's current settings. changed: called with each partition whose pipeline has changed.
+    Args: changed: called with each partition whose pipeline has changed.
     Attributes: queues: by name, without stopped ones. problems: partition -> why nothing is placed. policies: partition -> names.
     limits, classes (of queues): of partitions that have any. every: stages of all partitions. stages: those that run in this process.
     foreign: partition -> (names, document) of a pipeline with its own process. half_life_us: of use, 0 if no policy considers it.
     """
 
-    def __init__(self, settings: Callable[[], ClusterSettings], changed: Callable[[str], None], log: Log) -> None:
-        self.settings = settings
+    def __init__(self, context: LeaderContext, changed: Callable[[str], None]) -> None:
+        self._context = context
         self.queues: dict[str, QueueSpec] = {}
         self.problems: dict[str, str] = {}
         self.policies: dict[str, str] = {}
@@ -231,12 +233,11 @@ class ServedPartitions:
         self.foreign: dict[str, tuple[str, dict[str, Any]]] = {}
         self.half_life_us = 0
         self._changed = changed
-        self._log = log
         self._specs: dict[str, PipelineSpec] = {}
 
     def read(self) -> None:
         """Reads the settings again. Logs each unusable pipeline."""
-        settings = self.settings()
+        settings = self._context.settings
         placed = settings.placed()
         self.queues = {queue.name: queue for queues in placed.values() for queue in queues if queue.state != "stopped"}
         stages: list[Stage] = []
@@ -250,7 +251,7 @@ class ServedPartitions:
                 found = configuration(settings, partition)
             except ConfigError as error:
                 self.problems[partition] = error.message
-                self._log.error("pipeline_unusable", partition=partition, error=error.message)
+                self._context.term.log.error("pipeline_unusable", partition=partition, error=error.message)
                 continue
             self.policies[partition] = ", ".join(found.policies)
             stages += [Stage(stage.policy, (partition,)) for stage in found.stages]

@@ -25,7 +25,7 @@ from rmgr.daemons.leader.placement.passes import INSTEAD, Faults, Foreign, Passe
 from rmgr.daemons.leader.placement.pipeline import ServedPartitions
 from rmgr.daemons.leader.placement.requests import NextStarts, NodeBackoffs, ScheduledNodes, UserRequests
 from rmgr.daemons.leader.placement.stops import Stops
-from rmgr.daemons.leader.placement.view import ClassMetrics, jobs_view, ledger_view, partitions_view, promised_starts, shares_view, views_of
+from rmgr.daemons.leader.placement.view import ClassMetrics, placing_view
 from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import StateConflict
 from rmgr.model.tasks.block import task_of
@@ -135,7 +135,7 @@ class Placer:
         self._news = Bell(self._tree)  # wakes the story that builds the state
 
         self.faults = Faults(context, self._on_benches_changed)
-        self.served = ServedPartitions(lambda: context.settings, self.faults.forgive, self._term.log)
+        self.served = ServedPartitions(context, self.faults.forgive)
         self.updates = StateUpdates(context, self.wake)
         self.now_us = self.updates.now_us
         self.job_table = JobTable()
@@ -234,24 +234,16 @@ class Placer:
             self._due = True
             self._tree.soon(self._turn)
 
-    # -- views, in the loop
+    # -- what is known, in the loop
 
     def view(self) -> PlacingView:
         """Returns the placer's state as users see it. Cost: O(jobs)."""
-        state, stages = self.state, self.pipeline[0]
-        promised = promised_starts(state, self.plan)
-        left_alone = self.backoffs.under_way()
-        return PlacingView(
-            partitions=partitions_view(
-                state, self.served, self.faults, self.names, left_alone, (self.passes, self.last_pass_s), self.gangs.summary(state)
-            ),
-            jobs=jobs_view(
-                state, self.plan, promised, self.job_table, self.stops.by_job, self.served.problems, stages, self.gangs.turns(state)
-            ),
-            ledger=ledger_view(state, promised, self.job_table, self.names),
-            shares=shares_view(state, stages, self.now_us()),
-            classes=views_of(state, promised, self.served, self.job_table, stages),
-        )
+        return placing_view(self)
+
+    @property
+    def partitions(self) -> Mapping[str, Partition]:
+        """The scheduler's partitions, none while everything is read."""
+        return self.state.partitions if self.state is not None else {}
 
     @property
     def is_passing(self) -> bool:
@@ -359,7 +351,7 @@ class Placer:
         return True
 
     def _measure(self, _: Turn) -> bool:
-        metrics, gangs = self._term.metrics, self.gangs.summary(self.state).values()
+        metrics, gangs = self._term.metrics, self.gangs.summary().values()
         metrics.waiting_jobs.set(len(self.job_table.waiting))
         metrics.gang_jobs.set(sum(gang.jobs for gang in gangs))
         metrics.gang_max_tqlb.set(max((gang.max_tqlb for gang in gangs), default=0))
@@ -416,7 +408,7 @@ class Placer:
         self._is_other_log = False
         served = self.served
         placed = {partition for stage in served.every for partition in stage.partitions}
-        self.updates.begin_log(state, served.settings(), placed, half_life_us=served.half_life_us, instead=self.faults.instead)
+        self.updates.begin_log(state, self.context.settings, placed, half_life_us=served.half_life_us, instead=self.faults.instead)
 
     def _on_benches_changed(self) -> None:
         self._is_other_log = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,17 +18,24 @@ import msgspec
 from rmgr.coord.protocol import paths
 from rmgr.coord.views.answers import STOPPING, SUSPENDED
 from rmgr.daemons.leader.facts import NOTHING_KNOWN, Names, allocation_of, allows, job_of, misplaced, node_mark
-from rmgr.daemons.leader.placement.gangs import MemberTurn
 from rmgr.daemons.leader.placement.job_table import JobTable
-from rmgr.daemons.leader.placement.passes import Faults
-from rmgr.daemons.leader.placement.pipeline import ServedPartitions
 from rmgr.errors import Infeasible, RmgrError
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.units import utc
 from rmgr.model.tasks.array import shown_index
 from rmgr.model.tasks.block import MAX_INDEX, NO_SEQ, BlockKey, job_label, task_of
 from rmgr.model.tasks.submission import Rigid, Submission
-from rmgr.model.views import ClassView, GangSummary, HeldView, PartitionView, PlacedView, PromiseView, QueueView, ShareView, WhatIfView
+from rmgr.model.views import (
+    ClassView,
+    HeldView,
+    PartitionView,
+    PlacedView,
+    PlacingView,
+    PromiseView,
+    QueueView,
+    ShareView,
+    WhatIfView,
+)
 from rmgr.procedures.admission import class_view, state_of
 from rmgr.runtime import machine
 from rmgr.sched.engine import run_pass
@@ -46,7 +53,6 @@ from rmgr.sched.state.partition import Partition
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer
-    from rmgr.daemons.leader.placement.stops import PendingStop
 
 _PLACE = re.compile(r"(?P<before>\bjobs? |\brun |\bruns |)\{\}(?P<us> us)?")
 #: Submissions as far as they are known, for the arrays of their tasks.
@@ -62,26 +68,25 @@ _NEVER = (0,) * len(Trigger)
 LIMIT_S, PASSES = 2.0, 2000
 
 
-def jobs_view(
-    state: ClusterState | None,
-    plan: Plan,
-    promised: Mapping[int, int],
-    job_table: JobTable,
-    asked: Mapping[int, PendingStop],
-    problems: Container[str],
-    stages: Stages,
-    turns: Mapping[int, MemberTurn],
-) -> dict[tuple[int, int], PlacedView]:
-    """Returns where each job stands, and what it waits for. Cost: O(jobs).
+def placing_view(placer: Placer) -> PlacingView:
+    """Returns the placer's state as users see it. Cost: O(jobs)."""
+    promised = promised_starts(placer)
+    return PlacingView(
+        partitions=_partitions(placer),
+        jobs=_jobs(placer, promised),
+        ledger=_ledger(placer, promised),
+        shares=_shares(placer),
+        classes=class_views(placer, promised),
+    )
 
-    Args:
-        plan: of the last pass. promised: see `promised_starts`. asked: jobs that were asked to stop.
-        problems: partitions in which nothing is placed. stages: those that place now. turns: of jobs that share nodes in time.
-    """
+
+def _jobs(placer: Placer, promised: Mapping[int, int]) -> dict[tuple[int, int], PlacedView]:
+    """Returns where each job stands, and what it waits for."""
     jobs: dict[tuple[int, int], PlacedView] = {}
+    job_table, stages, turns = placer.job_table, placer.pipeline[0], placer.gangs.turns()
     records = job_table.submissions
     for job, waiting in job_table.waiting.items():
-        why = _NO_POLICY if waiting.partition in problems else plan.why(job, waiting.partition) or _NOT_YET
+        why = _NO_POLICY if waiting.partition in placer.served.problems else placer.plan.why(job, waiting.partition) or _NOT_YET
         saves, moves = job_table.known.get(job, NOTHING_KNOWN)
         jobs[task_of(job)] = PlacedView(
             state="waiting",
@@ -98,8 +103,7 @@ def jobs_view(
             message = f"it is set aside and not tried again: {reason}; rmgr cancel {key.submission} takes it away"
             jobs.setdefault((key.submission, key.first), PlacedView(state="waiting", what="set aside", reason=message))
     for job, placed in job_table.placed.items():
-        stop, part = asked.get(job), state.partitions.get(placed.partition) if state is not None else None
-        turn = turns.get(job)
+        stop, part, turn = placer.stops.by_job.get(job), placer.partitions.get(placed.partition), turns.get(job)
         stands = (part is not None and job in part.suspended) or (turn is not None and not turn.runs)
         doing = SUSPENDED if stands else "running"
         if stop is not None and not stop.is_refused and not stop.is_taken_back:  # a job taken back has not begun, and is shown so
@@ -117,14 +121,14 @@ def jobs_view(
     return jobs
 
 
-def shares_view(state: ClusterState | None, stages: Stages, now_us: int) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """Returns what users with jobs have used compared with their shares, if one of these stages orders by shares."""
+def _shares(placer: Placer) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """Returns what users with jobs have used compared with their shares, if one of the stages orders by shares."""
     found: dict[tuple[str, str, str], tuple[float, float]] = {}
-    for stage in stages if state is not None else ():
+    for stage in placer.pipeline[0]:
         fair = fair_share_of(stage.policy)
         for name in stage.partitions if fair is not None else ():
-            if state is not None and fair is not None and name in state.partitions:
-                for (account, user), (all_us, own_us) in fair.standing(state.partitions[name], now_us).items():
+            if fair is not None and name in placer.partitions:
+                for (account, user), (all_us, own_us) in fair.standing(placer.partitions[name], placer.now_us()).items():
                     found.setdefault((name, account, user), (all_us / 1e6, own_us / 1e6))
     return found
 
@@ -180,10 +184,11 @@ def _blocker(why: Why, records: Records = _NO_RECORDS) -> str:
     return ", ".join(_shown(part, records) for part in str(why.facts[at]).split(", "))
 
 
-def promised_starts(state: ClusterState | None, plan: Plan) -> Mapping[int, int]:
+def promised_starts(placer: Placer) -> Mapping[int, int]:
     """Returns job -> promised start (us); leaves out starts behind a run without a limit, whose end is unknown."""
-    found: dict[int, int | None] = {decision.job_id: decision.start_us for decision in plan.decisions if type(decision) is Reserve}
-    for part in state.partitions.values() if state is not None else ():
+    reserved = (decision for decision in placer.plan.decisions if type(decision) is Reserve)
+    found: dict[int, int | None] = {decision.job_id: decision.start_us for decision in reserved}
+    for part in placer.partitions.values():
         found |= {job: held.start_us for job, held in part.reservations.items()}
         found |= {job: _complete_us(part, hold) for job, hold in part.holds.items()}
     return {job: at_us for job, at_us in found.items() if at_us is not None and at_us < UNLIMITED_US}
@@ -194,46 +199,41 @@ def _complete_us(part: Partition, hold: Hold) -> int | None:
     return max((part.running[share.run_id].end_us for share in hold.waits_for if share.run_id in part.running), default=None)
 
 
-def partitions_view(
-    state: ClusterState | None,
-    served: ServedPartitions,
-    faults: Faults,
-    names: Names,
-    left_alone: Mapping[str, float],
-    passes: tuple[int, float],
-    gangs: Mapping[str, GangSummary],
-) -> dict[str, PartitionView]:
-    """Returns which policies place where, and their failures. left_alone: node -> seconds left. passes: count, seconds of the last."""
-    found = {}
+def _partitions(placer: Placer) -> dict[str, PartitionView]:
+    """Returns which policies place where, and their failures."""
+    served, faults, found = placer.served, placer.faults, {}
+    left_alone, gangs = placer.backoffs.under_way(), placer.gangs.summary()
     for partition in sorted(served.partitions | set(served.problems)):
         policy = served.policies.get(partition, "")
         stages = dict.fromkeys((*served.stage_names(partition), policy))  # a pipeline of plug-ins fails as a whole
-        part = state.partitions.get(partition) if state is not None else None
+        part = placer.partitions.get(partition)
+        resting = ((node, left_s) for node, left_s in left_alone.items() if part is not None and placer.names.id(node) in part.nodes)
         found[partition] = PartitionView(
             policy=policy,
-            passes=passes[0],
-            last_pass_s=passes[1],
+            passes=placer.passes,
+            last_pass_s=placer.last_pass_s,
             faults=tuple((name, faults.counts[name], faults.last[name]) for name in stages if faults.counts.get(name)),
             problem=served.problems.get(partition, ""),
             instead=faults.told(partition),
             is_stopped=faults.is_stopped(partition),
-            resting=tuple((node, left_s) for node, left_s in left_alone.items() if part is not None and names.id(node) in part.nodes),
+            resting=tuple(resting),
             gang=gangs.get(partition),
         )
     return found
 
 
-def ledger_view(state: ClusterState | None, promised: Mapping[int, int], job_table: JobTable, names: Names) -> tuple[HeldView, ...]:
+def _ledger(placer: Placer, promised: Mapping[int, int]) -> tuple[HeldView, ...]:
     """Returns the cores that are held for waiting jobs."""
     found: list[HeldView] = []
-    for part in state.partitions.values() if state is not None else ():
+    job_table = placer.job_table
+    for part in placer.partitions.values():
         for job, hold in sorted(part.holds.items()):
             waiting = job_table.waiting.get(job)
             found += [
                 HeldView(
                     queue=waiting.queue if waiting is not None else "",
                     job=label(job, job_table.submissions),
-                    node=names.name(node),
+                    node=placer.names.name(node),
                     cores=count,
                     since_us=job_table.since.get(job, 0),
                     expected_start_us=promised.get(job, 0),
@@ -243,21 +243,19 @@ def ledger_view(state: ClusterState | None, promised: Mapping[int, int], job_tab
     return tuple(found)
 
 
-def views_of(
-    state: ClusterState | None, promised: Mapping[int, int], served: ServedPartitions, job_table: JobTable, stages: Iterable[Stage]
-) -> tuple[QueueView, ...]:
+def class_views(placer: Placer, promised: Mapping[int, int]) -> tuple[QueueView, ...]:
     """Returns every class of every partition, in the order of its file. Cost: O(jobs).
 
-    Args: promised: job -> promised start (us). stages: those that place now.
+    promised: job -> promised start (us).
     """
+    served, job_table, stages = placer.served, placer.job_table, placer.pipeline[0]
     if not any(served.classes.values()):
         return ()
     waiting = Counter((one.partition, job_table.class_of(job)) for job, one in job_table.waiting.items())
     running = Counter((one.partition, job_table.class_of(job)) for job, one in job_table.placed.items())
     views = []
     for partition, ladder in sorted(served.classes.items()):
-        part = state.partitions.get(partition) if state is not None else None
-        is_open = state_of(partition, served.settings())
+        part, is_open = placer.partitions.get(partition), state_of(partition, placer.context.settings)
         for queue in ladder:
             view = class_view(queue, partition, served.policies.get(partition, ""), is_open)
             assert view.of_class is not None
@@ -320,8 +318,7 @@ class ClassMetrics:
         self._is_due = False
         self.clear()
         metrics, placer = self._metrics, self._placer
-        promised = promised_starts(placer.state, placer.plan)
-        for view in views_of(placer.state, promised, placer.served, placer.job_table, placer.pipeline[0]):
+        for view in class_views(placer, promised_starts(placer)):
             told, where = view.of_class, (view.partition, view.id)
             assert told is not None
             metrics.class_waiting.labels(*where).set(view.pending)
