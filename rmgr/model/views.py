@@ -269,7 +269,7 @@ class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartView(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the cluster that is not well. kind: zookeeper | store | leader | watchdogs | nodes | node | queue | partition.
+    """A part of the cluster that is not well. kind: zookeeper | store | leader | watchdogs | nodes | node | queue | partition | user.
 
     state: one word or two. fix: what to type. told: the whole in a sentence, "" = `reason` is one.
     """

@@ -1,10 +1,13 @@
 """Whether work that may run will run: the one rule behind `status`, `nodes`, `explain` and `doctor`. Pure.
 
 A *problem* makes the cluster unhealthy: no leader; ZooKeeper or store away; a node that should take work and does not (fenced, lost,
-quarantined, a full disk); waiting work that no node can run; a partition where nothing is placed. A *warning* is intended, or has no
-cost yet: a drained node (even if fenced), a stopped queue, a partition without nodes and without work, a single
+quarantined, a full disk); waiting work that only nodes that are out could run; a partition where nothing is placed. A *warning* is
+intended, or has no cost yet: a drained node (even if fenced), a stopped queue, a partition without nodes and without work, a single
 WatchDog, a failed policy that FCFS replaces, no Starter where servers serve calls, a Starter that others do not reach. Busy
 nodes are neither, nor is a node whose Starter was stopped in good order.
+
+What one user does is never a problem of the cluster: work that no known node could ever run, or that nodes refuse to its user alone, is a
+note (kind `user`) for that user and for operators.
 
 Certificates: daemons work as long as theirs are valid. After that, no connection to them succeeds, and nothing that they sign is accepted.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -28,8 +31,10 @@ from rmgr.model.cluster.queue import Dispatch, QueueSpec
 from rmgr.model.tasks.submission import Phase, Rigid, Submission
 from rmgr.model.views import JobView, Level, NodeView, PartView, StatusView, WhyView
 
-#: Nodes (of one state) and certificates that get a sentence each (more are counted); and different requests compared with all nodes.
-_SHOWN, _MOST_REQUESTS = 8, 1000
+#: Nodes (of one state), certificates and users that get a sentence each (more are counted).
+_SHOWN = 8
+#: Different requests that are compared with all nodes, and the same of one user, who must not hide others'.
+_MOST_REQUESTS, _MOST_OF_ONE = 1000, 100
 _STORE_FIX = "start it, or let the daemons reach it: rmgr doctor; running work goes on, its outputs wait on their nodes"
 NO_LEADER = "no WatchDog leads: pulled work goes on, jobs are not placed, losses are not noticed"
 
@@ -141,13 +146,15 @@ def parts(
 
 
 def _waiting(snapshot: ClusterSnapshot, views: Sequence[NodeView], live: Iterable[JobView]) -> list[PartView]:
-    """Returns queues and partitions with waiting work that no node will run, and partitions where nothing could run."""
+    """Returns queues, partitions and users with waiting work that no node will run, and partitions where nothing could run."""
     here: dict[str, list[NodeView]] = defaultdict(list)
     for view in views:
         here[view.partition].append(view)
-    stuck: dict[str, list[tuple[JobView, int, str]]] = defaultdict(list)
+    stuck: dict[str, list[tuple[JobView, int, str]]] = defaultdict(list)  #: by partition
+    hopeless: dict[str, list[tuple[JobView, int, str]]] = defaultdict(list)  #: by user
     stopped: Counter[str] = Counter()
-    known: dict[object, str] = {}
+    known: dict[object, tuple[str, bool]] = {}
+    compared: Counter[str] = Counter()
     refusing = any(trouble.refused for trouble in snapshot.troubles.values())
     for job in live:
         submission = snapshot.submissions[job.id][0]
@@ -161,10 +168,12 @@ def _waiting(snapshot: ClusterSnapshot, views: Sequence[NodeView], live: Iterabl
         request = submission.request
         who = submission.user if refusing else ""
         key = (queue.name, who, request.cores, request.memory_bytes, request.features, needs_of(request.resources), submission.rigid)
-        if key not in known and len(known) < _MOST_REQUESTS:
+        if key not in known and len(known) < _MOST_REQUESTS and compared[submission.user] < _MOST_OF_ONE:
+            compared[submission.user] += 1
             known[key] = _cannot(snapshot, here[queue.partition], submission, queue)
-        if why := known.get(key):
-            stuck[queue.partition].append((job, count, why))
+        why, is_its_users = known.get(key, ("", False))
+        if why:
+            (hopeless[submission.user] if is_its_users else stuck[queue.partition]).append((job, count, why))
     found = []
     for name, count in sorted(stopped.items()):
         is_gone = snapshot.settings.queue(name) is None
@@ -173,9 +182,13 @@ def _waiting(snapshot: ClusterSnapshot, views: Sequence[NodeView], live: Iterabl
         reason = f"{_tasks(count)} in queue {name}, which is {state}"
         found.append(PartView(kind="queue", id=name, state=state, reason=reason, fix=fix, level=level))
     for name, jobs in sorted(stuck.items()):
-        first, _, why = jobs[0]
-        reason = f"{_tasks(sum(count for _, count, _ in jobs))} that no node can run, {first.id} first: {why}"
-        found.append(PartView(kind="partition", id=name, state="stuck", reason=reason, fix=f"rmgr explain {first.id}"))
+        found.append(PartView(kind="partition", id=name, state="stuck", reason=_stuck(jobs), fix=f"rmgr explain {jobs[0][0].id}"))
+    for name, jobs in sorted(hopeless.items())[:_SHOWN]:
+        reason, fix = f"{name}: {_stuck(jobs)}".removeprefix(": "), f"rmgr explain {jobs[0][0].id}"
+        found.append(PartView(kind="user", id=name, state="infeasible", reason=reason, fix=fix, level=Level.WARNING))
+    if (more := len(hopeless) - _SHOWN) > 0:
+        reason = f"work of {counted(more, 'more user')} waits that no node can run"
+        found.append(PartView(kind="user", id="", state="infeasible", reason=reason, fix="rmgr jobs -A", level=Level.WARNING))
     if any(view.state == NodeState.UP for view in views):
         used = {queue.partition for queue in snapshot.settings.queues} - stuck.keys()
         for name in sorted(used):
@@ -185,20 +198,29 @@ def _waiting(snapshot: ClusterSnapshot, views: Sequence[NodeView], live: Iterabl
     return found
 
 
+def _stuck(jobs: Sequence[tuple[JobView, int, str]]) -> str:
+    first, _, why = jobs[0]
+    return f"{_tasks(sum(count for _, count, _ in jobs))} that no node can run, {first.id} first: {why}"
+
+
 def _tasks(count: int) -> str:
     return f"{count} task{'s wait' if count != 1 else ' waits'}"
 
 
-def _cannot(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission, queue: QueueSpec) -> str:
-    """Returns why no node that takes work could run it, even empty; "" if one could. views: of its partition."""
+def _cannot(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission, queue: QueueSpec) -> tuple[str, bool]:
+    """Returns why no node that takes work could run it, even empty, "" if one could; and whether that is its user's matter alone.
+
+    It is if no known node would run it, or if nodes refuse the user: why these refuse is told of them. views: of its partition.
+    """
     takes = [view for view in views if view.state == NodeState.UP]
     if not takes:
-        return nobody_up(views, queue.partition)
-    why = _why_no_room(snapshot, views, submission, queue)
-    refused = {} if why else refused_whys(snapshot, takes, submission.user)
+        return nobody_up(views, queue.partition), False
+    if why := _why_no_room(snapshot, views, submission, queue):
+        return why, not _has_room(snapshot, views, submission, queue)
+    refused = refused_whys(snapshot, takes, submission.user)
     if refused and _why_no_room(snapshot, [view for view in views if view.id not in refused], submission, queue):
-        return f"node {next(iter(refused))} cannot run work of user {submission.user}: {next(iter(refused.values())).detail}"
-    return why
+        return f"node {next(iter(refused))} cannot run work of user {submission.user}: {next(iter(refused.values())).detail}", True
+    return "", False
 
 
 def _why_no_room(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission, queue: QueueSpec) -> str:
@@ -207,6 +229,14 @@ def _why_no_room(snapshot: ClusterSnapshot, views: Sequence[NodeView], submissio
         return "; ".join(why.detail for why in room_whys(views, submission.request, submission.rigid, queue.partition))
     is_able = any(view.state == NodeState.UP and can_run(snapshot, view, submission) for view in views)
     return "" if is_able else unfit(snapshot, views, submission)
+
+
+def _has_room(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission, queue: QueueSpec) -> bool:
+    """Returns whether these nodes could run it if all of them were up and empty."""
+    if queue.dispatch is not Dispatch.PLACE:
+        return any(can_run(snapshot, view, submission) for view in views)
+    rigid = submission.rigid or Rigid()
+    return _fits(sorted((room for _, room in _able(views, submission.request, rigid)), reverse=True), rigid)
 
 
 def can_run(snapshot: ClusterSnapshot, view: NodeView, submission: Submission) -> bool:
@@ -270,6 +300,12 @@ def with_part(view: StatusView, part: PartView) -> StatusView:
     return msgspec.structs.replace(
         view, healthy=not problems, parts=(*view.parts, part), problems=problems, warnings=warnings, healthy_since_us=since_us
     )
+
+
+def only_known(view: StatusView, may_know: Callable[[str], bool]) -> StatusView:
+    """Returns the status without notes on users of whose work the asker may not know."""
+    found = tuple(part for part in view.parts if part.kind != "user" or may_know(part.id))
+    return msgspec.structs.replace(view, parts=found, warnings=sentences(found, Level.WARNING))
 
 
 def unreached(endpoints: Mapping[str, str]) -> tuple[PartView, ...]:
@@ -362,13 +398,8 @@ def allowed_whys(views: Sequence[NodeView], rigid: Rigid | None) -> list[WhyView
 
 def room_whys(views: Sequence[NodeView], request: Request, rigid: Rigid | None, partition: str) -> list[WhyView]:
     """Says that the job cannot start even on empty nodes, and which nodes are missing. views: of its partition, some of them up."""
-    rigid, wanted = rigid or Rigid(), set(request.features)
-    able = [
-        (view, room)
-        for view in views
-        if wanted <= set(view.features) and view.id not in rigid.exclude and (not rigid.nodelist or view.id in rigid.nodelist)
-        if (room := _processes_in(view, request))
-    ]
+    rigid = rigid or Rigid()
+    able = _able(views, request, rigid)
     rooms = sorted((room for view, room in able if view.state == NodeState.UP), reverse=True)
     if _fits(rooms, rigid):
         return []
@@ -388,6 +419,17 @@ def kept_for_calls(views: Sequence[NodeView]) -> str:
     kept = [view for view in views if view.call_cores and view.state == NodeState.UP]
     told = (f"{view.id} keeps {view.call_cores} of its {view.cores + view.call_cores} cores for calls" for view in kept[:_SHOWN])
     return "".join(f"; {words}" for words in told) + _more(len(kept))
+
+
+def _able(views: Sequence[NodeView], request: Request, rigid: Rigid) -> list[tuple[NodeView, int]]:
+    """Returns the nodes that could have some of its processes, and how many when empty."""
+    wanted = set(request.features)
+    return [
+        (view, room)
+        for view in views
+        if wanted <= set(view.features) and view.id not in rigid.exclude and (not rigid.nodelist or view.id in rigid.nodelist)
+        if (room := _processes_in(view, request))
+    ]
 
 
 def _processes_in(view: NodeView, request: Request) -> int:

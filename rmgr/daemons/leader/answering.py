@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -173,6 +174,7 @@ class LeaderAnswering:
         person = person_of(caller, self._operators)
         users = {name: cores for name, cores in view.users.items() if may(person, name)}
         others = sum(view.users.values()) - sum(users.values())
+        view = health.only_known(view, partial(may, person))
         return msgspec.structs.replace(view, users=users | ({"": others} if others else {}))
 
     def watch_health(self, log: Log) -> None:

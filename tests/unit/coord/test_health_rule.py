@@ -11,7 +11,7 @@ import pytest
 from rmgr.coord.decisions import liveness
 from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.views.answers import explain, nodes, status
-from rmgr.coord.views.health import SOON_DAYS, CertificateHolder, ending, of_servers, with_part
+from rmgr.coord.views.health import SOON_DAYS, CertificateHolder, ending, of_servers, only_known, with_part
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.model.base.resources import Capacity, NodeAttributes, Request
 from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
@@ -121,36 +121,78 @@ def test_what_daemons_have_set_aside_is_told_and_their_nodes_take_work() -> None
     assert part.fix.startswith("report it")
 
 
-def test_work_that_no_node_could_run_is_a_problem_and_explain_says_the_same() -> None:
+def test_work_that_only_a_node_that_is_out_could_run_is_a_problem_and_explain_says_the_same() -> None:
     drained = facts(record(), record("n2"), record("b1", "big"), drains={"n1": DRAIN})
-    for request, is_well in ((Request(cores=1), True), (Request(features=("n1",)), False), (Request(cores=5), False)):
-        snapshot = replace(drained, submissions=job(request=request))
-        answer = told(snapshot)
-        assert answer.healthy is is_well, request
-        if not is_well:
-            part = next(part for part in answer.parts if part.kind == "partition")
-            assert (part.id, part.state, part.fix) == ("default", "stuck", "rmgr explain 42")
-            (why,) = explain(snapshot, 42, None).why
-            assert part.reason == f"3 tasks wait that no node can run, 42 first: {why.detail}"
-    placed = job(queue="wide", rigid=Rigid(processes=9))
-    (part,) = told(facts(submissions=placed)).parts
-    assert (part.id, "room for 4 of its 9 processes" in part.reason) == ("big", True)
+    assert told(replace(drained, submissions=job(request=Request(cores=1)))).healthy
+    snapshot = replace(drained, submissions=job(request=Request(features=("n1",))))
+    answer = told(snapshot)
+    assert not answer.healthy
+    part = next(part for part in answer.parts if part.kind == "partition")
+    assert (part.id, part.state, part.fix) == ("default", "stuck", "rmgr explain 42")
+    (why,) = explain(snapshot, 42, None).why
+    assert part.reason == f"3 tasks wait that no node can run, 42 first: {why.detail}"
+    placed = job(queue="wide", rigid=Rigid(nodes=2))
+    two = facts(record("b1", "big"), record("b2", "big"), record(), drains={"b2": DRAIN}, submissions=placed)
+    part = next(part for part in told(two).parts if part.kind == "partition")
+    assert (part.id, part.state, part.level) == ("big", "stuck", "problem")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"request": Request(cores=99_999)}, "fits 99,999 cores"),
+        ({"request": Request(features=("nowhere",))}, "features nowhere"),
+        ({"request": Request(resources={"gpu": 1})}, "1 gpu"),
+        ({"queue": "wide", "rigid": Rigid(processes=9)}, "room for 4 of its 9 processes"),
+        ({"queue": "wide", "rigid": Rigid(nodes=2)}, "too few nodes are up"),
+        ({"queue": "wide", "rigid": Rigid(nodelist=("unknown",))}, "room for 0 of its 1 process"),
+    ],
+)
+def test_work_that_no_node_ever_could_run_is_its_users_matter_and_not_the_clusters(changes: dict[str, Any], words: str) -> None:
+    snapshot = facts(record(), record("n2"), record("b1", "big"), drains={"n2": DRAIN}, submissions=job(**changes))
+    answer = told(snapshot)
+    assert answer.healthy
+    (part,) = (part for part in answer.parts if part.kind != "node")
+    assert (part.kind, part.id, part.state, part.fix, part.level) == ("user", "ann", "infeasible", "rmgr explain 42", "warning")
+    assert part.reason.startswith("ann: 3 tasks wait that no node can run, 42 first: ")
+    assert words in part.reason
+    assert part.reason in answer.warnings
+    assert any(why.detail and part.reason.endswith(why.detail) for why in explain(snapshot, 42, None).why)
+
+
+def test_only_who_may_know_of_a_users_work_is_told_what_of_it_no_node_can_run() -> None:
+    work = job(request=Request(cores=9)) | job(43, user="ben", request=Request(cores=9))
+    answer = told(facts(submissions=work, watchdogs=1))
+    hers = only_known(answer, lambda user: user == "ann")
+    assert [part.id for part in hers.parts if part.kind == "user"] == ["ann"]
+    assert (hers.healthy, hers.problems, len(hers.warnings)) == (True, (), 2)  # and the single WatchDog
+    assert only_known(answer, lambda _: True) == answer
+
+
+def test_a_user_with_a_thousand_impossible_requests_hides_no_other_work() -> None:
+    many = {number: job(number, request=Request(cores=number))[number] for number in range(100, 1300)}
+    bens = job(2000, user="ben", request=Request(features=("n1",)))
+    answer = told(facts(record(), record("n2"), record("b1", "big"), drains={"n1": DRAIN}, submissions=many | bens))
+    assert [part.state for part in answer.parts if part.kind in {"user", "partition"}] == ["stuck", "infeasible"]
+    users = {number: job(number, user=f"u{number:02}", request=Request(cores=9))[number] for number in range(20)}
+    shown = [part for part in told(facts(submissions=users)).parts if part.kind == "user"]
+    assert (len(shown), shown[-1].reason) == (9, "work of 12 more users waits that no node can run")
 
 
 def test_work_of_a_user_whom_every_fitting_node_refuses_is_stuck_and_others_work_is_not() -> None:
     told_by_it = "/root is private: chmod a+x /root"
     trouble = Trouble(node="n1", incarnation=1, kind="users", reason="1 user", since_us=1, refused={"ann": told_by_it})
     snapshot = facts(record(), record("b1", "big"), troubles={"n1": trouble})
-    stuck = [part for part in told(replace(snapshot, submissions=job())).parts if part.kind == "partition"]
-    assert [part.reason for part in stuck] == [
-        f"3 tasks wait that no node can run, 42 first: node n1 cannot run work of user ann: {told_by_it}"
+    stuck = [part for part in told(replace(snapshot, submissions=job())).parts if part.kind == "user"]
+    assert [(part.reason, part.level) for part in stuck] == [
+        (f"ann: 3 tasks wait that no node can run, 42 first: node n1 cannot run work of user ann: {told_by_it}", "warning")
     ]
     assert told_by_it in explain(replace(snapshot, submissions=job()), 42, None).why[0].detail
     for fine in (
         replace(snapshot, submissions=job(user="bob")),
         facts(record(), record("n2"), record("b1", "big"), troubles={"n1": trouble}, submissions=job()),
     ):
-        assert not [part for part in told(fine).parts if part.kind == "partition"]
+        assert not [part for part in told(fine).parts if part.kind in {"partition", "user"}]
 
 
 def test_work_that_waits_for_its_user_its_own_limit_or_its_back_off_is_nobodys_problem() -> None:
