@@ -25,7 +25,7 @@ from rmgr.model.base.units import format_duration
 
 #: Time without its client after which a call is killed.
 ABSENT_US = 30_000_000
-#: How long an answer is kept, and the most bytes of all answers, beyond which the oldest go.
+#: How long an answer is kept, and the most bytes of all answers, beyond which the oldest of the user with most bytes go, except the last.
 KEPT_US, KEPT_BYTES = 600_000_000, 1 << 30
 #: Time after which a quiet client is forgotten.
 FORGOTTEN_US = 86_400_000_000
@@ -150,8 +150,8 @@ class Ledger:
         self._running: dict[CallId, _Entry] = {}  # CLOSED ones too, until they have ended
         self._starts = 0
         self._turns: dict[str, int] = {}  # user -> number of its last start, while the user is known
-        self._answers: dict[CallId, int] = {}  # bytes, the oldest first
-        self._answer_bytes = 0
+        self._answers: dict[str, dict[CallId, int]] = {}  # user -> bytes of each answer, the oldest first
+        self._answer_bytes: Counter[str] = Counter()
         self._orders: list[Order] = []
         self._looked_us = 0
 
@@ -273,11 +273,12 @@ class Ledger:
                 self._kill(call, entry, Ending(Outcome.TIMEOUT, "it ran, and was killed at its deadline"))
             elif now_us - entry.heard_us >= ABSENT_US:
                 self._kill(call, entry, Ending(Outcome.LOST, f"it was killed: its client was away for {format_duration(ABSENT_US / 1e6)}"))
-        for call in list(self._answers):
-            answered = self._entry_of(call)
-            if answered is not None and now_us - answered.ended_us < KEPT_US:
-                break
-            self._lose(call)
+        for mine in list(self._answers.values()):
+            for call in list(mine):
+                answered = self._entry_of(call)
+                if answered is not None and now_us - answered.ended_us < KEPT_US:
+                    break
+                self._lose(call)
         if now_us - self._looked_us >= ABSENT_US:
             self._looked_us = now_us
             for user, clients in list(self._users.items()):
@@ -333,8 +334,7 @@ class Ledger:
         if entry.stage is Stage.RUNNING:
             self._kill(call, entry, Ending(Outcome.CANCELLED))
         elif self._waiting.pop(call, None) is not None or entry.stage is Stage.ANSWERED:
-            self._answer_bytes -= self._answers.pop(call, 0)
-            self._orders.append(Drop(call))
+            self._drop_answer(call)
         entry.stage = Stage.CLOSED
 
     def _kill(self, call: CallId, entry: _Entry, why: Ending) -> None:
@@ -356,17 +356,28 @@ class Ledger:
 
     def _answer(self, call: CallId, entry: _Entry, ending: Ending, now_us: int, size_bytes: int) -> None:
         entry.stage, entry.ending, entry.ended_us = Stage.ANSWERED, ending, now_us
-        self._answers[call] = size_bytes
-        self._answer_bytes += size_bytes
-        while self._answer_bytes > self._kept_bytes and len(self._answers) > 1:
-            self._lose(next(iter(self._answers)))
+        self._answers.setdefault(call.user, {})[call] = size_bytes
+        self._answer_bytes[call.user] += size_bytes
+        while sum(self._answer_bytes.values()) > self._kept_bytes:
+            mine = self._answers[max(self._answers, key=self._answer_bytes.__getitem__)]
+            if len(mine) == 1:
+                break
+            self._lose(next(iter(mine)))
 
     def _lose(self, call: CallId) -> None:
         """Forgets the answer; remembers that there was one."""
         entry = self._entry_of(call)
         if entry is not None:
             entry.ending = Ending(Outcome.LOST, "it ran, and its answer was not kept longer")
-        self._answer_bytes -= self._answers.pop(call)
+        self._drop_answer(call)
+
+    def _drop_answer(self, call: CallId) -> None:
+        """Drops the files of a call, and its answer if there is one."""
+        mine = self._answers.get(call.user, {})
+        self._answer_bytes[call.user] -= mine.pop(call, 0)
+        if not mine:
+            self._answers.pop(call.user, None)
+            del self._answer_bytes[call.user]
         self._orders.append(Drop(call))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+from collections import Counter as Counts
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -195,7 +196,7 @@ class Server:
         self._coming: dict[bytes, _Call] = {}  #: by try: calls whose arguments are on their way
         self._giving: dict[bytes, _Call] = {}  #: by try: calls whose answers are on their way
         self._count = 0
-        self._used_bytes = 0
+        self._used: Counts[str] = Counts()  #: user -> bytes in the spool
         self._up: dict[GatewayLine, None] = {}
         self._told: dict[str, set[str]] = {}  #: by gateway: reasons of its absence logged since it left
         self._looks_s = machine.monotonic()
@@ -221,8 +222,8 @@ class Server:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes used in the spool."""
-        return self._used_bytes
+        """Bytes used in the spool, or promised to arguments on their way."""
+        return self._used.total()
 
     @property
     def is_leaving(self) -> bool:
@@ -354,8 +355,12 @@ class Server:
                     offer.line.give(offer.key, end, said_bytes=offer.said_bytes)
 
     def _refusal(self, offer: Offered) -> Refused | None:
-        """Returns why the call would be refused if it were new, or None."""
-        limits, free = self._limits, self._limits.spool_bytes - self._used_bytes
+        """Returns why the call would be refused if it were new, or None.
+
+        Room is promised to arguments before they come. A user who has some gets more only while at least as much stays free for others:
+        so who asks for room and sends nothing holds up nobody else.
+        """
+        limits, free = self._limits, self._limits.spool_bytes - self.used_bytes
         if self.is_leaving:
             return Refused("it is leaving")
         function = self._function(offer)
@@ -368,6 +373,9 @@ class Server:
             return Refused(why, again=False)
         if offer.size_bytes > free:
             return Refused(f"its spool is full: {format_size(max(0, free))} of {format_size(limits.spool_bytes)} are free")
+        if (has := self._used[offer.id.user]) and not offer.is_said and has + offer.size_bytes > free - offer.size_bytes:
+            why = f"calls of {offer.id.user} have {format_size(has)} of its spool, and {format_size(free)} are free for all"
+            return Refused(why)
         return None
 
     def _function(self, offer: Offered) -> Function | None:
@@ -381,7 +389,7 @@ class Server:
         deadline_us = _us(now_s) + round(offer.left_s * 1e6)
         call = _Call(offer.id, self._count, function, offer.size_bytes, deadline_us, directory, offer.attempt)
         self._calls[call.id] = self._numbers[call.number] = call
-        self._used_bytes += call.size_bytes
+        self._use(call, call.size_bytes)
         self._load.arrived()
         return call
 
@@ -441,7 +449,7 @@ class Server:
     def _run(self, call: _Call, now_s: float) -> None:
         function = call.function
         left_s, most_s = call.deadline_us / 1e6 - now_s, function.time_us / 1e6 or math.inf
-        most_bytes = min(self._limits.max_bytes, max(0, self._limits.spool_bytes - self._used_bytes) + call.size_bytes)
+        most_bytes = min(self._limits.max_bytes, max(0, self._limits.spool_bytes - self.used_bytes) + call.size_bytes)
         call.stage, call.started_s = Stage.RUNNING, now_s
         run = Run(
             number=call.number,
@@ -491,7 +499,7 @@ class Server:
         if call.coming and call.line is not None:
             call.line.drop(call.coming)
         self._coming.pop(call.coming, None)
-        self._used_bytes += end.bytes - call.size_bytes
+        self._use(call, end.bytes - call.size_bytes)
         call.stage, call.end, call.coming = Stage.ENDED, end, b""
         if call.line is not None:
             self._give(call)
@@ -516,7 +524,7 @@ class Server:
     def _lose_answer(self, call: _Call, end: CallEnd, why: str) -> None:
         """Replaces an answer whose file is unreadable by LOST: askers learn it at once, not at the deadline. The call runs only once."""
         self._log.warning("answer_lost", what=str(call.id), why=why)
-        self._used_bytes -= end.bytes
+        self._use(call, -end.bytes)
         call.end = replace(end, kind="LOST", error=f"it ran, and its answer cannot be read: {why}"[:_MOST_TEXT], bytes=0)
         remove_tree(call.answer)
         if call.line is not None:
@@ -561,8 +569,14 @@ class Server:
         if call.coming and call.line is not None:
             call.line.drop(call.coming)
         self._coming.pop(call.coming, None)
-        self._used_bytes -= call.end.bytes if call.end is not None else call.size_bytes
+        self._use(call, -(call.end.bytes if call.end is not None else call.size_bytes))
         remove_tree(call.directory)
+
+    def _use(self, call: _Call, change: int) -> None:
+        """Notes that the call takes so much more of the spool, or less."""
+        self._used[call.id.user] += change
+        if not self._used[call.id.user]:
+            del self._used[call.id.user]
 
     def _is_done(self) -> bool:
         """Whether nothing runs or waits, and no answer is on its way to a client."""

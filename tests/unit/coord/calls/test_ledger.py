@@ -171,6 +171,25 @@ def test_answers_are_bounded_in_time_and_bytes_and_never_computed_again() -> Non
     ledger.acknowledged(ONE, KEPT_US)
 
 
+def test_answers_that_nobody_fetches_push_out_their_own_users_answers_alone() -> None:
+    ledger = Ledger(kept_bytes=10)
+    anns = CallId("ann", "g", 1)
+    running(ledger, anns)
+    ledger.ended(anns, RESULT, now_us=1, size_bytes=4)
+    evils = [CallId("eve", "g", number) for number in range(1, 5)]
+    for call in evils:
+        running(ledger, call)
+        ledger.ended(call, RESULT, now_us=2, size_bytes=5)
+    assert ledger.orders() == [Drop(call) for call in evils[:3]]
+    running(ledger, CallId("eve", "g", 5))
+    ledger.ended(CallId("eve", "g", 5), RESULT, now_us=3, size_bytes=50)
+    assert ledger.orders() == [Drop(evils[3])]
+    assert offer(ledger, anns, 2) == RESULT
+    ledger.acknowledged(CallId("eve", "g", 5), 4)
+    ledger.due(KEPT_US + 1)
+    assert ledger.orders() == [Drop(CallId("eve", "g", 5)), Drop(anns)]
+
+
 def test_a_client_cannot_fill_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_IDS", 3)
     monkeypatch.setattr(module, "MOST_CLIENTS", 2)
