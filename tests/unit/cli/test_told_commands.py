@@ -25,9 +25,9 @@ NAMED = re.compile(r"""(?<![\w/.@$-])rmgr[ "'\\]""")
 FREE = re.compile(r"^(?:COMMAND|-|\.\.\.|" + HOLE + ")")
 #: Words that follow the name of the program in sentences; none is like a command.
 PROSE = {
-    *("a", "again", "amendment", "asks", "cluster", "ever", "finds", "goes", "in", "is", "knows", "looks", "needs", "of", "on", "one"),
-    *("placed", "record", "records", "result", "spawner", "that", "tries", "understands", "unites", "value", "waits", "work", "works"),
-    *("writes", "yet"),
+    *("a", "again", "amendment", "asks", "cluster", "directly", "ever", "finds", "goes", "in", "is", "knows", "looks", "needs", "of"),
+    *("on", "one", "placed", "record", "records", "result", "spawner", "that", "through", "tries", "understands", "unites", "value"),
+    *("waits", "work", "works", "writes", "yet"),
 }
 #: Options that a server's function gives a command, and those that it has inside a job.
 _LOOSE = {"call": None, "run": {"-l", "--label"}}
