@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,6 +38,9 @@ from rmgr.model.tasks.array import Array, parse_array
 from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, expand_output_name, has_own_name
 from rmgr.model.views import JobView
+
+if TYPE_CHECKING:
+    from rmgr.submitter.port import Stored
 
 #: Longest time in seconds between two looks at Ctrl-C, --timeout and progress.
 TICK_S = 0.2
@@ -307,15 +310,18 @@ class Follow:
         self._engine: Any = None
         self.items: list[AwaitedSubmission] = []
 
-    def add(self, number: int, wanted: Sequence[int] | None = None) -> AwaitedSubmission:
-        """Begins to follow a submission, or its tasks at these positions. Ends that are already history arrive at once."""
+    def add(self, number: int, wanted: Sequence[int] | None = None, *, made: Stored | None = None) -> AwaitedSubmission:
+        """Begins to follow a submission, or its tasks at these positions. Ends that are already history arrive at once.
+
+        made: the submission as committed just now; None: it is read.
+        """
         followed = AwaitedSubmission(number, frozenset(wanted) if wanted is not None else None)
         self._session.followed.append(number)
         if self._engine is None:
             self._engine = self._session.submitter()
         try:
             timeout_s = self._session.left_s(10.0) or 10.0
-            followed.handle = self._engine.attach(number, _Listener(self._news, followed), own=False, timeout_s=timeout_s)
+            followed.handle = self._engine.attach(number, _Listener(self._news, followed), own=False, timeout_s=timeout_s, made=made)
             followed.submission = followed.handle.submission
         except NotFound:
             from rmgr.client.queries import read_past

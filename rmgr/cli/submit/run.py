@@ -77,7 +77,7 @@ def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> N
         raise WorkEnded(terminal.sit_down(session, number))
     try:
         follow = Follow(session)
-        item = follow.add(number)
+        item = follow.add(number, made=sent.made)
         stream(session, follow, item)
     except KeyboardInterrupt:
         raise detached(session, [str(number)], attach=f"rmgr logs -f {number}") from None
@@ -148,7 +148,7 @@ def wait_for(session: Session, sent: Sent, afterwards: Afterwards) -> int:
     follow = Follow(session)
     printed = False
     try:
-        item = follow.add(number)
+        item = follow.add(number, made=sent.made)
 
         def on_end(end: FollowedEnd) -> None:
             if afterwards.watch and not session.json:
@@ -179,8 +179,8 @@ def wait_for_all(session: Session, sent: Sequence[Sent], *, watch: bool, progres
             _tell_end(end)
 
     try:
-        for made in sent:
-            follow.add(made.submission.id)
+        for one in sent:
+            follow.add(one.submission.id, made=one.made)
         until_ended(session, follow, progress=progress, on_end=on_end, title="the list")
     except KeyboardInterrupt:
         raise detached(session, ids, attach=f"rmgr wait {' '.join(ids)}") from None

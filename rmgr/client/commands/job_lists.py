@@ -191,7 +191,7 @@ def _make(
     def flush() -> None:
         made = submitter.submit_many(list(wave.values()), timeout_s=seconds_left(deadline_s))
         for place, found in zip(wave, made, strict=True):
-            sent[place] = Sent(submission=found.submission, tasks=found.tail.next, created=found.created)
+            sent[place] = Sent.of(found)
         wave.clear()
 
     for place in in_order(entries):

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rmgr.coord.ops.work import Block
     from rmgr.model.cluster.node import NodeRecord
     from rmgr.model.cluster.queue import ClusterSettings, UserLimits
+    from rmgr.submitter.port import Submitted
 
 #: How long SUBMIT may take if the caller has no deadline (s).
 _SUBMIT_S = 30.0
@@ -54,11 +55,17 @@ _MAX_WORD = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A durable submission. created: made just now; False: its token had been used before."""
+    """A durable submission. created: made just now; False: its token had been used before. made: as committed just now, if it is known."""
 
     submission: Submission
     tasks: int
     created: bool
+    made: Submitted | None = None
+
+    @classmethod
+    def of(cls, found: Submitted) -> Sent:
+        """Returns what a SUBMIT with all tasks has made or found."""
+        return cls(submission=found.submission, tasks=found.tail.next, created=found.created, made=found if found.created else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,8 +235,7 @@ def _commit(reach: Reach, record: Submission, draft: CheckedRequest) -> Sent:
     order = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True, held=bool(record.max_running) or None)
     if (signer := reach.signer()) is not None:
         signer.publish(reach.asks(), timeout_s=seconds_left(deadline_s))
-    sent = reach.submit(prepared(order, signer.sign if signer is not None else unsigned), timeout_s=seconds_left(deadline_s))
-    return Sent(submission=sent.submission, tasks=sent.tail.next if not sent.created else draft.tasks, created=sent.created)
+    return Sent.of(reach.submit(prepared(order, signer.sign if signer is not None else unsigned), timeout_s=seconds_left(deadline_s)))
 
 
 def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:

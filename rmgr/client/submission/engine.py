@@ -28,7 +28,7 @@ from rmgr.model.tasks.submission import Phase, Submission, Terms
 from rmgr.procedures.output_keys import Fates, FatesPort
 from rmgr.runtime import machine
 from rmgr.submitter.direct import Submitter, entry_of
-from rmgr.submitter.port import Order, Submitted, WorkPort, prepared
+from rmgr.submitter.port import Order, Stored, Submitted, WorkPort, prepared
 from rmgr.submitter.questions import Asks, CancelTasks
 from rmgr.submitter.thread import SubmitterThread
 
@@ -138,10 +138,15 @@ class Engine:
         self.signer.publish(self.asks, timeout_s=min(_PUBLISH_S, timeout_s))
         return prepared(order, self.signer.sign)
 
-    def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> SubmissionHandle:
-        """Follows an existing submission from its beginning; with `own`, takes it over once its owner is gone. Raises: NotFound."""
+    def attach(
+        self, number: int, listener: Listener, *, own: bool, timeout_s: float, made: Stored | None = None
+    ) -> SubmissionHandle:
+        """Follows an existing submission from its beginning; with `own`, takes it over once its owner is gone. Raises: NotFound.
+
+        made: the submission as committed just now; None: it is read.
+        """
         self.check_usable()
-        stored = self.work.read(number, timeout_s=timeout_s)
+        stored = made or self.work.read(number, timeout_s=timeout_s)
         signer = self.signer
         if own and signer is not None:
             signer.publish(self.asks, timeout_s=timeout_s)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rmgr.client.commands.sending import SilentListener
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.progress import ProgressDisplay
@@ -25,8 +26,9 @@ from rmgr.errors import CoordinationUnavailable, DataLost, DeadlineExceeded, Sta
 from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.block import Outcome
-from rmgr.model.tasks.submission import Command, Tail, Work
+from rmgr.model.tasks.submission import Command, Submission, Tail, Work
 from rmgr.submitter import submitting
+from rmgr.submitter.port import Order
 from tests.harness.client_cluster import Cluster, running, told_full
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.submitted import submit
@@ -455,3 +457,14 @@ def test_what_does_not_fit_the_commit_follows_it(cluster: Cluster) -> None:
         lengths = queue.map(None, [bytes(9_000)] * 3)  # together they need a row, which needs the number
         assert [future.result(60) for future in lengths] == [9_000] * 3
         assert coordinator.names[:2] == ["SUBMIT", "ENQUEUE"]
+
+
+def test_what_was_just_made_is_followed_without_being_read_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, _ = connect(cluster)
+    with connection:
+        engine = connection.submitter
+        order = Order(draft=draft_of(Options(queue="default"), work=Work.COMMAND, command=TRUE, user="ann"), complete=True)
+        made = engine.submit(order, timeout_s=60)
+        monkeypatch.setattr(engine.work, "read", None)
+        handle = engine.attach(made.submission.id, SilentListener(), own=False, timeout_s=60, made=made)
+        assert handle.submission == decode_record(cluster.coordinator.get(paths.sub(handle.number)).result(60).data, Submission)
