@@ -539,6 +539,7 @@ def add_user(session: Session, name: str, operator: bool, direct: bool, days: in
     from rmgr.adapters.identity.credentials import write_files
     from rmgr.adapters.identity.pki import issue
     from rmgr.cli.display.render import emit
+    from rmgr.dev.keeper import read_state
 
     ca, where = open_authority(session, authority)
     role = Role.OPERATOR if operator else Role.USER
@@ -550,6 +551,11 @@ def add_user(session: Session, name: str, operator: bool, direct: bool, days: in
     sys.stdout.write(f"{role} {name}: credentials in {place}\n")
     session.note(_DIRECT if direct else f"{name} comes through a gateway: --gateway HOST:PORT or RMGR_GATEWAY")
     session.note(f"hand it over as a secret (tar czf - -C {place} .); in ~/.config/rmgr/bundle of {name} rmgr finds it by itself")
+    if read_state(where.parent) is not None:
+        session.note(
+            f"all work of this cluster of rmgr dev runs as you: tasks of {name} can read your files, also the cluster's authority in {where}; "
+            "where Starters run as root (rmgr starter), work runs as its user"
+        )
 
 
 @command(

@@ -11,6 +11,7 @@ from rmgr.adapters.identity.credentials import Credentials, load_ca
 from rmgr.cli import main
 from rmgr.cli.main import run
 from rmgr.config import load
+from rmgr.dev.keeper import DevState, write_state
 from rmgr.model.cluster.identity import Role
 
 
@@ -98,6 +99,18 @@ def test_a_user_gets_a_bundle_of_his_own_once(authority: Path, capsys: pytest.Ca
     assert told["direct"] is False
     assert run(["admin", "add-user", "ann", "--authority", str(authority)]) == 2
     assert "not overwritten" in capsys.readouterr().err
+
+
+def test_who_adds_a_user_to_a_cluster_of_rmgr_dev_is_told_whose_rights_work_has(
+    authority: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["admin", "add-user", "ann", "--authority", str(authority)]) == 0
+    assert "rmgr dev" not in capsys.readouterr().err
+    write_state(DevState(directory=str(authority.parent), zookeeper="", store="", session_timeout_s=6.0))
+    assert run(["admin", "add-user", "bob", "--authority", str(authority)]) == 0
+    told = capsys.readouterr().err
+    assert "all work of this cluster of rmgr dev runs as you: tasks of bob can read your files" in told
+    assert str(authority) in told
 
 
 def test_operators_and_users_behind_a_gateway(authority: Path, capsys: pytest.CaptureFixture[str]) -> None:
