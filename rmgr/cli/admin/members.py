@@ -553,7 +553,7 @@ def add_user(session: Session, name: str, operator: bool, direct: bool, days: in
     session.note(f"hand it over as a secret (tar czf - -C {place} .); in ~/.config/rmgr/bundle of {name} rmgr finds it by itself")
     if read_state(where.parent) is not None:
         session.note(
-            f"all work of this cluster of rmgr dev runs as you: tasks of {name} can read your files, also the cluster's authority in {where}; "
+            f"all work of this cluster of rmgr dev runs as you: tasks of {name} can read your files, also those in {where}; "
             "where Starters run as root (rmgr starter), work runs as its user"
         )
 
