@@ -10,19 +10,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from enum import Enum, StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.base.units import MAX_DURATION_US, MAX_SIZE_BYTES, parse_duration_us, parse_size
 from rmgr.sched.policy import Order
 
+Record = TypeVar("Record")
 _METADATA = "rmgr.parameter"
 #: Larger integers fit into no record.
 _MOST_INTEGER = (1 << 63) - 1
@@ -96,7 +97,7 @@ class Parameter:
         try:
             found = self._converted(value)
         except UsageError as error:
-            raise ConfigError(f"{self.name} of {where} is {value!r}: {error.message}", hint=error.hint) from None
+            raise ConfigError(f"{self.name} of {where} is {_given(value)}: {error.message}", hint=error.hint) from None
         for number in found if self.kind is Kind.SHARES else (("", found),):
             self._check_range(number[1], value, where)
         return found
@@ -171,7 +172,7 @@ class Parameter:
 
     def _check_range(self, found: Any, given: object, where: str) -> None:
         if (self.least is not None and found < self.least) or (self.most is not None and found > self.most):
-            raise ConfigError(f"{self.name} of {where} is {given!r}: it must be {self.range}", hint=self.what)
+            raise ConfigError(f"{self.name} of {where} is {_given(given)}: it must be {self.range}", hint=self.what)
 
     def _plain(self, value: Any) -> Any:
         """Returns the value as JSON shows it."""
@@ -184,6 +185,11 @@ class Parameter:
         if self.kind in {Kind.NAMES, Kind.TABLES} and isinstance(value, tuple):
             return [shown(self.kind, item) for item in value]
         return shown(self.kind, value)
+
+
+def _given(value: object) -> str:
+    """Returns a value for an error. Python refuses to write integers of more than 4,300 digits, which TOML can give as 0x..."""
+    return f"a number of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 200 else repr(value)
 
 
 _EXPECTED = {
@@ -219,6 +225,25 @@ def read_values(where: str, parameters: Iterable[Parameter], given: Mapping[str,
         if parameter.required and name not in given:
             raise ConfigError(f"{where} needs {name}", hint=parameter.what or f"a {parameter.kind}")
     return {known[key].field: known[key].read(value, where) for key, value in given.items()}
+
+
+def record_of(kind: type[Record], where: str, table: Mapping[str, object]) -> Record:
+    """Builds a dataclass from a table of its fields. Raises: ConfigError."""
+    values = read_values(where, parameters_of(kind), table, called="key")
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def tables_of(document: Mapping[str, object], key: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yields each table of an array with its name in errors: its number and, if it has one, its name."""
+    found = document.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(table, Mapping) for table in found):
+        raise ConfigError(f"{key} is no array of tables", hint=f"write [[{key}]], once for each")
+    for number, table in enumerate(found, 1):
+        name = table.get("policy" if key == "stage" else "name")
+        yield f"[[{key}]] {number}" + (f" ({name})" if isinstance(name, str) and name else ""), table
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:

@@ -40,14 +40,14 @@ the value with its unit and range, and the nearest name that exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from rmgr.errors import ConfigError
 from rmgr.sched.catalogue import CALL_POLICIES, POLICIES, call_policy_named, policy_named
 from rmgr.sched.job import Node
-from rmgr.sched.parameters import Kind, about, parameters_of, read_values, shown, unknown
+from rmgr.sched.parameters import Kind, about, parameters_of, read_values, record_of, shown, tables_of, unknown
 from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.policies.orders import Ageing
 from rmgr.sched.policy import Policy, Stage
@@ -55,7 +55,6 @@ from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Limits
 
 _STAGE_KEYS = ("policy", "partitions", "parameters", "shares")
-Record = TypeVar("Record")
 SIMULATED = "simulated"
 TABLES = ("stage", "queue", "partition", "node", SIMULATED)
 #: Number of nodes in one file above which it must be a typing error.
@@ -453,25 +452,6 @@ def partition_of(where: str, table: Mapping[str, object]) -> tuple[PartitionTabl
 def limits_by_partition(document: Mapping[str, object]) -> dict[str, Limits]:
     found = (partition_of(where, table) for where, table in tables_of(document, "partition"))
     return {partition.name: limits for partition, limits in found if limits != Limits()}
-
-
-def tables_of(document: Mapping[str, object], key: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yields each table of an array with its name in errors: its number and, if it has one, its name."""
-    found = document.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(table, Mapping) for table in found):
-        raise ConfigError(f"{key} is no array of tables", hint=f"write [[{key}]], once for each")
-    for number, table in enumerate(found, 1):
-        name = table.get("policy" if key == "stage" else "name")
-        yield f"[[{key}]] {number}" + (f" ({name})" if isinstance(name, str) and name else ""), table
-
-
-def record_of(kind: type[Record], where: str, table: Mapping[str, object]) -> Record:
-    """Builds a dataclass from a table of its fields. Raises: ConfigError."""
-    values = read_values(where, parameters_of(kind), table, called="key")
-    try:
-        return kind(**values)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
 
 
 def check_partition(where: str, partition: str, described: Iterable[str]) -> None:

@@ -41,21 +41,23 @@ interval = "24.265s"              # mean time between requests of a client, expo
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Literal
 
-from rmgr.errors import UNREADABLE_TEXT, RmgrError, UsageError
-from rmgr.model.base.units import parse_duration_us
-from rmgr.sched.parameters import unknown
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
+from rmgr.sched.parameters import Kind, about, parameters_of, read_values, record_of, tables_of, unknown
 
-Made = TypeVar("Made")
 Discipline = Literal["fcfs", "shared"]
-_MOST_REQUESTS = 1_000_000
-_MOST_CLIENTS = 10_000
+_RATE = about("of one alone, a second", least=1e-6, most=1e30)
+_BACKGROUND = about("utilisation by other work", least=0, most=0.99)
+_AMOUNT = about("", least=0, most=1e30)
+_WHOLE = about("", least=0, most=10**18)
+_COUNT = about("", least=1, most=1_000_000)
+_REFRESH = about("how often servers and links are measured", most=10**15)
+_TABLES = ("server", "link", "client", "case")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +65,13 @@ class ServerPlan:
     """A server. truth: (function, operations/s) where a function runs at another speed than the declared one."""
 
     name: str
-    speed: float
-    slots: int = 1
+    speed: float = field(metadata=_RATE)
+    slots: int = field(default=1, metadata=_COUNT)
     discipline: Discipline = "fcfs"
-    background: float = 0.0
-    background_operations: float = 0.0
+    background: float = field(default=0.0, metadata=_BACKGROUND)
+    background_operations: float = field(default=0.0, metadata=_AMOUNT)
     functions: tuple[str, ...] = ()
-    calibrated: float = 0.0
+    calibrated: float = field(default=0.0, metadata=_AMOUNT)
     truth: tuple[tuple[str, float], ...] = ()
 
     def speed_of(self, function: str) -> float:
@@ -82,12 +84,12 @@ class LinkPlan:
     """The network of a server."""
 
     server: str
-    capacity: float
+    capacity: float = field(metadata=_RATE)
     own: bool = True
     discipline: Discipline = "fcfs"
     service: Literal["exponential", "fixed"] = "exponential"
-    background: float = 0.0
-    background_bytes: float = 0.0
+    background: float = field(default=0.0, metadata=_BACKGROUND)
+    background_bytes: float = field(default=0.0, metadata=_AMOUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +97,10 @@ class ClientPlan:
     """Clients of one kind."""
 
     name: str
-    count: int = 1
+    count: int = field(default=1, metadata=about("", least=1, most=10_000))
     kind: Literal["open", "closed", "many"] = "open"
-    operations: int = 0
-    bytes: int = 0
+    operations: int = field(default=0, metadata=_WHOLE)
+    bytes: int = field(default=0, metadata=_WHOLE)
     function: str = ""
     window: Literal["predicted", "one", "all"] = "predicted"
 
@@ -112,7 +114,7 @@ class Case:
     """Rate of requests: mean seconds between requests of one client."""
 
     name: str
-    interval_us: int
+    interval_us: int = field(metadata=about("mean time between requests of a client", least=1, most=10**15))
 
     @property
     def interval_s(self) -> float:
@@ -125,13 +127,13 @@ class Scenario:
 
     name: str
     about: str = ""
-    requests: int = 50
-    refresh_us: int = 60_000_000
+    requests: int = field(default=50, metadata=_COUNT)
+    refresh_us: int = field(default=60_000_000, metadata=_REFRESH)
     throughput: Literal["capacity", "available"] = "capacity"
-    servers: tuple[ServerPlan, ...] = field(default=(), metadata={"key": "server"})
-    links: tuple[LinkPlan, ...] = field(default=(), metadata={"key": "link"})
-    clients: tuple[ClientPlan, ...] = field(default=(), metadata={"key": "client"})
-    cases: tuple[Case, ...] = field(default=(), metadata={"key": "case"})
+    servers: tuple[ServerPlan, ...] = ()
+    links: tuple[LinkPlan, ...] = ()
+    clients: tuple[ClientPlan, ...] = ()
+    cases: tuple[Case, ...] = ()
 
     def case(self, name: str) -> Case:
         """Raises: UsageError for an unknown one."""
@@ -164,9 +166,33 @@ def read_scenario(path: Path) -> Scenario:
     except UNREADABLE_TEXT as error:
         raise UsageError(f"{path} is no TOML: {error}") from error
     try:
-        return _checked(_made(Scenario, tables, "scenario"))
+        return _checked(_made(tables))
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}", hint=error.hint) from None
+
+
+def _made(document: Mapping[str, object]) -> Scenario:
+    own = {parameter.name: parameter for parameter in parameters_of(Scenario) if parameter.kind is not Kind.TABLES}
+    for key in document:
+        if key not in own and key not in _TABLES:
+            raise unknown("key of scenario", key, (*own, *_TABLES))
+    return Scenario(
+        **read_values("scenario", own.values(), {key: value for key, value in document.items() if key in own}),
+        servers=tuple(_server(where, table) for where, table in tables_of(document, "server")),
+        links=tuple(record_of(LinkPlan, where, table) for where, table in tables_of(document, "link")),
+        clients=tuple(record_of(ClientPlan, where, table) for where, table in tables_of(document, "client")),
+        cases=tuple(record_of(Case, where, table) for where, table in tables_of(document, "case")),
+    )
+
+
+def _server(where: str, table: Mapping[str, object]) -> ServerPlan:
+    """Returns the server; `truth` is a table of operations/s by function. Raises: ConfigError."""
+    truth = table.get("truth", {})
+    if not isinstance(truth, Mapping):
+        raise ConfigError(f"truth of {where} is {truth!r:.40}: a table of operations/s by function is expected")
+    server = record_of(ServerPlan, where, {key: value for key, value in table.items() if key != "truth"})
+    speed = next(parameter for parameter in parameters_of(ServerPlan) if parameter.name == "speed")
+    return replace(server, truth=tuple(sorted((name, speed.read(value, f"{name} on {where}")) for name, value in truth.items())))
 
 
 def _checked(scenario: Scenario) -> Scenario:
@@ -175,6 +201,8 @@ def _checked(scenario: Scenario) -> Scenario:
     for what, found in (("server", names), ("client", clients), ("case", [case.name for case in scenario.cases])):
         if not found:
             raise UsageError(f"there is no [[{what}]]")
+        if "" in found:
+            raise UsageError(f"a {what} has no name")
         twice = next((name for name in found if found.count(name) > 1), None)
         if twice is not None:
             raise UsageError(f"two {what}s are called {twice}")
@@ -195,86 +223,3 @@ def _checked(scenario: Scenario) -> Scenario:
         if not any(not server.functions or not client.function or client.function in server.functions for server in scenario.servers):
             raise UsageError(f"no server offers function {client.function} of client {client.name}")
     return scenario
-
-
-#: field -> (least, most); both are allowed.
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "requests": (1, _MOST_REQUESTS),
-    "refresh_us": (0, 1e15),
-    "interval_us": (1, 1e15),
-    "speed": (1e-6, 1e30),
-    "capacity": (1e-6, 1e30),
-    "slots": (1, 1_000_000),
-    "background": (0.0, 0.99),
-    "background_operations": (0, 1e30),
-    "background_bytes": (0, 1e30),
-    "calibrated": (0, 1e30),
-    "count": (1, _MOST_CLIENTS),
-    "operations": (0, 1e18),
-    "bytes": (0, 1e18),
-}
-
-
-def _made(kind: type[Made], table: object, where: str) -> Made:
-    if not isinstance(table, dict):
-        raise UsageError(f"{where}: a table is expected, not {table!r:.40}")
-    hints = get_type_hints(kind)
-    parts = {_key(part): part for part in fields(kind)}  # type: ignore[arg-type]  # every kind here is a dataclass
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in parts:
-            error = unknown(f"key of {where}", key, parts)
-            raise UsageError(error.message, hint=error.hint)
-        name = parts[key].name
-        values[name] = _value(name, hints[name], value, f"{where}.{key}" if where != "scenario" else key)
-    missing = next((key for key, part in parts.items() if part.default is MISSING and part.name not in values), None)
-    if missing is not None:
-        raise UsageError(f"{where} needs {missing}")
-    return kind(**values)
-
-
-def _key(part: Any) -> str:
-    return str(part.metadata.get("key", part.name.removesuffix("_us")))
-
-
-def _value(name: str, hint: Any, value: Any, where: str) -> Any:
-    """A value of the field's type, in its range. Raises: UsageError."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if name == "truth":
-        if not isinstance(value, dict):
-            raise UsageError(f"{where}: a table of operations/s by function is expected")
-        return tuple(sorted((str(function), _value("speed", float, speed, f"{where}.{function}")) for function, speed in value.items()))
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise UsageError(f"{where}: a list is expected, not {value!r:.40}")
-        return tuple(
-            _value(name, str, one, where) if arguments[0] is str else _made(arguments[0], one, f"{where}[{at}]")
-            for at, one in enumerate(value)
-        )
-    if origin is Literal:
-        if value not in arguments:
-            raise UsageError(f"{where} is {value!r:.40}, it must be {' or '.join(arguments)}")
-        return value
-    if name.endswith("_us"):
-        try:
-            value = parse_duration_us(value) if isinstance(value, str) else round(value * 1_000_000)
-        except (RmgrError, TypeError, ValueError, OverflowError):
-            raise UsageError(f"{where} is {value!r:.40}: a duration is expected, as 60s or 24.265") from None
-    elif hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    elif hint is int and isinstance(value, float) and value == math.floor(value):
-        value = int(value)
-    if type(value) is not hint or (hint is str and not value and name == "name"):
-        raise UsageError(f"{where} is {value!r:.40}: {_EXPECTED[hint]} is expected")
-    low, high = _RANGES.get(name, (-math.inf, math.inf))
-    if isinstance(value, int | float) and not low <= value <= high:
-        raise UsageError(f"{where} is {table_value(name, value)}: from {table_value(name, low)} to {table_value(name, high)} is allowed")
-    return value
-
-
-_EXPECTED: Mapping[Any, str] = {str: "a name", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def table_value(name: str, value: float) -> str:
-    """A number as the file has it: durations in seconds."""
-    return f"{value / 1e6:g} s" if name.endswith("_us") else f"{value:g}"

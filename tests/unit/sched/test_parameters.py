@@ -97,6 +97,7 @@ def test_a_value_is_read_from_text_and_from_toml(key: str, given: object, held: 
         ("cores", "+-5", "a whole number is expected"),
         ("cores", "9" * 5000, "a whole number is expected"),
         ("cores", 10**400, "a whole number is expected"),
+        ("cores", 1 << 100_000, "cores of everything is a number of 100001 bits"),
         ("most", 1 << 80, "a whole number is expected"),
         ("memory", 10**400, "a size is expected"),
         ("memory", 1 << 70, "a size is expected"),
