@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from rmgr.sched.engine import run_pass
 from rmgr.sched.forecast import Added, InFlight, Last, Performance, sends_now, speed_of
@@ -31,6 +32,8 @@ _MOST_WAITING = _MOST_IN_VAIN = 1000
 #: The partition of calls.
 PARTITION = "calls"
 _LAST = Last()
+#: Other work in place of the number of a request.
+_OTHER = -1
 
 
 # -- stations: servers and links, which serve requests and other work in order of arrival or by sharing -------------------------
@@ -85,130 +88,20 @@ class Tally:
         return math.sqrt(max(self.squares / self.arrivals - mean * mean, 0.0)) / mean
 
 
-class Station(Protocol):
-    """A queueing station as the simulation sees it."""
+class Station(ABC):
+    """A queueing station of k slots with clients' requests and other work, which is drawn lazily, when the station is advanced."""
 
-    tally: Tally
+    def __init__(self, slots: int = 1, background: Background | None = None) -> None:
+        self.slots, self.background, self.tally = slots, background, Tally()
+        self._now = 0.0
+        self._next = math.inf if background is None else background.gap_s(slots)  # next arrival of other work (s)
 
     def submit(self, now_s: float, request: int, service_s: float) -> None:
-        """Accepts a client's request now; alone it would be served in `service_s`."""
-        ...
-
-    def due_s(self) -> float:
-        """Returns when the station must be advanced next; infinity while it holds no client's request."""
-        ...
+        """Accepts a client's request now; alone it would be served in `service_s`. The station has been advanced to now."""
+        self._enter(now_s, request, service_s, 1.0)
 
     def advance(self, now_s: float) -> list[Done]:
         """Lets time pass until now. Returns the clients' requests that have left, in order."""
-        ...
-
-    def load(self) -> float:
-        """Requests running and waiting; other work counts by its weight."""
-        ...
-
-    @property
-    def requests(self) -> int:
-        """Clients' requests in the station."""
-        ...
-
-
-@dataclass(slots=True)
-class FcfsStation:
-    """k slots, first come first served. An arrival fixes its end, so other work is drawn lazily, when the station is advanced."""
-
-    slots: int = 1
-    background: Background | None = None
-    tally: Tally = field(default_factory=Tally)
-    _now: float = 0.0
-    _next: float = math.inf  #: next arrival of other work (s)
-    _free: list[float] = field(default_factory=list)  #: when each slot becomes free (s), a heap
-    _ends: list[tuple[float, float, int]] = field(default_factory=list)  #: (end, weight, request or -1 for other work), a heap
-    _load: float = 0.0
-    _requests: int = 0
-
-    def __post_init__(self) -> None:
-        self._free = [0.0] * self.slots
-        if self.background is not None:
-            self._next = self.background.gap_s(self.slots)
-
-    @property
-    def requests(self) -> int:
-        return self._requests
-
-    def submit(self, now_s: float, request: int, service_s: float) -> None:
-        self._requests += 1
-        self._enter(now_s, service_s, 1.0, request)
-
-    def due_s(self) -> float:
-        return min((end for end, _, request in self._ends if request >= 0), default=math.inf) if self._requests else math.inf
-
-    def advance(self, now_s: float) -> list[Done]:
-        done: list[Done] = []
-        while True:
-            end = self._ends[0][0] if self._ends else math.inf
-            at = min(end, self._next)
-            if at > now_s:
-                break
-            self._pass(at)
-            if end <= self._next:
-                _, weight, request = heapq.heappop(self._ends)
-                self._load -= weight
-                if request >= 0:
-                    self._requests -= 1
-                    done.append(Done(at, request))
-            else:
-                other = self.background
-                assert other is not None
-                self._enter(at, other.random.expovariate(1 / other.mean_s), other.weight, -1)
-                self._next = at + other.gap_s(self.slots)
-        self._pass(now_s)
-        return done
-
-    def load(self) -> float:
-        return max(self._load, 0.0)
-
-    def _enter(self, now_s: float, service_s: float, weight: float, request: int) -> None:
-        self.tally.came(service_s)
-        end = max(now_s, self._free[0]) + service_s
-        heapq.heapreplace(self._free, end)
-        heapq.heappush(self._ends, (end, weight, request))
-        self._load += weight
-
-    def _pass(self, until_s: float) -> None:
-        lasted = until_s - self._now
-        self.tally.busy_s += lasted * min(len(self._ends), self.slots)
-        self.tally.load_s += lasted * self._load
-        self._now = until_s
-
-
-@dataclass(slots=True)
-class SharedStation:
-    """k slots shared evenly: each of n requests gets min(1, k / n) of a slot."""
-
-    slots: int = 1
-    background: Background | None = None
-    tally: Tally = field(default_factory=Tally)
-    _now: float = 0.0
-    _next: float = math.inf
-    _left: dict[int, float] = field(default_factory=dict)  #: request -> service time left (s); other work has negative ids
-    _others: int = 0
-
-    def __post_init__(self) -> None:
-        if self.background is not None:
-            self._next = self.background.gap_s(self.slots)
-
-    @property
-    def requests(self) -> int:
-        return sum(request >= 0 for request in self._left)
-
-    def submit(self, now_s: float, request: int, service_s: float) -> None:  # noqa: ARG002 - it was advanced to now
-        self.tally.came(service_s)
-        self._left[request] = service_s
-
-    def due_s(self) -> float:
-        return min(self._first_end(), self._next) if self.requests else math.inf
-
-    def advance(self, now_s: float) -> list[Done]:
         done: list[Done] = []
         while True:
             end = self._first_end()
@@ -217,29 +110,123 @@ class SharedStation:
                 break
             self._pass(at)
             if end <= self._next:
-                request = min(self._left, key=lambda one: (self._left[one], one))
-                del self._left[request]
+                request = self._leave()
                 if request >= 0:
                     done.append(Done(at, request))
             else:
                 other = self.background
                 assert other is not None
-                self._others += 1
-                service_s = other.random.expovariate(1 / other.mean_s)
-                self.tally.came(service_s)
-                self._left[-self._others] = service_s
+                self._enter(at, _OTHER, other.random.expovariate(1 / other.mean_s), other.weight)
                 self._next = at + other.gap_s(self.slots)
         self._pass(now_s)
         return done
+
+    @property
+    @abstractmethod
+    def requests(self) -> int:
+        """Clients' requests in the station."""
+
+    @abstractmethod
+    def due_s(self) -> float:
+        """Returns when the station must be advanced next; infinity while it holds no client's request."""
+
+    @abstractmethod
+    def load(self) -> float:
+        """Requests running and waiting; other work counts by its weight."""
+
+    @abstractmethod
+    def _enter(self, now_s: float, request: int, service_s: float, weight: float) -> None: ...
+
+    @abstractmethod
+    def _first_end(self) -> float: ...
+
+    @abstractmethod
+    def _leave(self) -> int:
+        """Removes what ends first. Returns the request, < 0 for other work."""
+
+    @abstractmethod
+    def _pass(self, until_s: float) -> None: ...
+
+
+class FcfsStation(Station):
+    """First come, first served: an arrival fixes its end."""
+
+    def __init__(self, slots: int = 1, background: Background | None = None) -> None:
+        super().__init__(slots, background)
+        self._free = [0.0] * slots  # when each slot becomes free (s), a heap
+        self._ends: list[tuple[float, float, int]] = []  # (end, weight, request), a heap
+        self._load = 0.0
+        self._requests = 0
+
+    @property
+    def requests(self) -> int:
+        return self._requests
+
+    def due_s(self) -> float:
+        return min((end for end, _, request in self._ends if request >= 0), default=math.inf) if self._requests else math.inf
+
+    def load(self) -> float:
+        return max(self._load, 0.0)
+
+    def _enter(self, now_s: float, request: int, service_s: float, weight: float) -> None:
+        self._requests += request >= 0
+        self.tally.came(service_s)
+        end = max(now_s, self._free[0]) + service_s
+        heapq.heapreplace(self._free, end)
+        heapq.heappush(self._ends, (end, weight, request))
+        self._load += weight
+
+    def _first_end(self) -> float:
+        return self._ends[0][0] if self._ends else math.inf
+
+    def _leave(self) -> int:
+        _, weight, request = heapq.heappop(self._ends)
+        self._load -= weight
+        self._requests -= request >= 0
+        return request
+
+    def _pass(self, until_s: float) -> None:
+        lasted = until_s - self._now
+        self.tally.busy_s += lasted * min(len(self._ends), self.slots)
+        self.tally.load_s += lasted * self._load
+        self._now = until_s
+
+
+class SharedStation(Station):
+    """Slots shared evenly: each of n requests gets min(1, k / n) of a slot."""
+
+    def __init__(self, slots: int = 1, background: Background | None = None) -> None:
+        super().__init__(slots, background)
+        self._left: dict[int, float] = {}  # request -> service time left (s); other work has negative ids
+        self._others = 0
+
+    @property
+    def requests(self) -> int:
+        return sum(request >= 0 for request in self._left)
+
+    def due_s(self) -> float:
+        return min(self._first_end(), self._next) if self.requests else math.inf
 
     def load(self) -> float:
         weight = self.background.weight if self.background is not None else 0.0
         return sum(1.0 if request >= 0 else weight for request in self._left)
 
+    def _enter(self, now_s: float, request: int, service_s: float, weight: float) -> None:  # noqa: ARG002 - it was advanced to now
+        self.tally.came(service_s)
+        if request < 0:
+            self._others += 1
+            request = -self._others
+        self._left[request] = service_s
+
     def _first_end(self) -> float:
         if not self._left:
             return math.inf
         return self._now + max(min(self._left.values()), 0.0) / self._share()
+
+    def _leave(self) -> int:
+        request = min(self._left, key=lambda one: (self._left[one], one))
+        del self._left[request]
+        return request
 
     def _share(self) -> float:
         return min(1.0, self.slots / len(self._left))
