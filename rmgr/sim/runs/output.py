@@ -87,26 +87,34 @@ def refuse_existing(directory: Path) -> None:
 
 @contextmanager
 def whole_directory(directory: Path) -> Iterator[Path]:
-    """Yields a new directory to fill, which gets its name only if the block ends well; otherwise it is removed.
-
-    The work happens in a hidden neighbour (`.NAME.partial-PID`), flushed to the disk before it is renamed.
-    Raises: UsageError if the name is taken; RmgrError if the disk is full or not writable.
-    """
-    refuse_existing(directory)
-    partial = directory.absolute().parent / f".{directory.name}.partial-{os.getpid()}"
-    try:
+    """Yields a new directory to fill, flushed to the disk at the end. Raises: as `_new`."""
+    with _new(directory) as partial:
         partial.mkdir()
         yield partial
         for path in [*sorted(partial.iterdir()), partial]:
             _flush_to_disk(path)
-        refuse_existing(directory)
-        partial.rename(directory)
-        _flush_to_disk(directory.absolute().parent)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise not_written(directory, error) from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _new(place: Path) -> Iterator[Path]:
+    """Yields a hidden neighbour (`.NAME.partial-PID`), which gets its name only if the block ends well; otherwise it is removed.
+
+    Raises: UsageError if the name is taken; RmgrError if the disk is full or not writable.
+    """
+    refuse_existing(place)
+    partial = place.absolute().parent / f".{place.name}.partial-{os.getpid()}"
+    try:
+        yield partial
+        refuse_existing(place)
+        partial.rename(place)
+        _flush_to_disk(place.absolute().parent)
+    except BaseException as error:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise not_written(place, error) from error
         raise
 
 
@@ -292,30 +300,16 @@ def _flush_to_disk(path: Path) -> None:
 
 @contextmanager
 def new_log(path: Path) -> Iterator[Callable[[str], object]]:
-    """Yields the write function of a new text file, which gets its name only if the block ends well; compressed if it is called .gz.
-
-    Raises: UsageError if the name is taken; RmgrError if the disk is full.
-    """
-    refuse_existing(path)
-    partial = path.absolute().parent / f".{path.name}.partial-{os.getpid()}"
-    try:
-        with partial.open("wb") as file:
-            packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=6, mtime=0) if path.suffix == ".gz" else None
-            with io.TextIOWrapper(packed or file, encoding="utf-8", newline="\n", write_through=False) as text:
-                yield text.write
-                text.flush()
-                if packed is not None:
-                    packed.close()
-                file.flush()
-                os.fsync(file.fileno())
-        refuse_existing(path)
-        partial.rename(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise not_written(path, error) from error
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    """Yields the write function of a new text file, compressed if it is called .gz. Raises: as `_new`."""
+    with _new(path) as partial, partial.open("wb") as file:
+        packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=6, mtime=0) if path.suffix == ".gz" else None
+        with io.TextIOWrapper(packed or file, encoding="utf-8", newline="\n", write_through=False) as text:
+            yield text.write
+            text.flush()
+            if packed is not None:
+                packed.close()
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def read_log(path: str | Path, *, whole: bool = True) -> Generator[Entry, None, None]:
