@@ -254,7 +254,7 @@ def _write(session: Session, out: Path, found: _Found, checks: tuple[str, ...] |
         write_json(partial / "report.json", report.document())
         write_json(partial / "manifest.json", manifest)
         if report.figures:
-            write_json(partial / "figures.json", {"figures": [figure.document() for figure in report.figures]})
+            write_json(partial / "figures.json", report.figures_document())
         for table in report.tables:
             (partial / table.file_name).write_text(table.csv(), encoding="utf-8")
         drawn = not report.figures or _draw(partial, report)

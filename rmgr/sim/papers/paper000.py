@@ -35,7 +35,7 @@ from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import JobOutcome, Setting
 from rmgr.sim.models.hpc2500 import CPUS_PER_NODE, NODES, hpc2500
-from rmgr.sim.papers.report import Boxes, Cell, Figure, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, spread
+from rmgr.sim.papers.report import Box, Boxes, Cell, Figure, Line, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, spread
 from rmgr.sim.workload import jobs as sim
 from rmgr.sim.workload.jobs import SECOND, Workload
 
@@ -683,7 +683,9 @@ def boxes(runs: Mapping[str, Sequence[Measured]], where: str) -> Iterator[Boxes]
             title=f"{title}: {told} wait, {where}",
             y_label=f"{told} wait of a seed (s)",
             groups=ROWS,
-            boxes=tuple((name, tuple(tuple(run.wait_s(queue, statistic) for run in its) for queue in ROWS)) for name, its in runs.items()),
+            boxes=tuple(
+                Box(name, tuple(tuple(run.wait_s(queue, statistic) for run in its) for queue in ROWS)) for name, its in runs.items()
+            ),
         )
 
 
@@ -882,9 +884,8 @@ def _by_threshold(runs: Paper000Runs) -> Iterator[Figure]:
             points = []
             for threshold in THRESHOLDS:
                 found = _with_fewer_jobs(runs, PROPOSAL_2, classes((threshold, limit, False)))
-                hours = [run.wait_s(queue, statistic) / 3600 for run in found]
-                points.append(Point(threshold, mean(hours), min(hours), max(hours)))
-            lines.append((f"limit {limit}", tuple(points)))
+                points.append(Point.of(threshold, [run.wait_s(queue, statistic) / 3600 for run in found]))
+            lines.append(Line(f"limit {limit}", tuple(points)))
         yield Figure(
             title=f"Future work: {told} wait in {queue} by threshold and limit",
             x_label="threshold of individual priority",

@@ -28,7 +28,7 @@ from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.execution import FASTEST, MINUTE_US, NODES, SLOWEST, UNIT, Grid, drawn
 from rmgr.sim.engine.outcome import JobOutcome, Parting, Setting
 from rmgr.sim.models.feitelson96 import Constants, feitelson96
-from rmgr.sim.papers.report import Cell, Figure, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, spread
+from rmgr.sim.papers.report import Cell, Figure, Line, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, spread
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
 TICK_US = 10 * MINUTE_US
@@ -882,7 +882,7 @@ def _figures(runs: Paper001Runs, calibration: str = "") -> Iterator[Figure]:
         title=cost,
         x_label="penalty [min a node]",
         y_label=f"growth of the mean run time over penalty {PENALTIES[0]} [%]",
-        lines=tuple((name, tuple(_point(p, [100 * g for g in growth(runs, name, p)]) for p in runs.penalties)) for name in migrating),
+        lines=tuple(Line(name, tuple(Point.of(p, [100 * g for g in growth(runs, name, p)]) for p in runs.penalties)) for name in migrating),
     )
     yield _lines(runs, starving, "jobs that starve by rule (6)", "starved", searching)
 
@@ -894,12 +894,8 @@ def _titled(title: str, calibration: str) -> str:
 
 
 def _lines(runs: Paper001Runs, title: str, label: str, measure: str, names: Sequence[str], *, logarithmic: bool = False) -> Figure:
-    lines = tuple((name, tuple(_point(interval, runs.of(measure, name, interval)) for interval in runs.intervals)) for name in names)
+    lines = tuple(Line(name, tuple(Point.of(interval, runs.of(measure, name, interval)) for interval in runs.intervals)) for name in names)
     return Figure(title=title, x_label="mean inter-arrival time [min]", y_label=label, lines=lines, logarithmic=logarithmic)
-
-
-def _point(x: float, values: Sequence[float]) -> Point:
-    return Point(x, mean(values), min(values), max(values))
 
 
 def _calibrations(runs: Paper001Runs, interval: int) -> Table:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from rmgr.sched.tree.rotation import Newcomers, Rotation
 from rmgr.sched.tree.shape import AllocationRule, Tree, is_balanced, is_fulfilled
 from rmgr.sim.gangs import SLOTS, Sharing, SlotsOutcome, Spec, Stepped, Task, drawn, run, run_batch, stepped
-from rmgr.sim.papers.report import Cell, Figure, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, spread
+from rmgr.sim.papers.report import Cell, Figure, Line, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, spread
 from rmgr.sim.workload.jobs import stream
 
 #: Sizes of tasks go up to half of the machine, but not beyond this (`NOTES` says why).
@@ -846,14 +846,11 @@ def _widths(runs: Paper002Runs) -> Table:
 
 
 def _lines(runs: Paper002Runs, title: str, label: str, what: str, **fields: Any) -> Figure:
-    lines = []
-    for height in runs.heights:
-        points = []
-        for load in LOADS:
-            values = runs.of(what, height=height, load=load, **fields)
-            points.append(Point(load, mean(values), min(values), max(values)))
-        lines.append((f"2^{height}", tuple(points)))
-    return Figure(title=title, x_label="load (workload ratio)", y_label=label, lines=tuple(lines))
+    lines = tuple(
+        Line(f"2^{height}", tuple(Point.of(load, runs.of(what, height=height, load=load, **fields)) for load in LOADS))
+        for height in runs.heights
+    )
+    return Figure(title=title, x_label="load (workload ratio)", y_label=label, lines=lines)
 
 
 STUDY = Study(

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
+
 from rmgr.sim.runs.parallel import OnProgress, measured
 
 Number: TypeAlias = int | float
@@ -176,42 +178,47 @@ class Point(NamedTuple):
     low: float
     high: float
 
+    @classmethod
+    def of(cls, x: float, values: Sequence[float]) -> Point:
+        return cls(x, mean(values), min(values), max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    name: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """values: in each of the groups, perhaps none."""
+
+    name: str
+    values: tuple[tuple[float, ...], ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Lines to draw if matplotlib is installed. title: unique; names the file. lines: (name, points); logarithmic: the y axis."""
+    """Lines to draw if matplotlib is installed. title: unique; names the file. logarithmic: the y axis.
+
+    figures.json has its fields, from which `rmgr sim plot` draws it.
+    """
 
     title: str
     x_label: str
     y_label: str
-    lines: tuple[tuple[str, tuple[Point, ...]], ...]
     logarithmic: bool = False
-
-    def document(self) -> dict[str, Any]:
-        """Returns the figure as JSON for figures.json, from which `rmgr sim plot` draws it."""
-        lines = [{"name": name, "points": [list(point) for point in points]} for name, points in self.lines]
-        return {
-            "title": self.title,
-            "x_label": self.x_label,
-            "y_label": self.y_label,
-            "logarithmic": self.logarithmic,
-            "lines": lines,
-        }
+    lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boxes:
-    """Boxes side by side in each group. title: unique. boxes: (name, values in each of the groups), which may be 0."""
+    """Boxes side by side in each group. title: unique."""
 
     title: str
     y_label: str
     groups: tuple[str, ...]
-    boxes: tuple[tuple[str, tuple[tuple[float, ...], ...]], ...]
-
-    def document(self) -> dict[str, Any]:
-        """Returns the boxes as JSON for figures.json, as `Figure.document`."""
-        boxes = [{"name": name, "values": [list(values) for values in groups]} for name, groups in self.boxes]
-        return {"title": self.title, "y_label": self.y_label, "groups": list(self.groups), "boxes": boxes}
+    boxes: tuple[Box, ...]
 
 
 def slug(title: str) -> str:
@@ -245,6 +252,15 @@ class PaperReport:
             "tables": [table.document() for table in self.tables],
             "notes": list(self.notes),
         }
+
+    def figures_document(self) -> dict[str, Any]:
+        """Returns figures.json, which `figures_of` reads."""
+        return {"figures": msgspec.to_builtins(self.figures)}
+
+
+def figures_of(document: Mapping[str, Any]) -> Sequence[Figure | Boxes]:
+    """Returns the figures of figures.json. Raises: KeyError, TypeError; msgspec.ValidationError."""
+    return tuple(msgspec.convert(each, Boxes if "boxes" in each else Figure) for each in document["figures"])
 
 
 # -- asked, run, reported -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rmgr.errors import StateConflict, UsageError
 from rmgr.sim.calls.runs import CALLS, CallRow, read_calls
 from rmgr.sim.papers import report
@@ -280,28 +282,9 @@ def _figures(path: Path) -> Sequence[report.Figure | report.Boxes]:
     if not path.exists():
         return ()
     try:
-        return tuple(_boxes(each) if "boxes" in each else _lines(each) for each in read_json(path)["figures"])
-    except (KeyError, TypeError, ValueError) as error:
+        return report.figures_of(read_json(path))
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise UsageError(f"{path} holds no figures: {error!r}", hint="a directory that rmgr sim paper --out wrote is meant") from error
-
-
-def _lines(each: Mapping[str, Any]) -> report.Figure:
-    return report.Figure(
-        title=str(each["title"]),
-        x_label=str(each["x_label"]),
-        y_label=str(each["y_label"]),
-        logarithmic=bool(each["logarithmic"]),
-        lines=tuple((str(line["name"]), tuple(report.Point(*map(float, point)) for point in line["points"])) for line in each["lines"]),
-    )
-
-
-def _boxes(each: Mapping[str, Any]) -> report.Boxes:
-    return report.Boxes(
-        title=str(each["title"]),
-        y_label=str(each["y_label"]),
-        groups=tuple(map(str, each["groups"])),
-        boxes=tuple((str(box["name"]), tuple(tuple(map(float, values)) for values in box["values"])) for box in each["boxes"]),
-    )
 
 
 # -- a paper's report: its figures (lines, box plots), and its tables (a panel for each column of numbers) ---------------------
@@ -309,7 +292,7 @@ def _boxes(each: Mapping[str, Any]) -> report.Boxes:
 
 def lines(shown: report.Figure) -> Figure:
     """Draws lines with the range over the seeds. Raises: UsageError for more lines than can be told apart, or if no line has a point."""
-    drawn = [(name, points) for name, points in shown.lines if points]
+    drawn = [(line.name, line.points) for line in shown.lines if line.points]
     if not 0 < len(drawn) <= MOST_LINES:
         raise UsageError(f"figure {shown.title!r} has {len(drawn)} lines", hint=f"from 1 to {MOST_LINES} can be drawn")
     figure = new_figure(width=8.0, height=5.0)
@@ -353,11 +336,11 @@ def boxes(shown: report.Boxes) -> Figure:
     axes = figure.add_subplot()
     handles: list[Artist] = []
     width = 0.8 / count
-    for at, (_, groups) in enumerate(shown.boxes):
+    for at, box in enumerate(shown.boxes):
         colour = line_style(at)["color"]
-        places = [group + (at - (count - 1) / 2) * width for group in range(len(groups))]
+        places = [group + (at - (count - 1) / 2) * width for group in range(len(box.values))]
         drawn = axes.boxplot(
-            [list(values) for values in groups],
+            [list(values) for values in box.values],
             positions=places,
             widths=0.8 * width,
             whis=(0, 100),
@@ -375,7 +358,7 @@ def boxes(shown: report.Boxes) -> Figure:
     axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.set_ylabel("\n".join(textwrap.wrap(shown.y_label, 50)))
     named(axes, shown.title, "box: quartiles of the seeds, whiskers: least to most")
-    legend_below(figure, handles, [name for name, _ in shown.boxes])
+    legend_below(figure, handles, [box.name for box in shown.boxes])
     return figure
 
 

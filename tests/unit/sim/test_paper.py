@@ -22,7 +22,7 @@ from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import Setting
 from rmgr.sim.models.feitelson96 import feitelson96
 from rmgr.sim.papers.paper001 import Paper001Run, measure
-from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Point, Runs, Study, Table, Within, WithinBounds, spread
+from rmgr.sim.papers.report import Figure, Line, PaperCheck, PaperReport, Point, Runs, Study, Table, Within, WithinBounds, spread
 from rmgr.sim.runs.parallel import measured
 from tests.harness.fair_time import FairTimer
 
@@ -152,7 +152,7 @@ def answers_once(cell: int) -> int:
 
 def a_paper(monkeypatch: pytest.MonkeyPatch, ours: float) -> None:
     """Paper 999: one check that ours is above 0, one table, one figure."""
-    figure = Figure(title="Figure 1", x_label="x", y_label="y", lines=(("a", (Point(1, 2, 1, 3), Point(2, 3, 3, 3))),))
+    figure = Figure(title="Figure 1", x_label="x", y_label="y", lines=(Line("a", (Point(1, 2, 1, 3), Point(2, 3, 3, 3))),))
 
     class Squares(Runs[int, int]):
         def __init__(self, seeds: Sequence[int], *, quick: bool = False) -> None:

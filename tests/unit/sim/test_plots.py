@@ -282,19 +282,21 @@ def test_tables_and_figures_of_reports_are_drawn(tmp_path: Path) -> None:
         assert [list(line.get_xdata()) for line in panels[0].lines] == [[4.0, 6.0]]
     assert not is_drawable({"title": "Prose", "columns": ["a", "b"], "rows": [["x", "y"]]})
     points = (report.Point(0, 1, 0.5, 2), report.Point(5, 3, 2, 4))
-    figure = report.Figure(title="SR against penalty", x_label="penalty (min)", y_label="SR", lines=(("minimal", points),))
+    figure = report.Figure(title="SR against penalty", x_label="penalty (min)", y_label="SR", lines=(report.Line("minimal", points),))
     with styled():
         drawn = draw_table(table, paper="000")
         assert drawn.axes[0].lines[0].get_xydata().tolist() == [[1, 5], [2, 4]]
         assert [text.get_text() for text in draw_table(words).axes[0].get_yticklabels()] == ["ff", "ljf"]
-        waits = report.Boxes(title="Waits", y_label="wait (s)", groups=("ss8", "d512"), boxes=(("new", ((0.0, 5.0), (10.0, 99.0))),))
+        new = report.Box("new", ((0.0, 5.0), (10.0, 99.0)))
+        waits = report.Boxes(title="Waits", y_label="wait (s)", groups=("ss8", "d512"), boxes=(new,))
         found = pictures.figures([figure, waits])
         assert [picture.name for picture in found] == ["sr-against-penalty", "waits"]
         assert "wait (s)\nnew" in texts(found[1].draw())
         assert "penalty (min)\nSR\nminimal" in texts(found[0].draw())
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "report.json").write_text(json.dumps({"paper": "000", "tables": [table, words]}))
-    (tmp_path / "paper" / "figures.json").write_text(json.dumps({"figures": [figure.document(), waits.document()]}))
+    document = report.PaperReport(paper="000", checks=(), figures=(figure, waits)).figures_document()
+    (tmp_path / "paper" / "figures.json").write_text(json.dumps(document))
     results = pictures.read([tmp_path / "paper"])
     assert results.reports[0][1] == (figure, waits)
     assert [picture.name for picture in pictures.pictures(results, ("tables", "figures"))] == [
