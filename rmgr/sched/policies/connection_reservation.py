@@ -63,9 +63,9 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Running
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
-from rmgr.sched.policies.queue_first_fit import REST, Place, Room, Scanned, check_scan, in_order, place_of, route_all, scan
+from rmgr.sched.policies.queue_first_fit import REST, Place, Room, Scanned, ScanningPolicy, in_order, place_of, route_all, scan
 from rmgr.sched.policy import Cause
-from rmgr.sched.queue_class import HPC2500, QueueClass
+from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Cores as Spans
 from rmgr.sched.records import Hold, Share, by_node, cores_of, each_node
 
@@ -98,21 +98,14 @@ class Trigger(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionReservation:
+class ConnectionReservation(ScanningPolicy):
     name: ClassVar[str] = "connection_reservation"
     waives: ClassVar[Mapping[str, str]] = {
         "endless": "papers.md C0.7: a job whose class may not reserve waits until the stream stops, and so may one behind a reserved job"
     }
-    queues: tuple[QueueClass, ...] = field(default=HPC2500, metadata=about("the classes, in the order of scanning"))
-    scan: tuple[str, ...] = field(default=(), metadata=about("names of queues that are scanned first, in this order"))
-    firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
     thread_affinity: bool = field(default=False, metadata=about("jobs of few processes go to the queue for threads where it admits them"))
     select: bool = field(default=True, metadata=about("choose the queue of jobs that name none; no: an earlier stage does"))
     match: Match = field(default=Match.SHAPE, metadata=about("what a running job must equal to be taken over alone"))
-
-    def __post_init__(self) -> None:
-        """Raises: ValueError for a duplicate class, or a queue to scan that no class describes."""
-        check_scan(self.queues, self.scan)
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
         if self.select:

@@ -41,18 +41,27 @@ FOR_THREADS = "{} is the queue for few processes of many threads that admits {} 
 
 
 @dataclass(frozen=True, slots=True)
-class QueueFirstFit:
-    """First-Fit in each queue."""
+class ScanningPolicy:
+    """Parameters of every policy that scans queue after queue."""
 
-    name: ClassVar[str] = "queue_first_fit"
-    waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 1.4: what passes a job is never held back for it"}
     queues: tuple[QueueClass, ...] = field(default=HPC2500, metadata=about("the classes, in the order of scanning"))
     scan: tuple[str, ...] = field(default=(), metadata=about("names of queues that are scanned first, in this order"))
     firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
 
     def __post_init__(self) -> None:
         """Raises: ValueError for a duplicate class, or a queue to scan that no class describes."""
-        check_scan(self.queues, self.scan)
+        names = {queue.name for queue in checked(self.queues)}
+        wrong = [name for name in self.scan if name not in names]
+        if wrong:
+            raise ValueError(f"queue {wrong[0]} is to be scanned, but no class describes it: {', '.join(sorted(names))}")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFirstFit(ScanningPolicy):
+    """First-Fit in each queue."""
+
+    name: ClassVar[str] = "queue_first_fit"
+    waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 1.4: what passes a job is never held back for it"}
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
         room = Room.of(draft, self.firstfit_nodes)
@@ -62,20 +71,13 @@ class QueueFirstFit:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSelect:
+class QueueSelect(ScanningPolicy):
     """Automatic queue selection, then First-Fit in each queue."""
 
     name: ClassVar[str] = "queue_select"
     waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 1.7 (C0.7): without reservations a large job waits until the stream stops"}
-    queues: tuple[QueueClass, ...] = field(default=HPC2500, metadata=about("the classes, in the order of scanning"))
-    scan: tuple[str, ...] = field(default=(), metadata=about("names of queues that are scanned first, in this order"))
-    firstfit_nodes: int = field(default=0, metadata=about("nodes on which a job may pass others of its queue; 0: all", least=0))
     thread_affinity: bool = field(default=False, metadata=about("jobs of few processes go to the queue for threads where it admits them"))
     start: bool = field(default=True, metadata=about("start what fits, too; no: that is the next stage's"))
-
-    def __post_init__(self) -> None:
-        """Raises: ValueError for a duplicate class, or a queue to scan that no class describes."""
-        check_scan(self.queues, self.scan)
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
         route_all(draft, self.queues, thread_affinity=self.thread_affinity)
@@ -175,11 +177,3 @@ def _start_limited(draft: Draft, jobs: Sequence[Job], startable: Iterator[Job], 
 def place_of(job: Job) -> Place:
     """Returns the job's place in the order of its queue, which is that of arrival."""
     return (job.submit_us, job.id)
-
-
-def check_scan(queues: Ladder, first: Sequence[str]) -> None:
-    """Raises: ValueError for a duplicate class, or a queue to scan that no class describes."""
-    names = {queue.name for queue in checked(queues)}
-    wrong = [name for name in first if name not in names]
-    if wrong:
-        raise ValueError(f"queue {wrong[0]} is to be scanned, but no class describes it: {', '.join(sorted(names))}")
