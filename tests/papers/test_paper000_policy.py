@@ -18,9 +18,10 @@ from rmgr.sched.policies.connection_reservation import ConnectionReservation, Ma
 from rmgr.sched.policies.queue_first_fit import QueueFirstFit, QueueSelect
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HPC2500, Ladder
-from rmgr.sched.state.cluster import ClusterState, Snapshot
+from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.engine.driver import Setting, simulate
 from rmgr.sim.engine.validate import check
+from rmgr.sim.engine.world import shuffled
 from rmgr.sim.models.hpc2500 import hpc2500
 from rmgr.sim.papers import paper000
 from rmgr.sim.papers.paper000 import (
@@ -84,13 +85,6 @@ def test_schedules_are_valid_on_nodes_and_the_same_again(policy: Policy) -> None
     assert simulate(workload, setting).outcomes == result.outcomes
 
 
-def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
-    chance = random.Random(seed)
-    return replace(
-        snapshot, **{name: tuple(chance.sample(rows := list(getattr(snapshot, name)), len(rows))) for name in Snapshot.__slots__}
-    )
-
-
 def test_another_leader_after_every_pass_makes_the_same_reservations() -> None:
     workload = a_workload(5, 150)
     pipeline = (Stage(ConnectionReservation(queues=EAGER)),)
@@ -111,7 +105,7 @@ def test_another_leader_after_every_pass_makes_the_same_reservations() -> None:
             state.job_submitted(request)
             causes.add(Cause.JOB_SUBMITTED)
         plan = run_pass(state, frozenset(causes), now=now, seed=0, pipeline=pipeline)
-        state = ClusterState.restored(shuffled(state.snapshot(), now))
+        state = ClusterState.restored(shuffled(state.snapshot(), random.Random(now)))
         pipeline = (Stage(ConnectionReservation(queues=EAGER)),)
         assert run_pass(state, frozenset(causes), now=now, seed=0, pipeline=pipeline) == plan
         reserved += sum(isinstance(decision, HoldCores) for decision in plan.decisions)

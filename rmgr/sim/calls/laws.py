@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
 from hashlib import sha256
 from itertools import chain
 from random import Random
@@ -13,6 +12,7 @@ from rmgr.sched.plan import Plan, Send
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Answered, Call, Demand, Link, Server
 from rmgr.sched.state.cluster import ClusterState, Snapshot
+from rmgr.sim.engine.world import shuffled
 from rmgr.sim.laws.check import Finding, LawsReport, waived
 from rmgr.sim.laws.drive import Budget, OutOfTime
 
@@ -92,7 +92,7 @@ def _driven(make: Make, chance: Random, budget: Budget, seen: Callable[[Plan], N
         yield from _looked_at(before, plan)
         if state.snapshot() != before or _planned(state, make(), now, budget) != plan:
             yield "pure", f"a second pass at {now} us decides otherwise, or the first changed a record"
-        fresh = ClusterState.restored(_shuffled(before, chance))
+        fresh = ClusterState.restored(shuffled(before, chance))
         other = _planned(fresh, make(), now, budget)
         if other.decisions != plan.decisions:
             yield (
@@ -160,11 +160,6 @@ def _call(chance: Random, number: int, now: int) -> Call:
     excluded = tuple(name for name in "abcd" if chance.random() < 0.15)
     client, function = chance.choice("xyz"), chance.choice(("", "f", "g"))
     return Call(number, now, chance.choice((0, 1000, 144_720_000)), chance.choice((0, 2_892_000)), client, PARTITION, function, excluded)
-
-
-def _shuffled(snapshot: Snapshot, chance: Random) -> Snapshot:
-    values = {part.name: tuple(chance.sample(value := getattr(snapshot, part.name), len(value))) for part in fields(snapshot)}
-    return replace(snapshot, **values)
 
 
 def _shown(decision: object) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import count
+from random import Random
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from rmgr.model.base.states import State
@@ -233,15 +234,8 @@ class World:
 
     def take_over(self) -> None:
         """Simulates a new leader, which reads the records in any order and builds state and policies from them."""
-        shuffle = stream(self._seed, f"take-over/{self.kernel.now_us}").shuffle
-        snapshot, found = self.state.snapshot(), {}
-        for part in fields(Snapshot):
-            records = getattr(snapshot, part.name)
-            if isinstance(records, tuple):
-                records = list(records)
-                shuffle(records)
-                found[part.name] = tuple(records)
-        self._serve(ClusterState.restored(replace(snapshot, **found), self.state.usage_half_life_us))
+        snapshot = shuffled(self.state.snapshot(), stream(self._seed, f"take-over/{self.kernel.now_us}"))
+        self._serve(ClusterState.restored(snapshot, self.state.usage_half_life_us))
         self.pipeline = deepcopy(self.pipeline)
 
     # -- results ---------------------------------------------------------------------------------------------------------------
@@ -306,6 +300,15 @@ class World:
             memory_bytes=job.memory_bytes if self._memory else 0,
             after=(job.after,) if job.after and job.think_us < 0 else (),
         )
+
+
+def shuffled(snapshot: Snapshot, chance: Random) -> Snapshot:
+    """Returns the same records in another order."""
+    found: dict[str, list[Any]] = {}
+    for part in fields(Snapshot):
+        records = found[part.name] = list(getattr(snapshot, part.name))
+        chance.shuffle(records)
+    return replace(snapshot, **{name: tuple(records) for name, records in found.items()})
 
 
 @dataclass(slots=True)

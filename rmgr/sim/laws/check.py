@@ -26,6 +26,7 @@ from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sched.tree.shape import Tree
+from rmgr.sim.engine.world import shuffled
 from rmgr.sim.laws.drive import MOST_PASSES, Budget, Drive, OutOfTime, StoryLine, StoryStay, described, where
 from rmgr.sim.laws.world import QUEUES, LawsJob, Seeded, SmallWorld, shrunk, world_of
 
@@ -140,7 +141,7 @@ def _look_at_pass(drive: Drive, make: Make, laws: Collection[str]) -> ClusterSta
         _same("pure", "the pass once more", plan, drive.planned(state, drive.pipeline))
         if state.snapshot() != before:
             raise Broken("pure", "the pass changed records of the state")
-    fresh = ClusterState.restored(shuffled(before, drive.world.seed), drive.world.half_life_us)
+    fresh = ClusterState.restored(shuffled(before, Random(drive.world.seed)), drive.world.half_life_us)
     if "stateless" in laws:
         if fresh.snapshot() != before:
             raise Broken("stateless", f"the records say something else to another leader: {_other(fresh, state)}")
@@ -221,15 +222,6 @@ def _hold(law: str, laws: Collection[str], breaches: Iterator[str] | list[str]) 
     if law in laws:
         for text in breaches:
             raise Broken(law, text)
-
-
-def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
-    """Returns the same records in another order."""
-    chance = Random(seed)
-    return replace(
-        snapshot,
-        **{name: tuple(chance.sample(rows := list(getattr(snapshot, name)), len(rows))) for name in Snapshot.__slots__},
-    )
 
 
 def _wrapped(pipeline: tuple[Stage, ...], kind: type[_Wrapped]) -> tuple[Stage, ...]:

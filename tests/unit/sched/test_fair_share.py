@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -17,7 +17,8 @@ from rmgr.sched.job import Job, Node
 from rmgr.sched.pipeline import pipeline_from
 from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.state.cluster import ClusterState, Snapshot
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sim.engine.world import shuffled
 
 HOUR_US = 3_600_000_000
 NODES = 8
@@ -196,12 +197,6 @@ def test_records_alone_decide(search: str) -> None:
         for run in state.apply(plan, now):
             ends[run.job.id] = now + rng.randrange(1, HOUR_US)
     assert next_id > 60
-
-
-def shuffled(snapshot: Snapshot, rng: random.Random) -> Snapshot:
-    """The same records in another order."""
-    values = {item.name: getattr(snapshot, item.name) for item in fields(Snapshot)}
-    return Snapshot(**{name: tuple(rng.sample(value, len(value))) if isinstance(value, tuple) else value for name, value in values.items()})
 
 
 def test_a_pass_over_ten_thousand_jobs_stays_in_the_budget() -> None:
