@@ -14,7 +14,7 @@ import msgspec
 from rmgr.coord import nonces
 from rmgr.coord.ops.work import cut, set_record
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Check, Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
+from rmgr.coord.protocol.multi import Check, Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Set, put, remove
 from rmgr.coord.protocol.records import brief_ends, decode_block, encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.model.base.states import LOSSES, OWN_FAILURES, Reason, State
 from rmgr.model.base.version import SKEW
@@ -37,16 +37,12 @@ def stand(guid: str, record: EpochRecord) -> Multi:
 
 def leave_line(name: str) -> Multi:
     """WITHDRAW: an entry leaves the line (a double, or that of a leader that hands over)."""
-    path = f"{paths.WATCHDOGS}/{name}"
-    return Multi(name="WITHDRAW", ops=(Delete(path),), proof=Gone(path))
+    return remove("WITHDRAW", f"{paths.WATCHDOGS}/{name}")
 
 
 def take_over(candidate: str, record: EpochRecord, version: int | None) -> Multi:
     """TAKE-OVER: raises the epoch while the candidate's own entry exists; `version` is None if there never was a leader."""
-    data = encode_record(record)
-    entry = Check(f"{paths.WATCHDOGS}/{candidate}")
-    write: Op = Create(paths.EPOCH, data) if version is None else Set(paths.EPOCH, data, version)
-    return Multi(name="TAKE_OVER", ops=(entry, write), proof=Holds(paths.EPOCH, data))
+    return put("TAKE_OVER", paths.EPOCH, encode_record(record), version, Check(f"{paths.WATCHDOGS}/{candidate}"))
 
 
 def epoch_check(version: int) -> Check:
@@ -73,12 +69,8 @@ def fenced(version: int, multi: Multi) -> Multi:
 
 def fence(epoch_version: int, record: NodeRecord, node_version: int, reason: str) -> Multi:
     """FENCE: every later multi of that incarnation fails, whatever session sends it."""
-    data = encode_record(replace(record, state=NodeState.FENCED, reason=reason))
-    return Multi(
-        name="FENCE",
-        ops=(epoch_check(epoch_version), Set(paths.node(record.node), data, node_version)),
-        proof=Holds(paths.node(record.node), data),
-    )
+    fenced_record = replace(record, state=NodeState.FENCED, reason=reason)
+    return put("FENCE", paths.node(record.node), encode_record(fenced_record), node_version, epoch_check(epoch_version))
 
 
 def tidy_node(epoch_version: int, node: str, node_version: int, *, orders: Iterable[str], idle: bool) -> Multi | None:
@@ -224,9 +216,7 @@ def _fragments(submission: int, failed: FailedRange, attempt: int, outcomes: tup
 
 def order(node: str, guid: str, what: InboxOrder) -> Multi:
     """ORDER: an order to a Starter."""
-    path = paths.inbox(node, guid)
-    data = encode_record(what)
-    return Multi(name="ORDER", ops=(Create(path, data),), proof=Holds(path, data))
+    return put("ORDER", paths.inbox(node, guid), encode_record(what), None)
 
 
 def end_block(submission: Submission, key: BlockKey, *, held: bool, queue: str = "") -> Multi:
@@ -290,19 +280,17 @@ def end_missing(
 
 def end_tail(submission: int, tail: Tail, version: int) -> Multi:
     """END_TAIL: no more tasks will be added."""
-    path, data = paths.tail(submission), encode_record(tail)
-    return Multi(name="END_TAIL", ops=(Set(path, data, version),), proof=Holds(path, data))
+    return put("END_TAIL", paths.tail(submission), encode_record(tail), version)
 
 
 def discard(path: str, *checks: Check, version: int = -1) -> Multi:
     """DISCARD: removes a block whose submission does not exist (any more)."""
-    return Multi(name="DISCARD", ops=(*checks, Delete(path, version)), proof=Gone(path))
+    return remove("DISCARD", path, version, *checks)
 
 
 def tidy_bucket(name: str) -> Multi:
     """TIDY: removes a directory of submissions that have all been collected."""
-    path = f"{paths.SUBS}/{name}"
-    return Multi(name="TIDY", ops=(Delete(path),), proof=Gone(path))
+    return remove("TIDY", f"{paths.SUBS}/{name}")
 
 
 def removal(
@@ -343,21 +331,18 @@ def page(submission: int, paged: Paged, version: int, first: int, count: int) ->
 
 def tell_use(use: CappedUse, version: int | None) -> Multi:
     """USAGE: sets `/usage` to `use`. version: of the znode, None if it does not exist."""
-    data = encode_record(use)
-    op: Op = Create(paths.USAGE, data) if version is None else Set(paths.USAGE, data, version)
-    return Multi(name="USAGE", ops=(op,), proof=Holds(paths.USAGE, data))
+    return put("USAGE", paths.USAGE, encode_record(use), version)
 
 
 def raise_protocol(meta: Meta, version: int, protocol: int) -> Multi:
     """PROTOCOL: every daemon speaks `protocol` now; daemons two releases older may no longer join."""
-    data = encode_record(replace(meta, protocol=protocol, oldest=max(meta.oldest, protocol - SKEW)))
-    return Multi(name="PROTOCOL", ops=(Set(paths.META, data, version),), proof=Holds(paths.META, data))
+    raised = replace(meta, protocol=protocol, oldest=max(meta.oldest, protocol - SKEW))
+    return put("PROTOCOL", paths.META, encode_record(raised), version)
 
 
 def mark_store(meta: Meta, version: int, now_us: int) -> Multi:
     """BOUND: the cluster has a data store; from now on an empty store is refused."""
-    data = encode_record(replace(meta, store_bound_us=now_us))
-    return Multi(name="BOUND", ops=(Set(paths.META, data, version),), proof=Holds(paths.META, data))
+    return put("BOUND", paths.META, encode_record(replace(meta, store_bound_us=now_us)), version)
 
 
 def no_outcome(state: State, reason: Reason, indices: Sequence[int], error: str = "", *, attempt: int = 0) -> Fragment:
@@ -506,11 +491,9 @@ def ask_leader(guid: str, request: StopRequest) -> Multi:
 
 def answer_request(guid: str, request: StopRequest, version: int) -> Multi:
     """ANSWER: the leader's answer, once."""
-    path, data = paths.request(guid), encode_record(request)
-    return Multi(name="ANSWER", ops=(Set(path, data, version),), proof=Holds(path, data))
+    return put("ANSWER", paths.request(guid), encode_record(request), version)
 
 
 def clear_request(guid: str) -> Multi:
     """CLEAR: removes a request whose asker has read the answer, or is gone."""
-    path = paths.request(guid)
-    return Multi(name="CLEAR", ops=(Delete(path),), proof=Gone(path))
+    return remove("CLEAR", paths.request(guid))

@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Holds, Multi, Op, Set
+from rmgr.coord.protocol.multi import Create, Delete, Exists, Holds, Multi, Op, Set, put, remove
 from rmgr.coord.protocol.records import encode_record
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import AclRecord, Invitation, Revocation, SealedSecret
@@ -58,14 +58,12 @@ def redeem(invitation: Invitation, version: int, nonce: str, now_us: int) -> Mul
         )
     if now_us >= invitation.expires_us:
         raise PermissionDenied(f"the token of {invitation.name} has expired", hint=f"a new one: rmgr admin add-node {invitation.name}")
-    path, data = paths.join(invitation.id), encode_record(replace(invitation, redeemed=nonce))
-    return Multi(name="REDEEM", ops=(Set(path, data, version),), proof=Holds(path, data))
+    return put("REDEEM", paths.join(invitation.id), encode_record(replace(invitation, redeemed=nonce)), version)
 
 
 def withdraw(invitation: str, version: int) -> Multi:
     """WITHDRAW: removes an invitation that is used or over."""
-    path = paths.join(invitation)
-    return Multi(name="WITHDRAW", ops=(Delete(path, version),), proof=Gone(path))
+    return remove("WITHDRAW", paths.join(invitation), version)
 
 
 def revoke(revocation: Revocation) -> Multi:
@@ -76,8 +74,7 @@ def revoke(revocation: Revocation) -> Multi:
 
 def change_revoked(revocation: Revocation, version: int) -> Multi:
     """REVOKED: changes what becomes of the work of a user whose key was revoked before."""
-    path, data = paths.revoked(revocation.key_id), encode_record(revocation)
-    return Multi(name="REVOKED", ops=(Set(path, data, version),), proof=Holds(path, data))
+    return put("REVOKED", paths.revoked(revocation.key_id), encode_record(revocation), version)
 
 
 def publish_acl(record: AclRecord, version: int | None, secrets: dict[str, SealedSecret], known: dict[str, int]) -> Multi:
@@ -141,12 +138,12 @@ def enter(entry: SubmitterEntry) -> Multi:
 
 def leave(path: str) -> Multi:
     """EXIT: an owner has gone, while the session that holds its entry goes on (a gateway's client)."""
-    return Multi(name="EXIT", ops=(Delete(path),), proof=Gone(path))
+    return remove("EXIT", path)
 
 
 def unregister(entry: str) -> Multi:
     """UNREGISTER: a Starter deletes an old entry of its own, which its session still holds after a fence. entry: its path."""
-    return Multi(name="UNREGISTER", ops=(Delete(entry),), proof=Gone(entry))
+    return remove("UNREGISTER", entry)
 
 
 # -- operators -----------------------------------------------------------------------------------------------------------------
@@ -171,14 +168,12 @@ def _made_anew(record: Drain, version: int | None) -> tuple[Op, ...]:
 
 def forget(record: NodeRecord, version: int) -> Multi:
     """FORGET: nothing shows the node any more. Its znode and version stay, so a Starter that registers it again continues from there."""
-    path, data = paths.node(record.node), encode_record(replace(record, forgotten=True))
-    return Multi(name="FORGET", ops=(Set(path, data, version),), proof=Holds(path, data))
+    return put("FORGET", paths.node(record.node), encode_record(replace(record, forgotten=True)), version)
 
 
 def set_settings(settings: ClusterSettings, version: int) -> Multi:
     """SETTINGS: replaces all queues, limits and times of the cluster; their directories exist already."""
-    data = encode_record(settings)
-    return Multi(name="SETTINGS", ops=(Set(paths.CONFIG, data, version),), proof=Holds(paths.CONFIG, data))
+    return put("SETTINGS", paths.CONFIG, encode_record(settings), version)
 
 
 def set_up(meta: Meta, settings: ClusterSettings) -> Multi:

@@ -15,7 +15,7 @@ import msgspec
 
 from rmgr.coord import nonces
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Set
+from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Proof, Set
 from rmgr.coord.protocol.records import encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.coord.seal import narrowed
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry, Trouble
@@ -285,9 +285,7 @@ def claim(
     source = paths.pending_block(queue, key)
     mine = replace(named or key, count=take)
     target = paths.running_block(node, mine)
-    fence = fence_check(node, node_version)
     ops: list[Op] = [
-        fence,
         Check(paths.gate(key.submission), gate),
         Delete(source, version),
         Create(target, encode_block(cut(data, key.first, mine.first, take))),
@@ -298,7 +296,7 @@ def claim(
         ops.append(Create(paths.pending_block(queue, rest), encode_block(left)))
     if was_idle:
         ops.append(Delete(paths.idle(node)))
-    return Multi(name="CLAIM", ops=tuple(ops), proof=Exists(target), guard=fence), mine
+    return _of_node("CLAIM", node, node_version, *ops, proof=Exists(target)), mine
 
 
 def complete(
@@ -324,17 +322,16 @@ def complete(
         go_idle: also create the idle marker.
     """
     path = paths.running_block(node, key)
-    fence = fence_check(node, node_version)
     encoded = encode_block(data)
     whole = data.done == (1 << key.count) - 1
-    ops: list[Op] = [fence, Delete(path, version) if whole else Set(path, encoded, version)]
+    ops: list[Op] = [Delete(path, version) if whole else Set(path, encoded, version)]
     if fragment is not None:
         ops.append(Create(paths.fragment_prefix(key.submission), encode_fragment(fragment), sequence=True))
     ops += [Create(paths.failed_range(key.submission, first, count, key.attempt), encode_failed(record)) for first, count, record in failed]
     ops += [Delete(paths.inbox(node, guid)) for guid in orders]
     if go_idle:
         ops.append(Create(paths.idle(node)))
-    return Multi(name="COMPLETE", ops=tuple(ops), proof=Gone(path) if whole else GoneOrHolds(path, encoded), guard=fence)
+    return _of_node("COMPLETE", node, node_version, *ops, proof=Gone(path) if whole else GoneOrHolds(path, encoded))
 
 
 def give_back(
@@ -363,26 +360,21 @@ def give_back(
     if not key.first <= first < stop <= key.end:
         raise ValueError(f"cannot give back {first}..{stop} of {key.first}..{key.end}")
     path = paths.running_block(node, key)
-    fence = fence_check(node, node_version)
     rest = replace(key, first=first, count=stop - first)
     left = cut(msgspec.structs.replace(data, incarnation=0, claimed_us=0), key.first, rest.first, rest.count)
     target = paths.held_block(queue, rest) if held else paths.pending_block(queue, rest)
     kept = msgspec.structs.replace(data, done=data.done | (((1 << rest.count) - 1) << (first - key.first)))
     whole = kept.done == (1 << key.count) - 1
     encoded = encode_block(kept)
-    ops: tuple[Op, ...] = (
-        fence,
-        Delete(path, version) if whole else Set(path, encoded, version),
-        Create(target, encode_block(left)),
-    )
-    return Multi(name=name, ops=ops, proof=Gone(path) if whole else GoneOrHolds(path, encoded), guard=fence), rest
+    mine: Op = Delete(path, version) if whole else Set(path, encoded, version)
+    proof: Proof = Gone(path) if whole else GoneOrHolds(path, encoded)
+    return _of_node(name, node, node_version, mine, Create(target, encode_block(left)), proof=proof), rest
 
 
 def discard(node: str, node_version: int, key: BlockKey) -> Multi:
     """DISCARD: removes a claimed block whose submission has no place for outcomes: nothing waits for them."""
     path = paths.running_block(node, key)
-    fence = fence_check(node, node_version)
-    return Multi(name="DISCARD", ops=(fence, Delete(path)), proof=Gone(path), guard=fence)
+    return _of_node("DISCARD", node, node_version, Delete(path), proof=Gone(path))
 
 
 #: Beginning of the sentence that a claim which was put back adds to its block's story.
@@ -391,35 +383,32 @@ CLAIM_WAS_GONE = "its claim was nowhere in ZooKeeper"
 
 def put_back(node: str, node_version: int, key: BlockKey, data: BlockData) -> Multi:
     """PUT_BACK: restores the claim of a Starter that still has the block. `data`: with a new stamp."""
-    path, encoded, fence = paths.running_block(node, key), encode_block(data), fence_check(node, node_version)
-    ops = (fence, Check(paths.failed(key.submission), 0), Create(path, encoded))
-    return Multi(name="PUT_BACK", ops=ops, proof=Exists(path, encoded), guard=fence)
+    path, encoded = paths.running_block(node, key), encode_block(data)
+    is_open = Check(paths.failed(key.submission), 0)
+    return _of_node("PUT_BACK", node, node_version, is_open, Create(path, encoded), proof=Exists(path, encoded))
 
 
 def adopt(node: str, node_version: int, key: BlockKey, data: BlockData, version: int) -> Multi:
     """ADOPT: a Starter that re-registered continues work that it still has; `data.incarnation` is the new one, stamped."""
-    path = paths.running_block(node, key)
-    fence = fence_check(node, node_version)
-    encoded = encode_block(data)
-    return Multi(name="ADOPT", ops=(fence, Set(path, encoded, version)), proof=Holds(path, encoded), guard=fence)
+    path, encoded = paths.running_block(node, key), encode_block(data)
+    return _of_node("ADOPT", node, node_version, Set(path, encoded, version), proof=Holds(path, encoded))
 
 
 def mark_idle(node: str, node_version: int, *, idle: bool) -> Multi:
     """IDLE: sets or removes the idle marker alone, when no CLAIM or COMPLETE can carry it."""
     path = paths.idle(node)
-    fence = fence_check(node, node_version)
     op: Op = Create(path) if idle else Delete(path)
-    return Multi(name="IDLE", ops=(fence, op), proof=Exists(path) if idle else Gone(path), guard=fence)
+    return _of_node("IDLE", node, node_version, op, proof=Exists(path) if idle else Gone(path))
 
 
 def trouble(node: str, node_version: int, record: Trouble | None, *, stands: bool) -> Multi:
     """TROUBLE: records why the node takes no work, or (None) that it does again. stands: an old record exists and is removed."""
     path = paths.trouble(node)
-    fence = fence_check(node, node_version)
-    data = encode_record(record) if record is not None else b""
-    made: tuple[Op, ...] = (Create(path, data),) if record is not None else ()
-    gone: tuple[Op, ...] = (Delete(path),) if stands else ()
-    return Multi(name="TROUBLE", ops=(fence, *gone, *made), proof=Holds(path, data) if record is not None else Gone(path), guard=fence)
+    gone: list[Op] = [Delete(path)] if stands else []
+    if record is None:
+        return _of_node("TROUBLE", node, node_version, *gone, proof=Gone(path))
+    data = encode_record(record)
+    return _of_node("TROUBLE", node, node_version, *gone, Create(path, data), proof=Holds(path, data))
 
 
 def leave(records: Sequence[tuple[NodeRecord, int]], reason: str) -> Multi:
@@ -438,5 +427,10 @@ def leave(records: Sequence[tuple[NodeRecord, int]], reason: str) -> Multi:
 def obey(node: str, node_version: int, *guids: str) -> Multi:
     """OBEY: removes inbox orders that need no COMPLETE (none of their work runs here any more, or they only started it)."""
     gone = [paths.inbox(node, guid) for guid in guids]
+    return _of_node("OBEY", node, node_version, *map(Delete, gone), proof=Gone(gone[0]))
+
+
+def _of_node(name: str, node: str, node_version: int, *ops: Op, proof: Proof) -> Multi:
+    """Returns a multi of a Starter, which nothing but the same incarnation can commit, or prove."""
     fence = fence_check(node, node_version)
-    return Multi(name="OBEY", ops=(fence, *map(Delete, gone)), proof=Gone(gone[0]), guard=fence)
+    return Multi(name=name, ops=(fence, *ops), proof=proof, guard=fence)

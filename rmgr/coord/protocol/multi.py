@@ -137,6 +137,17 @@ class Multi:
         return sum(map(size_of, self.ops))
 
 
+def put(name: str, path: str, data: bytes, version: int | None, *checks: Check) -> Multi:
+    """Sets a znode that has this version, or creates it (None); its bytes are the proof."""
+    write: Op = Create(path, data) if version is None else Set(path, data, version)
+    return Multi(name=name, ops=(*checks, write), proof=Holds(path, data))
+
+
+def remove(name: str, path: str, version: int = -1, *checks: Check) -> Multi:
+    """Deletes a znode; its absence is the proof."""
+    return Multi(name=name, ops=(*checks, Delete(path, version)), proof=Gone(path))
+
+
 # -- outcomes -------------------------------------------------------------------------------------------------------
 
 
