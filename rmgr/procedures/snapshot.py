@@ -19,7 +19,7 @@ from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_block, decode_failed, read_fragment
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
-from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotFound, PermissionDenied, WrongCluster
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotFound, WrongCluster
 from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
 from rmgr.model.cluster.queue import ClusterSettings
@@ -54,18 +54,6 @@ def _result_of(future: Future[R], timeout_s: float) -> R:
         raise CoordinationUnavailable(f"ZooKeeper has not answered within {format_duration(timeout_s)}", hint="rmgr doctor") from None
 
 
-def fetch_visible(items: Sequence[T], ask: Callable[[T], Future[R]], *, timeout_s: float) -> list[R | None]:
-    """As `fetch`, but what a gateway does not show this user (others' work) counts as absent."""
-    answers: list[R | None] = []
-    for at in range(0, len(items), WINDOW):
-        for future in [ask(item) for item in items[at : at + WINDOW]]:
-            try:
-                answers.append(_result_of(future, timeout_s))
-            except PermissionDenied:
-                answers.append(None)
-    return answers
-
-
 def read_snapshot(
     coordinator: Coordinator,
     store: Store | None,
@@ -95,7 +83,7 @@ def read_snapshot(
     read: dict[int, tuple[Submission, Progress]] = {}
     waiting: dict[int, int] = {}
     for number in sorted(numbers):
-        with suppress(PermissionDenied, WrongCluster, InvalidRecord):  # another user's, or unreadable: one record must not hide the others
+        with suppress(WrongCluster, InvalidRecord):  # unreadable: one record must not hide the others
             found = read_progress(coordinator, store, number, timeout_s=timeout_s)
             if found is not None and shown(found[0]):
                 read[number] = found
@@ -203,7 +191,7 @@ def read_claimed(
         nodes, fetch([paths.running_node(node) for node in nodes], coordinator.children, timeout_s=timeout_s), strict=True
     ):
         wanted += [(node, key) for _, key in paths.blocks_in(names) if submission is None or key.submission == submission]
-    found = fetch_visible([paths.running_block(node, key) for node, key in wanted], coordinator.get, timeout_s=timeout_s)
+    found = fetch([paths.running_block(node, key) for node, key in wanted], coordinator.get, timeout_s=timeout_s)
     claimed: list[tuple[str, BlockKey, BlockData]] = []
     for (node, key), item in zip(wanted, found, strict=True):
         if item is not None:
@@ -240,7 +228,7 @@ def read_starting(
 ) -> set[tuple[str, BlockKey]]:
     """Returns the placed jobs that have not begun: their start orders still stand. Cost: one list for each head node."""
     heads = sorted({node for node, _, data in claimed if data.allocation is not None})
-    lists = fetch_visible([paths.inbox_node(node) for node in heads], coordinator.children, timeout_s=timeout_s)
+    lists = fetch([paths.inbox_node(node) for node in heads], coordinator.children, timeout_s=timeout_s)
     found = ((node, paths.parse_start_order(guid)) for node, guids in zip(heads, lists, strict=True) for guid in guids or ())
     return {(node, key) for node, key in found if key is not None}
 

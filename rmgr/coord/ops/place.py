@@ -20,7 +20,7 @@ from functools import cached_property
 import msgspec
 
 from rmgr.coord.ops.leader import MAX_PAST
-from rmgr.coord.ops.work import fence_check
+from rmgr.coord.ops.work import of_node
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import (
     MAX_OPS,
@@ -36,6 +36,7 @@ from rmgr.coord.protocol.multi import (
     Op,
     Set,
     most_bytes,
+    remove,
     size_of,
 )
 from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
@@ -229,8 +230,7 @@ def place(
 
 def unhold(node: str, submission: int, index: int, attempt: int) -> Multi:
     """UNHOLD: removes a hold whose block is gone."""
-    path = paths.hold_of(node, submission, index, attempt)
-    return Multi(name="UNHOLD", ops=(Delete(path),), proof=Gone(path))
+    return remove("UNHOLD", paths.hold_of(node, submission, index, attempt))
 
 
 def complete(
@@ -247,13 +247,12 @@ def complete(
     Args:
         blocks: (key, version of its running znode). orders: inbox guids that this obeys. go_idle: also create the idle marker.
     """
-    fence = fence_check(node, node_version)
     gone = [Delete(paths.running_block(node, key), version) for key, version in blocks]
-    ops: list[Op] = [fence, *gone, Create(paths.fragment_prefix(blocks[0][0].submission), encode_fragment(fragment), sequence=True)]
+    ops: list[Op] = [*gone, Create(paths.fragment_prefix(blocks[0][0].submission), encode_fragment(fragment), sequence=True)]
     ops += [Delete(paths.inbox(node, guid)) for guid in orders]
     if go_idle:
         ops.append(Create(paths.idle(node)))
-    return Multi(name="COMPLETE", ops=tuple(ops), proof=Gone(gone[0].path), guard=fence)
+    return of_node("COMPLETE", node, node_version, *ops, proof=Gone(gone[0].path))
 
 
 # -- multis of a Starter: giving an attempt up ---------------------------------------------------------------------------------
@@ -285,7 +284,6 @@ def stop(
     if data.done:
         raise ValueError(f"{paths.block_name(key)} cannot be given up: tasks of it are done")
     path = paths.running_block(node, key)
-    fence = fence_check(node, node_version)
     following = replace(key, attempt=key.attempt + 1)
     target = paths.held_block(queue, following) if held else paths.pending_block(queue, following)
     again = msgspec.structs.replace(
@@ -300,9 +298,8 @@ def stop(
         past=(*data.past, past)[-MAX_PAST:],
         stamp=stamp,
     )
-    ops: list[Op] = [fence, Delete(path, version), Create(target, encode_block(again))]
-    ops += [Delete(paths.inbox(node, guid)) for guid in orders]
-    return Multi(name="STOP", ops=tuple(ops), proof=Gone(path), guard=fence), following
+    ops = [Delete(path, version), Create(target, encode_block(again)), *(Delete(paths.inbox(node, guid)) for guid in orders)]
+    return of_node("STOP", node, node_version, *ops, proof=Gone(path)), following
 
 
 def note(node: str, node_version: int, key: BlockKey, data: BlockData, version: int, *, orders: Sequence[str] = ()) -> Multi:
@@ -310,8 +307,6 @@ def note(node: str, node_version: int, key: BlockKey, data: BlockData, version: 
 
     data: as it is from now on, with a new stamp.
     """
-    path = paths.running_block(node, key)
-    fence = fence_check(node, node_version)
-    encoded = encode_block(data)
-    ops: list[Op] = [fence, Set(path, encoded, version), *(Delete(paths.inbox(node, guid)) for guid in orders)]
-    return Multi(name="NOTE", ops=tuple(ops), proof=GoneOrHolds(path, encoded), guard=fence)
+    path, encoded = paths.running_block(node, key), encode_block(data)
+    done = (Delete(paths.inbox(node, guid)) for guid in orders)
+    return of_node("NOTE", node, node_version, Set(path, encoded, version), *done, proof=GoneOrHolds(path, encoded))

@@ -257,6 +257,12 @@ def fence_check(node: str, version: int) -> Check:
     return Check(paths.node(node), version)
 
 
+def of_node(name: str, node: str, node_version: int, *ops: Op, proof: Proof) -> Multi:
+    """Returns a multi of a Starter, which nothing but the same incarnation can commit, or prove."""
+    fence = fence_check(node, node_version)
+    return Multi(name=name, ops=(fence, *ops), proof=proof, guard=fence)
+
+
 def claim(
     node: str,
     node_version: int,
@@ -296,7 +302,7 @@ def claim(
         ops.append(Create(paths.pending_block(queue, rest), encode_block(left)))
     if was_idle:
         ops.append(Delete(paths.idle(node)))
-    return _of_node("CLAIM", node, node_version, *ops, proof=Exists(target)), mine
+    return of_node("CLAIM", node, node_version, *ops, proof=Exists(target)), mine
 
 
 def complete(
@@ -331,7 +337,7 @@ def complete(
     ops += [Delete(paths.inbox(node, guid)) for guid in orders]
     if go_idle:
         ops.append(Create(paths.idle(node)))
-    return _of_node("COMPLETE", node, node_version, *ops, proof=Gone(path) if whole else GoneOrHolds(path, encoded))
+    return of_node("COMPLETE", node, node_version, *ops, proof=Gone(path) if whole else GoneOrHolds(path, encoded))
 
 
 def give_back(
@@ -368,13 +374,13 @@ def give_back(
     encoded = encode_block(kept)
     mine: Op = Delete(path, version) if whole else Set(path, encoded, version)
     proof: Proof = Gone(path) if whole else GoneOrHolds(path, encoded)
-    return _of_node(name, node, node_version, mine, Create(target, encode_block(left)), proof=proof), rest
+    return of_node(name, node, node_version, mine, Create(target, encode_block(left)), proof=proof), rest
 
 
 def discard(node: str, node_version: int, key: BlockKey) -> Multi:
     """DISCARD: removes a claimed block whose submission has no place for outcomes: nothing waits for them."""
     path = paths.running_block(node, key)
-    return _of_node("DISCARD", node, node_version, Delete(path), proof=Gone(path))
+    return of_node("DISCARD", node, node_version, Delete(path), proof=Gone(path))
 
 
 #: Beginning of the sentence that a claim which was put back adds to its block's story.
@@ -385,20 +391,20 @@ def put_back(node: str, node_version: int, key: BlockKey, data: BlockData) -> Mu
     """PUT_BACK: restores the claim of a Starter that still has the block. `data`: with a new stamp."""
     path, encoded = paths.running_block(node, key), encode_block(data)
     is_open = Check(paths.failed(key.submission), 0)
-    return _of_node("PUT_BACK", node, node_version, is_open, Create(path, encoded), proof=Exists(path, encoded))
+    return of_node("PUT_BACK", node, node_version, is_open, Create(path, encoded), proof=Exists(path, encoded))
 
 
 def adopt(node: str, node_version: int, key: BlockKey, data: BlockData, version: int) -> Multi:
     """ADOPT: a Starter that re-registered continues work that it still has; `data.incarnation` is the new one, stamped."""
     path, encoded = paths.running_block(node, key), encode_block(data)
-    return _of_node("ADOPT", node, node_version, Set(path, encoded, version), proof=Holds(path, encoded))
+    return of_node("ADOPT", node, node_version, Set(path, encoded, version), proof=Holds(path, encoded))
 
 
 def mark_idle(node: str, node_version: int, *, idle: bool) -> Multi:
     """IDLE: sets or removes the idle marker alone, when no CLAIM or COMPLETE can carry it."""
     path = paths.idle(node)
     op: Op = Create(path) if idle else Delete(path)
-    return _of_node("IDLE", node, node_version, op, proof=Exists(path) if idle else Gone(path))
+    return of_node("IDLE", node, node_version, op, proof=Exists(path) if idle else Gone(path))
 
 
 def trouble(node: str, node_version: int, record: Trouble | None, *, stands: bool) -> Multi:
@@ -406,9 +412,9 @@ def trouble(node: str, node_version: int, record: Trouble | None, *, stands: boo
     path = paths.trouble(node)
     gone: list[Op] = [Delete(path)] if stands else []
     if record is None:
-        return _of_node("TROUBLE", node, node_version, *gone, proof=Gone(path))
+        return of_node("TROUBLE", node, node_version, *gone, proof=Gone(path))
     data = encode_record(record)
-    return _of_node("TROUBLE", node, node_version, *gone, Create(path, data), proof=Holds(path, data))
+    return of_node("TROUBLE", node, node_version, *gone, Create(path, data), proof=Holds(path, data))
 
 
 def leave(records: Sequence[tuple[NodeRecord, int]], reason: str) -> Multi:
@@ -427,10 +433,4 @@ def leave(records: Sequence[tuple[NodeRecord, int]], reason: str) -> Multi:
 def obey(node: str, node_version: int, *guids: str) -> Multi:
     """OBEY: removes inbox orders that need no COMPLETE (none of their work runs here any more, or they only started it)."""
     gone = [paths.inbox(node, guid) for guid in guids]
-    return _of_node("OBEY", node, node_version, *map(Delete, gone), proof=Gone(gone[0]))
-
-
-def _of_node(name: str, node: str, node_version: int, *ops: Op, proof: Proof) -> Multi:
-    """Returns a multi of a Starter, which nothing but the same incarnation can commit, or prove."""
-    fence = fence_check(node, node_version)
-    return Multi(name=name, ops=(fence, *ops), proof=proof, guard=fence)
+    return of_node("OBEY", node, node_version, *map(Delete, gone), proof=Gone(gone[0]))

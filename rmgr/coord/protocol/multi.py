@@ -197,7 +197,6 @@ class Stat:
     """The part of a znode's stat that the protocol uses. `creates` counts the children ever created (sequence counter).
 
     mzxid, czxid: transactions of its last change and of its creation, which was at ctime_ms by the clock of ZooKeeper's leader.
-    czxid and ctime_ms are 0 (unknown) through a gateway.
     """
 
     version: int
