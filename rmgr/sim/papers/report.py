@@ -260,7 +260,11 @@ class PaperReport:
 
 def figures_of(document: Mapping[str, Any]) -> Sequence[Figure | Boxes]:
     """Returns the figures of figures.json. Raises: KeyError, TypeError; msgspec.ValidationError."""
-    return tuple(msgspec.convert(each, Boxes if "boxes" in each else Figure) for each in document["figures"])
+    return tuple(map(_figure_of, document["figures"]))
+
+
+def _figure_of(plain: Mapping[str, Any]) -> Figure | Boxes:
+    return msgspec.convert(plain, Boxes) if "boxes" in plain else msgspec.convert(plain, Figure)
 
 
 # -- asked, run, reported -------------------------------------------------------------------------------------------------------
