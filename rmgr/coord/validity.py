@@ -45,83 +45,10 @@ from rmgr.errors import InvalidRecord, UsageError, WrongCluster
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.base.resources import MOST, Capacity, NodeAttributes, Request
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import AclRecord, Invitation, Revocation, Role, SealedSecret
-from rmgr.model.cluster.node import (
-    LEAST_QUANTUM_US,
-    MOST_LEAVES,
-    MOST_QUANTUM_US,
-    Drain,
-    EpochRecord,
-    GangClock,
-    GangRecord,
-    InboxOrder,
-    Meta,
-    NodeRecord,
-    NodeState,
-    OrderKind,
-    StarterEntry,
-    SubmitterEntry,
-    Trouble,
-)
-from rmgr.model.cluster.queue import (
-    BOUNDS,
-    FAIR,
-    FIFO,
-    PRIVATE,
-    SHARED,
-    CappedUse,
-    ClusterSettings,
-    Dispatch,
-    PipelineSpec,
-    QueueSpec,
-    UserLimits,
-)
+from rmgr.model.cluster import identity, node, queue
+from rmgr.model.tasks import block
+from rmgr.model.tasks import submission as submissions
 from rmgr.model.tasks.array import parse_array
-from rmgr.model.tasks.block import (
-    MAX_TASKS,
-    MOST_ATTEMPTS,
-    MOST_TASKS,
-    NO_SEQ,
-    PRIORITY_RANGE,
-    Allocation,
-    BlockData,
-    BlockKey,
-    Call,
-    FailedRange,
-    Fragment,
-    FragmentSeal,
-    KeyedPayload,
-    NodeHold,
-    Outcome,
-    PastAttempt,
-    Reserved,
-    Seal,
-    StopKind,
-    StopRequest,
-)
-from rmgr.model.tasks.submission import (
-    FROM_CHECKPOINT,
-    FROM_START,
-    MOST_CHANGES,
-    MPI,
-    ONCE,
-    RANKS,
-    Amendment,
-    Command,
-    Condition,
-    Dependency,
-    OnDisconnect,
-    Paged,
-    Phase,
-    PythonEnvironment,
-    Rigid,
-    Submission,
-    Tail,
-    Terms,
-    Upload,
-    Work,
-    fault_of,
-)
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 
 #: Most bytes of one znode.
@@ -132,18 +59,18 @@ MOST_CORES = 99_999
 MOST_PROCESSES = 9_999_999
 
 _COUNT = whole(0, 1 << 31)
-_INDEX = whole(0, MOST_TASKS - 1)
-_TASKS = whole(0, MOST_TASKS)
+_INDEX = whole(0, block.MOST_TASKS - 1)
+_TASKS = whole(0, block.MOST_TASKS)
 SPAN = whole(0, 1 << 57)  # as `model/base/ids.py` says
 #: Time spans for people: negative after a clock was set back.
 _BETWEEN = whole(-(1 << 57), 1 << 57)
 NUMBER = whole(1, MAX_NUMBER)
 _CORES = whole(1, MOST_CORES)
 _MIB = whole(0, MOST_MIB)
-_ATTEMPT = whole(1, MOST_ATTEMPTS)
-_ANY_ATTEMPT = whole(0, MOST_ATTEMPTS)
-PRIORITY = whole(-PRIORITY_RANGE, PRIORITY_RANGE)
-_SEQ = whole(0, NO_SEQ)
+_ATTEMPT = whole(1, block.MOST_ATTEMPTS)
+_ANY_ATTEMPT = whole(0, block.MOST_ATTEMPTS)
+PRIORITY = whole(-block.PRIORITY_RANGE, block.PRIORITY_RANGE)
+_SEQ = whole(0, block.NO_SEQ)
 _EXIT = optional(whole(-(1 << 31), 1 << 32))
 WORD = text(1000)
 LINE = text(10_000)
@@ -191,19 +118,19 @@ def _array(value: Any) -> FieldFault | None:
 
 def _covers(record: Any) -> FieldFault | None:
     """Checks first and count of a block."""
-    if record.first + record.count > MOST_TASKS:
-        return FieldFault("count", record.count, f"at most {MOST_TASKS} tasks in all")
+    if record.first + record.count > block.MOST_TASKS:
+        return FieldFault("count", record.count, f"at most {block.MOST_TASKS} tasks in all")
     return None
 
 
 def _runs_something(record: Any) -> FieldFault | None:
-    if record.work is Work.COMMAND and record.command is None and not record.spec_sha256:
+    if record.work is submissions.Work.COMMAND and record.command is None and not record.spec_sha256:
         return FieldFault("command", None, "a command, in work of that kind")
     return None
 
 
 def _is_amended(record: Any) -> FieldFault | None:
-    return FieldFault("changes", record.changes, why) if (why := fault_of(record)) else None
+    return FieldFault("changes", record.changes, why) if (why := submissions.fault_of(record)) else None
 
 
 def _has_words(record: Any) -> FieldFault | None:
@@ -230,8 +157,8 @@ def _reigns(record: Any) -> FieldFault | None:
 
 def _ranges(record: Any) -> FieldFault | None:
     for number, (_, first, count) in enumerate(record.ranges):
-        if first + count > MOST_TASKS:
-            return FieldFault(f"ranges[{number}]", count, f"at most {MOST_TASKS} tasks in all")
+        if first + count > block.MOST_TASKS:
+            return FieldFault(f"ranges[{number}]", count, f"at most {block.MOST_TASKS} tasks in all")
     return None
 
 
@@ -243,13 +170,13 @@ def _whole_nodes(record: Any) -> FieldFault | None:
 
 def _pairs(value: Any) -> FieldFault | None:
     """Checks ranges of tasks."""
+    most = block.MOST_TASKS
     return _RANGES(value) or next(
-        (FieldFault(f"[{at}]", item[1], f"at most {MOST_TASKS} tasks in all") for at, item in enumerate(value) if sum(item) > MOST_TASKS),
-        None,
+        (FieldFault(f"[{at}]", item[1], f"at most {most} tasks in all") for at, item in enumerate(value) if sum(item) > most), None
     )
 
 
-_RANGES = many(row(_INDEX, whole(1, MOST_TASKS)), LONG)
+_RANGES = many(row(_INDEX, whole(1, block.MOST_TASKS)), LONG)
 RANGES: Rule = _pairs
 
 BOOK.add(
@@ -262,10 +189,10 @@ BOOK.add(
 )
 BOOK.add(Capacity, cores=whole(0, 1 << 31), memory_bytes=whole(0, 1 << 62), resources=mapping(text(255, 1), _COUNT, 1000))
 BOOK.add(NodeAttributes, partition=text(255, 1), site=WORD, speed=real(0.0, 1e12), features=FEATURES, call_cores=whole(0, 1 << 31))
-BOOK.add(Dependency, condition=member(Condition), submission=NUMBER)
-BOOK.add(Upload, name=_BELOW, sha256=SHA256, is_dir=flag)
+BOOK.add(submissions.Dependency, condition=member(submissions.Condition), submission=NUMBER)
+BOOK.add(submissions.Upload, name=_BELOW, sha256=SHA256, is_dir=flag)
 BOOK.add(
-    Command,
+    submissions.Command,
     _has_words,
     argv=many(text(ZNODE_BYTES), LONG),
     script_sha256=_SHA256,
@@ -275,12 +202,12 @@ BOOK.add(
     out=_PATH,
     err=_PATH,
     stdin_sha256=_SHA256,
-    uploads=many(BOOK.of(Upload), 10_000),
+    uploads=many(BOOK.of(submissions.Upload), 10_000),
     input_files=many(row(_KEY, _BELOW), LONG),
     output_files=many(row(_KEY, _BELOW), LONG),
 )
 BOOK.add(
-    PythonEnvironment,
+    submissions.PythonEnvironment,
     python=_PATH,
     version=text(64),
     cloudpickle=text(64),
@@ -292,7 +219,7 @@ BOOK.add(
     program=text(64),
 )
 BOOK.add(
-    Rigid,
+    submissions.Rigid,
     _spread,
     processes=whole(1, MOST_PROCESSES),
     nodes=whole(0, MOST_PROCESSES),
@@ -303,43 +230,51 @@ BOOK.add(
     kill_on_bad_exit=flag,
     checkpoint_every_us=SPAN,
     checkpoint_grace_us=SPAN,
-    restart=one_of(FROM_CHECKPOINT, FROM_START),
-    launch=one_of(ONCE, RANKS, MPI),
+    restart=one_of(submissions.FROM_CHECKPOINT, submissions.FROM_START),
+    launch=one_of(submissions.ONCE, submissions.RANKS, submissions.MPI),
     queue_class=WORD,
     checkpoint=flag,
-    max_moves=whole(0, MOST_ATTEMPTS),
+    max_moves=whole(0, block.MOST_ATTEMPTS),
 )
 BOOK.add(
-    Terms,
+    submissions.Terms,
     priority=optional(PRIORITY),
     time_limit_us=optional(SPAN),
     memory_bytes=optional(whole(0, MOST_MIB << 20)),
     name=optional(WORD),
     begin_us=optional(SPAN),
-    after=optional(many(BOOK.of(Dependency), 10_000)),
+    after=optional(many(BOOK.of(submissions.Dependency), 10_000)),
     features=optional(FEATURES),
     queue=optional(NAME),
     cores=optional(_CORES),
 )
 _SIGNATURE = words(r"(?:[0-9a-f]{32}:[0-9a-f]{128})?", "a key id and a signature")
-BOOK.add(Amendment, number=_COUNT, by=USER, by_us=SPAN, is_operators=flag, terms=BOOK.of(Terms), signature=_SIGNATURE)
 BOOK.add(
-    Submission,
+    submissions.Amendment,
+    number=_COUNT,
+    by=USER,
+    by_us=SPAN,
+    is_operators=flag,
+    terms=BOOK.of(submissions.Terms),
+    signature=_SIGNATURE,
+)
+BOOK.add(
+    submissions.Submission,
     _runs_something,
     _is_amended,
     id=NUMBER,
     name=WORD,
     user=USER,
     queue=NAME,
-    work=member(Work),
+    work=member(submissions.Work),
     request=BOOK.of(Request),
     priority=PRIORITY,
     resubmit=flag,
     retries=_COUNT,
     backoff_us=SPAN,
-    on_disconnect=member(OnDisconnect),
-    after=many(BOOK.of(Dependency), 10_000),
-    phase=member(Phase),
+    on_disconnect=member(submissions.OnDisconnect),
+    after=many(BOOK.of(submissions.Dependency), 10_000),
+    phase=member(submissions.Phase),
     reason=text(64),
     reason_detail=LINE,
     owner=GUID,
@@ -351,13 +286,13 @@ BOOK.add(
     array=_array,
     max_running=_COUNT,
     max_fails=whole(-1, 1 << 31),
-    command=optional(BOOK.of(Command)),
-    python=optional(BOOK.of(PythonEnvironment)),
+    command=optional(BOOK.of(submissions.Command)),
+    python=optional(BOOK.of(submissions.PythonEnvironment)),
     function=_SHA256,
     account=WORD,
     host=WORD,
     grace_us=SPAN,
-    rigid=optional(BOOK.of(Rigid)),
+    rigid=optional(BOOK.of(submissions.Rigid)),
     ends_with_owner=flag,
     umask=whole(-1, 0o777),
     by=optional(USER, ""),
@@ -365,27 +300,27 @@ BOOK.add(
     spec_sha256=_SHA256,
     entries=_SHA256,
     signature=_SIGNATURE,
-    was=optional(BOOK.of(Terms)),
-    changes=many(BOOK.of(Amendment), MOST_CHANGES),
+    was=optional(BOOK.of(submissions.Terms)),
+    changes=many(BOOK.of(submissions.Amendment), submissions.MOST_CHANGES),
 )
-BOOK.add(Tail, _reigns, next=_TASKS, complete=flag, enqueued=GUID, reigns=many(row(_TASKS, GUID), 10_000))
-BOOK.add(Paged, base=_COUNT, counts=mapping(words("COMPLETED|FAILED|CANCELLED", "COMPLETED, FAILED or CANCELLED"), _TASKS, 3))
+BOOK.add(submissions.Tail, _reigns, next=_TASKS, complete=flag, enqueued=GUID, reigns=many(row(_TASKS, GUID), 10_000))
+BOOK.add(submissions.Paged, base=_COUNT, counts=mapping(words("COMPLETED|FAILED|CANCELLED", "COMPLETED, FAILED or CANCELLED"), _TASKS, 3))
 
 BOOK.add(
-    BlockKey,
+    block.BlockKey,
     _covers,
     priority=PRIORITY,
     seq=_SEQ,
     submission=NUMBER,
     first=_INDEX,
-    count=whole(1, MAX_TASKS),
+    count=whole(1, block.MAX_TASKS),
     attempt=_ATTEMPT,
     cores=_CORES,
     memory_mib=_MIB,
     user=words(r"(?:[a-z2-7]{6})?", "the tag of a user"),
 )
 BOOK.add(
-    PastAttempt,
+    block.PastAttempt,
     attempt=_ANY_ATTEMPT,
     node=_NODE,
     reason=member(Reason),
@@ -397,16 +332,16 @@ BOOK.add(
     max_rss_kib=SPAN,
 )
 BOOK.add(
-    Seal,
+    block.Seal,
     key_id=text(64, 1),  # whose key, and whether that can be a key's name, says `adapters/identity/trust.py`
     first=_INDEX,
-    count=whole(1, MAX_TASKS),
+    count=whole(1, block.MAX_TASKS),
     not_after_s=SPAN,
     signature=blob(4096),
-    proof=many(blob(64), 2 * MAX_TASKS),
+    proof=many(blob(64), 2 * block.MAX_TASKS),
 )
 BOOK.add(
-    Allocation,
+    block.Allocation,
     _whole_nodes,
     shares=many(row(NAME, whole(1, MOST_PROCESSES)), LONG, least=1),
     threads=_CORES,
@@ -416,37 +351,37 @@ BOOK.add(
     whole=many(whole(0, 1 << 31), LONG),
     gang=optional(NAME, ""),
     generation=whole(0, 1 << 31),
-    changes=whole(0, MOST_CHANGES),
+    changes=whole(0, submissions.MOST_CHANGES),
 )
 BOOK.add(
-    BlockData,
+    block.BlockData,
     function=_SHA256,
     resubmit=flag,
     retries=_COUNT,
     losses=_COUNT,
     failures=_COUNT,
     base=_INDEX,
-    payloads=blobs(ZNODE_BYTES, MAX_TASKS),
+    payloads=blobs(ZNODE_BYTES, block.MAX_TASKS),
     row=optional(_ROW, ""),
-    done=whole(0, (1 << MAX_TASKS) - 1),
+    done=whole(0, (1 << block.MAX_TASKS) - 1),
     incarnation=SPAN,
-    started=whole(0, MAX_TASKS),
+    started=whole(0, block.MAX_TASKS),
     keyed=flag,
     serial=flag,
     claimed_us=SPAN,
-    past=many(BOOK.of(PastAttempt), 64),
+    past=many(BOOK.of(block.PastAttempt), 64),
     stamp=GUID,
-    seal=optional(BOOK.of(Seal)),
-    allocation=optional(BOOK.of(Allocation)),
+    seal=optional(BOOK.of(block.Seal)),
+    allocation=optional(BOOK.of(block.Allocation)),
     stopping=LINE,
     story=_STORY,
     awaits=LINE,
     saving=LINE,
     answered=flag,
-    moves=whole(0, MOST_ATTEMPTS),
+    moves=whole(0, block.MOST_ATTEMPTS),
 )
 BOOK.add(
-    KeyedPayload,
+    block.KeyedPayload,
     inputs=many(_KEY, LONG),
     outputs=many(_KEY, LONG),
     overwrite=flag,
@@ -454,9 +389,9 @@ BOOK.add(
     claims_by=GUID,
     deeds=many(blob(ZNODE_BYTES), LONG),
 )
-BOOK.add(Call, function=_SHA256, payload=blob(ZNODE_BYTES), row=optional(_ROW, ""), at=whole(0, MAX_TASKS), keyed=flag)
+BOOK.add(block.Call, function=_SHA256, payload=blob(ZNODE_BYTES), row=optional(_ROW, ""), at=whole(0, block.MAX_TASKS), keyed=flag)
 BOOK.add(
-    Outcome,
+    block.Outcome,
     index=_INDEX,
     state=_FINAL,
     started_us=_BETWEEN,
@@ -471,30 +406,30 @@ BOOK.add(
     error=_ERROR,
     log=_LOG,
     log_parts=_LOG_PARTS,
-    outputs=whole(0, MOST_ATTEMPTS),
+    outputs=whole(0, block.MOST_ATTEMPTS),
     attempt=_ANY_ATTEMPT,
-    past=many(BOOK.of(PastAttempt), 64),
+    past=many(BOOK.of(block.PastAttempt), 64),
     value_sha256=optional(blob(32, 32)),
     helpers=many(NAME, LONG),
     story=_STORY,
     served_us=SPAN,
     turns=_COUNT,
-    call=optional(BOOK.of(Call)),
+    call=optional(BOOK.of(block.Call)),
 )
-BOOK.add(FragmentSeal, key_id=text(64, 1), signature=blob(64))
+BOOK.add(block.FragmentSeal, key_id=text(64, 1), signature=blob(64))
 BOOK.add(
-    Fragment,
+    block.Fragment,
     _ranges,
     node=_NODE,
     attempt=_ANY_ATTEMPT,
     base_us=SPAN,
-    outcomes=many(BOOK.of(Outcome), LONG),
+    outcomes=many(BOOK.of(block.Outcome), LONG),
     row=optional(_OUTCOMES_ROW, ""),
-    ranges=many(row(_FINAL, _INDEX, whole(1, MOST_TASKS)), LONG),
-    seal=optional(BOOK.of(FragmentSeal)),
+    ranges=many(row(_FINAL, _INDEX, whole(1, block.MOST_TASKS)), LONG),
+    seal=optional(BOOK.of(block.FragmentSeal)),
 )
 BOOK.add(
-    FailedRange,
+    block.FailedRange,
     queue=NAME,
     seq=_SEQ,
     priority=PRIORITY,
@@ -515,13 +450,13 @@ BOOK.add(
     alone=flag,
 )
 BOOK.add(
-    Reserved,
+    block.Reserved,
     shares=many(row(text(100), whole(0, 1 << 31)), LONG),
     memory_mib=whole(0, 1 << 40),
     resources=many(row(text(255, 1), _COUNT), 1000),
 )
 BOOK.add(
-    NodeHold,
+    block.NodeHold,
     head=NAME,
     key=text(100, 1),
     cores=whole(0, 1 << 31),
@@ -538,7 +473,7 @@ BOOK.add(
 
 _WIDE_COUNT = whole(0, 1 << 62)
 _GANG_TIME = whole(-(1 << 57), 1 << 57)
-_TREE_NODE = whole(0, 4 * MOST_LEAVES)
+_TREE_NODE = whole(0, 4 * node.MOST_LEAVES)
 _PID = whole(0, 1 << 32)
 _PROTOCOL = whole(0, 1 << 16)
 _WHY = text(64 * 1024)
@@ -549,7 +484,7 @@ _TOLD = many(row(whole(0, MAX_NUMBER), _INDEX, _WHY), LONG)
 
 def _counts_leaves(record: Any) -> FieldFault | None:
     leaves = sum(cores for _, cores in record.leaves)
-    return FieldFault("leaves", leaves, f"at most {MOST_LEAVES} in all") if leaves > MOST_LEAVES else None
+    return FieldFault("leaves", leaves, f"at most {node.MOST_LEAVES} in all") if leaves > node.MOST_LEAVES else None
 
 
 def _is_bounded(record: Any) -> FieldFault | None:
@@ -564,10 +499,10 @@ def _is_bounded(record: Any) -> FieldFault | None:
 
 
 BOOK.add(
-    NodeRecord,
+    node.NodeRecord,
     node=NAME,
     incarnation=_WIDE_COUNT,
-    state=member(NodeState),
+    state=member(node.NodeState),
     guid=GUID,
     capacity=BOOK.of(Capacity),
     attributes=BOOK.of(NodeAttributes),
@@ -588,31 +523,31 @@ BOOK.add(
     freezer=text(16),
     forgotten=flag,
 )
-BOOK.add(GangClock, node=NAME, incarnation=_WIDE_COUNT, offset_us=_GANG_TIME)
+BOOK.add(node.GangClock, node=NAME, incarnation=_WIDE_COUNT, offset_us=_GANG_TIME)
 BOOK.add(
-    GangRecord,
+    node.GangRecord,
     _counts_leaves,
     format=_WIDE_COUNT,
     policy=text(255),
-    slot_us=whole(LEAST_QUANTUM_US, MOST_QUANTUM_US),
+    slot_us=whole(node.LEAST_QUANTUM_US, node.MOST_QUANTUM_US),
     origin_us=_GANG_TIME,
     slot=_WIDE_COUNT,
     width=whole(2, 64),
-    leaves=many(row(NAME, whole(1, MOST_LEAVES)), MOST_LEAVES),
-    clock=BOOK.of(GangClock),
+    leaves=many(row(NAME, whole(1, node.MOST_LEAVES)), node.MOST_LEAVES),
+    clock=BOOK.of(node.GangClock),
     queues=many(row(_TREE_NODE, many(row(_WIDE_COUNT, whole(1, 64)), LONG)), LONG),
     front=many(row(_TREE_NODE, _WIDE_COUNT, flag), LONG),
     late=many(row(_WIDE_COUNT, _TREE_NODE, whole(1, 64)), LONG),
     next_round=flag,
-    attempts=many(row(_WIDE_COUNT, whole(1, MOST_ATTEMPTS), _WIDE_COUNT), LONG),
+    attempts=many(row(_WIDE_COUNT, whole(1, block.MOST_ATTEMPTS), _WIDE_COUNT), LONG),
     set_us=_GANG_TIME,
     memory_share=whole(0, 1_000_000),
 )
-BOOK.add(StarterEntry, guid=GUID, nodes=many(NAME, LONG), endpoint=WORD, host=WORD, pid=_PID)
-BOOK.add(SubmitterEntry, guid=GUID, host=WORD, pid=_PID, since_us=SPAN, user=optional(USER, ""))
-BOOK.add(Drain, node=NAME, reason=LINE, user=USER, since_us=SPAN, is_over=flag)
+BOOK.add(node.StarterEntry, guid=GUID, nodes=many(NAME, LONG), endpoint=WORD, host=WORD, pid=_PID)
+BOOK.add(node.SubmitterEntry, guid=GUID, host=WORD, pid=_PID, since_us=SPAN, user=optional(USER, ""))
+BOOK.add(node.Drain, node=NAME, reason=LINE, user=USER, since_us=SPAN, is_over=flag)
 BOOK.add(
-    Trouble,
+    node.Trouble,
     node=NAME,
     incarnation=_WIDE_COUNT,
     kind=text(64),
@@ -622,7 +557,7 @@ BOOK.add(
     refused=mapping(text(255), _WHY, LONG),
 )
 BOOK.add(
-    EpochRecord,
+    node.EpochRecord,
     epoch=_WIDE_COUNT,
     leader=GUID,
     endpoint=WORD,
@@ -634,23 +569,23 @@ BOOK.add(
     protocol=_PROTOCOL,
     metrics=WORD,
 )
-BOOK.add(Meta, cluster_id=GUID, created_us=SPAN, protocol=_PROTOCOL, oldest=_PROTOCOL, store_bound_us=SPAN)
+BOOK.add(node.Meta, cluster_id=GUID, created_us=SPAN, protocol=_PROTOCOL, oldest=_PROTOCOL, store_bound_us=SPAN)
 BOOK.add(
-    InboxOrder,
+    node.InboxOrder,
     _is_bounded,
-    order=member(OrderKind),
+    order=member(node.OrderKind),
     submission=NUMBER,
-    index=whole(-1, MOST_TASKS - 1),
+    index=whole(-1, block.MOST_TASKS - 1),
     reason=WORD,
     detail=LINE,
     signal=whole(0, 64),
     extra=mapping(text(64), WORD, 32),
 )
 BOOK.add(
-    QueueSpec,
+    queue.QueueSpec,
     name=NAME,
     partition=text(255, 1),
-    dispatch=member(Dispatch),
+    dispatch=member(queue.Dispatch),
     policy=WORD,
     state=one_of("open", "closed", "stopped"),
     default_time_us=SPAN,
@@ -659,20 +594,20 @@ BOOK.add(
     max_memory_bytes=_WIDE_COUNT,
     default_memory_bytes=_WIDE_COUNT,
     default_priority=PRIORITY,
-    max_priority=whole(-PRIORITY_RANGE, 1 << 31),
+    max_priority=whole(-block.PRIORITY_RANGE, 1 << 31),
     max_pending_blocks=_WIDE_COUNT,
     rank=whole(-(1 << 31), 1 << 31),
     backfill_pull=flag,
-    order=one_of(FAIR, FIFO),
+    order=one_of(queue.FAIR, queue.FIFO),
     users=many(text(255), LONG),
 )
 _BY_USER = mapping(USER, _WIDE_COUNT, LONG)
-BOOK.add(UserLimits, **dict.fromkeys((bound.name for bound in BOUNDS), _WIDE_COUNT), cores_of=_BY_USER, jobs_of=_BY_USER)
-BOOK.add(CappedUse, cores=_BY_USER, nodes=_BY_USER, jobs=_BY_USER, free=_WIDE_COUNT)
-BOOK.add(PipelineSpec, partition=text(255, 1), document=text(ZNODE_BYTES), name=WORD)
+BOOK.add(queue.UserLimits, **dict.fromkeys((bound.name for bound in queue.BOUNDS), _WIDE_COUNT), cores_of=_BY_USER, jobs_of=_BY_USER)
+BOOK.add(queue.CappedUse, cores=_BY_USER, nodes=_BY_USER, jobs=_BY_USER, free=_WIDE_COUNT)
+BOOK.add(queue.PipelineSpec, partition=text(255, 1), document=text(ZNODE_BYTES), name=WORD)
 BOOK.add(
-    ClusterSettings,
-    queues=many(BOOK.of(QueueSpec), LONG),
+    queue.ClusterSettings,
+    queues=many(BOOK.of(queue.QueueSpec), LONG),
     default_queue=text(64),
     retention_us=SPAN,
     grace_us=SPAN,
@@ -683,17 +618,17 @@ BOOK.add(
     log_retention_us=SPAN,
     history_retention_us=SPAN,
     operators=many(text(255), LONG),
-    pipelines=many(BOOK.of(PipelineSpec), LONG),
+    pipelines=many(BOOK.of(queue.PipelineSpec), LONG),
     barrier_us=SPAN,
-    values=one_of(PRIVATE, SHARED),
-    limits=BOOK.of(UserLimits),
+    values=one_of(queue.PRIVATE, queue.SHARED),
+    limits=BOOK.of(queue.UserLimits),
     extra=mapping(text(1000), text(ZNODE_BYTES), 1000),
     changed_by=optional(USER, ""),
     changed_us=SPAN,
 )
 BOOK.add(
-    StopRequest,
-    kind=member(StopKind),
+    block.StopRequest,
+    kind=member(block.StopKind),
     submission=whole(0, MAX_NUMBER),
     index=_INDEX,
     attempt=_ANY_ATTEMPT,
@@ -709,20 +644,20 @@ BOOK.add(
     hint=_WHY,
 )
 BOOK.add(
-    Invitation,
+    identity.Invitation,
     id=GUID,
     name=USER,
-    role=member(Role),
+    role=member(identity.Role),
     key_id=_KEY_ID,
     expires_us=SPAN,
     sealed=_SEALED,
     redeemed=text(128),
 )
 BOOK.add(
-    Revocation,
+    identity.Revocation,
     key_id=_KEY_ID,
     name=USER,
-    role=member(Role),
+    role=member(identity.Role),
     by=text(255),
     since_us=SPAN,
     reason=LINE,
@@ -730,8 +665,8 @@ BOOK.add(
     before=text(16),
     others=flag,
 )
-BOOK.add(AclRecord, generation=_WIDE_COUNT, roles=mapping(text(64), many(text(255), 16), 32))
-BOOK.add(SealedSecret, generation=_WIDE_COUNT, sealed=_SEALED)
+BOOK.add(identity.AclRecord, generation=_WIDE_COUNT, roles=mapping(text(64), many(text(255), 16), 32))
+BOOK.add(identity.SealedSecret, generation=_WIDE_COUNT, sealed=_SEALED)
 BOOK.add(Pointer, sub=NUMBER, index=whole(0, MAX_NUMBER), n=whole(0, 99_999), by=GUID)
 BOOK.add(Hint, node=NAME, block=text(100, 1), data=blob(ZNODE_BYTES), is_early=flag)
 BOOK.add(Claimed, node=NAME, block=text(100, 1), stage=member(ClaimStage, *ClaimStage))
@@ -743,7 +678,7 @@ BOOK.add(Told, serial=_WIDE_COUNT, submission=NUMBER, number=_WIDE_COUNT)
 
 
 #: Tasks that one ENQUEUE can add.
-_MOST_IN_A_MULTI = MAX_OPS * MAX_TASKS
+_MOST_IN_A_MULTI = MAX_OPS * block.MAX_TASKS
 #: Records of submissions up to this size are cached for a moment (bytes).
 _REMEMBERED_BYTES = 4096
 
@@ -752,10 +687,10 @@ T = TypeVar("T")
 _HINT = "only rmgr's own commands and library write such records; rmgr version"
 #: Decoders of records that are not JSON.
 PACKED: dict[type, Any] = {
-    BlockData: decode_block,
-    Fragment: decode_fragment,
-    FailedRange: decode_failed,
-    KeyedPayload: decode_keyed,
+    block.BlockData: decode_block,
+    block.Fragment: decode_fragment,
+    block.FailedRange: decode_failed,
+    block.KeyedPayload: decode_keyed,
 }
 
 
@@ -793,7 +728,7 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
     return record
 
 
-def submission(data: bytes, number: int) -> Submission:
+def submission(data: bytes, number: int) -> submissions.Submission:
     """Reads the record of submission `number`. Raises: as `decode`, also if the record names another number.
 
     Cost: 15 us for a plain one, 1 us for the same bytes again a moment later: leader and Starter read a record twice.
@@ -801,9 +736,9 @@ def submission(data: bytes, number: int) -> Submission:
     return _remembered(data, number) if len(data) <= _REMEMBERED_BYTES else _submission(data, number)
 
 
-def _submission(data: bytes, number: int) -> Submission:
+def _submission(data: bytes, number: int) -> submissions.Submission:
     where = paths.sub(number)
-    record = decode(data, Submission, where)
+    record = decode(data, submissions.Submission, where)
     if record.id != number:
         raise invalid(where, FieldFault("id", record.id, f"{number}"))
     return record
@@ -813,20 +748,20 @@ def _submission(data: bytes, number: int) -> Submission:
 _remembered = lru_cache(256)(_submission)
 
 
-def tail(found: Stamped, number: int) -> Tail:
+def tail(found: Stamped, number: int) -> submissions.Tail:
     """Reads the tail of submission `number`. Raises: as `decode`, also for more tasks than its number of changes can have added.
 
     One multi adds a bounded number of tasks, so a tail that claims millions must have been written thousands of times.
     """
     where = paths.tail(number)
-    record = decode(found.data, Tail, where)
+    record = decode(found.data, submissions.Tail, where)
     most = (found.stat.version + 1) * _MOST_IN_A_MULTI
     if record.next > most:
         raise invalid(where, FieldFault("next", record.next, f"what {found.stat.version + 1} changes can bring, {most} at most,"))
     return record
 
 
-def check_block(key: BlockKey, data: BlockData, *, where: str = "", pulled: bool = False) -> None:
+def check_block(key: block.BlockKey, data: block.BlockData, *, where: str = "", pulled: bool = False) -> None:
     """Checks that a waiting block's (valid) data fit its name: no task is done, and it has the arguments of all its tasks.
 
     pulled: it waits where Starters take it, so no leader has placed it. Raises InvalidRecord.
@@ -842,11 +777,11 @@ def check_block(key: BlockKey, data: BlockData, *, where: str = "", pulled: bool
     raise invalid(where or paths.block_name(key), fault)
 
 
-def check_failed(failed: FailedRange, submission: Submission, first: int, count: int, *, where: str) -> None:
+def check_failed(failed: block.FailedRange, submission: submissions.Submission, first: int, count: int, *, where: str) -> None:
     """Checks that a (valid) failed range belongs to that submission's work: its queue, and a block for its tasks. Raises InvalidRecord."""
     if failed.queue != submission.queue:
         raise invalid(where, FieldFault("queue", failed.queue, submission.queue))
-    data = decode(failed.block, BlockData, f"{where}: block")
+    data = decode(failed.block, block.BlockData, f"{where}: block")
     if data.payloads and not (data.base <= first and first + count <= data.base + len(data.payloads)):
         raise invalid(
             where, FieldFault("block.payloads", len(data.payloads), f"arguments of all tasks from {first} to {first + count - 1}")
