@@ -43,7 +43,7 @@ from rmgr.sim.papers.paper000 import (
     measure,
     promised_to,
 )
-from rmgr.sim.papers.report import Boxes, PaperCheck, Within
+from rmgr.sim.papers.report import Box, Boxes, PaperCheck, Within
 from rmgr.sim.workload.jobs import SECOND
 
 EXACT = [check for name in ("C0.1", "C0.2", "C0.3", "C0.4", "C0.5") for check in CHECKS[name](Paper000Runs(()))]
@@ -301,4 +301,4 @@ def test_more_small_jobs_are_more_small_jobs_and_the_first_fit_of_the_baseline_i
 def test_figures_2_and_3_are_boxes_by_queue() -> None:
     median, longest = paper000.boxes({PROPOSAL_1: runs({PROPOSAL_1: 3.0}).of(PROPOSAL_1, LOADS[-1])}, "load 1.1")
     assert isinstance(median, Boxes)
-    assert (median.groups, longest.boxes) == ((*QUEUES, ALL), ((PROPOSAL_1, ((3.0, 3.0),) * 7),))
+    assert (median.groups, longest.boxes) == ((*QUEUES, ALL), (Box(PROPOSAL_1, ((3.0, 3.0),) * 7),))

@@ -199,10 +199,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Lines to draw if matplotlib is installed. title: unique; names the file. logarithmic: the y axis.
-
-    figures.json has its fields, from which `rmgr sim plot` draws it.
-    """
+    """Lines to draw if matplotlib is installed. title: unique; names the file. logarithmic: the y axis."""
 
     title: str
     x_label: str
@@ -254,17 +251,8 @@ class PaperReport:
         }
 
     def figures_document(self) -> dict[str, Any]:
-        """Returns figures.json, which `figures_of` reads."""
+        """Returns figures.json, from which `rmgr sim plot` draws them."""
         return {"figures": msgspec.to_builtins(self.figures)}
-
-
-def figures_of(document: Mapping[str, Any]) -> Sequence[Figure | Boxes]:
-    """Returns the figures of figures.json. Raises: KeyError, TypeError; msgspec.ValidationError."""
-    return tuple(map(_figure_of, document["figures"]))
-
-
-def _figure_of(plain: Mapping[str, Any]) -> Figure | Boxes:
-    return msgspec.convert(plain, Boxes) if "boxes" in plain else msgspec.convert(plain, Figure)
 
 
 # -- asked, run, reported -------------------------------------------------------------------------------------------------------

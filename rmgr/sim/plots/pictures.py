@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from rmgr.errors import StateConflict, UsageError
 from rmgr.sim.calls.runs import CALLS, CallRow, read_calls
 from rmgr.sim.papers import report
@@ -38,7 +36,19 @@ from rmgr.sim.plots.canvas import (
 )
 from rmgr.sim.plots.curves import compare_runs, compare_sweep, load, utilisation, waits
 from rmgr.sim.plots.gantt import calls, front, gantt, matrix, matrix_of_live
-from rmgr.sim.plots.reading import JOBS, RESULTS, LiveSlots, Run, SweepResults, TimeWindow, read_json, read_live, read_run, read_sweep
+from rmgr.sim.plots.reading import (
+    JOBS,
+    RESULTS,
+    LiveSlots,
+    Run,
+    SweepResults,
+    TimeWindow,
+    read_figures,
+    read_live,
+    read_report,
+    read_run,
+    read_sweep,
+)
 from rmgr.sim.runs.output import write_file
 
 REPORT, FIGURES = "report.json", "figures.json"
@@ -97,7 +107,7 @@ def read(directories: Iterable[Path]) -> Results:
         elif RESULTS in there or "runs" in there:
             sweeps.append(read_sweep(directory))
         elif REPORT in there:
-            reports.append((_report(directory / REPORT), _figures(directory / FIGURES)))
+            reports.append((read_report(directory / REPORT), read_figures(directory / FIGURES)))
         else:
             message = "holds no results" if there else "is empty"
             raise UsageError(f"{directory} {message}: there is no {JOBS}, {RESULTS}, {REPORT} or {CALLS}", hint=_WRITTEN)
@@ -258,33 +268,6 @@ def _names(runs: Sequence[Run]) -> list[str]:
     if len(set(short)) == len(runs):
         return [f"-{name}" for name in short]
     return [f"-{slug(f'{run.directory.absolute().parent.name} {run.name}')}" for run in runs]
-
-
-def _report(path: Path) -> Mapping[str, Any]:
-    document = read_json(path)
-    tables = document.get("tables")
-    good = isinstance(tables, list) and all(
-        isinstance(table, dict)
-        and isinstance(table.get("title"), str)
-        and isinstance(table.get("columns"), list)
-        and isinstance(table.get("rows"), list)
-        and all(isinstance(name, str) for name in table["columns"])
-        and all(isinstance(row, list) and len(row) == len(table["columns"]) for row in table["rows"])
-        and all(cell is None or isinstance(cell, str | int | float) for row in table["rows"] for cell in row)
-        for table in tables
-    )
-    if not good:
-        raise UsageError(f"{path} holds no report", hint="a directory that rmgr sim paper --out wrote is meant")
-    return document
-
-
-def _figures(path: Path) -> Sequence[report.Figure | report.Boxes]:
-    if not path.exists():
-        return ()
-    try:
-        return report.figures_of(read_json(path))
-    except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise UsageError(f"{path} holds no figures: {error!r}", hint="a directory that rmgr sim paper --out wrote is meant") from error
 
 
 # -- a paper's report: its figures (lines, box plots), and its tables (a panel for each column of numbers) ---------------------

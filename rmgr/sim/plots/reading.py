@@ -1,4 +1,4 @@
-"""Reads results back for drawing: runs, sweeps, slots of a live cluster. An error names file, line and column.
+"""Reads results back for drawing: runs, sweeps, reports of papers, slots of a live cluster. An error names file, line and column.
 
 For a run it reads jobs.csv, spells.csv and schedule.json, for a sweep results.csv and its manifest, for a live cluster the output of
 `rmgr queues --tree --matrix N --json`. Pictures may show a part of a run (`TimeWindow`) and tell runs apart (`labels_of`).
@@ -15,12 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.sched.parameters import parameters_of, read_values
 from rmgr.sched.policies.dqt import Dqt
+from rmgr.sim.papers import report
 from rmgr.sim.plots.canvas import label_of, moment
 
 Floats = NDArray[np.float64]
@@ -292,6 +294,39 @@ def read_live(path: Path) -> list[LiveSlots]:
     if not trees:
         raise UsageError(f"{path}: no partition shared its cores in time", hint="rmgr policy set dqt, submit jobs, then " + _LIVE)
     return [_live(path, at, tree) for at, tree in enumerate(trees)]
+
+
+def read_report(path: Path) -> Mapping[str, Any]:
+    """Reads the report of a paper. Raises: UsageError if its tables are not as long and as wide as they say."""
+    document = read_json(path)
+    tables = document.get("tables")
+    good = isinstance(tables, list) and all(
+        isinstance(table, dict)
+        and isinstance(table.get("title"), str)
+        and isinstance(table.get("columns"), list)
+        and isinstance(table.get("rows"), list)
+        and all(isinstance(name, str) for name in table["columns"])
+        and all(isinstance(row, list) and len(row) == len(table["columns"]) for row in table["rows"])
+        and all(cell is None or isinstance(cell, str | int | float) for row in table["rows"] for cell in row)
+        for table in tables
+    )
+    if not good:
+        raise UsageError(f"{path} holds no report", hint="a directory that rmgr sim paper --out wrote is meant")
+    return document
+
+
+def read_figures(path: Path) -> Sequence[report.Figure | report.Boxes]:
+    """Reads the figures of a report; none if the file does not exist. Raises: UsageError."""
+    if not path.exists():
+        return ()
+    try:
+        return tuple(map(_figure, read_json(path)["figures"]))
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise UsageError(f"{path} holds no figures: {error!r}", hint="a directory that rmgr sim paper --out wrote is meant") from error
+
+
+def _figure(plain: Mapping[str, Any]) -> report.Figure | report.Boxes:
+    return msgspec.convert(plain, report.Boxes) if "boxes" in plain else msgspec.convert(plain, report.Figure)
 
 
 def read_json(path: Path, *, hint: str = _CUT) -> dict[str, Any]:
