@@ -298,8 +298,9 @@ def stop(
         past=(*data.past, past)[-MAX_PAST:],
         stamp=stamp,
     )
-    ops = [Delete(path, version), Create(target, encode_block(again)), *(Delete(paths.inbox(node, guid)) for guid in orders)]
-    return of_node("STOP", node, node_version, *ops, proof=Gone(path)), following
+    done = (Delete(paths.inbox(node, guid)) for guid in orders)
+    waits = Create(target, encode_block(again))
+    return of_node("STOP", node, node_version, Delete(path, version), waits, *done, proof=Gone(path)), following
 
 
 def note(node: str, node_version: int, key: BlockKey, data: BlockData, version: int, *, orders: Sequence[str] = ()) -> Multi:
