@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -71,8 +72,7 @@ def scale(plan: MeasuringPlan) -> list[Row]:
         }
         alone = row("1 Starter", SAME_RUN, what, unit, values[1], ratio=1.0)
         grown = row(f"{many} Starters", SETUP, what, unit, values[many])
-        growth = grown.rate / alone.rate if alone.rate else None
-        rows += [alone, row(f"{many} Starters", SETUP, what, unit, values[many], ratio=growth)]
+        rows += [alone, replace(grown, ratio=grown.rate / alone.rate if alone.rate else None)]
     for count, found in runs.items():
         system = f"{count} Starter{'s' if count > 1 else ''}"
         rows.append(row(system, SETUP, "tasks run, submit to last result", "tasks/s", [used["tasks"] / used["lasted_s"] for used in found]))

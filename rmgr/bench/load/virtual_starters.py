@@ -218,7 +218,7 @@ class VirtualWorker:
 
 
 class Counted:
-    """A coordinator that counts requests: reads by kind, multis by name and outcome."""
+    """A coordinator that counts multis by name and outcome, and lists of children by the part of the tree."""
 
     def __init__(self, inner: ZkCoordinator, counts: Counter[str]) -> None:
         self._inner = inner
@@ -230,37 +230,14 @@ class Counted:
     def commit(self, multi: Multi, **options: Any) -> Future[Outcome]:
         """See `Coordinator`."""
         future = self._inner.commit(multi, **options)
-        future.add_done_callback(lambda done: self._count(f"{multi.name} {type(done.result()).__name__}"))
+        future.add_done_callback(lambda done: self._counts.update([f"{multi.name} {type(done.result()).__name__}"]))
         return future
-
-    def get(self, path: str, **options: Any) -> Future[Any]:
-        """See `Coordinator`."""
-        future = self._inner.get(path, **options)
-        future.add_done_callback(lambda done: self._count(f"get {_kind(path)}" + _absent(done)))
-        return future
-
-    def stat(self, path: str, **options: Any) -> Future[Any]:
-        """See `Coordinator`."""
-        self._count(f"stat {_kind(path)}")
-        return self._inner.stat(path, **options)
 
     def children(self, path: str, **options: Any) -> Future[Any]:
         """See `Coordinator`."""
-        self._count(f"children {_kind(path)}")
+        parts = path.strip("/").split("/")  # of a queue: its name is left out
+        self._counts[f"children queues/{parts[2]}" if parts[0] == "queues" and len(parts) > 2 else f"children {parts[0]}"] += 1
         return self._inner.children(path, **options)
-
-    def _count(self, what: str) -> None:
-        self._counts[what] += 1
-
-
-def _absent(done: Future[Any]) -> str:
-    return ", absent" if done.exception() is None and done.result() is None else ""
-
-
-def _kind(path: str) -> str:
-    """Returns the part of the tree: `queues/pending`, `idle`."""
-    parts = path.strip("/").split("/")
-    return f"queues/{parts[2]}" if parts[0] == "queues" and len(parts) > 2 else parts[0]
 
 
 # -- the process -------------------------------------------------------------------------------------------------------------------
