@@ -33,21 +33,19 @@ from rmgr.bench.jobs import AwaitedEnds
 from rmgr.bench.load import turns
 from rmgr.bench.load.processes import children_of, cpu_s
 from rmgr.bench.measuring import SAME_RUN, MeasuringPlan, Row, connected, over, row, scratch, wait_until, zookeeper_counts
-from rmgr.bench.reality import PARTITION, Played, WorkloadStage, compare, pipeline_with, send, simulated
+from rmgr.bench.reality import PARTITION, Played, WorkloadStage, command_draft, compare, pipeline_with, send, simulated
 from rmgr.client.connection import Connection
-from rmgr.client.specs import Options, draft_of
+from rmgr.client.specs import Options
 from rmgr.client.submission.engine import Engine
 from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable
-from rmgr.model.base.resources import Request
 from rmgr.model.base.units import percentile
 from rmgr.model.cluster.node import Freezer, GangClock, GangRecord, NodeRecord
 from rmgr.model.tasks.block import job_id
-from rmgr.model.tasks.submission import Command, Rigid, Work
-from rmgr.procedures.admission import admit
+from rmgr.model.tasks.submission import Rigid
 from rmgr.sched.capacity.gangs import Carousel, Timetable
 from rmgr.sched.records import Gang
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
@@ -325,18 +323,9 @@ class _Bench:
 
     def _command(self, processes: int, argv: tuple[str, ...]) -> _Job:
         """Submits a job of this command on the first nodes."""
-        draft = replace(
-            draft_of(
-                Options(queue="batch", name="bench"),
-                work=Work.COMMAND,
-                command=Command(argv=argv),
-                user=self._engine.user,
-                rigid=Rigid(processes=processes, nodelist=tuple(self._nodes[:processes])),
-            ),
-            request=Request(time_limit_us=600_000_000),
-        )
+        rigid = Rigid(processes=processes, nodelist=tuple(self._nodes[:processes]))
         ends = AwaitedEnds(1)
-        number = send(self._engine, admit(draft, self._engine.settings(), self._engine.nodes()))
+        number = send(self._engine, command_draft(self._engine, argv, Options(queue="batch", name="bench", time=600), rigid=rigid))
         self._engine.attach(number, ends, own=False, timeout_s=30.0)
         return _Job(number, ends)
 

@@ -38,7 +38,7 @@ import psutil
 
 from rmgr.bench.load.processes import children_of, cpu_s
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, scratch, wait_until, zookeeper_counts
-from rmgr.bench.reality import WorkloadStage, pipeline_with, send
+from rmgr.bench.reality import WorkloadStage, command_draft, pipeline_with, send
 from rmgr.bench.scale import silent
 from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
@@ -56,7 +56,6 @@ from rmgr.model.base.states import State
 from rmgr.model.base.units import percentile
 from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Command, Rigid, Submission, Work
-from rmgr.procedures.admission import admit
 from rmgr.procedures.bootstrap import read_settings
 
 _NODES, _QUEUE = 2, "batch"
@@ -160,18 +159,11 @@ class _Bench:
         cpu["client"] = time.process_time()
         return _Used(cpu, *zookeeper_counts(self._cluster), time.monotonic())
 
-    def _draft(self, command: Command, *, queue: str = _QUEUE, **options: Any) -> Submission:
-        draft = draft_of(
-            Options(queue=queue, name="bench"),
-            work=Work.COMMAND,
-            command=command,
-            user=self._engine.user,
-            **options,
-        )
-        return admit(draft, self._engine.settings(), self._engine.nodes())
+    def _draft(self, *argv: str, queue: str = _QUEUE, **fields: Any) -> Submission:
+        return command_draft(self._engine, argv, Options(queue=queue, name="bench"), **fields)
 
     def _array(self, count: int) -> None:
-        send_tasks(self._engine, self._draft(Command(argv=("/bin/true",)), array=f"1-{count}"), count).wait()
+        send_tasks(self._engine, self._draft("/bin/true", array=f"1-{count}"), count).wait()
 
     def _python(self, count: int) -> None:
         with TaskQueue(no_op, queue=_QUEUE, connection=self._connection) as queue:
@@ -180,7 +172,7 @@ class _Bench:
 
     def _many(self, count: int) -> None:
         ends = AwaitedEnds(count)
-        draft = self._draft(Command(argv=("/bin/true",)))
+        draft = self._draft("/bin/true")
         for _ in range(count):
             self._engine.open(draft, ends, timeout_s=30.0, first=FirstTasks(spec=TaskSpec(), payloads=[b""], complete=True))
         ends.wait()
@@ -209,7 +201,7 @@ class _Bench:
         """Returns the milliseconds to the script's first instruction, and to the last rank's."""
         base = self._directory / f"job-{name}"
         rigid = Rigid(processes=_RANKS, nodes=2)
-        draft = self._draft(Command(argv=("/bin/sh", "-c", _SCRIPT, "sh", str(base))), rigid=rigid)
+        draft = self._draft(*_shell(_SCRIPT, base), rigid=rigid)
         ends = AwaitedEnds(1)
         began_ns = time.time_ns()
         number = send(self._engine, draft)
@@ -229,7 +221,7 @@ class _Bench:
         WorkloadStage(self._connection).use(pipeline_with("gaps", gap_classes(cores)))
         count, found = self._plan.count(_ROUNDS), []
         pulled = _shell(_PULL, self._directory)
-        send_tasks(self._engine, self._draft(pulled, queue="default", array=f"1-{_PULLED}"), _PULLED)
+        send_tasks(self._engine, self._draft(*pulled, queue="default", array=f"1-{_PULLED}"), _PULLED)
         try:
             self._gap(0, nodes, cores)
             rounds = self._plan.rounds("jobs that take over from others")
@@ -244,9 +236,9 @@ class _Bench:
         """Returns one gap, in milliseconds."""
         where = self._directory / f"gap-{number}"
         where.mkdir()
-        send_tasks(self._engine, self._draft(_shell(_ONE, where), array=f"1-{cores}"), cores)
+        send_tasks(self._engine, self._draft(*_shell(_ONE, where), array=f"1-{cores}"), cores)
         wait_until("jobs on all cores", lambda: len(list(where.glob("begun.*"))) == cores, within_s=_GAP_PATIENCE_S)
-        job = send(self._engine, self._draft(_shell(_ALL, where), rigid=Rigid(processes=cores)))
+        job = send(self._engine, self._draft(*_shell(_ALL, where), rigid=Rigid(processes=cores)))
         wait_until("the promise", lambda: all(f"r-{job}.0" in self._holds_on(node) for node in nodes), within_s=_GAP_PATIENCE_S)
         (where / "go").touch()
         wait_until("the job", (where / "ran").exists, within_s=_GAP_PATIENCE_S)
@@ -316,8 +308,8 @@ def gap_classes(cores: int) -> dict[str, object]:
     return {"stage": [{"policy": "connection_reservation"}], "queue": [small, large]}
 
 
-def _shell(script: str, where: Path) -> Command:
-    return Command(argv=("/bin/sh", "-c", script, "sh", str(where)))
+def _shell(script: str, where: Path) -> tuple[str, ...]:
+    return ("/bin/sh", "-c", script, "sh", str(where))
 
 
 # -- passes of a live leader -------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, over, row, scratch
 from rmgr.client.connection import Connection
@@ -34,7 +35,6 @@ from rmgr.client.submission.engine import Engine
 from rmgr.client.submission.packing import Buffer, TaskSpec, block_of
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError, Unavailable
-from rmgr.model.base.resources import Request
 from rmgr.model.base.states import State
 from rmgr.model.base.units import percentile
 from rmgr.model.cluster.queue import PipelineSpec
@@ -366,17 +366,15 @@ class WorkloadStage:
             command = ("/bin/sh", "-c", _SLEEP, "sh", str(round(seconds * 1000)))
         elif naps:
             command = (sys.executable, "-ISc", _NAPS, str(job.run_us // 10_000))
-        draft = replace(
-            draft_of(
-                Options(queue=job.queue or self._queue, name=f"job-{job.number}"),
-                work=Work.COMMAND,
-                command=Command(argv=command),
-                user=self._engine.user,
-                rigid=Rigid(processes=job.processes, checkpoint=checkpoints),
-            ),
-            request=Request(cores=job.threads, time_limit_us=job.estimate_us),
-        )
-        return send(self._engine, admit(draft, self._engine.settings(), self._engine.nodes()))
+        options = Options(queue=job.queue or self._queue, name=f"job-{job.number}", cores=job.threads, time=job.estimate_us / 1e6)
+        rigid = Rigid(processes=job.processes, checkpoint=checkpoints)
+        return send(self._engine, command_draft(self._engine, command, options, rigid=rigid))
+
+
+def command_draft(engine: Engine, argv: Sequence[str], options: Options, **fields: Any) -> Submission:
+    """Returns the submission of a command, as the cluster admits it. fields: of the record, beside the options."""
+    draft = draft_of(options, work=Work.COMMAND, command=Command(argv=tuple(argv)), user=engine.user, **fields)
+    return admit(draft, engine.settings(), engine.nodes())
 
 
 def send(engine: Engine, draft: Submission) -> int:

@@ -16,14 +16,12 @@ from pathlib import Path
 import pytest
 
 from rmgr.bench.measuring import connected
-from rmgr.bench.reality import send
+from rmgr.bench.reality import command_draft, send
 from rmgr.client.connection import Connection
-from rmgr.client.specs import Options, draft_of
+from rmgr.client.specs import Options
 from rmgr.client.submission.engine import Engine
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.base.resources import Request
-from rmgr.model.tasks.submission import Command, Rigid, Work
-from rmgr.procedures.admission import admit
+from rmgr.model.tasks.submission import Rigid
 from rmgr.runtime import machine
 from rmgr.sched.pipeline import pipeline_from
 from rmgr.sim.engine.driver import simulate
@@ -145,15 +143,10 @@ def play(connection: Connection, name: str, directory: Path) -> tuple[list[str],
 def submit(connection: Connection, job: WorkloadJob, queue: str, directory: Path, *, submitted_us: int, moves: bool) -> int:
     engine = connection.submitter
     assert isinstance(engine, Engine)
-    draft = draft_of(
-        Options(queue=queue, name=f"job-{job.number}"),
-        work=Work.COMMAND,
-        command=Command(argv=("/bin/sh", "-c", _JOB, "sh", str(directory), str(job.number))),
-        user=engine.user,
-        rigid=Rigid(processes=job.processes, checkpoint=moves),
-    )
-    draft = replace(draft, request=Request(cores=job.threads, time_limit_us=job.estimate_us), submitted_us=submitted_us)
-    return send(engine, admit(draft, engine.settings(), engine.nodes()))
+    options = Options(queue=queue, name=f"job-{job.number}", cores=job.threads, time=job.estimate_us / 1e6)
+    argv = ("/bin/sh", "-c", _JOB, "sh", str(directory), str(job.number))
+    draft = command_draft(engine, argv, options, rigid=Rigid(processes=job.processes, checkpoint=moves))
+    return send(engine, replace(draft, submitted_us=submitted_us))
 
 
 @pytest.fixture(scope="module")
