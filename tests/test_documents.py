@@ -296,6 +296,8 @@ def multis() -> set[str]:
             called = (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
             if isinstance(node, ast.Call) and called in {"Multi", "set_record", "give_back"}:
                 found |= {str(word.value.value) for word in node.keywords if word.arg == "name" and isinstance(word.value, ast.Constant)}
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and called in {"put", "remove", "of_node"}:
+                found |= {str(name.value) for name in node.args[:1] if isinstance(name, ast.Constant)}
             elif isinstance(node, ast.FunctionDef) and node.name in {"set_record", "give_back"}:
                 defaults = (*node.args.defaults, *node.args.kw_defaults)
                 found |= {d.value for d in defaults if isinstance(d, ast.Constant) and isinstance(d.value, str) and d.value}
