@@ -10,33 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmgr.errors import UsageError
-from rmgr.sim.plots.canvas import (
-    DAY,
-    HOUR,
-    INK,
-    MINUTE,
-    MOST_LINES,
-    PALETTE,
-    Artist,
-    Axes,
-    Figure,
-    FixedLocator,
-    Line2D,
-    MaxNLocator,
-    Patch,
-    PercentFormatter,
-    TimeAxis,
-    clipped,
-    label_of,
-    legend_below,
-    line_style,
-    logarithmic,
-    named,
-    new_figure,
-    set_logarithmic_times,
-    set_time_axis,
-    unit_for,
-)
+from rmgr.sim.plots import canvas
+from rmgr.sim.plots.canvas import Artist, Axes, Figure, TimeAxis
 from rmgr.sim.plots.reading import MEASURES, SCHEDULE, Floats, Run, SweepResults, TimeWindow, labels_of, shared_facts
 
 #: More bars than this cannot be read.
@@ -52,9 +27,9 @@ MOST_STEPS = 3000
 _MOST_BINS = 400
 #: Lengths of bins that read well, in seconds.
 _LENGTHS = (
-    *(m * MINUTE for m in (1, 2, 5, 10, 15, 30)),
-    *(h * HOUR for h in (1, 2, 3, 6, 12)),
-    *(d * DAY for d in (1, 2, 7, 14, 28, 91, 365, 3650)),
+    *(m * canvas.MINUTE for m in (1, 2, 5, 10, 15, 30)),
+    *(h * canvas.HOUR for h in (1, 2, 3, 6, 12)),
+    *(d * canvas.DAY for d in (1, 2, 7, 14, 28, 91, 365, 3650)),
 )
 
 
@@ -97,16 +72,18 @@ def _measure(row: Mapping[str, Any], name: str, where: str) -> float:
 def _bars_figure(bars: Sequence[_Bar], title: str, facts: Sequence[str]) -> Figure:
     if len(bars) > MOST_BARS:
         raise UsageError(f"{len(bars)} bars are too many for one picture", hint=f"at most {MOST_BARS}; for a sweep over loads: --kind load")
-    figure = new_figure(width=9.0 + 0.07 * max(len(clipped(bar.label, _LONGEST)) for bar in bars), height=1.7 + 0.36 * len(bars))
+    figure = canvas.new_figure(
+        width=9.0 + 0.07 * max(len(canvas.clipped(bar.label, _LONGEST)) for bar in bars), height=1.7 + 0.36 * len(bars)
+    )
     panels = figure.subplots(1, 3, sharey=True)
-    unit = unit_for(max(max(bar.values["mean_waiting_time"]) for bar in bars))
+    unit = canvas.unit_for(max(max(bar.values["mean_waiting_time"]) for bar in bars))
     _bar_panel(panels[0], bars, "mean_waiting_time", f"mean wait ({unit.sign})", 1 / unit.seconds)
     _bar_panel(panels[1], bars, "mean_bounded_slowdown", "mean bounded slowdown (tau 10 s)", 1.0)
     _bar_panel(panels[2], bars, "utilisation", "utilisation of the machine", 1.0)
-    panels[0].set_yticks(range(len(bars)), [clipped(bar.label, _LONGEST) for bar in bars])
+    panels[0].set_yticks(range(len(bars)), [canvas.clipped(bar.label, _LONGEST) for bar in bars])
     panels[0].set_ylim(len(bars) - 0.5, -0.5)
     spread = "bars: mean over the seeds, lines: least to most" if any(len(v) > 1 for bar in bars for v in bar.values.values()) else ""
-    named(panels[0], f"Comparison, {title}", *facts, spread)
+    canvas.named(panels[0], f"Comparison, {title}", *facts, spread)
     panels[0].title.set_in_layout(False)
     return figure
 
@@ -114,18 +91,18 @@ def _bars_figure(bars: Sequence[_Bar], title: str, facts: Sequence[str]) -> Figu
 def _bar_panel(axes: Axes, bars: Sequence[_Bar], measure: str, label: str, factor: float) -> None:
     values = [[value * factor for value in bar.values[measure]] for bar in bars]
     means, tops = [fmean(each) for each in values], [max(each) for each in values]
-    axes.barh(range(len(bars)), means, height=0.66, color=PALETTE[0] if measure != "utilisation" else PALETTE[2], alpha=0.75)
+    axes.barh(range(len(bars)), means, height=0.66, color=canvas.PALETTE[0] if measure != "utilisation" else canvas.PALETTE[2], alpha=0.75)
     for at, each in enumerate(values):
         if len(each) > 1:
-            axes.plot([min(each), max(each)], [at, at], color=INK, linewidth=1.2, marker="|", markersize=6, markeredgewidth=1.2)
+            axes.plot([min(each), max(each)], [at, at], color=canvas.INK, linewidth=1.2, marker="|", markersize=6, markeredgewidth=1.2)
         text = _shown(fmean(bars[at].values[measure]), measure)
         axes.annotate(text, (max(means[at], tops[at]), at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_xlim(0, (max(tops) or 1.0) * 1.22)
     if measure == "utilisation":
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.xaxis.set_major_formatter(canvas.PercentFormatter(1.0, decimals=0))
     else:
         axes.xaxis.set_major_formatter("{x:,.10g}")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.xaxis.set_major_locator(canvas.MaxNLocator(nbins=4))
     axes.set_xlabel(label)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
@@ -133,7 +110,7 @@ def _bar_panel(axes: Axes, bars: Sequence[_Bar], measure: str, label: str, facto
 
 def _shown(value: float, measure: str) -> str:
     if measure == "mean_waiting_time":
-        return label_of(value)
+        return canvas.label_of(value)
     if measure == "utilisation":
         return f"{value:.1%}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -151,20 +128,22 @@ def load(sweep: SweepResults) -> Figure:
             hint="rmgr sim sweep --load .7,.8,.9 ...; or --kind compare",
         )
     policies = list(dict.fromkeys(row["policy"] for row in sweep.rows))
-    if len(policies) > MOST_LINES:
-        raise UsageError(f"{len(policies)} policies are too many for one picture", hint=f"at most {MOST_LINES}")
-    figure = new_figure(width=10.0, height=4.8)
+    if len(policies) > canvas.MOST_LINES:
+        raise UsageError(f"{len(policies)} policies are too many for one picture", hint=f"at most {canvas.MOST_LINES}")
+    figure = canvas.new_figure(width=10.0, height=4.8)
     panels = figure.subplots(1, 2)
     waits = [row["mean_waiting_time"] for row in sweep.rows]
-    unit = unit_for(max(waits))
+    unit = canvas.unit_for(max(waits))
     _line_panel(panels[0], sweep, policies, loads, "mean_waiting_time", 1 / unit.seconds)
     handles = _line_panel(panels[1], sweep, policies, loads, "mean_bounded_slowdown", 1.0)
     panels[0].set_ylabel(f"mean wait ({unit.sign})")
     panels[1].set_ylabel("mean bounded slowdown (tau 10 s)")
     several = len({row["seed"] for row in sweep.rows}) > 1
-    named(panels[0], f"Load and wait, {sweep.title}", *sweep.facts, "line: median of the seeds, band: least to most" if several else "")
+    canvas.named(
+        panels[0], f"Load and wait, {sweep.title}", *sweep.facts, "line: median of the seeds, band: least to most" if several else ""
+    )
     panels[0].title.set_in_layout(False)
-    legend_below(figure, handles, policies)
+    canvas.legend_below(figure, handles, policies)
     return figure
 
 
@@ -175,7 +154,7 @@ def _line_panel(axes: Axes, sweep: SweepResults, policies: list[str], loads: lis
     for at, policy in enumerate(policies):
         at_loads = [each for each in loads if (policy, each) in groups]
         values = [[row[measure] * factor for row in groups[policy, each]] for each in at_loads]
-        style = line_style(at)
+        style = canvas.line_style(at)
         handles += axes.plot(at_loads, [median(each) for each in values], marker="o", markersize=4, **style)
         low, high = [min(each) for each in values], [max(each) for each in values]
         axes.fill_between(at_loads, low, high, color=style["color"], alpha=0.13, linewidth=0)
@@ -184,12 +163,12 @@ def _line_panel(axes: Axes, sweep: SweepResults, policies: list[str], loads: lis
         seen += [value for each in values for value in each]
     positive = [value for value in seen if value > 0]
     if positive and len(positive) == len(seen) and max(positive) > _RATIO * min(positive):
-        logarithmic(axes)
+        canvas.logarithmic(axes)
     else:
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:,.10g}")
     if len(loads) <= _MOST_TICKS:
-        axes.xaxis.set_major_locator(FixedLocator(loads))
+        axes.xaxis.set_major_locator(canvas.FixedLocator(loads))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("offered load (share of the machine)")
     return handles
@@ -202,32 +181,34 @@ def waits(runs: Sequence[Run], window: TimeWindow = TimeWindow()) -> Figure:  # 
     count.
     Raises: UsageError for more runs than lines that can be told apart, or for a run of which no job ran.
     """
-    if len(runs) > MOST_LINES:
-        raise UsageError(f"{len(runs)} runs are too many for one picture of waits", hint=f"at most {MOST_LINES}; name fewer directories")
+    if len(runs) > canvas.MOST_LINES:
+        raise UsageError(
+            f"{len(runs)} runs are too many for one picture of waits", hint=f"at most {canvas.MOST_LINES}; name fewer directories"
+        )
     found = [_waits(run, window) for run in runs]
     positive = [waits[waits > 0] for waits in found if (waits > 0).any()]
     low = 10.0 ** np.floor(np.log10(min((waits.min() for waits in positive), default=1.0)))
     high = max((float(waits.max()) for waits in positive), default=10.0) * 1.3
-    figure = new_figure(height=5.2)
+    figure = canvas.new_figure(height=5.2)
     axes = figure.add_subplot()
     handles = []
     for at, times in enumerate(found):
         values, shares = distribution(times)
         x, y = np.concatenate([[low], values[1:], [high * 2]]), np.append(shares, 1.0)
-        handles += axes.step(x, y, where="post", **line_style(at))
-    set_logarithmic_times(axes, low, high)
+        handles += axes.step(x, y, where="post", **canvas.line_style(at))
+    canvas.set_logarithmic_times(axes, low, high)
     axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.yaxis.set_major_formatter(canvas.PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("wait (logarithmic; at the left edge: no wait)")
     axes.set_ylabel("jobs that wait no longer")
     title, facts = shared_facts(runs)
     message = "" if window.is_whole else f"submitted {window.told(runs[0])}"
-    named(axes, f"Wait times, {title}", *facts, message)
+    canvas.named(axes, f"Wait times, {title}", *facts, message)
     legend = [
-        f"{label}: mean {label_of(times.mean())}, {np.count_nonzero(times == 0) / len(times):.0%} do not wait"
+        f"{label}: mean {canvas.label_of(times.mean())}, {np.count_nonzero(times == 0) / len(times):.0%} do not wait"
         for label, times in zip(labels_of(runs), found, strict=True)
     ]
-    legend_below(figure, handles, legend)
+    canvas.legend_below(figure, handles, legend)
     return figure
 
 
@@ -265,27 +246,29 @@ def utilisation(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa:
     used = Steps(used.time, used.value / run.processors)
     many = max(len(cut(curve, start, end).time) for curve in (used, queue)) > MOST_STEPS
     length = bin_length(end - start) if many else 0.0
-    figure = new_figure(height=5.5)
+    figure = canvas.new_figure(height=5.5)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1, 1])
-    axis = set_time_axis(below, start, end)
-    for axes, curve, colour in ((above, used, PALETTE[0]), (below, queue, PALETTE[1])):
+    axis = canvas.set_time_axis(below, start, end)
+    for axes, curve, colour in ((above, used, canvas.PALETTE[0]), (below, queue, canvas.PALETTE[1])):
         _draw(axes, curve, (start, end), axis, length, colour)
     above.set_ylim(0, 1.02)
     above.set_ylabel("processors in use")
-    above.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    above.yaxis.set_major_formatter(canvas.PercentFormatter(1.0, decimals=0))
     below.set_ylim(bottom=0)
     if below.get_ylim()[1] < 1:
         below.set_ylim(0, 1)
     below.set_ylabel("jobs waiting")
-    below.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
+    below.yaxis.set_major_locator(canvas.MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
     below.yaxis.set_major_formatter("{x:,.0f}")
     share = cut(used, start, end)
     mean = float((share.value[:-1] * (share.time[1:] - share.time[:-1])).sum() / (end - start))
-    above.axhline(mean, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
-    named(above, f"Utilisation and queue, {run.title}", *run.facts, window.told(run), f"mean utilisation {mean:.1%} (dashed)")
+    above.axhline(mean, color=canvas.INK, linewidth=0.9, linestyle=(0, (4, 2)))
+    canvas.named(above, f"Utilisation and queue, {run.title}", *run.facts, window.told(run), f"mean utilisation {mean:.1%} (dashed)")
     if many:
-        told = [f"mean of {label_of(length)}", f"least to most within {label_of(length)}"]
-        legend_below(figure, [Line2D([], [], color="#444444", linewidth=1.2), Patch(color="#444444", alpha=0.22, linewidth=0)], told)
+        told = [f"mean of {canvas.label_of(length)}", f"least to most within {canvas.label_of(length)}"]
+        canvas.legend_below(
+            figure, [canvas.Line2D([], [], color="#444444", linewidth=1.2), canvas.Patch(color="#444444", alpha=0.22, linewidth=0)], told
+        )
     return figure
 
 

@@ -15,28 +15,8 @@ from numpy.typing import NDArray
 from rmgr.errors import UsageError
 from rmgr.sched.tree.shape import Tree
 from rmgr.sim.calls.runs import CallRow
-from rmgr.sim.plots.canvas import (
-    EDGES,
-    FILLS,
-    INK,
-    PALE,
-    PALETTE,
-    Axes,
-    Figure,
-    Line2D,
-    MaxNLocator,
-    MultipleLocator,
-    Normalize,
-    Patch,
-    PolyCollection,
-    TimeAxis,
-    label_of,
-    legend_below,
-    line_style,
-    named,
-    new_figure,
-    set_time_axis,
-)
+from rmgr.sim.plots import canvas
+from rmgr.sim.plots.canvas import Axes, Figure, TimeAxis
 from rmgr.sim.plots.reading import SPELLS, Floats, Integers, LiveSlots, QueueTree, Run, TimeWindow, counted
 
 #: More rectangles than this are drawn as an image, since each would be thinner than a dot.
@@ -58,7 +38,7 @@ MOST_FRONTS = 7
 _STEP = 0.085
 #: Largest number of tracks in which overlapping bars of one lane are drawn.
 _TRACKS = 8
-_MOST_CLIENTS = len(PALETTE)
+_MOST_CLIENTS = len(canvas.PALETTE)
 
 
 def gantt(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
@@ -70,24 +50,24 @@ def gantt(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 
     start, end = window.of(run)
     chosen = window.spells(run)
     owners, first, last = run.spells.rectangles(chosen)
-    figure = new_figure()
+    figure = canvas.new_figure()
     axes = figure.add_subplot()
-    axis = set_time_axis(axes, start, end)
+    axis = canvas.set_time_axis(axes, start, end)
     axes.set_ylim(0, run.processors)
     axes.set_ylabel("processor")
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=9, integer=True, steps=[1, 2, 2.5, 4, 5, 10]))
+    axes.yaxis.set_major_locator(canvas.MaxNLocator(nbins=9, integer=True, steps=[1, 2, 2.5, 4, 5, 10]))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.grid(visible=False)
     jobs = len(np.unique(run.spells.job[chosen]))
     shown = "" if window.is_whole else f"{window.told(run)}: {counted(jobs, 'job')}"
     if len(owners) <= MOST_RECTANGLES:
-        named(axes, f"Schedule of {run.title}", *run.facts, shown)
+        canvas.named(axes, f"Schedule of {run.title}", *run.facts, shown)
         _rectangles(figure, axes, run, axis, (owners, first, last))
     else:
         width = _image(figure, axes, run, axis, (start, end), (owners, first, last))
         several = len(np.intersect1d(_in_several(run), run.spells.job[chosen]))
         stretches = f"{several:,} of them in several stretches" if several else ""
-        named(axes, f"Processors in use, {run.title}", *run.facts, shown, stretches, f"a dot is {width}")
+        canvas.named(axes, f"Processors in use, {run.title}", *run.facts, shown, stretches, f"a dot is {width}")
     return figure
 
 
@@ -99,19 +79,23 @@ def _rectangles(figure: Figure, axes: Axes, run: Run, axis: TimeAxis, ranges: _R
     )
     places = run.spells.job[owners]
     several = np.isin(places, _in_several(run))
-    fills, edges = (np.array(colours)[run.numbers[places] % len(colours)] for colours in (FILLS, EDGES))
+    fills, edges = (np.array(colours)[run.numbers[places] % len(colours)] for colours in (canvas.FILLS, canvas.EDGES))
     line = 0.4 if len(owners) <= 1000 else 0.25
     for chosen, hatch in ((~several, None), (several, "////")):
         if chosen.any():
             axes.add_collection(
-                PolyCollection(list(corners[chosen]), facecolors=fills[chosen], edgecolors=edges[chosen], linewidths=line, hatch=hatch),
+                canvas.PolyCollection(
+                    list(corners[chosen]), facecolors=fills[chosen], edgecolors=edges[chosen], linewidths=line, hatch=hatch
+                ),
                 autolim=False,
             )
     _numbers(axes, run, places, corners, np.where(several, fills, "none"))
     if several.any():
         _arrows(axes, run, axis)
-        legend_below(
-            figure, [Patch(facecolor="white", edgecolor=INK, hatch="////")], ["job that ran in several stretches, joined by a line"]
+        canvas.legend_below(
+            figure,
+            [canvas.Patch(facecolor="white", edgecolor=canvas.INK, hatch="////")],
+            ["job that ran in several stretches, joined by a line"],
         )
 
 
@@ -147,7 +131,7 @@ def _arrows(axes: Axes, run: Run, axis: TimeAxis) -> None:
         return
     for at in before.tolist():
         (x0, y0), (x1, y1) = ((spells.end[at], _middle(run, at)), (spells.start[at + 1], _middle(run, at + 1)))
-        axes.plot([axis.at(x0), axis.at(x1)], [y0, y1], color=INK, linewidth=0.7, linestyle=(0, (2, 1)), clip_on=True)
+        axes.plot([axis.at(x0), axis.at(x1)], [y0, y1], color=canvas.INK, linewidth=0.7, linestyle=(0, (2, 1)), clip_on=True)
 
 
 def _middle(run: Run, spell: int) -> float:
@@ -170,12 +154,19 @@ def _image(figure: Figure, axes: Axes, run: Run, axis: TimeAxis, span: tuple[flo
     )
     extent = (axis.at(start), axis.at(end), 0, run.processors)
     image = axes.imshow(
-        used, aspect="auto", origin="lower", extent=extent, interpolation="nearest", cmap="Blues", norm=Normalize(0, 1), rasterized=True
+        used,
+        aspect="auto",
+        origin="lower",
+        extent=extent,
+        interpolation="nearest",
+        cmap="Blues",
+        norm=canvas.Normalize(0, 1),
+        rasterized=True,
     )
     bar = figure.colorbar(image, ax=axes, label="share of the dot in use", pad=0.015, aspect=35)
     bar.outline.set_visible(False)
     each = "1 processor" if rows == run.processors else f"{run.processors / rows:.3g} processors"
-    return f"{each} x {label_of((end - start) / _BINS)}"
+    return f"{each} x {canvas.label_of((end - start) / _BINS)}"
 
 
 def occupancy(left: Floats, right: Floats, low: Floats, high: Floats, *, bins: int, rows: int) -> Floats:
@@ -258,8 +249,8 @@ def matrix(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008
     axes.set_xlabel("core")
     message = f"slot of {slots.quantum:g} s"  # slots of different partitions begin at different instants
     axes.set_ylabel(message if len(run.trees) == 1 else f"beginnings of slots, in order ({message})")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
-    named(axes, f"Slots of {run.title}", *run.facts, f"from {slots.start[0]:g} s" if len(slots.start) else "")
+    axes.xaxis.set_major_locator(canvas.MaxNLocator(nbins=9, integer=True))
+    canvas.named(axes, f"Slots of {run.title}", *run.facts, f"from {slots.start[0]:g} s" if len(slots.start) else "")
     return figure
 
 
@@ -287,10 +278,10 @@ def matrix_of_live(live: LiveSlots) -> Figure:
         axes.set_xlabel("node")
     else:
         axes.set_xlabel("core")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
+        axes.xaxis.set_major_locator(canvas.MaxNLocator(nbins=9, integer=True))
     cut = f"the first {len(shown)} of {len(live.rows)} slots" if len(shown) < len(live.rows) else counted(len(shown), "slot")
     facts = (counted(len(jobs), "job"), counted(live.cores, "core"), f"generation {live.generation}", cut)
-    named(axes, f"Slots of partition {live.partition} under {live.policy}", *facts)
+    canvas.named(axes, f"Slots of partition {live.partition} under {live.policy}", *facts)
     return figure
 
 
@@ -323,14 +314,14 @@ def _drawn(
             (left, top), _, (right, _), _ = corners[known]
             corners[known] = [(left, top), (left, at + 1), (right, at + 1), (right, top)]
             open_[place, low, high] = known
-    figure = new_figure(height=min(2.0 + 0.22 * len(rows), 9.0))
+    figure = canvas.new_figure(height=min(2.0 + 0.22 * len(rows), 9.0))
     axes = figure.add_subplot()
     chosen = np.array([colours[place] for place in places], dtype=np.int64)
-    fills, edges = (np.array(of)[chosen % len(of)] for of in (FILLS, EDGES))
-    axes.add_collection(PolyCollection(corners, facecolors=fills, edgecolors=edges, linewidths=0.4), autolim=False)
+    fills, edges = (np.array(of)[chosen % len(of)] for of in (canvas.FILLS, canvas.EDGES))
+    axes.add_collection(canvas.PolyCollection(corners, facecolors=fills, edgecolors=edges, linewidths=0.4), autolim=False)
     axes.set_xlim(0, processors)
     axes.set_ylim(first + len(rows), first)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    axes.yaxis.set_major_locator(canvas.MaxNLocator(nbins=12, integer=True))
     axes.ticklabel_format(axis="y", useOffset=False, style="plain")
     axes.grid(visible=False)
     wide, tall = 7.5 * 72 / processors, (figure.get_figheight() - 1.2) * 72 / max(len(rows), 1)
@@ -348,29 +339,29 @@ def front(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 
     found = {place: _home(trees, first, last) for place, (first, last) in reaches(slots.rows).items()}
     homes = {place: home for place, home in found.items() if home is not None}
     height = max(leaves.tree.height for leaves in trees)
-    figure = new_figure(height=1.8 + 0.75 * (height + 1))
+    figure = canvas.new_figure(height=1.8 + 0.75 * (height + 1))
     axes = figure.add_subplot()
     for at, leaves in enumerate(trees):
         _draw_tree(axes, leaves, {node: _told(run, homes, (at, node)) for node in range(leaves.tree.nodes)})
     handles, labels = [], []
     for step, row in enumerate(slots.rows):
-        style = line_style(step)
+        style = canvas.line_style(step)
         for place in dict.fromkeys(place for place, _, _ in row if place in homes):
             at, node = homes[place]
             y = trees[at].tree.depth[node] - 0.2 + _STEP * step
             for low, high in trees[at].spans(node):
                 axes.plot([low + 0.1, high - 0.1], [y, y], linewidth=2.2, solid_capstyle="butt", **style)
-        handles.append(Line2D([], [], linewidth=2.2, **style))
+        handles.append(canvas.Line2D([], [], linewidth=2.2, **style))
         labels.append(f"{slots.start[step]:g} s")
     axes.set_xlim(0, run.processors)
     axes.set_ylim(height + 0.6, -0.75)
     axes.set_xlabel("core")
     axes.set_ylabel("level of the tree")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
-    axes.yaxis.set_major_locator(MultipleLocator(1))
+    axes.xaxis.set_major_locator(canvas.MaxNLocator(nbins=9, integer=True))
+    axes.yaxis.set_major_locator(canvas.MultipleLocator(1))
     axes.grid(visible=False)
-    legend_below(figure, handles, labels, title="the front in the slot that begins at")
-    named(axes, f"Front of {run.title}", *run.facts, "grey: nodes of the tree, with their jobs that run in these slots")
+    canvas.legend_below(figure, handles, labels, title="the front in the slot that begins at")
+    canvas.named(axes, f"Front of {run.title}", *run.facts, "grey: nodes of the tree, with their jobs that run in these slots")
     return figure
 
 
@@ -442,10 +433,10 @@ def _draw_tree(axes: Axes, leaves: Leaves, jobs: Mapping[int, str]) -> None:
             continue
         depth = leaves.tree.depth[node]
         for low, high in spans:
-            axes.plot([low + 0.08, high - 0.08], [depth - 0.3] * 2, color=PALE, linewidth=1.2, solid_capstyle="butt")
+            axes.plot([low + 0.08, high - 0.08], [depth - 0.3] * 2, color=canvas.PALE, linewidth=1.2, solid_capstyle="butt")
         text = f"{leaves.name}: {told}".rstrip(": ") if node == 0 and leaves.name else told
         if text:
-            axes.text((spans[0][0] + spans[-1][1]) / 2, depth - 0.33, text, fontsize=6, ha="center", va="bottom", color=INK)
+            axes.text((spans[0][0] + spans[-1][1]) / 2, depth - 0.33, text, fontsize=6, ha="center", va="bottom", color=canvas.INK)
 
 
 # -- lanes of calls: when calls were transferred and computed, on each server and each of its links ----------------------------
@@ -467,7 +458,7 @@ def calls(rows: Sequence[CallRow]) -> Figure:
     if not rows:
         raise UsageError("there are no calls to draw", hint="rmgr sim calls ... --out DIR")
     clients = sorted({row.client for row in rows}, key=lambda name: (len(name), name))
-    colours = {client: PALETTE[at % _MOST_CLIENTS] for at, client in enumerate(clients)}
+    colours = {client: canvas.PALETTE[at % _MOST_CLIENTS] for at, client in enumerate(clients)}
     lanes: list[tuple[str, list[_Bar]]] = []
     for server in sorted({row.server for row in rows}):
         mine = [row for row in rows if row.server == server]
@@ -475,9 +466,9 @@ def calls(rows: Sequence[CallRow]) -> Figure:
         for client in (name for name in clients if any(row.client == name for row in mine)):
             bars = [_Bar(client, row.sent_s, row.arrived_s) for row in mine if row.client == client]
             lanes.append((f"{server}: link of {client}", bars))
-    figure = new_figure(height=max(3.0, 0.34 * len(lanes) + 1.4))
+    figure = canvas.new_figure(height=max(3.0, 0.34 * len(lanes) + 1.4))
     axes = figure.add_subplot()
-    axis = set_time_axis(axes, 0.0, max(row.ended_s for row in rows))
+    axis = canvas.set_time_axis(axes, 0.0, max(row.ended_s for row in rows))
     axes.set_xlabel(axes.get_xlabel().replace("the first submit", "the beginning"))
     for at, (_, bars) in enumerate(lanes):
         tracks = _tracks(bars)
@@ -498,8 +489,8 @@ def calls(rows: Sequence[CallRow]) -> Figure:
     axes.grid(visible=False, axis="y")
     first = rows[0]
     mean = sum(row.ended_s - row.issued_s for row in rows) / len(rows)
-    named(axes, f"Calls under {first.policy}, case {first.case}", f"seed {first.seed}", f"{len(rows)} calls", f"mean {mean:.2f} s")
-    legend_below(figure, [Patch(color=colours[client]) for client in clients[:_MOST_CLIENTS]], clients[:_MOST_CLIENTS])
+    canvas.named(axes, f"Calls under {first.policy}, case {first.case}", f"seed {first.seed}", f"{len(rows)} calls", f"mean {mean:.2f} s")
+    canvas.legend_below(figure, [canvas.Patch(color=colours[client]) for client in clients[:_MOST_CLIENTS]], clients[:_MOST_CLIENTS])
     return figure
 
 

@@ -17,25 +17,8 @@ from rmgr.errors import StateConflict, UsageError
 from rmgr.sim.calls.runs import CALLS, CallRow, read_calls
 from rmgr.sim.papers import report
 from rmgr.sim.papers.report import slug
-from rmgr.sim.plots.canvas import (
-    INK,
-    MOST_LINES,
-    PALETTE,
-    Artist,
-    Axes,
-    Figure,
-    MaxNLocator,
-    clipped,
-    encoded,
-    legend_below,
-    line_style,
-    logarithmic,
-    named,
-    new_figure,
-    styled,
-)
-from rmgr.sim.plots.curves import compare_runs, compare_sweep, load, utilisation, waits
-from rmgr.sim.plots.gantt import calls, front, gantt, matrix, matrix_of_live
+from rmgr.sim.plots import canvas, curves, gantt
+from rmgr.sim.plots.canvas import Artist, Axes, Figure
 from rmgr.sim.plots.reading import (
     JOBS,
     RESULTS,
@@ -142,23 +125,23 @@ def pictures(results: Results, kinds: Sequence[str] = (), window: TimeWindow = T
         raise UsageError("--from and --to cut single runs, as gantt and utilisation show them", hint="leave them away, or name --kind")
     if results.live and not window.is_whole:
         raise UsageError("--from and --to cut single runs, not slots of a live cluster", hint="leave them away")
-    for name, draw in (("gantt", gantt), ("utilisation", utilisation), ("matrix", matrix), ("front", front)):
+    for name, draw in (("gantt", gantt.gantt), ("utilisation", curves.utilisation), ("matrix", gantt.matrix), ("front", gantt.front)):
         if name in wanted:
             made += [Picture(name + end, partial(draw, run, window)) for end, run in zip(names, runs, strict=True)]
     for path, slots in results.live if "matrix" in wanted else ():
         ends = [path.stem] * (len({path for path, _ in results.live}) > 1 or bool(runs)) + [slots.partition] * (len(results.live) > 1)
-        made.append(Picture("-".join(["matrix", *map(slug, ends)]), partial(matrix_of_live, slots)))
+        made.append(Picture("-".join(["matrix", *map(slug, ends)]), partial(gantt.matrix_of_live, slots)))
     if "waits" in wanted:
-        made.append(Picture("waits", partial(waits, runs, window)))
+        made.append(Picture("waits", partial(curves.waits, runs, window)))
     if "compare" in wanted and runs:
-        made.append(Picture("compare", partial(compare_runs, runs)))
+        made.append(Picture("compare", partial(curves.compare_runs, runs)))
     for at, sweep in enumerate(results.sweeps):
         end = f"-{slug(sweep.path.absolute().parent.name)}" if len(results.sweeps) > 1 or runs else ""
         end += f"-{at + 1}" if end in {f"-{slug(s.path.absolute().parent.name)}" for s in results.sweeps[:at]} else ""
         if "load" in wanted and (kinds or len(sweep.loads) > 1):
-            made.append(Picture(f"load{end}", partial(load, sweep)))
+            made.append(Picture(f"load{end}", partial(curves.load, sweep)))
         if "compare" in wanted and (kinds or len(sweep.loads) == 1):
-            made.append(Picture(f"compare{end}", partial(compare_sweep, sweep)))
+            made.append(Picture(f"compare{end}", partial(curves.compare_sweep, sweep)))
     for document, shown in results.reports:
         paper = str(document.get("paper", ""))
         if "tables" in wanted:
@@ -195,9 +178,9 @@ def draw(made: Sequence[Picture], out: Path, forms: Sequence[str] = ("png",), *,
         raise UsageError(f"{out.absolute().parent} is no directory", hint=f"create it first: mkdir -p {out.absolute().parent}")
     contents: dict[Path, bytes] = {}
     for picture in made:
-        with styled():
+        with canvas.styled():
             figure = picture.draw()
-            contents |= {files[picture.name, form]: encoded(figure, form) for form in forms}
+            contents |= {files[picture.name, form]: canvas.encoded(figure, form) for form in forms}
     try:
         out.mkdir(exist_ok=True)
     except OSError as error:
@@ -209,9 +192,7 @@ def draw(made: Sequence[Picture], out: Path, forms: Sequence[str] = ("png",), *,
 
 def figures(shown: Sequence[report.Figure | report.Boxes]) -> list[Picture]:
     """Returns a report's figures as pictures named after their titles, for `draw`."""
-    return [
-        Picture(slug(each.title), partial(boxes, each) if isinstance(each, report.Boxes) else partial(lines, each)) for each in shown
-    ]
+    return [Picture(slug(each.title), partial(boxes, each) if isinstance(each, report.Boxes) else partial(lines, each)) for each in shown]
 
 
 def _lanes(rows: Sequence[CallRow]) -> list[Picture]:
@@ -221,7 +202,7 @@ def _lanes(rows: Sequence[CallRow]) -> list[Picture]:
         group = groups.setdefault((row.policy, row.case), [])
         if not group or group[0].seed == row.seed:
             group.append(row)
-    return [Picture(f"calls-{slug(f'{case} {policy}')}", partial(calls, group)) for (policy, case), group in groups.items()]
+    return [Picture(f"calls-{slug(f'{case} {policy}')}", partial(gantt.calls, group)) for (policy, case), group in groups.items()]
 
 
 # -- parts ---------------------------------------------------------------------------------------------------------------------
@@ -276,14 +257,14 @@ def _names(runs: Sequence[Run]) -> list[str]:
 def lines(shown: report.Figure) -> Figure:
     """Draws lines with the range over the seeds. Raises: UsageError for more lines than can be told apart, or if no line has a point."""
     drawn = [(line.name, line.points) for line in shown.lines if line.points]
-    if not 0 < len(drawn) <= MOST_LINES:
-        raise UsageError(f"figure {shown.title!r} has {len(drawn)} lines", hint=f"from 1 to {MOST_LINES} can be drawn")
-    figure = new_figure(width=8.0, height=5.0)
+    if not 0 < len(drawn) <= canvas.MOST_LINES:
+        raise UsageError(f"figure {shown.title!r} has {len(drawn)} lines", hint=f"from 1 to {canvas.MOST_LINES} can be drawn")
+    figure = canvas.new_figure(width=8.0, height=5.0)
     axes = figure.add_subplot()
     handles: list[Artist] = []
     with_range = False
     for at, (_, points) in enumerate(drawn):
-        style = line_style(at)
+        style = canvas.line_style(at)
         places = [point.x for point in points]
         handles += axes.plot(places, [point.y for point in points], marker="o", markersize=4, **style)
         if any(point.low < point.high for point in points):
@@ -293,7 +274,7 @@ def lines(shown: report.Figure) -> Figure:
             )
     least, most = (each(value for _, points in drawn for point in points for value in point[1:]) for each in (min, max))
     if shown.logarithmic:
-        logarithmic(axes)
+        canvas.logarithmic(axes)
     elif 0 <= least < most / 2:
         axes.set_ylim(bottom=0.0)
     if min(point.x for _, points in drawn for point in points) >= 0:
@@ -302,8 +283,8 @@ def lines(shown: report.Figure) -> Figure:
     axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.set_xlabel(shown.x_label)
     axes.set_ylabel("\n".join(textwrap.wrap(shown.y_label, 50)))
-    named(axes, shown.title, "line: mean of the seeds, band: least to most" if with_range else "")
-    legend_below(figure, handles, [name for name, _ in drawn])
+    canvas.named(axes, shown.title, "line: mean of the seeds, band: least to most" if with_range else "")
+    canvas.legend_below(figure, handles, [name for name, _ in drawn])
     return figure
 
 
@@ -313,14 +294,16 @@ def boxes(shown: report.Boxes) -> Figure:
     Raises: UsageError for too many boxes.
     """
     count = len(shown.boxes)
-    if not 0 < count <= MOST_LINES or not shown.groups:
-        raise UsageError(f"figure {shown.title!r} has {count} boxes in {len(shown.groups)} groups", hint=f"from 1 to {MOST_LINES} fit")
-    figure = new_figure(width=8.0, height=5.0)
+    if not 0 < count <= canvas.MOST_LINES or not shown.groups:
+        raise UsageError(
+            f"figure {shown.title!r} has {count} boxes in {len(shown.groups)} groups", hint=f"from 1 to {canvas.MOST_LINES} fit"
+        )
+    figure = canvas.new_figure(width=8.0, height=5.0)
     axes = figure.add_subplot()
     handles: list[Artist] = []
     width = 0.8 / count
     for at, box in enumerate(shown.boxes):
-        colour = line_style(at)["color"]
+        colour = canvas.line_style(at)["color"]
         places = [group + (at - (count - 1) / 2) * width for group in range(len(box.values))]
         drawn = axes.boxplot(
             [list(values) for values in box.values],
@@ -340,8 +323,8 @@ def boxes(shown: report.Boxes) -> Figure:
     axes.set_xticks(range(len(shown.groups)), shown.groups)
     axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.set_ylabel("\n".join(textwrap.wrap(shown.y_label, 50)))
-    named(axes, shown.title, "box: quartiles of the seeds, whiskers: least to most")
-    legend_below(figure, handles, [box.name for box in shown.boxes])
+    canvas.named(axes, shown.title, "box: quartiles of the seeds, whiskers: least to most")
+    canvas.legend_below(figure, handles, [box.name for box in shown.boxes])
     return figure
 
 
@@ -354,7 +337,7 @@ def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
     columns = 2 if len(panels) == 4 else min(len(panels), _PANELS_A_ROW)
     rows = math.ceil(len(panels) / columns)
     height = 3.3 if by_number else 1.0 + 0.3 * len(groups)
-    figure = new_figure(width=max(3.6 * columns, 6.0), height=rows * height + 0.9)
+    figure = canvas.new_figure(width=max(3.6 * columns, 6.0), height=rows * height + 0.9)
     grid = figure.subplots(rows, columns, squeeze=False, sharey=not by_number)
     handles: list[Artist] = []
     spreads = {name: at for at, name in enumerate(table["columns"]) if name.endswith(_SPREAD)}
@@ -372,13 +355,13 @@ def draw_table(table: Mapping[str, Any], *, paper: str = "") -> Figure:
         grid[spare // columns][spare % columns].set_axis_off()
     if not by_number:
         for line in grid:
-            line[0].set_yticks(range(len(groups)), [clipped(name, 48) for name in groups])
+            line[0].set_yticks(range(len(groups)), [canvas.clipped(name, 48) for name in groups])
             line[0].set_ylim(len(groups) - 0.5, -0.5)
     message = "lines across: standard deviation" if any(name + _SPREAD in spreads for _, name in panels) else ""
-    named(grid[0][0], table["title"], f"paper {paper}" if paper else "", message)
+    canvas.named(grid[0][0], table["title"], f"paper {paper}" if paper else "", message)
     grid[0][0].title.set_in_layout(False)
     if by_number and len(groups) > 1:
-        legend_below(figure, handles, list(groups))
+        canvas.legend_below(figure, handles, list(groups))
     return figure
 
 
@@ -404,7 +387,7 @@ def _parts(table: Mapping[str, Any]) -> tuple[bool, list[tuple[int, str]], dict[
     for row in rows:
         said = [f"{columns[at]} {row[at]:g}" if kinds[at] else str(row[at]) for at in words if row[at] not in {None, ""}]
         groups.setdefault(", ".join(said), []).append(row)
-    most = MOST_LINES if by_number else _MOST_ROWS
+    most = canvas.MOST_LINES if by_number else _MOST_ROWS
     if not (0 < len(panels) <= _MOST_PANELS and 0 < len(groups) <= most):
         message = f"{len(panels)} columns of numbers and {len(groups)} rows or lines"
         raise UsageError(f"table {table['title']!r} cannot be drawn: {message}", hint=f"at most {_MOST_PANELS} and {most}")
@@ -419,12 +402,12 @@ def _line_panel(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: in
     handles: list[Artist] = []
     for at, rows in enumerate(groups.values()):
         points = sorted((row[0], row[place], _spread(row, spread)) for row in rows if row[0] is not None and row[place] is not None)
-        style = line_style(at)
+        style = canvas.line_style(at)
         handles += axes.plot([x for x, _, _ in points], [y for _, y, _ in points], marker="o", markersize=3.5, **style)
         for x, y, sd in points:
             if sd:
                 axes.plot([x, x], [y - sd, y + sd], color=style["color"], linewidth=0.8, marker="_", markersize=5)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.set_major_locator(canvas.MaxNLocator(nbins=5))
     axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.yaxis.set_major_formatter("{x:,.10g}")
     if axes.get_ylim()[0] > 0:
@@ -436,16 +419,18 @@ def _bar_panel(axes: Axes, groups: Mapping[str, list[Sequence[Any]]], place: int
     shown = [next((row for row in rows if row[place] is not None), rows[0]) for rows in groups.values()]
     values, spreads = [row[place] for row in shown], [_spread(row, spread) for row in shown]
     drawn = [value or 0.0 for value in values]
-    axes.barh(range(len(drawn)), drawn, height=0.66, color=PALETTE[0], alpha=0.75)
+    axes.barh(range(len(drawn)), drawn, height=0.66, color=canvas.PALETTE[0], alpha=0.75)
     for at, value in enumerate(values):
         text = "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
         top = max(drawn[at] + spreads[at], 0.0)
         axes.annotate(text, (top, at), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
         if spreads[at]:
-            axes.plot([drawn[at] - spreads[at], drawn[at] + spreads[at]], [at, at], color=INK, linewidth=1.0, marker="|", markersize=5)
+            axes.plot(
+                [drawn[at] - spreads[at], drawn[at] + spreads[at]], [at, at], color=canvas.INK, linewidth=1.0, marker="|", markersize=5
+            )
     low, high = min(0.0, *drawn), max(0.0, *(value + sd for value, sd in zip(drawn, spreads, strict=True)))
     axes.set_xlim(low * 1.05, (high or 1.0) * 1.25)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.xaxis.set_major_locator(canvas.MaxNLocator(nbins=4))
     axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
