@@ -16,7 +16,6 @@ from rmgr.client.commands.request import CommandRequest
 from rmgr.client.commands.sending import (
     CheckedRequest,
     Sent,
-    SilentListener,
     blocks_of,
     check_jobs,
     check_room,
@@ -106,6 +105,7 @@ def send_all(reach: Reach, entries: Sequence[ListedJob], drafts: Sequence[Checke
         token: "" = a new one. name: of the list.
     Raises: the errors of a single `send`; StateConflict if the list was given up meanwhile.
     """
+    from rmgr.client.submission.handle import SilentListener
     from rmgr.submitter.questions import CancelSubmission
 
     records = [shipped(reach, draft) for draft in drafts]

@@ -191,11 +191,7 @@ def send(reach: Reach, draft: CheckedRequest) -> Sent:
     record = shipped(reach, draft)
     check_size(record)
     check_store(reach)
-    try:
-        return _commit(reach, record, draft)
-    except KeyboardInterrupt:
-        reach.note(f"interrupted; whether it was submitted is not known: the same again with --token {record.token} runs it once")
-        raise
+    return _commit(reach, record, draft)
 
 
 def as_tried(draft: CheckedRequest) -> Submission:
@@ -235,7 +231,11 @@ def _commit(reach: Reach, record: Submission, draft: CheckedRequest) -> Sent:
     order = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True, held=bool(record.max_running) or None)
     if (signer := reach.signer()) is not None:
         signer.publish(reach.asks(), timeout_s=seconds_left(deadline_s))
-    return Sent.of(reach.submit(prepared(order, signer.sign if signer is not None else unsigned), timeout_s=seconds_left(deadline_s)))
+    try:
+        return Sent.of(reach.submit(prepared(order, signer.sign if signer is not None else unsigned), timeout_s=seconds_left(deadline_s)))
+    except KeyboardInterrupt:
+        reach.note(f"interrupted; whether it was submitted is not known: the same again with --token {record.token} runs it once")
+        raise
 
 
 def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
@@ -247,6 +247,7 @@ def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
 
 def send_in_parts(reach: Reach, submitter: Engine, record: Submission, draft: CheckedRequest, deadline_s: float) -> Sent:
     """Sends a submission that needs several multis (opens, extends, completes it), or whose outputs have keys."""
+    from rmgr.client.submission.handle import INTERRUPTED, SilentListener
     from rmgr.client.submission.packing import TaskSpec
     from rmgr.submitter.questions import CancelSubmission
 
@@ -265,9 +266,12 @@ def send_in_parts(reach: Reach, submitter: Engine, record: Submission, draft: Ch
         handle.flush(seconds_left(deadline_s))
     except SubmitUnknown:
         raise
-    except RmgrError as error:
+    except (RmgrError, KeyboardInterrupt) as error:
         handle.complete()  # all or nothing: tasks that are in must not run without the rest
-        reach.ask(CancelSubmission(number=handle.number, detail=error.message), 30.0)
+        why = error.message if isinstance(error, RmgrError) else INTERRUPTED
+        reach.ask(CancelSubmission(number=handle.number, detail=why), 30.0)
+        if isinstance(error, KeyboardInterrupt):
+            reach.note(f"interrupted; {handle.number} was not submitted as a whole, and is cancelled")
         raise
     return Sent(submission=handle.submission, tasks=draft.tasks, created=True)
 
@@ -290,19 +294,6 @@ def _pointers(draft: CheckedRequest, number: int, reign: str) -> list[tuple[str,
 def seconds_left(deadline_s: float) -> float:
     """Returns seconds until a monotonic time, at least 0.1, for a call that needs some time."""
     return max(0.1, deadline_s - machine.monotonic())
-
-
-class SilentListener:
-    """A listener for a submission that nothing here waits for."""
-
-    def on_outcomes(self, fragment: Any, outcomes: Sequence[Any]) -> None:
-        """See `handle.Listener`."""
-
-    def on_progress(self) -> None:
-        """See `handle.Listener`."""
-
-    def on_dead(self, error: RmgrError) -> None:
-        """See `handle.Listener`."""
 
 
 # -- checks against the cluster and the store: nothing is written; a change in between is refused later -----------------------

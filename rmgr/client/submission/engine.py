@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rmgr.client.identity import Secured, answers_here, update
-from rmgr.client.submission.handle import Listener, SubmissionHandle
+from rmgr.client.submission.handle import INTERRUPTED, Listener, SilentListener, SubmissionHandle
 from rmgr.client.submission.packing import FirstTasks, first_blocks
 from rmgr.client.values import Values
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
@@ -29,7 +29,7 @@ from rmgr.procedures.output_keys import Fates, FatesPort
 from rmgr.runtime import machine
 from rmgr.submitter.direct import Submitter, entry_of
 from rmgr.submitter.port import Order, Stored, Submitted, WorkPort, prepared
-from rmgr.submitter.questions import Asks, CancelTasks
+from rmgr.submitter.questions import Asks, CancelSubmission, CancelTasks
 from rmgr.submitter.thread import SubmitterThread
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("rmgr.submitter")
 #: How long publishing the user's certificate may take (s).
 _PUBLISH_S = 10.0
+#: How long an interrupted submission delays Ctrl-C until it is cancelled, and how long that is tried (s).
+_GIVE_UP_S, _GIVE_UP_LATE_S = 2.0, 60.0
 _OPEN = Secured()
 
 
@@ -113,7 +115,7 @@ class Engine:
         if first is not None and not draft.max_running and draft.phase is Phase.OPEN:
             blocks = first_blocks(draft, first.spec, first.payloads) or []
             order = replace(order, blocks=blocks, tasks=len(first.payloads) if blocks else 0, complete=first.complete and bool(blocks))
-        made = self.work.submit(self._sign(order, timeout_s), timeout_s=timeout_s)
+        made = self._make(self._sign(order, timeout_s), timeout_s)
         handle = SubmissionHandle(self, made, listener, owned=made.created, wants_ownership=not made.created)
         if first is not None:
             first.made(handle)
@@ -123,6 +125,27 @@ class Engine:
             if first.complete:
                 handle.complete()
         return handle
+
+    def _make(self, order: Order, timeout_s: float) -> Submitted:
+        try:
+            return self.work.submit(order, timeout_s=timeout_s)
+        except (KeyboardInterrupt, SystemExit):
+            # It may have been made, and nobody would follow it. If the cluster does not answer now, that must not hold up Ctrl-C.
+            thread = machine.Thread(target=self._give_up, args=(order,), name="rmgr-give-up", daemon=True)
+            thread.start()
+            thread.join(_GIVE_UP_S)
+            raise
+
+    def _give_up(self, order: Order) -> None:
+        """Makes an interrupted submission for certain, without tasks unless it has them already, and cancels it."""
+        with contextlib.suppress(RmgrError):  # the leader ends it once this process is gone
+            made = self.work.submit(replace(order, blocks=(), tasks=0, complete=False), timeout_s=_GIVE_UP_LATE_S)
+            if made.submission.nonce != order.draft.nonce:
+                return  # its token was used before: another program's
+            handle = SubmissionHandle(self, made, SilentListener(), owned=True)
+            self._begin(handle, fresh=made.created)
+            handle.complete()
+            self.asks.ask(CancelSubmission(number=handle.number, detail=INTERRUPTED), timeout_s=_GIVE_UP_LATE_S)
 
     def submit(self, order: Order, *, timeout_s: float) -> Submitted:
         """Makes one submission that nothing here follows. Raises: see `submitter.port.WorkPort`."""

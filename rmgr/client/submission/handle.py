@@ -43,6 +43,8 @@ _LOG = logging.getLogger("rmgr.submitter")
 #: Unsent tasks, and bytes of their arguments, beyond which callers wait before they add more.
 MAX_UNSENT_TASKS = 400_000
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
+#: Why a submission was cancelled that was interrupted while it was made.
+INTERRUPTED = "interrupted while it was submitted"
 #: Refused tasks that are remembered, the latest ones.
 _KEPT_REFUSALS = 20_000
 #: The first and the longest pause before the store, or the source of the keys, is asked again (s).
@@ -60,6 +62,19 @@ class Listener(Protocol):
 
     def on_dead(self, error: RmgrError) -> None:
         """Is called when nothing more will come: the submission is gone or was taken over, or the Submitter was closed."""
+
+
+class SilentListener:
+    """A listener for a submission that nothing here waits for."""
+
+    def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        """See `Listener`."""
+
+    def on_progress(self) -> None:
+        """See `Listener`."""
+
+    def on_dead(self, error: RmgrError) -> None:
+        """See `Listener`."""
 
 
 class SubmissionHandle:

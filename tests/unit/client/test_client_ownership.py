@@ -23,8 +23,9 @@ from rmgr.errors import InvalidRecord, NotConnected, NotFound, StateConflict, Ta
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.block import BlockKey, Outcome
-from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.runtime import machine
+from rmgr.submitter.port import Order, Submitted
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.virtual import VirtualMachine
 from tests.harness.waiting import eventually
@@ -87,6 +88,38 @@ def test_a_task_that_may_run_once_fails_at_its_loss_and_leaves_no_output(cluster
         assert (counts["FAILED"], failed) == (1, [f"{queue.id}_0"])
         eventually(lambda: connection.submitter.store.keys("out/") == [])
         eventually(lambda: connection.submitter.store.head(keys.named("out")) is None)
+
+
+# -- interrupted submissions
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_what_ctrl_c_interrupts_while_it_is_submitted_is_cancelled_and_the_queue_goes_on(
+    monkeypatch: pytest.MonkeyPatch, is_made: bool
+) -> None:
+    with running() as (cluster, connection), TaskQueue(double, connection=connection) as queue:
+        work = connection.submitter.work
+        submit, calls = work.submit, []
+
+        def interrupted(order: Order, *, timeout_s: float) -> Submitted:
+            calls.append(order)
+            if len(calls) > 1 or is_made:
+                made = submit(order, timeout_s=timeout_s)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            return made
+
+        cluster.on_call = lambda key, index: Reason.NODE_LOST  # nothing of it ends by itself
+        monkeypatch.setattr(work, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.map(None, range(3))
+        record = record_of(cluster, 1)
+        assert (record.phase, record.reason_detail) == (Phase.CANCELLED, "interrupted while it was submitted")
+        assert calls[1].tasks == 0
+        assert tail_of(cluster, 1).next == (3 if is_made else 0)
+        cluster.on_call = lambda key, index: None
+        assert queue.submit_call(4).result(60) == 8
+        assert queue.id == 2
 
 
 # -- lost answers, lost sessions
