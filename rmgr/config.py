@@ -12,6 +12,7 @@ Credentials: `[security] dir` (RMGR_SECURITY_DIR). If it is not set, the bundle 
 from __future__ import annotations
 
 import dataclasses
+import getpass
 import json
 import os
 import re
@@ -292,6 +293,14 @@ def load(
     if "dir" not in values["security"] and (user_bundle(env) / "ca.crt").is_file():
         values["security"]["dir"] = str(user_bundle(env))
     return Config(**{name: kind(**values[name]) for name, kind in _SECTIONS.items()}, source=str(path or ""))
+
+
+def user_name() -> str:
+    """Returns the name of the account that runs this process: its user's in an open cluster."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a uid without a name
+        return str(os.getuid()) if hasattr(os, "getuid") else "user"
 
 
 def user_directory(env: Mapping[str, str] | None = None) -> Path:

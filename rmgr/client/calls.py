@@ -119,7 +119,7 @@ class Caller:
     """
 
     def __init__(self, config: Config) -> None:
-        from rmgr.client.specs import user_name
+        from rmgr.config import user_name
         from rmgr.runtime.secured import credentials_of
 
         self.gateways = tuple(part.strip() for part in config.cluster.gateway.split(",") if part.strip())
@@ -127,9 +127,9 @@ class Caller:
             hint = "name it: --gateway HOST:PORT or RMGR_GATEWAY; or start one: rmgr dev --servers 2"
             raise NotConnected("calls go through a gateway, and none is configured", hint=hint)
         self.guid = bytes.fromhex(machine.guid())
-        self.user = user_name()
-        self.numbers = Numbers()
         self._credentials = credentials_of(config)
+        self.user = self._credentials.identity.name if self._credentials is not None else user_name()
+        self.numbers = Numbers()
         self.lock = threading.Lock()
         self._clients: dict[str, CallsClient] = {}
         self._interfaces: dict[str, tuple[float, Interface]] = {}

@@ -227,9 +227,9 @@ def _open(config: Config, timeout_s: float) -> Connection:
 def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.access.auth import check_not_forked
     from rmgr.adapters.gateway.store import GatewayStore
-    from rmgr.adapters.rpc.channels import user_name
     from rmgr.client.identity import secured_by
     from rmgr.client.submission.engine import engine_through
+    from rmgr.config import user_name
     from rmgr.procedures.bootstrap import check_found
     from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of

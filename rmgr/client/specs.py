@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import hashlib
 import inspect
 import itertools
@@ -20,6 +19,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from rmgr.config import user_name
 from rmgr.errors import UsageError
 from rmgr.model.base.resources import Request
 from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
@@ -250,14 +250,6 @@ def inherited() -> tuple[str, ...]:
         return ()
     archives = [path for path in sys.path if _ARCHIVE.search(path) and os.path.isfile(path)]
     return tuple(hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in archives)
-
-
-def user_name() -> str:
-    """Returns the name of the user who submits."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a uid without a name
-        return str(os.getuid()) if hasattr(os, "getuid") else "user"
 
 
 def bytes_of(size: Size) -> int:

@@ -7,7 +7,6 @@ process by pid and start time, so that `rmgr dev stop` from any shell ends exact
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import secrets
 import signal
@@ -25,7 +24,7 @@ from rmgr.adapters.identity.credentials import LOCAL_HOSTS, Credentials, ensure_
 from rmgr.adapters.identity.pki import Authority, issue_server
 from rmgr.adapters.identity.trust import publish
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.config import ClusterConfig, Config, SecurityConfig
+from rmgr.config import ClusterConfig, Config, SecurityConfig, user_name
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.dev.cassandra import CassandraNode
 from rmgr.dev.cassandra import prepare as prepare_cassandra
@@ -486,7 +485,7 @@ class DevSecurity:
     @property
     def owner(self) -> Path:
         """The bundle of the cluster's user, who may act on everybody's work, and has a gateway's ZooKeeper secret."""
-        return self.bundle(Role.OPERATOR, getpass.getuser())
+        return self.bundle(Role.OPERATOR, user_name())
 
     @property
     def admin(self) -> Path:

@@ -22,7 +22,7 @@ import msgspec
 
 from rmgr.adapters.access.auth import ERROR_KEY, rebuild
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.channels import Gateways, user_metadata, user_name
+from rmgr.adapters.rpc.channels import Gateways, user_metadata
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
     CallDeadline,
@@ -36,6 +36,7 @@ from rmgr.adapters.store_rules import (
     patience_s,
     pieces,
 )
+from rmgr.config import user_name
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Note, Store, Writing
 from rmgr.errors import DataLost, KeyExists, PermissionDenied, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
 from rmgr.model.base.units import counted, format_duration

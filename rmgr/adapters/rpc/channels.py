@@ -7,8 +7,6 @@ as it has calls), and its connection ends with the last one.
 
 from __future__ import annotations
 
-import getpass
-import os
 import random
 import threading
 import time
@@ -194,14 +192,6 @@ def parse(text: str) -> str:
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"{text.strip()!r} is not a gateway's address", hint="--gateway HOST:PORT")
     return f"{host}:{port}"
-
-
-def user_name() -> str:
-    """Returns the user for whom this process works, as told to the gateway of an open cluster."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
 
 
 def user_metadata(user: str) -> tuple[tuple[str, str], ...]:

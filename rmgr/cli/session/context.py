@@ -112,9 +112,9 @@ class Session:
             if credentials is not None:
                 self._me = credentials.identity.name
             else:
-                import getpass
+                from rmgr.config import user_name
 
-                self._me = getpass.getuser()
+                self._me = user_name()
         return self._me
 
     def is_over(self) -> bool:

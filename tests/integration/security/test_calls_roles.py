@@ -54,6 +54,7 @@ def test_users_call_and_only_those_that_a_function_names(world: Called) -> None:
     with world.caller(bundle(world, Role.USER, "alice")) as alice, world.caller(bundle(world, Role.USER, "mallory")) as mallory:
         assert alice.call("nap", 0.0, timeout=60) == mallory.call("nap", 0.0, timeout=60) == 0.0
         assert alice.call("alices", 0.0, timeout=60) == 0.0
+        assert (alice.user, mallory.user) == ("alice", "mallory"), "as servers and gateways name their calls"
         with pytest.raises(PermissionDenied, match="alices@1 is not for mallory"):
             mallory.call("alices", 0.0, timeout=60)
 
