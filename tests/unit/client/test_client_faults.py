@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rmgr.client.commands.sending import SilentListener
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.progress import ProgressDisplay
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import engine_here
+from rmgr.client.submission.handle import SilentListener
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import Config
 from rmgr.coord.protocol import paths
