@@ -126,9 +126,11 @@ class Program:
     def name_of(self, thing: object) -> tuple[str, str] | None:
         """Returns (module, qualified name) of a function or class that its module has under that name, else None."""
         module, qualname = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-        if not isinstance(module, str) or not isinstance(qualname, str) or module not in self.modules():
-            return None
-        return (module, qualname) if self._look_up(module, qualname) is thing else None
+        return (module, qualname) if isinstance(qualname, str) and self.has(thing, module, qualname) else None  # type: ignore[return-value]
+
+    def has(self, thing: object, module: object, qualname: str) -> bool:
+        """Returns whether one of its modules has this object under that name."""
+        return isinstance(module, str) and module in self.modules() and self._look_up(module, qualname) is thing
 
     def module_with(self, namespace: dict[str, Any]) -> str | None:
         """Returns the module with these globals."""
@@ -413,7 +415,27 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return functools.partial(kind, **given), ()
         if self._versions is not None and kind is contextvars.ContextVar:
             return _context_variable, (thing.name, *(() if (value := thing.get(_MISSING)) is _MISSING else (value,)))
-        return super().reducer_override(thing)
+        reduced = super().reducer_override(thing)
+        return self._reduce_instance(thing, kind) if reduced is NotImplemented and kind not in self.dispatch_table else reduced
+
+    def _reduce_instance(self, thing: Any, kind: Any) -> Any:
+        """Returns how an object is pickled that gives itself a name of the program, or for which a `__new__` would look in its class, which is
+        not complete yet. All others are left to pickle."""
+        base: Any = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
+        if isinstance(kind.__reduce__, types.FunctionType) or isinstance(kind.__reduce_ex__, types.FunctionType):
+            reduced = thing.__reduce_ex__(PROTOCOL)
+            if not isinstance(reduced, str) or not self._program.has(thing, thing.__module__, reduced):
+                return reduced
+            if not self._defines((thing.__module__, reduced)):
+                return self._name(thing.__module__, reduced)
+            if base is not object and not hasattr(base, "__getnewargs__"):  # a list, a dictionary
+                return reduced
+        else:
+            name = self._program.name_of(kind) if isinstance(kind.__new__, types.FunctionType) else None
+            if name is None or not self._defines(name) or base is not object or isinstance(kind.__getstate__, types.FunctionType):
+                return NotImplemented
+        arguments = () if base is object else base.__getnewargs__(thing)
+        return base.__new__, (kind, *arguments), thing.__getstate__()
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
         if function.__globals__ is vars(functools) and hasattr(function, "dispatch"):

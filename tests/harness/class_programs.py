@@ -695,4 +695,84 @@ CLASS_PROGRAMS = {
             with pool(1) as executor:
                 print(executor.submit(text).result(), executor.submit(named).result())
     """,
+    "objects with a name of their own": """
+        import enum
+        class Sentinel:
+            known = {}
+            def __new__(cls, name):
+                return cls.known.setdefault(name, super().__new__(cls))
+            def __init__(self, name):
+                self.name = name
+            def __reduce__(self):
+                return self.name
+        NOT_GIVEN, OTHER = Sentinel("NOT_GIVEN"), Sentinel("OTHER")
+        class Name(str):
+            def __reduce__(self):
+                return "THE_NAME"
+        THE_NAME = Name("the name")
+        class Space:
+            class Inner:
+                def __reduce_ex__(self, protocol):
+                    return "Space.inner"
+            inner = Inner()
+        @enum.global_enum
+        class Level(enum.IntEnum):
+            LOW = 1
+            HIGH = 2
+        class Settings:
+            default = NOT_GIVEN
+            def __init__(self):
+                self.value = OTHER
+        settings = Settings()
+        ALL = NOT_GIVEN, OTHER, THE_NAME, Space.inner, Level.HIGH, settings.value, Settings.default
+        def same(things, given=NOT_GIVEN):
+            here = NOT_GIVEN, OTHER, THE_NAME, Space.inner, HIGH, settings.value, Settings.default
+            return [one is other for one, other in zip(things, here)], given is NOT_GIVEN, THE_NAME + "!"
+        def every():
+            return NOT_GIVEN, OTHER, THE_NAME, Space.inner, HIGH, settings.value, Settings.default
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(same, ALL).result(), executor.submit(same, [OTHER]).result())
+                print(same(executor.submit(every).result()), executor.submit(list, [{OTHER: HIGH}]).result()[0][OTHER] is HIGH)
+    """,
+    "classes that find their instances": """
+        class Missing:
+            only = None
+            def __new__(cls):
+                if cls.only is None:
+                    cls.only = super().__new__(cls)
+                return cls.only
+        MISSING = Missing()
+        class Single:
+            kept = {}
+            def __new__(cls):
+                if cls not in cls.kept:
+                    cls.kept[cls] = super().__new__(cls)
+                return cls.kept[cls]
+        class Config(Single):
+            pass
+        config = Config()
+        config.values, config.itself = [1], config
+        class Unit:
+            units = {}
+            def __new__(cls, name):
+                if name not in cls.units:
+                    made = cls.units[name] = super().__new__(cls)
+                    made.name = name
+                return cls.units[name]
+            def __getnewargs__(self):
+                return (self.name,)
+        METRE = Unit("m")
+        def missing(given=MISSING):
+            return given is MISSING, Missing() is given
+        def configured(given):
+            return given is config is Config(), config.itself is config, config.values
+        def measured(given):
+            return given is METRE is Unit("m"), Unit("s").name, Unit("s") is Unit("s"), sorted(Unit.units)
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(missing).result(), executor.submit(missing, MISSING).result(), executor.submit(Missing).result() is MISSING)
+                print(executor.submit(configured, config).result(), executor.submit(Config).result() is config)
+                print(executor.submit(measured, METRE).result(), executor.submit(Unit, "m").result() is METRE)
+    """,
 }

@@ -124,7 +124,7 @@ def test_a_program_prints_what_it_prints_at_home(tmp_path: Path, name: str) -> N
     [
         *("wrappers", "everything", "recursion and cycles", "decorators of all kinds", "types of typing"),
         *("mixins and hooks", "metaclasses that remember", "enums whose members know more", "classes that keep their own instances"),
-        "structs of msgspec",
+        *("structs of msgspec", "objects with a name of their own", "classes that find their instances"),
     ],
 )
 def test_with_the_oldest_cloudpickle_too(tmp_path: Path, name: str, client: str, worker: str) -> None:
