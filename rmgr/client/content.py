@@ -128,7 +128,7 @@ def put_rows(store: Store, rows: Sequence[tuple[str, Sequence[Part]]]) -> None:
 # -- pickles in parts ----------------------------------------------------------------------------------------------------------
 
 
-def is_large(values: Iterable[object], depth: int = 1) -> bool:
+def is_large(values: Iterable[Any], depth: int = 1) -> bool:
     """Returns whether a pickle in parts is worth it, by the size of bytes and arrays, also one level deep. Cost: < 1 us for few."""
     for value in values:
         if type(value) in _SMALL:
@@ -141,7 +141,7 @@ def is_large(values: Iterable[object], depth: int = 1) -> bool:
             if depth and is_large(islice(members, _MEMBERS), depth - 1):
                 return True
         else:
-            size = getattr(value, "nbytes", 0)
+            size = value.nbytes if hasattr(type(value), "nbytes") else 0  # never asks `__getattr__`, which may do anything
             if isinstance(size, int) and size >= SCATTER_BYTES:
                 return True
     return False

@@ -162,8 +162,8 @@ def name_of(function: object) -> str:
     """Returns the function's name as errors and job lists show it."""
     while isinstance(function, functools.partial):
         function = function.func
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    module = getattr(function, "__module__", None)
+    name = program.text_of(function, "__qualname__") or type(function).__qualname__
+    module = program.text_of(function, "__module__")
     return name if module in {None, "builtins", "__main__"} else f"{module}.{name}"
 
 

@@ -125,12 +125,13 @@ class Program:
 
     def name_of(self, thing: object) -> tuple[str, str] | None:
         """Returns (module, qualified name) of a function or class that its module has under that name, else None."""
-        module, qualname = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-        return (module, qualname) if isinstance(qualname, str) and self.has(thing, module, qualname) else None  # type: ignore[return-value]
+        qualname = text_of(thing, "__qualname__")
+        module = text_of(thing, "__module__") if qualname is not None else None
+        return (module, qualname) if module is not None and qualname is not None and self.has(thing, module, qualname) else None
 
-    def has(self, thing: object, module: object, qualname: str) -> bool:
+    def has(self, thing: object, module: str, qualname: str) -> bool:
         """Returns whether one of its modules has this object under that name."""
-        return isinstance(module, str) and module in self.modules() and self._look_up(module, qualname) is thing
+        return module in self.modules() and self._look_up(module, qualname) is thing
 
     def module_with(self, namespace: dict[str, Any]) -> str | None:
         """Returns the module with these globals."""
@@ -337,6 +338,15 @@ class Program:
         return {(module, name) for text in texts for name in _WORD.findall(text) if name in namespace}
 
 
+def text_of(thing: object, attribute: str) -> str | None:
+    """Returns an attribute that is text, else None: `__getattr__` of users' classes may return or raise anything."""
+    try:
+        found = getattr(thing, attribute, None)
+    except Exception:  # noqa: BLE001 - as above
+        return None
+    return found if isinstance(found, str) else None
+
+
 def _reduce_code(code: types.CodeType) -> Any:
     """Keeps the name of the code's file, for tracebacks."""
     maker, arguments = cp._code_reduce(code)  # noqa: SLF001 - which leaves it out from 3.1.2 on
@@ -392,7 +402,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _named, (self._program.number, module, qualname)
 
     def _reduce_other(self, thing: Any, kind: type) -> Any:
-        name = self._program.name_of(thing) if hasattr(thing, "__qualname__") else None
+        name = self._program.name_of(thing)
         if name is not None:  # e.g. made by a decorator that is a class
             if not self._defines(name):
                 return self._name(*name)
@@ -419,8 +429,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._reduce_instance(thing, kind) if reduced is NotImplemented and kind not in self.dispatch_table else reduced
 
     def _reduce_instance(self, thing: Any, kind: Any) -> Any:
-        """Returns how an object is pickled that gives itself a name of the program, or for which a `__new__` would look in its class, which is
-        not complete yet. All others are left to pickle."""
+        """Returns how an object is pickled that gives itself a name of the program, or for which a `__new__` would look in its class, which
+        is not complete yet. All others are left to pickle."""
         base: Any = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
         if isinstance(kind.__reduce__, types.FunctionType) or isinstance(kind.__reduce_ex__, types.FunctionType):
             reduced = thing.__reduce_ex__(PROTOCOL)

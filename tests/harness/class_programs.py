@@ -771,8 +771,50 @@ CLASS_PROGRAMS = {
             return given is METRE is Unit("m"), Unit("s").name, Unit("s") is Unit("s"), sorted(Unit.units)
         if __name__ == "__main__":
             with pool(1) as executor:
-                print(executor.submit(missing).result(), executor.submit(missing, MISSING).result(), executor.submit(Missing).result() is MISSING)
+                print(executor.submit(missing).result(), executor.submit(missing, MISSING).result())
+                print(executor.submit(Missing).result() is MISSING)
                 print(executor.submit(configured, config).result(), executor.submit(Config).result() is config)
                 print(executor.submit(measured, METRE).result(), executor.submit(Unit, "m").result() is METRE)
+    """,
+    "attributes that are looked up in other ways": """
+        class Table(dict):
+            __getattr__ = dict.__getitem__
+            __setattr__ = dict.__setitem__
+            def __call__(self, n):
+                return self.base + n
+        class Proxy:
+            def __init__(self, about):
+                self.about = about
+            def __getattr__(self, name):
+                if name.startswith("__") and name != "__qualname__":
+                    raise AttributeError(name)
+                return 5
+            def __call__(self, n):
+                return self.about, n
+        class Unbound:
+            def __getattr__(self, name):
+                if name.startswith("__") and name != "__qualname__":
+                    raise AttributeError(name)
+                raise RuntimeError("outside of a request: " + name)
+            def __call__(self, n):
+                return type(self) is Unbound, n
+        table, proxy, unbound = Table(base=10), Proxy("it"), Unbound()
+        def use(given, other):
+            return given.base, type(given) is Table, table.base, given, other.anything, type(unbound) is Unbound
+        def fail(given):
+            raise ValueError(given)
+        def begin(given):
+            global begun
+            begun = given
+        def begun_with():
+            return begun.base
+        if __name__ == "__main__":
+            with pool(1, initializer=begin, initargs=(table,)) as executor:
+                print(executor.submit(use, Table(base=1), proxy).result(), executor.submit(begun_with).result())
+                print([executor.submit(called, 4).result() for called in (table, proxy, unbound)], executor.submit(type, unbound).result())
+                try:
+                    executor.submit(fail, table).result()
+                except ValueError as error:
+                    print(error.args, type(error.args[0]) is Table)
     """,
 }

@@ -288,6 +288,23 @@ def test_what_is_large_is_not_copied(made: Callable[[], object]) -> None:
     assert len(packed) > LARGE
 
 
+class Unbound:
+    """As proxies of web frameworks outside of a request."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__") and name != "__qualname__":
+            raise AttributeError(name)
+        raise RuntimeError(f"outside of a request: {name}")
+
+    def __call__(self) -> None: ...
+
+
+def test_nothing_but_pickling_looks_up_attributes_of_what_travels() -> None:
+    args, kwargs = pickle.loads(dump_call((Unbound(),), {"key": [Unbound()]}, name_of(Unbound())))
+    assert type(args[0]) is type(kwargs["key"][0]) is Unbound
+    assert name_of(Unbound()) == f"{__name__}.Unbound"
+
+
 def test_small_arguments_are_one_piece() -> None:
     assert isinstance(dump_call((b"x" * 1000, [1]), {"k": 2}, "f"), bytes)
     assert isinstance(dump_value({"a": 1}, "v"), bytes)
