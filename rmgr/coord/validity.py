@@ -555,6 +555,7 @@ BOOK.add(
     since_us=SPAN,
     until_us=SPAN,
     refused=mapping(text(255), _WHY, LONG),
+    barred=many(text(255), LONG),
 )
 BOOK.add(
     node.EpochRecord,

@@ -83,6 +83,9 @@ def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, troubl
     if trouble.kind == TroubleKind.QUARANTINE:
         fix = f"its Starter tries again by itself then; its log{_on(record)} tells more"
         return NodeCondition(state=NodeState.QUARANTINED, reason=trouble.reason, fix=fix, level=Level.PROBLEM)
+    if trouble.kind == TroubleKind.USERS and trouble.refused.keys() <= set(trouble.barred):
+        fix = "it takes their work again a minute later"
+        return NodeCondition(state=NodeState.UP, reason=trouble.reason, fix=fix, level=Level.WARNING)
     if trouble.kind == TroubleKind.USERS:
         fix = f"type that command there{_on(record)}, or install where all users get to; such work starts seconds later"
         return NodeCondition(state=NodeState.UP, reason=trouble.reason, fix=fix, level=Level.PROBLEM)

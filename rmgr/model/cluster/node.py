@@ -110,7 +110,8 @@ class Trouble:
     """`/troubles/<node>`: why its Starter takes no new work there, or none of some users. Outdated if the node has another incarnation.
 
     until_us: when it tries again by itself (wall clock), 0 = when the cause is gone.
-    refused: users whose work cannot run there, whatever `kind` is: user -> why, and what to type.
+    refused: users whose work cannot run there, whatever `kind` is: user -> why, and what to type. barred: those of them who are kept away
+    for a while because their own slots failed: that may be their doing.
     """
 
     format: int = 1
@@ -121,6 +122,7 @@ class Trouble:
     since_us: int
     until_us: int = 0
     refused: dict[str, str] = field(default_factory=dict)
+    barred: tuple[str, ...] = ()
     newer: Newer = newer()
 
 

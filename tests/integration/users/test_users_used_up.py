@@ -12,8 +12,11 @@ import pytest
 from rmgr.adapters.host import process
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.cgroup import SlotCgroup
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.node import node as node_module
 from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.cluster.node import Trouble
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import open_place
 from tests.harness.starter_rig import Rig, Running, own_rig, sh
@@ -52,6 +55,8 @@ def test_a_user_without_processes_is_refused_and_the_node_works_for_others(rig: 
         number = rig.submit(sh("true"), user=anna.name, resubmit=True)
         eventually(lambda: anna.name in node.agent().accounts.refused, "she is refused")
         assert node.agent().drains == {}
+        published = eventually(lambda: rig.zk.get(paths.trouble("n1")).result(60), "it is published")
+        assert decode_record(published.data, Trouble, "").barred == (anna.name,)  # her own doing: no reason to call the node ill
         assert told(rig, sh("id -u"), ben).strip() == str(ben.uid)
         assert node.agent().drains == {}
     finally:

@@ -195,6 +195,16 @@ def test_work_of_a_user_whom_every_fitting_node_refuses_is_stuck_and_others_work
         assert not [part for part in told(fine).parts if part.kind in {"partition", "user"}]
 
 
+def test_a_node_that_keeps_a_user_away_whose_own_slots_fail_is_worth_a_warning() -> None:
+    why = "slots of ann fail on node n1 again and again"
+    trouble = Trouble(node="n1", incarnation=1, kind="users", reason=why, since_us=1, refused={"ann": why}, barred=("ann",))
+    answer = told(facts(record(), record("b1", "big"), troubles={"n1": trouble}, submissions=job()))
+    assert answer.healthy
+    assert [(part.kind, part.id, part.level) for part in answer.parts] == [("node", "n1", "warning"), ("user", "ann", "warning")]
+    both = replace(trouble, refused={"ann": why, "ben": "/root is private"})
+    assert not told(facts(record(), record("b1", "big"), troubles={"n1": both})).healthy
+
+
 def test_work_that_waits_for_its_user_its_own_limit_or_its_back_off_is_nobodys_problem() -> None:
     impossible = Request(cores=5)
     assert told(facts(submissions=job(request=impossible, phase=Phase.HELD))).parts == ()

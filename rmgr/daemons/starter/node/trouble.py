@@ -138,6 +138,7 @@ class TroubleMark:
             kind=kind or (TroubleKind.ASIDE if aside else TroubleKind.USERS),
             reason=(reasons[kind] if kind is not None else "; ".join(filter(None, (aside, *refused.values()))))[:_LONGEST],
             refused={user: why[:_LONGEST] for user, why in refused.items()},
+            barred=tuple(sorted(refused.keys() & node.accounts.barred)) if node.accounts is not None else (),
             since_us=now_us,
             until_us=now_us + int((until_s - now_s) * 1e6) if until_s > now_s else 0,
         )

@@ -173,6 +173,11 @@ class Accounts:
             self._looks += 1
 
     @property
+    def barred(self) -> frozenset[str]:
+        """Users who are refused because their own slots failed."""
+        return frozenset(self._barred)
+
+    @property
     def uncertain(self) -> frozenset[str]:
         """Users who are refused, or must be looked up again before more of their work starts."""
         return frozenset((*self.refused, *self._doubted))
