@@ -49,7 +49,7 @@ from rmgr.errors import ConfigError
 from rmgr.model.cluster.node import AUTO, Freezer
 from rmgr.model.wire import frames, stream, turns
 from rmgr.runner.host import home
-from rmgr.runner.host.contain import lists_children
+from rmgr.runner.host.contain import lists_children, write_file
 from rmgr.runner.host.files import remove_tree
 
 __all__ = ["Account", "CgroupConfig", "NodeRunner", "Slot", "Worker", "WorkerSpec"]
@@ -252,6 +252,8 @@ class Turner:
             added = turns.AddPart(part, slot.pid, slot.freeze_file if self._node.freezer == Freezer.V2 else "")
             self._parts[part] = added
             self._served_before.pop(part, None)
+            if added.freeze:
+                write_file(added.freeze, "1")  # work may start before the turner has heard of it: while the turner starts, or stands still
             if self._process is not None:
                 self._order(added)  # if the program has just died, its successor gets the order
                 return
@@ -259,6 +261,8 @@ class Turner:
                 self._start()
             except OSError:
                 del self._parts[part]
+                if added.freeze:
+                    write_file(added.freeze, "0")
                 raise
 
     def drop(self, part: str) -> None:

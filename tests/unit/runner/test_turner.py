@@ -94,6 +94,12 @@ class Bench:
     def processes(self, part: str) -> list[int]:
         return below(self.slots[part].pid)
 
+    def stands(self, part: str) -> bool:
+        """Whether none of its processes can run."""
+        if self.uses_groups:
+            return "frozen 1" in Path(self.slots[part].freeze_file).with_name("cgroup.events").read_text()
+        return all(state_of(pid) in "Tt" for pid in self.processes(part))
+
     def has_run(self, *parts: str, times: int = 3) -> Callable[[], bool]:
         return lambda: all(len(self.stretches(part)) >= times for part in parts)
 
@@ -147,6 +153,19 @@ def test_what_is_started_out_of_turn_runs_nothing_until_then(bench: Bench, tmp_p
     assert not (tmp_path / "began").exists()
     bench.runner.turner.rows(((now_ns(), ("b",)),))
     eventually((tmp_path / "began").exists)
+
+
+def test_what_is_started_before_the_turner_hears_of_it_runs_nothing_until_its_turn(bench: Bench) -> None:
+    bench.add("a")
+    bench.has_turn("a")
+    os.kill(bench.runner.turner.pid, signal.SIGSTOP)
+    try:
+        bench.add("b")
+        eventually(lambda: bench.processes("b") and bench.stands("b"))
+    finally:
+        os.kill(bench.runner.turner.pid, signal.SIGCONT)
+    bench.has_turn("b")
+    assert not gang_ledger.overlaps(bench.stretches("a") + bench.stretches("b"))
 
 
 def test_the_last_row_stands_until_others_come(bench: Bench) -> None:
