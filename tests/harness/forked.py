@@ -4,7 +4,7 @@ A run starts hundreds of daemons and thousands of commands; their imports were a
 hands `python -m rmgr.cli.main ...`, and programs that tests start by `application`, to a nursery: a separate process without threads or
 connections, which forks. The caller gets an ordinary Popen with pid, exit code and pipes. All other programs are executed; so are these
 if a variable differs that is read while Python or a library starts (`_EARLY`), or if a limit, a user or a descriptor is passed.
-RMGR_FORKED=0 executes all of them.
+RMGR_FORKED=0 executes all of them. Spawners of a process's own slots are forked by a second program, as its children (`_Spawners`).
 
 Tests that measure the cost and the imports of a start execute `rmgr` themselves (`tests/unit/cli/test_main.py`).
 """
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import faulthandler
 import gc
 import importlib
 import json
+import marshal
 import os
 import resource
 import select
@@ -41,6 +43,9 @@ from tests.places import ROOT
 _PROGRAM = [sys.executable, "-m", "rmgr.cli.main"]
 _APPLICATION = [sys.executable, "-c"]
 _applications: set[str] = set()  #: texts that may be forked
+_SPAWNER = [sys.executable, "-P", "-m", "rmgr.runner.spawner"]
+#: Hash seed of all forked spawners, and room for their variables in the block that /proc shows (bytes).
+_SEED, _ITS_SEED, _ROOM = "PYTHONHASHSEED", "1", 64 << 10
 _DAEMONS = frozenset({"starter", "watchdog", "submitter", "server"})
 #: Prefixes of variables that are read while Python or a library starts: a program whose values differ from the nursery's is executed.
 #: A fork can still obey those in `_LATE`, and reads RMGR_FAILPOINT again.
@@ -189,7 +194,54 @@ class _Nursery:
                 self._process.wait(10.0)
 
 
+class _Spawners:
+    """The program that forks the spawners of this process (`forked_spawners.py`), started with the first one; it ends with this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._line: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._early: dict[str, str] = {}
+        self._limits: list[tuple[int, int]] = []
+
+    def takes(self, words: Sequence[str], environ: dict[str, str]) -> bool:
+        """Whether a fork equals an executed process with these arguments and variables."""
+        if words[:4] != _SPAWNER or os.uname().machine not in ("x86_64", "aarch64"):
+            return False
+        with self._lock:
+            if self._owner != os.getpid():
+                self._start()
+        early = {name: value for name, value in _early(environ).items() if name != _SEED}
+        return early == self._early and [resource.getrlimit(limit) for limit in _LIMITS] == self._limits
+
+    def start(self, order: dict[str, Any], descriptors: Sequence[int]) -> int:
+        """Starts a spawner; returns its pid. Raises: OSError."""
+        assert self._line is not None
+        order["environ"] |= {_SEED: _ITS_SEED}
+        with self._lock:
+            socket.send_fds(self._line, [marshal.dumps(order)], list(descriptors))
+            pid = int(self._line.recv(64))
+        if pid < 0:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return pid
+
+    def _start(self) -> None:
+        self._early, self._limits = _early(dict(os.environ)), [resource.getrlimit(limit) for limit in _LIMITS]
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
+        words = [sys.executable, "-P", "-m", "tests.harness.forked_spawners", str(its.fileno())]
+        variables = {"PYTHONPATH": str(ROOT), _SEED: _ITS_SEED, "RMGR_ROOM": "x" * _ROOM}
+        self._process = _executed(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, **variables})
+        its.close()
+        mine.settimeout(_ANSWERS_S)
+        if mine.recv(1) != b".":
+            raise RuntimeError("the program that forks spawners has not begun")
+        self._line, self._owner = mine, os.getpid()
+
+
 _executed = subprocess.Popen
+_spawners = _Spawners()
 _nurseries = {True: _Nursery(_FOR_DAEMONS, {}), False: _Nursery(_FOR_COMMANDS, _OF_COMMANDS)}
 
 
@@ -208,14 +260,22 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
         executable, preexec_fn, close_fds, pass_fds, cwd, env, _, _, shell, *pipes, _, gid, gids, uid, umask, new_session, group = rest
         words = list(args) if isinstance(args, list | tuple) else []
         environ = {os.fsdecode(name): os.fsdecode(value) for name, value in (os.environ if env is None else env).items()}
-        is_plain = not (shell or executable or preexec_fn or pass_fds) and close_fds and umask == -1
+        is_plain = not (shell or executable or preexec_fn) and close_fds and umask == -1
         is_plain = is_plain and gid is None and gids is None and uid is None and group == -1
+        streams = [number if given == -1 else given for number, given in enumerate((pipes[0], pipes[3], pipes[5]))]
+        if is_plain and new_session and os.path.isdir(cwd or "") and _spawners.takes(words, environ):
+            sys.audit("subprocess.Popen", words[0], words, cwd, env)
+            order = {"words": words, "environ": environ, "cwd": os.fspath(cwd), "passed": list(pass_fds)}
+            self.pid = _spawners.start(order, [*streams, *pass_fds])
+            self._child_created = True
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+            return
         is_application = words[:2] == _APPLICATION and words[2] in _applications
         is_daemon = not _DAEMONS.isdisjoint(words)
         # A daemon starts work with its own interpreter, so that must be the nursery's. A command starts none: any interpreter will do.
         is_rmgr = words[1:3] == _PROGRAM[1:] and words[0] in (_PROGRAM[0], "" if is_daemon else sys.executable)
         nursery = _nurseries[is_application or is_daemon]
-        if not is_plain or not (is_application or is_rmgr) or not nursery.takes(environ):
+        if not is_plain or pass_fds or not (is_application or is_rmgr) or not nursery.takes(environ):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         sys.audit("subprocess.Popen", words[0], words, cwd, env)
@@ -227,7 +287,6 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
             "umask": _umask(),
             "is_leader": bool(new_session),
         }
-        streams = [number if given == -1 else given for number, given in enumerate((pipes[0], pipes[3], pipes[5]))]
         self.pid, self._status = nursery.start(order, streams)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
