@@ -416,6 +416,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached_property, (thing.func, thing.attrname)
         if kind in _WEAK:
             return kind, (dict(thing),)
+        if kind in _BINARY:
+            for stream in (sys.stdout, sys.stderr):
+                if getattr(stream, "buffer", None) is thing:
+                    return getattr, (stream, "buffer")
         if self._versions is not None and kind in _EACH_ITS_OWN:  # as after a fork
             return _EACH_ITS_OWN[kind], ()
         if kind is struct.Struct:
@@ -535,6 +539,8 @@ _EACH_ITS_OWN: dict[type, Callable[[], object]] = {
     threading.local: threading.local,
     random.SystemRandom: random.SystemRandom,
 }
+#: What the streams of a process write to.
+_BINARY = (io.BufferedWriter, io.FileIO)
 #: Dictionaries with a reference to themselves, which cannot be pickled.
 _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 

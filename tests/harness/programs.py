@@ -422,6 +422,19 @@ PROGRAMS = {
             with pool() as executor:
                 print(list(executor.map(use, range(3))))
     """,
+    "streams in globals": """
+        import functools, sys
+        out, raw, write, write_raw = sys.stdout, sys.stdout.buffer, sys.stdout.write, sys.stderr.buffer.write
+        say = functools.partial(print, file=sys.stderr)
+        class Teller:
+            stream = sys.stdout
+        def same(to=sys.stdout.buffer):
+            of_print = say.keywords["file"] is sys.stderr, write == sys.stdout.write, write_raw == sys.stderr.buffer.write
+            return out is sys.stdout, raw is to is sys.stdout.buffer, Teller.stream is out, *of_print
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(same).result())
+    """,
     "objects that no pickle holds": """
         import contextvars, queue, random, re, struct, threading, types, weakref
         head = struct.Struct("<I")
