@@ -28,7 +28,7 @@ from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
 from rmgr.daemons.leader.leader import Leader
 from rmgr.daemons.leader.metrics import LeaderMetrics
-from rmgr.daemons.leader.tree import LeaderContext
+from rmgr.daemons.leader.tree import LeaderContext, LeaderTree, Term
 from rmgr.model.base.resources import Capacity, NodeAttributes
 from rmgr.model.cluster.node import EpochRecord, InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
@@ -411,21 +411,13 @@ class Bench:
         record = replace(old, epoch=old.epoch + 1, leader=guid, candidate=name)
         multi = take_over(name, record, None if found is None else found.version)
         version = epoch_version(multi, committed(coordinator, multi))
-        context = LeaderContext(
-            coordinator,
-            self.store,
-            self.mailbox,
-            epoch_version=version,
-            epoch=record.epoch,
-            io=Inline(),
-            deposed=self.deposed.append,
-            may_act=lambda: True,
-            log=structlog.wrap_logger(None, processors=[self._logged]),
-            metrics=self.metrics,
+        log = structlog.wrap_logger(None, processors=[self._logged])
+        term = Term(record.epoch, version, log, self.metrics, wall_us=lambda: round(self.now_s * 1e6))
+        tree = LeaderTree(
+            coordinator, self.store, Inline(), self.mailbox, term, deposed=self.deposed.append, may_act=lambda: True,
             clock=lambda: self.now_s,
-            wall_us=lambda: round(self.now_s * 1e6),
-        )
-        self.leader = Leader(context, record, resync_s=20.0, inline_passes=True, open_clock=partial(HandClock, self))
+        )  # fmt: skip
+        self.leader = Leader(LeaderContext(term, tree), record, resync_s=20.0, inline_passes=True, open_clock=partial(HandClock, self))
         self.leader.start()
         self.run()
         return self.leader

@@ -50,14 +50,7 @@ class WatchdogThread:
             log=structlog.wrap_logger(None, processors=[self._logged]),
             metrics=self.metrics,
         )
-        answering = LeaderAnswering(
-            self.coordinator,
-            lambda: {"ok": True},
-            lambda: self.watchdog.leader,
-            self.watchdog.call,
-            cluster_id=lambda: self.meta.cluster_id,
-        )
-        self.server.add_generic(leader_handler(answering))
+        self.server.add_generic(leader_handler(LeaderAnswering(self.watchdog, lambda: {"ok": True})))
         self.server.start()
         self.client = LeaderClient(self.server.endpoint)
         self._thread = threading.Thread(target=self.watchdog.serve, name="watchdog")

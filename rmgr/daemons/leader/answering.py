@@ -17,17 +17,18 @@ import math
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.invitation import open_secret
 from rmgr.adapters.identity.pki import credential
+from rmgr.adapters.rpc.services import UseAnswer, UserUse
 from rmgr.coord.decisions.rights import Person, check, may
 from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
@@ -41,12 +42,14 @@ from rmgr.coord.views.health import CertificateHolder, unreached, with_part
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.daemons.leader.placement.view import copied, tried
+from rmgr.daemons.leader.use import UserTotals, usage, wanted
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.daemons.service.serving import audited, person_of
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, RmgrError, Unavailable, UsageError
 from rmgr.log import audit
 from rmgr.model.cluster.identity import AclRecord, Identity, Invitation, Role, SealedSecret
 from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.cluster.queue import CORES, JOBS
 from rmgr.model.cluster.servers import GatewayReport, Pick, PickRequest, ReportAnswer, ServersView
 from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView, WhatIfView
@@ -60,10 +63,13 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.identity.trust import Trust
     from rmgr.daemons.leader.leader import Leader
+    from rmgr.daemons.leader.watchdog import Watchdog
 
 T = TypeVar("T")
 #: Claimed blocks are read again for each question if a read takes less than `_QUICK_S`; otherwise they are at most `CLAIMED_S` old.
 _QUICK_S, CLAIMED_S = 0.05, 0.5
+#: Greatest age of the numbers of users, and of numbers that decide about a refusal.
+OLD_S, FRESH_S = 2.0, 0.25
 ANSWER_S = 4.0
 #: Longest time to answer a scrape of metrics; after it there is no answer.
 MEASURED_S = 2.0
@@ -88,8 +94,6 @@ class LeaderAnswering:
 
     Args:
         store: what is known about the data store ("ok", "since", "problem"); does not wait.
-        leader: the current leadership, None while this WatchDog does not lead.
-        call: runs a function in the loop and returns a future.
         operators: users who see everybody's work, besides users whose certificate allows it. log: for audit lines, None if there is none.
         ends_s: when certificates expire, as far as known; does not wait.
         unreached: node -> endpoint, of Starters that could not be reached lately; does not wait.
@@ -97,27 +101,22 @@ class LeaderAnswering:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        watchdog: Watchdog,
         store: Callable[[], dict[str, object]],
-        leader: Callable[[], Leader | None],
-        call: Callable[[Callable[[], Any]], Future[Any]],
         *,
-        cluster_id: Callable[[], str],
         hosts: str = "",
         operators: Sequence[str] = (),
         log: Log | None = None,
         ends_s: Callable[[ClusterSnapshot], Mapping[CertificateHolder, float]] = lambda _: {},
         unreached: Callable[[ClusterSnapshot], Mapping[str, str]] = lambda _: {},
     ) -> None:
+        self._watchdog = watchdog
+        self._coordinator = watchdog.coordinator
+        self._store = store
         self._ends_s = ends_s
         self._unreached = unreached
         self._operators = tuple(operators)
         self._log = log
-        self._coordinator = coordinator
-        self._store = store
-        self._leader = leader
-        self._call = call
-        self._cluster_id = cluster_id
         self._hosts = hosts
         self._lock = threading.Lock()
         self._claimed: tuple[float, float, tuple[BlockOnNode, ...]] = (-math.inf, 0.0, ())  # read at, duration, blocks
@@ -186,7 +185,7 @@ class LeaderAnswering:
         while True:
             machine.sleep(pause_s)
             pause_s, began_s = CHANGED_S, machine.monotonic()
-            leader = self._leader()
+            leader = self._watchdog.leader
             if leader is None or (leader.node_changes == seen and began_s < due_s):
                 continue
             changes = leader.node_changes
@@ -218,10 +217,10 @@ class LeaderAnswering:
         view = answers.status(snapshot, zookeeper=zookeeper, store=self._store(), now_us=machine.wall_us())
         for part in (*health.ending(self._ends_s(snapshot), machine.wall_s()), *unreached(self._unreached(snapshot))):
             view = with_part(view, part)
-        leader = self._leader()
-        if leader is not None:
-            view = leader.server_calls.shown_in(view)
-        mass = leader.mass_loss if leader is not None else None
+        leader = self._watchdog.leader
+        if leader is None:
+            return view
+        view, mass = leader.server_calls.shown_in(view), leader.mass_loss
         if mass is None:
             return view
         message = f"{mass.lost} of {mass.known} Starters were lost at once: their work is requeued slowly"
@@ -232,7 +231,7 @@ class LeaderAnswering:
 
         Raises Unavailable.
         """
-        self._require_leader()
+        _required(self._watchdog)
         claimed = self._read_claimed()
         try:
             facts = self._in_loop(lambda leader: leader.snapshot(), machine.monotonic() + MEASURED_S)
@@ -250,7 +249,7 @@ class LeaderAnswering:
     def _snapshot(self) -> ClusterSnapshot:
         """Raises Unavailable if this WatchDog does not lead, or if ZooKeeper does not answer."""
         end_s = machine.monotonic() + ANSWER_S
-        self._require_leader()
+        _required(self._watchdog)
         claimed = self._read_claimed()
         try:
             self._coordinator.sync(timeout_s=ANSWER_S).result(ANSWER_S + 1.0)
@@ -260,14 +259,12 @@ class LeaderAnswering:
         except FutureTimeout:
             raise CoordinationUnavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
         here = on_the_move(_without_final(claimed, facts), facts)
-        return replace(facts, claimed=here, cluster_id=self._cluster_id(), store_problem=str(self._store().get("problem") or ""))
+        problem = str(self._store().get("problem") or "")
+        return replace(facts, claimed=here, cluster_id=self._watchdog.meta.cluster_id, store_problem=problem)
 
     def _in_loop(self, what: Callable[[Leader], T], end_s: float) -> T:
-        answer: T = self._call(lambda: what(self._require_leader())).result(max(0.1, end_s - machine.monotonic()))
+        answer: T = self._watchdog.call(lambda: what(_required(self._watchdog))).result(max(0.1, end_s - machine.monotonic()))
         return answer
-
-    def _require_leader(self) -> Leader:
-        return _required(self._leader())
 
     def _read_claimed(self) -> tuple[BlockOnNode, ...]:
         """Returns claimed blocks. Callers that arrive during a read wait for the next one and share it."""
@@ -276,13 +273,15 @@ class LeaderAnswering:
             read_s, took_s, _ = self._claimed
             if read_s < (asked_s if took_s < _QUICK_S else asked_s - CLAIMED_S):
                 started_s = machine.monotonic()
-                names = self._require_leader().node_names
+                names = _required(self._watchdog).node_names
                 found = claimed_blocks(self._coordinator, names, timeout_s=ANSWER_S)
                 self._claimed = (started_s, machine.monotonic() - started_s, found)
             return self._claimed[2]
 
 
-def _required(leader: Leader | None) -> Leader:
+def _required(watchdog: Watchdog) -> Leader:
+    """Returns the current leadership. Raises: Unavailable if this WatchDog does not lead."""
+    leader = watchdog.leader
     if leader is None:
         raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")
     return leader
@@ -304,13 +303,10 @@ def _without_final(claimed: Sequence[BlockOnNode], facts: ClusterSnapshot) -> tu
 
 
 class CallAnswering:
-    """Implements `adapters.rpc.metaserver.MetaserverAnswers`; called on threads of the server.
+    """Implements `adapters.rpc.metaserver.MetaserverAnswers`; called on threads of the server."""
 
-    Args: leader: the current leadership, None while this WatchDog does not lead.
-    """
-
-    def __init__(self, leader: Callable[[], Leader | None], metrics: LeaderMetrics) -> None:
-        self._leader = leader
+    def __init__(self, watchdog: Watchdog, metrics: LeaderMetrics) -> None:
+        self._watchdog = watchdog
         self._metrics = metrics
 
     def report(self, report: GatewayReport) -> ReportAnswer:
@@ -338,10 +334,53 @@ class CallAnswering:
 
     def _metaserver(self) -> Metaserver:
         """Returns the leader's metaserver. Raises: Unavailable."""
-        leader = _required(self._leader())
+        leader = _required(self._watchdog)
         if not leader.server_calls.is_ready(BEGINS_S):
             raise Unavailable("this WatchDog has just begun to lead, and does not know the settings yet", hint="ask again in a moment")
         return leader.server_calls.metaserver
+
+
+class LeaderUse:
+    """Implements `UseAnswers` in a WatchDog. Thread-safe."""
+
+    def __init__(self, watchdog: Watchdog, bounds: Bounds, operators: Sequence[str] = ()) -> None:
+        self._watchdog = watchdog
+        self._bounds = bounds
+        self._operators = tuple(operators)
+        self._lock = threading.Lock()
+        self._read_s = -math.inf
+        self._found: dict[str, UserTotals] = {}
+
+    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
+        """See `UseAnswers`."""
+        found, read_s = self._read(FRESH_S if fresh else OLD_S)
+        leader, told = self._watchdog.leader, {}
+        cores = {} if leader is None else leader.caps.cores
+        for user in wanted(users, caller, self._operators, lambda: sorted({*found, *self._bounds.users()})):
+            one = found.get(user, UserTotals())
+            used = {
+                **{name: count for name, count in self._bounds.used(user).items() if count},
+                **({CORES: cores.get(user, 0)} if self._bounds.limits.of(CORES, user) else {}),
+                JOBS: one.open_submissions,
+                "open_submissions": one.open_submissions,
+                "unfinished_tasks": one.unfinished_tasks,
+                "zookeeper_bytes": one.zookeeper_bytes,
+            }
+            told[user] = UserUse(used=used, refused=self._bounds.refused(user))
+        return UseAnswer(users=told, age_s=machine.monotonic() - read_s, limits=self._bounds.limits)
+
+    def _read(self, age_s: float) -> tuple[dict[str, UserTotals], float]:
+        """Counts again if the last count is older than `age_s`. One thread counts, the others wait for it. Raises Unavailable."""
+        followed = _required(self._watchdog).submissions.followed
+        with self._lock:
+            if machine.monotonic() - self._read_s > age_s:
+                began_s = machine.monotonic()
+                try:
+                    self._found = self._watchdog.call(lambda: usage(followed.values())).result(ANSWER_S)
+                except FutureTimeout:
+                    raise Unavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
+                self._read_s = began_s
+            return self._found, self._read_s
 
 
 class StarterReach:

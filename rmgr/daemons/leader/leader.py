@@ -70,18 +70,17 @@ class Leader:
         self.node_changes = 0  #: number of changes of nodes so far
         self.record = record
         self.context = context
-        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._tree, self._term = context.tree, context.term
         self._resync_s = resync_s
         self._ensured: frozenset[str] = frozenset()
         self._config = self._tree.mirror.data(paths.CONFIG, self._on_config)
         self._watchdogs = self._tree.mirror.names(paths.WATCHDOGS, lambda: None)
-        window_s = 2 * context.coordinator.session_timeout_s
-        self.nodes = NodeKeeper(context, self._queue_of, window_s=window_s, changed=self._on_nodes)
+        self.nodes = NodeKeeper(self)
         open_clock = open_clock or (lambda told: ClockReader(context.credentials, told))
         self.placer = Placer(context, self.nodes, open_clock=open_clock, inline=inline_passes)
-        self.submissions = SubmissionKeeper(context, lambda: self.node_names, self.placer.amended)
-        self._census = Census(context, self.submissions.followed, lambda: self.node_names)
-        self.caps = CapKeeper(context, self.submissions.followed, self.nodes)
+        self.submissions = SubmissionKeeper(self)
+        self._census = Census(self.submissions)
+        self.caps = CapKeeper(self)
         self.server_calls = LeaderCalls(context)
 
     def start(self) -> None:
@@ -112,7 +111,7 @@ class Leader:
         self._tree.tell(self._read_fence(), "the fence")
 
     def _read_fence(self) -> Story[None]:
-        found = yield from insist(lambda: self.context.coordinator.get(paths.EPOCH, timeout_s=5.0), 0.2)
+        found = yield from insist(lambda: self._tree.coordinator.get(paths.EPOCH, timeout_s=5.0), 0.2)
         if found is None or found.version != self._term.epoch_version:
             self._tree.depose("the epoch has moved while the session was in doubt")
             return
@@ -147,15 +146,13 @@ class Leader:
     def _ensure(self, wanted: frozenset[str]) -> Story[None]:
         """Makes the directories of new queues; `ensure` waits, so it runs where store calls run."""
         missing = sorted(wanted - self._ensured)
-        yield self._calls.coordinator(lambda zookeeper: zookeeper.ensure(missing))
+        yield self._tree.in_zookeeper(lambda zookeeper: zookeeper.ensure(missing))
         self._ensured |= wanted
 
-    def _on_nodes(self) -> None:
+    def nodes_changed(self) -> None:
+        """Takes in that nodes, entries or drains have changed."""
         self.node_changes += 1
         self.placer.nodes_changed()
-
-    def _queue_of(self, number: int) -> Story[str | None]:
-        return self.submissions.queue_of(number)
 
     # -- resync
 
@@ -179,7 +176,7 @@ class Leader:
             return
         meta, mine = decode_record(found.data, Meta, paths.META), release().protocol
         if not meta.store_bound_us:
-            owner = yield self._calls.store(lambda store: store.cluster_id())
+            owner = yield self._tree.in_store(lambda store: store.cluster_id())
             if owner == meta.cluster_id:
                 self._tree.commit(leader_ops.mark_store(meta, found.version, self._term.wall_us()))
             return  # the protocol is checked by the next look

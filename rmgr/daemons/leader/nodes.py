@@ -9,11 +9,11 @@ FENCE always comes first: after it the old incarnation can commit nothing, whate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rmgr.coord import validity
 from rmgr.coord.decisions import liveness
@@ -23,13 +23,15 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Committed, Conflict, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.facts import user_mark
-from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import TAKES_WORK, Drain, NodeRecord, NodeState, StarterEntry, Trouble
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Pause, Story, each
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.leader import Leader
 
 _RETRY_S = 1.0
 #: Pause before a long list is read again, for each name beyond the first `_SHORT`: 0.1 s with 2,000 Starters.
@@ -50,32 +52,18 @@ class _LostNode:
 
 
 class NodeKeeper:
-    """Keeps track of nodes and their Starters, and fences the nodes whose Starters vanish.
+    """Keeps track of nodes and their Starters, and fences the nodes whose Starters vanish."""
 
-    Args:
-        queue_of: returns the queue of a submission, None if there is no such submission.
-        window_s: window in which mass losses are counted (2 T).
-        changed: called when nodes, entries or drains have changed.
-    """
-
-    def __init__(
-        self,
-        context: LeaderContext,
-        queue_of: Callable[[int], Story[str | None]],
-        *,
-        window_s: float,
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, leader: Leader) -> None:
         self.records: dict[str, NodeRecord] = {}
         self.drains: dict[str, Drain] = {}
         self.resumed: dict[str, Drain] = {}
         self.troubles: dict[str, Trouble] = {}
         self.alive: frozenset[str] = frozenset()
         self.mass: MassLoss | None = None
-        self._tree, self._term = context.tree, context.term
-        self.context = context
-        self.queue_of = queue_of
-        self._changed = changed
+        self.leader = leader
+        self.context = leader.context
+        self._tree, self._term = self.context.tree, self.context.term
         self._versions: dict[str, int] = {}
         self._entries: frozenset[str] = frozenset()
         mirror = self._tree.mirror
@@ -87,7 +75,7 @@ class NodeKeeper:
         self._revoked = mirror.below(paths.REVOKED, lambda _: self._look_soon())
         self._cases: dict[str, _LostNode] = {}
         self._clearer = Clearer(self)
-        self._window = LossWindow(context.settings.mass_loss_share, window_s)
+        self._window = LossWindow(self.context.settings.mass_loss_share, 2 * self._tree.coordinator.session_timeout_s)
         self._meter: Meter | None = None
         self._unread = 0  # reads of records and entries in flight; no case is opened meanwhile
         self._listed = False
@@ -172,7 +160,7 @@ class NodeKeeper:
             self._term.log.error("node_record_unreadable", node=name, error=error.message)
             return
         self.records[name], self._versions[name] = record, found.version
-        self._changed()
+        self.leader.nodes_changed()
 
     def _on_starters(self) -> None:
         entries = frozenset(self._starters.value or ())
@@ -196,7 +184,7 @@ class NodeKeeper:
             self._window.returned(guid)
         if alive != self.alive:
             self.alive = alive
-            self._changed()
+            self.leader.nodes_changed()
         self._look()
 
     def _read_entry(self, entry: str) -> Story[None]:
@@ -217,7 +205,7 @@ class NodeKeeper:
             table.pop(name, None)
         if drain is not None:
             (self.resumed if drain.is_over else self.drains)[name] = drain
-        self._changed()
+        self.leader.nodes_changed()
 
     def _take_trouble(self, name: str) -> None:
         found = self._troubles.values.get(name)
@@ -225,7 +213,7 @@ class NodeKeeper:
         self.troubles.pop(name, None)
         if trouble is not None:
             self.troubles[name] = trouble
-        self._changed()
+        self.leader.nodes_changed()
 
     # -- what follows from the facts
 
@@ -374,7 +362,7 @@ class NodeKeeper:
                 epoch=self._term.epoch,
             )
         failpoint("leader.after_fence")
-        self._changed()
+        self.leader.nodes_changed()
         self._look()
 
     # -- mass loss
@@ -476,7 +464,7 @@ class Clearer:
         """Marks blocks FAILED. Returns how many."""
         queues: dict[int, str | None] = {}
         for number in dict.fromkeys(key.submission for key in keys):
-            queues[number] = yield from self._keeper.queue_of(number)
+            queues[number] = yield from self._keeper.leader.submissions.queue_of(number)
         blocks = yield self._tree.get_all([paths.running_block(name, key) for key in keys])
         sent: list[tuple[str, Future[Outcome]]] = []
         for key, found in zip(keys, blocks, strict=True):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, TypeVarTuple
 
@@ -51,7 +51,7 @@ _AT_ONCE, _APART_S = 50, 0.02
 _NO_ANSWER = (Unavailable, PermissionDenied, DataLost)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Term:
     """One term, from TAKE-OVER until the fence is lost.
 
@@ -64,18 +64,21 @@ class Term:
     epoch_version: int
     log: Log
     metrics: LeaderMetrics
-    wall_us: Callable[[], int]
-    aside: Aside
+    wall_us: Callable[[], int] = field(default_factory=lambda: machine.wall_us)
+    aside: Aside = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.aside = Aside(self.log, self.metrics.loop_errors.inc)
 
 
 def _nothing() -> None: ...
 
 
 class LeaderTree:
-    """Reads and commits of one leadership, from TAKE-OVER until the fence is lost.
+    """ZooKeeper and the data store for one leadership, from TAKE-OVER until the fence is lost.
 
     Args:
-        mailbox: of the loop; its messages are thunks.
+        io: threads for calls that block. mailbox: of the loop; its messages are thunks.
         deposed: called once, in the loop, when the leadership ends by itself.
         may_act: whether the lease is valid; asked before each commit.
         clock: monotonic seconds.
@@ -84,18 +87,22 @@ class LeaderTree:
     def __init__(
         self,
         coordinator: Coordinator,
+        store: Store,
+        io: Executor,
         mailbox: Mailbox[Thunk],
         term: Term,
         *,
         deposed: Callable[[str], None],
         may_act: Callable[[], bool],
-        clock: Callable[[], float],
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self.clock = clock
+        self.coordinator = coordinator
+        self.clock = clock or machine.monotonic
         self.is_open = True
         self.stories = Stories(self)
         self.mirror = Mirror(self)
-        self._coordinator = coordinator
+        self._store = store
+        self._io = io
         self._mailbox = mailbox
         self._term = term
         self._deposed = deposed
@@ -187,23 +194,23 @@ class LeaderTree:
 
     def get(self, path: str, *, watch: Thunk | None = None) -> Future[Stamped | None]:
         """Reads data and stat of a znode."""
-        return self._read(lambda: self._coordinator.get(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
+        return self._read(lambda: self.coordinator.get(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
 
     def get_all(self, wanted: Sequence[str]) -> Future[list[Stamped | None]]:
         """Reads data and stat of several znodes, in this order."""
-        return self._read(lambda: self._coordinator.get_many(wanted, timeout_s=READ_TIMEOUT_S))
+        return self._read(lambda: self.coordinator.get_many(wanted, timeout_s=READ_TIMEOUT_S))
 
     def at_one_moment(self, wanted: Sequence[str], lists: Sequence[str]) -> Future[list[Stamped | list[str] | None]]:
         """Reads the data of `wanted`, then the children of `lists`, all as of one moment."""
-        return self._read(lambda: self._coordinator.at_one_moment(wanted, lists, timeout_s=READ_TIMEOUT_S))
+        return self._read(lambda: self.coordinator.at_one_moment(wanted, lists, timeout_s=READ_TIMEOUT_S))
 
     def stat(self, path: str, *, watch: Thunk | None = None) -> Future[Stat | None]:
         """Reads the stat of a znode."""
-        return self._read(lambda: self._coordinator.stat(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
+        return self._read(lambda: self.coordinator.stat(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
 
     def children(self, path: str, *, watch: Thunk | None = None) -> Future[list[str] | None]:
         """Reads the names of the children of a znode."""
-        return self._read(lambda: self._coordinator.children(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
+        return self._read(lambda: self.coordinator.children(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S))
 
     def heard(self, answer: Future[T], then: Callable[[T], None], failed: Thunk = _nothing, *, about: str) -> None:
         """Passes an answer to `then`, for caches, which are not stories. An error of `then` sets aside only `about`.
@@ -258,7 +265,7 @@ class LeaderTree:
                 return
             multi, answer = (self._urgent or self._waiting).popleft()
             try:
-                future = self._coordinator.commit(multi, timeout_s=COMMIT_TIMEOUT_S)
+                future = self.coordinator.commit(multi, timeout_s=COMMIT_TIMEOUT_S)
             except RequestTooLarge as error:
                 self._term.log.error("leader_multi_refused", op=multi.name, error=error.message)
                 answer.set_result(Unknown(error.message))
@@ -289,6 +296,26 @@ class LeaderTree:
             self._term.metrics.unknown_commits.inc()
             self._term.log.warning("leader_commit_unknown", op=multi.name, cause=outcome.cause)
         self._send()
+
+    # -- calls that block, on other threads
+
+    def in_store(self, call: Callable[Concatenate[Store, P], T], *given: P.args, **named: P.kwargs) -> Future[T]:
+        """Calls `call` on the data store with the given arguments. The answer raises only RmgrError; errors are logged."""
+        return self._io.submit(self._run_call, lambda store: call(store, *given, **named), self._store)
+
+    def in_zookeeper(self, call: Callable[[Coordinator], T]) -> Future[T]:
+        """Calls `call` on ZooKeeper, for operations that block. Its commits carry no leader fence."""
+        return self._io.submit(self._run_call, call, self.coordinator)
+
+    def _run_call(self, call: Callable[[A], T], port: A) -> T:
+        try:
+            return call(port)
+        except RmgrError as error:
+            self._term.log.warning("leader_store_failed", error=error.message)
+            raise
+        except Exception as error:
+            self._term.log.exception("leader_store_raised")
+            raise RmgrError(f"{type(error).__name__}: {error}") from error
 
 
 def version_of(outcome: Committed) -> int:
@@ -540,72 +567,14 @@ def _is_same(old: C | None, new: C | None) -> bool:
     return old is new or (isinstance(old, list) and isinstance(new, list) and sorted(old) == sorted(new))
 
 
-class WaitingCalls:
-    """Blocking calls of the data store and of ZooKeeper, made on other threads.
-
-    Args: io: the threads.
-    """
-
-    def __init__(self, coordinator: Coordinator, store: Store, io: Executor, term: Term) -> None:
-        self._coordinator = coordinator
-        self._store = store
-        self._io = io
-        self._term = term
-
-    def store(self, call: Callable[Concatenate[Store, P], T], *given: P.args, **named: P.kwargs) -> Future[T]:
-        """Calls `call` on the store with the given arguments. The answer raises only RmgrError; errors are logged."""
-        return self._io.submit(self._run_call, lambda store: call(store, *given, **named), self._store)
-
-    def coordinator(self, call: Callable[[Coordinator], T]) -> Future[T]:
-        """Calls `call` on ZooKeeper, for operations that block. Its commits carry no leader fence."""
-        return self._io.submit(self._run_call, call, self._coordinator)
-
-    def _run_call(self, call: Callable[[A], T], port: A) -> T:
-        try:
-            return call(port)
-        except RmgrError as error:
-            self._term.log.warning("leader_store_failed", error=error.message)
-            raise
-        except Exception as error:
-            self._term.log.exception("leader_store_raised")
-            raise RmgrError(f"{type(error).__name__}: {error}") from error
-
-
+@dataclass(slots=True)
 class LeaderContext:
-    """What the parts of one leadership are made with: its term, ZooKeeper under its fence, blocking calls.
+    """What the parts of one leadership are made with. credentials: of this WatchDog, None in an open cluster.
 
-    Args:
-        epoch_version: E, checked by every commit. epoch: the number shown to users.
-        mailbox: of the loop; its messages are thunks.
-        io: threads for store calls (they block).
-        deposed: called once, in the loop, when the leadership ends by itself.
-        may_act: whether the lease is valid; asked before each commit.
-        credentials: of this WatchDog, None in an open cluster.
-        clock: monotonic seconds. wall_us: microseconds since 1970, for display and retention only.
-    Attributes: settings: the cluster's current settings.
+    settings: the cluster's current ones.
     """
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        store: Store,
-        mailbox: Mailbox[Thunk],
-        *,
-        epoch_version: int,
-        epoch: int,
-        io: Executor,
-        deposed: Callable[[str], None],
-        may_act: Callable[[], bool],
-        log: Log,
-        metrics: LeaderMetrics,
-        clock: Callable[[], float] | None = None,
-        wall_us: Callable[[], int] | None = None,
-        credentials: Credentials | None = None,
-    ) -> None:
-        self.coordinator = coordinator
-        self.credentials = credentials
-        self.settings = ClusterSettings()
-        aside = Aside(log, metrics.loop_errors.inc)
-        self.term = Term(epoch, epoch_version, log, metrics, wall_us or machine.wall_us, aside)
-        self.tree = LeaderTree(coordinator, mailbox, self.term, deposed=deposed, may_act=may_act, clock=clock or machine.monotonic)
-        self.calls = WaitingCalls(coordinator, store, io, self.term)
+    term: Term
+    tree: LeaderTree
+    credentials: Credentials | None = None
+    settings: ClusterSettings = field(default_factory=ClusterSettings)

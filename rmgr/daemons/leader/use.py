@@ -1,4 +1,4 @@
-"""What users have: counted from the leader's memory, published to Starters and clients, and reported on request.
+"""What users have: counted from the leader's memory, and published to Starters and clients.
 
 For users with a cap, `/usage` holds cores in use and open jobs, refreshed each second. Nothing is read while no user has a cap, and
 nothing is written while nothing changes. Starters go by the latest numbers (`daemons/starter/core/shares.py`), also without a leader.
@@ -6,19 +6,13 @@ nothing is written while nothing changes. Starters go by the latest numbers (`da
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from rmgr.adapters.access.auth import Caller
-from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.rpc.services import UseAnswer, UserUse
 from rmgr.coord.decisions import admitted
 from rmgr.coord.decisions.rights import check_operator
 from rmgr.coord.ops.leader import tell_use
@@ -27,16 +21,15 @@ from rmgr.coord.protocol.multi import Committed, Stamped
 from rmgr.coord.protocol.records import decode_block
 from rmgr.coord.views import snapshot
 from rmgr.coord.views.snapshot import BlockOnNode
-from rmgr.daemons.leader.nodes import NodeKeeper
 from rmgr.daemons.leader.submissions.follow import Followed
-from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.daemons.service.serving import person_of
-from rmgr.errors import Unavailable
 from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.queue import CORES, JOBS, CappedUse
+from rmgr.model.cluster.queue import CappedUse
 from rmgr.model.tasks.block import BlockKey
-from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story, each
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.leader import Leader
 
 #: Estimate of ZooKeeper's memory for the other znodes of a submission, in bytes.
 _ZNODES_BYTES = 1000
@@ -44,9 +37,6 @@ _ZNODES_BYTES = 1000
 LOOK_S = 1.0
 #: Blocks read in one look, to learn how much of them is left and where it stands; further blocks count with all that was claimed.
 MOST_READ = 2_000
-#: Greatest age of the numbers, and of numbers that decide about a refusal.
-OLD_S, FRESH_S = 2.0, 0.25
-_ANSWER_S = 4.0
 
 
 @dataclass(slots=True)
@@ -81,20 +71,14 @@ def usage(followed: Iterable[Followed]) -> dict[str, UserTotals]:
 class CapKeeper:
     """Keeps `/usage` up to date for one leader. In its loop.
 
-    Args: followed: submissions in memory, by number.
     Attributes: cores: may be read from any thread.
     """
 
-    def __init__(
-        self,
-        context: LeaderContext,
-        followed: Mapping[int, Followed],
-        nodes: NodeKeeper,
-    ) -> None:
-        self._tree, self._calls = context.tree, context.calls
-        self._followed = followed
-        self._context = context
-        self._nodes = nodes
+    def __init__(self, leader: Leader) -> None:
+        self._context = leader.context
+        self._tree = leader.context.tree
+        self._followed = leader.submissions.followed
+        self._nodes = leader.nodes
         self._version: int | None = None  #: of the znode; None if absent or unknown
         self._told: tuple[dict[str, dict[str, int]], CappedUse] | None = None  #: the counts at the last write
         self.cores: Mapping[str, int] = {}  #: in use, by user, as of the last look; empty while no user has a cap
@@ -118,7 +102,7 @@ class CapKeeper:
         nodes = sorted(self._nodes.records)
         lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
         claimed: dict[str, list[tuple[str, BlockKey]]]
-        claimed = yield self._calls.store(lambda _: {node: paths.blocks_in(names) for node, names in zip(nodes, lists, strict=True)})
+        claimed = yield self._tree.in_store(lambda _: {node: paths.blocks_in(names) for node, names in zip(nodes, lists, strict=True)})
         blocks = [(node, key) for node, found in claimed.items() for _, key in found]
         placed = [(node, key) for node, key in blocks if self._is_placed(key)]
         several = [(node, key) for node, key in blocks if key.count > 1 and not self._is_placed(key)]
@@ -185,61 +169,3 @@ def wanted(users: Sequence[str], caller: Caller, operators: Sequence[str], known
     if any(user != person.name for user in users) and not person.is_free:
         check_operator(person, "asking for the limits of others")
     return users or ((person.name,) if person.name else known())
-
-
-class LeaderUse:
-    """Implements `UseAnswers` in a WatchDog. Thread-safe.
-
-    Args:
-        followed: submissions by number, None while this WatchDog does not lead. call: runs a function in its loop.
-        cores: cores in use by user, while some user has a cap.
-    """
-
-    def __init__(
-        self,
-        followed: Callable[[], Mapping[int, Followed] | None],
-        call: Callable[[Callable[[], Any]], Future[Any]],
-        bounds: Bounds,
-        operators: Sequence[str] = (),
-        cores: Callable[[], Mapping[str, int]] = dict,
-    ) -> None:
-        self._followed = followed
-        self._cores = cores
-        self._call = call
-        self._bounds = bounds
-        self._operators = tuple(operators)
-        self._lock = threading.Lock()
-        self._read_s = -math.inf
-        self._found: dict[str, UserTotals] = {}
-
-    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
-        """See `UseAnswers`."""
-        found, read_s = self._read(FRESH_S if fresh else OLD_S)
-        told, cores = {}, self._cores()
-        for user in wanted(users, caller, self._operators, lambda: sorted({*found, *self._bounds.users()})):
-            one = found.get(user, UserTotals())
-            used = {
-                **{name: count for name, count in self._bounds.used(user).items() if count},
-                **({CORES: cores.get(user, 0)} if self._bounds.limits.of(CORES, user) else {}),
-                JOBS: one.open_submissions,
-                "open_submissions": one.open_submissions,
-                "unfinished_tasks": one.unfinished_tasks,
-                "zookeeper_bytes": one.zookeeper_bytes,
-            }
-            told[user] = UserUse(used=used, refused=self._bounds.refused(user))
-        return UseAnswer(users=told, age_s=machine.monotonic() - read_s, limits=self._bounds.limits)
-
-    def _read(self, age_s: float) -> tuple[dict[str, UserTotals], float]:
-        """Counts again if the last count is older than `age_s`. One thread counts, the others wait for it. Raises Unavailable."""
-        followed = self._followed()
-        if followed is None:
-            raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")
-        with self._lock:
-            if machine.monotonic() - self._read_s > age_s:
-                began_s = machine.monotonic()
-                try:
-                    self._found = self._call(lambda: usage(followed.values())).result(_ANSWER_S)
-                except FutureTimeout:
-                    raise Unavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
-                self._read_s = began_s
-            return self._found, self._read_s

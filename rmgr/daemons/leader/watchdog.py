@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -33,12 +33,10 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.answering import CallAnswering, Joining, LeaderAnswering, StarterReach, certificate_ends
+from rmgr.daemons.leader.answering import CallAnswering, Joining, LeaderAnswering, LeaderUse, StarterReach, certificate_ends
 from rmgr.daemons.leader.leader import Leader
 from rmgr.daemons.leader.metrics import ClusterMetrics, LeaderMetrics
-from rmgr.daemons.leader.submissions.follow import Followed
-from rmgr.daemons.leader.tree import LeaderContext
-from rmgr.daemons.leader.use import LeaderUse
+from rmgr.daemons.leader.tree import LeaderContext, LeaderTree, Term
 from rmgr.daemons.service.keepers import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.serving import VoiceCheck, Working, check_key, check_voice, ending, open_server, opened
@@ -184,7 +182,7 @@ class Watchdog:
         meta: the cluster that this WatchDog belongs to.
         endpoint: where it answers gRPC.
         resync_s: mean time between two comparisons of memory with znodes while it leads.
-        credentials: see `LeaderContext`.
+        credentials: of this WatchDog, None in an open cluster.
     """
 
     def __init__(
@@ -204,7 +202,7 @@ class Watchdog:
         self.meta = meta
         self.leader: Leader | None = None
         self.failure: RmgrError | None = None
-        self._coordinator = coordinator
+        self.coordinator = coordinator
         self._store = store
         self._resync_s = resync_s
         self._log = log
@@ -257,19 +255,11 @@ class Watchdog:
         self.mailbox.put(run)
         return future
 
-    def followed(self) -> Mapping[int, Followed] | None:
-        """Returns submissions by number, None while this WatchDog does not lead. From any thread; read the mapping only in the loop."""
-        return None if (leader := self.leader) is None else leader.submissions.followed
-
     def living(self) -> Sequence[NodeRecord]:
         """Returns nodes with live Starters, none while this WatchDog does not lead. From any thread but the loop. Raises: TimeoutError."""
         leader = self.leader
         found: Sequence[NodeRecord] = () if leader is None else self.call(leader.living).result(_ANSWER_S)
         return found
-
-    def cores(self) -> Mapping[str, int]:
-        """Returns cores in use by user, while this WatchDog leads and some user has a cap. From any thread."""
-        return {} if (leader := self.leader) is None else leader.caps.cores
 
     def unable(self) -> str:
         """Returns why this WatchDog neither leads nor could take over, "" if it does either. From any thread."""
@@ -288,7 +278,7 @@ class Watchdog:
     def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
         """Starts listening to the session; from now on `turn` may be called (see `LoopOwner`)."""
         self._guard, self._notifier = guard, notifier
-        self._coordinator.listen(lambda state: self.mailbox.put(lambda: self._on_session(state)))
+        self.coordinator.listen(lambda state: self.mailbox.put(lambda: self._on_session(state)))
 
     def wait_s(self) -> float:
         """See `LoopOwner`."""
@@ -321,16 +311,16 @@ class Watchdog:
 
     def close(self) -> None:
         """Ends the session at once (the successor's watch fires), then the threads. Call it after `serve`."""
-        self._coordinator.close(timeout_s=2.0)
+        self.coordinator.close(timeout_s=2.0)
         self._io.shutdown(wait=False, cancel_futures=True)
 
     # -- the session
 
     def _on_session(self, state: SessionState) -> None:
         match state:
-            case SessionState.CONNECTED if self._session != self._coordinator.session_id:
+            case SessionState.CONNECTED if self._session != self.coordinator.session_id:
                 self._end_leadership("the session was replaced")
-                self._session = self._coordinator.session_id
+                self._session = self.coordinator.session_id
                 self._lease.rearm()
                 self._stories.stop()
                 self._stories.begin(self._recognise())
@@ -351,7 +341,7 @@ class Watchdog:
 
     def _recognise(self) -> Story[None]:
         """Checks that a new session is with the same cluster: it may be with other servers, or with wiped ones."""
-        found = yield from insist(lambda: self._coordinator.get(paths.META), 0.5)
+        found = yield from insist(lambda: self.coordinator.get(paths.META), 0.5)
         meta = None if found is None else decode_record(found.data, Meta, paths.META)
         try:
             check_release(check_same(meta, self.meta.cluster_id))  # the cluster may have been upgraded meanwhile
@@ -363,21 +353,10 @@ class Watchdog:
     # -- leadership
 
     def _on_lead(self, record: EpochRecord, epoch_version: int) -> None:
-        context = LeaderContext(
-            self._coordinator,
-            self._store,
-            self.mailbox,
-            epoch_version=epoch_version,
-            epoch=record.epoch,
-            io=self._io,
-            deposed=self._on_deposed,
-            may_act=self._lease.is_valid,
-            log=self._log,
-            metrics=self._metrics,
-            wall_us=machine.wall_us,
-            credentials=self._credentials,
-        )
-        self.leader = leader = Leader(context, record, resync_s=self._resync_s)
+        term = Term(record.epoch, epoch_version, self._log, self._metrics)
+        deposed, may_act = self._on_deposed, self._lease.is_valid
+        tree = LeaderTree(self.coordinator, self._store, self._io, self.mailbox, term, deposed=deposed, may_act=may_act)
+        self.leader = leader = Leader(LeaderContext(term, tree, self._credentials), record, resync_s=self._resync_s)
         self._metrics.leader.set(1)
         self._metrics.epoch.set(record.epoch)
         self._metrics.take_overs.inc()
@@ -461,11 +440,8 @@ def _serve(
     reach = StarterReach(watchdog.living, log)
     hosts = config.cluster.hosts_and_chroot()[0]
     answering = LeaderAnswering(
-        coordinator,
+        watchdog,
         store.facts,
-        lambda: watchdog.leader,
-        watchdog.call,
-        cluster_id=lambda: meta.cluster_id,
         hosts=hosts,
         operators=config.security.operators,
         log=log,
@@ -475,10 +451,10 @@ def _serve(
     server.add_generic(leader_handler(answering))
     machine.Thread(target=answering.watch_health, args=(log,), name="health", daemon=True).start()
     ClusterMetrics(answering.measured, metrics.registry)
-    server.add_generic(rpc_metaserver.handler_of(CallAnswering(lambda: watchdog.leader, metrics)))
+    server.add_generic(rpc_metaserver.handler_of(CallAnswering(watchdog, metrics)))
     if credentials is not None:
         server.add_generic(join_handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
-    server.add_generic(use_handler(LeaderUse(watchdog.followed, watchdog.call, bounds, config.security.operators, watchdog.cores)))
+    server.add_generic(use_handler(LeaderUse(watchdog, bounds, config.security.operators)))
     LimitsKeeper(coordinator, bounds, log).start()
     metrics.store_up.set_function(lambda: store.is_up)
     metrics.refused_connections.set_function(lambda: server.refused_connections)

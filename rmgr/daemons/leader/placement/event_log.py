@@ -33,7 +33,7 @@ class LogPieces:
     """
 
     def __init__(self, context: LeaderContext, family: str = keys.EVENTS, ttl_s: Callable[[], float | None] = lambda: None) -> None:
-        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._tree, self._term = context.tree, context.term
         self._family = family
         self._ttl_s = ttl_s
         self._log = -1
@@ -81,7 +81,7 @@ class LogPieces:
 
     def _put(self, key: str, text: Callable[[], bytes], ttl_s: float | None) -> Story[None]:
         try:
-            yield self._calls.store(lambda store: store.put(key, text(), ttl_s=ttl_s))
+            yield self._tree.in_store(lambda store: store.put(key, text(), ttl_s=ttl_s))
         except RmgrError as error:
             self._term.log.warning("events_not_written", key=key, error=error.message)
         self._unwritten -= 1

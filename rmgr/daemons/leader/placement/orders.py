@@ -202,7 +202,7 @@ class PlacedHolds:
     """Holds of all placed jobs of one leadership. In its loop."""
 
     def __init__(self, placer: Placer) -> None:
-        self._tree, self._calls = placer.context.tree, placer.context.calls
+        self._tree = placer.context.tree
         self._job_table = placer.job_table
         self._promises = placer.promises
         self._records = placer.known_nodes.records
@@ -210,7 +210,7 @@ class PlacedHolds:
     def prepare(self, nodes: list[str]) -> None:
         """Makes the directories for holds on these nodes."""
         wanted = [paths.hold(node) for node in nodes]
-        made = insist(lambda: self._calls.coordinator(lambda zookeeper: zookeeper.ensure(wanted)), _RETRY_S)
+        made = insist(lambda: self._tree.in_zookeeper(lambda zookeeper: zookeeper.ensure(wanted)), _RETRY_S)
         self._tree.tell(made, "directories of holds", key=object())
 
     def look_for_holds(self, nodes: list[str]) -> None:

@@ -316,7 +316,7 @@ class UserRequests:
 
     def __init__(self, placer: Placer) -> None:
         context = placer.context
-        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._tree, self._term = context.tree, context.term
         self._job_table = placer.job_table
         self._stops = placer.stops
         self._next_starts = placer.next_starts
@@ -548,7 +548,7 @@ class UserRequests:
         request, shown = user_request.request, self._label(user_request.job)
         saved = keys.checkpoints_of(request.submission, request.index)
         try:
-            user_request.before = yield self._calls.store(_newest, prefix=saved)
+            user_request.before = yield self._tree.in_store(_newest, prefix=saved)
             user_request.block = placed.name
             extra = {THEN: GO_ON, "why": USER, "block": placed.name} | ({"grace_us": str(request.grace_us)} if request.grace_us else {})
             order = InboxOrder(
@@ -564,7 +564,7 @@ class UserRequests:
                 block = yield self._tree.get(paths.running_block(placed.node, placed.key))
             except RmgrError:
                 block = None
-            newest = yield self._calls.store(_newest, prefix=saved)
+            newest = yield self._tree.in_store(_newest, prefix=saved)
         except RmgrError as error:
             if user_request.stage is RequestStage.SENT:
                 words, hint = f"job {shown} was asked to save its state; whether that is stored is not known", f"rmgr show {shown}"

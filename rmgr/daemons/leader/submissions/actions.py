@@ -84,7 +84,7 @@ class ReconcileActions:
     """Carries out what `keeping.plan` decides, except sweeps, dependencies and collection."""
 
     def __init__(self, context: LeaderContext) -> None:
-        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._tree, self._term = context.tree, context.term
         self._context = context
         self._put_back: set[int] = set()  # numbers of submissions found put back, each logged once
 
@@ -188,7 +188,7 @@ class ReconcileActions:
     def _delete_outputs(self, followed: Followed, action: Resubmit | DropFailed, failed: FailedRange, *, is_final: bool) -> None:
         submission, (first, count, attempt) = followed.submission, (action.first, action.count, action.attempt)
         if submission is not None:
-            self._calls.store(lambda store: delete_outputs(store, submission, first, count, attempt, failed, is_final=is_final))
+            self._tree.in_store(lambda store: delete_outputs(store, submission, first, count, attempt, failed, is_final=is_final))
 
     # -- records
 
@@ -261,7 +261,7 @@ class ReconcileActions:
                 self._term.log.warning("ended_submission_put_back", submission=followed.number, why=why, epoch=self._term.epoch)
             return False
         known = tuple(followed.rows)
-        ends = yield self._calls.store(read_rows, rows=known)
+        ends = yield self._tree.in_store(read_rows, rows=known)
         submission = followed.submission
         if submission is None or submission.phase is Phase.CLOSED:
             return True
@@ -269,7 +269,7 @@ class ReconcileActions:
             followed.progress.account(fragment, outcomes)
         del followed.rows[: len(known)]
         rows = history_rows(summary(submission, followed.progress, now_us=self._term.wall_us()), began=followed.progress.began)
-        yield self._calls.store(lambda store: store.put_many(rows))
+        yield self._tree.in_store(lambda store: store.put_many(rows))
         submission = followed.submission
         if submission is None or submission.phase is Phase.CLOSED:
             return True
@@ -296,7 +296,7 @@ class ReconcileActions:
         kept = [encode_fragment(NOTHING) if known is NOTHING else data for known, data in zip(fragments, encoded, strict=True)]
         key, data = keys.page(followed.number, action.first), join_page(kept)
         paged, version = paged_with(followed.paged, fragments), followed.done_version
-        yield self._calls.store(lambda store: store.put(key, data))
+        yield self._tree.in_store(lambda store: store.put(key, data))
         if followed.paged.base != action.first:
             return True
         failpoint("leader.before_page")
@@ -341,7 +341,7 @@ class Collector:
     def __init__(self, keeper: SubmissionKeeper) -> None:
         self._keeper = keeper
         self._context = context = keeper.context
-        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._tree, self._term = context.tree, context.term
         self._last: Future[None] = Future()  # the end of the collection begun last
         self._last.set_result(None)
         self._ahead_s: float | None = None  #: least lead of ZooKeeper's clock over the loop's, in seconds
@@ -386,7 +386,7 @@ class Collector:
             return False
         counted, base = validity.tail(tail, number), followed.paged.base
         try:
-            yield self._calls.store(keep_outputs, number=number, tail=counted, base=base, fragments=fragments)
+            yield self._tree.in_store(keep_outputs, number=number, tail=counted, base=base, fragments=fragments)
         except RmgrError as error:
             self._term.log.warning("outputs_not_kept", submission=number, error=error.message)
             return False
@@ -408,7 +408,7 @@ class Collector:
     def _purge(self, number: int) -> Story[None]:
         """Deletes the rows of a collected submission in portions; the scan finds what is left after an error."""
         try:
-            while (yield self._calls.store(_delete_some, number=number)):
+            while (yield self._tree.in_store(_delete_some, number=number)):
                 pass
         except RmgrError:
             return
@@ -416,13 +416,13 @@ class Collector:
     # -- other expired data
 
     def _purge_orphans(self) -> Story[None]:
-        for number in (yield self._calls.store(stored_submissions)):
+        for number in (yield self._tree.in_store(stored_submissions)):
             if number not in self._keeper.followed and (yield self._tree.stat(paths.sub(number))) is None:
                 self._term.log.info("orphaned_rows_found", submission=number)
                 yield from self._purge(number)
 
     def _sweep_store(self) -> Story[None]:
-        removed = yield self._calls.store(lambda store: store.sweep())
+        removed = yield self._tree.in_store(lambda store: store.sweep())
         if removed:
             self._term.log.info("store_swept", total=removed)
 
@@ -432,7 +432,7 @@ class Collector:
         old: dict[str, bytes] = {}
         for family in sorted(keys.BY_CONTENT):
             after = ""
-            while some := (yield self._calls.store(_marks, prefix=f"{family}/", after=after, now_s=now_s)):
+            while some := (yield self._tree.in_store(_marks, prefix=f"{family}/", after=after, now_s=now_s)):
                 after = max(some)
                 old |= {key: note for key, note in some.items() if contents.is_old(note, now_s)}
         needs = self._keeper.needs() if old else None
@@ -441,7 +441,7 @@ class Collector:
         over, removed = [key for key, note in old.items() if not needs.may_name(key, note)], 0
         for at in range(0, len(over), _A_TURN):
             marks = {key: old[key] for key in over[at : at + _A_TURN]}
-            removed += yield self._calls.store(remove_contents, marks=marks)
+            removed += yield self._tree.in_store(remove_contents, marks=marks)
         if removed:
             self._term.log.info("contents_removed", total=removed)
 
@@ -452,7 +452,7 @@ class Collector:
             return
         before_us, removed, some = self._term.wall_us() - retention_us, 0, _A_TURN
         while some == _A_TURN:
-            some = yield self._calls.store(_remove_some, before_us=before_us)
+            some = yield self._tree.in_store(_remove_some, before_us=before_us)
             removed += some
         if removed:
             self._term.log.info("history_purged", total=removed)

@@ -78,7 +78,7 @@ class Followed:
     def __init__(self, keeper: SubmissionKeeper, number: int) -> None:
         self._keeper = keeper
         context = keeper.context
-        self._tree, self._term, self._calls = context.tree, context.term, context.calls
+        self._tree, self._term = context.tree, context.term
         self.stage = Stage.LISTED
         self.number = number
         self.submission: Submission | None = None
@@ -449,7 +449,7 @@ class Followed:
         base, start = self.paged.base, self.progress.next_fragment
         if base > start:
             try:
-                pages = yield self._calls.store(read_pages, number=self.number, start=start, base=base)
+                pages = yield self._tree.in_store(read_pages, number=self.number, start=start, base=base)
             except RmgrError as error:  # the store is away: the counts are enough to go on
                 self._term.log.warning("pages_unreadable", submission=self.number, error=error.message)
                 self.progress.skip_to(self.paged)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from rmgr.coord import validity
 from rmgr.coord.contents import Needs
@@ -53,7 +54,7 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.submissions.actions import Collector, ReconcileActions
 from rmgr.daemons.leader.submissions.follow import Followed, Stage
 from rmgr.daemons.leader.submissions.sweep import Sweeper
-from rmgr.daemons.leader.tree import LeaderContext, WatchedCache, version_of
+from rmgr.daemons.leader.tree import WatchedCache, version_of
 from rmgr.errors import DataLost, InvalidRecord, RmgrError, WrongCluster
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Revocation, RevokedWork, Role
@@ -63,6 +64,9 @@ from rmgr.procedures.history import ending_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Pause, Story, each, insist
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.leader import Leader
 
 #: Submissions read at once.
 LOADS = 64
@@ -85,25 +89,14 @@ _PAUSES_S = (0.0, 1.0, 4.0)
 
 
 class SubmissionKeeper:
-    """Follows submissions for the leader, and acts for them.
+    """Follows submissions for the leader, and acts for them."""
 
-    Args:
-        nodes: names of all nodes.
-        amended: called with (number, amendments) when the terms of a submission were changed.
-    """
-
-    def __init__(
-        self,
-        context: LeaderContext,
-        nodes: Callable[[], list[str]],
-        amended: Callable[[int, int], None],
-    ) -> None:
-        self.context = context
+    def __init__(self, leader: Leader) -> None:
+        self.leader = leader
+        self.context = context = leader.context
         self.followed: dict[int, Followed] = {}
-        self.node_names = nodes
-        self.amended = amended
-        self._tree, self._term, self._calls = context.tree, context.term, context.calls
-        self._drop_link: Callable[[], None] | None = getattr(context.coordinator, "drop_link", None)
+        self._tree, self._term = context.tree, context.term
+        self._drop_link: Callable[[], None] | None = getattr(context.tree.coordinator, "drop_link", None)
         self._actions = ReconcileActions(context)
         self._sweeper = Sweeper(self)
         self._revoked = RevokedKeeper(self)
@@ -245,7 +238,7 @@ class SubmissionKeeper:
         """
         while True:
             try:
-                nodes = self.node_names()
+                nodes = self.leader.node_names
                 lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
                 sent: list[Future[Outcome]] = []
                 for node, names in zip(nodes, lists, strict=True):
@@ -453,7 +446,7 @@ class SubmissionKeeper:
         try:
             is_there = (yield self._tree.stat(paths.sub(number))) is not None
             if not is_there:
-                followed.endings[number] = yield self._calls.store(_kept_end, number)
+                followed.endings[number] = yield self._tree.in_store(_kept_end, number)
         except RmgrError:
             is_there = True
         if is_there:

@@ -13,7 +13,7 @@ then `explain` reports it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,7 +27,6 @@ from rmgr.coord.ops.leader import cancel_reason, discard, end_block, end_missing
 from rmgr.coord.ops.work import bring_back, rename, set_aside
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
-from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -275,7 +274,7 @@ class Sweeper:
         if submission is None or followed.told >= len(submission.changes):
             return
         since, followed.told = followed.told, len(submission.changes)
-        self._keeper.amended(submission.id, followed.told)
+        self._keeper.leader.placer.amended(submission.id, followed.told)
         if any(change.terms.time_limit_us is not None for change in submission.changes[since:]):
             name, what = f"update-{submission.id}-{followed.told}", InboxOrder(order=OrderKind.UPDATE, submission=submission.id)
             orders = self._keeper.order_runners(lambda number: (name, what) if number == what.submission else None, insists=True)
@@ -311,16 +310,14 @@ class _Facts:
 class Census:
     """The census rounds of one leadership.
 
-    Args:
-        followed: submissions in memory, by number. nodes: names of all nodes.
     Attributes: nowhere: missing tasks found by the last round, by submission.
     """
 
-    def __init__(self, context: LeaderContext, followed: Mapping[int, Followed], nodes: Callable[[], list[str]]) -> None:
+    def __init__(self, keeper: SubmissionKeeper) -> None:
         self.nowhere: dict[int, frozenset[int]] = {}
-        self._tree, self._term, self._calls = context.tree, context.term, context.calls
-        self._followed = followed
-        self._nodes = nodes
+        self._leader = keeper.leader
+        self._tree, self._term = keeper.context.tree, keeper.context.term
+        self._followed = keeper.followed
         self._more: frozenset[str] = frozenset()  # nodes that memory did not know yet
 
     def start(self) -> None:
@@ -340,7 +337,7 @@ class Census:
         found, _ = yield from self._look([], [], [facts.number for facts in suspects])
         if found is None:
             return
-        absent = yield self._calls.store(lambda _: _absent(suspects, found))
+        absent = yield self._tree.in_store(lambda _: _absent(suspects, found))
         self.nowhere = {number: indices for number, indices in self.nowhere.items() if number in absent}
         known = sorted(absent, key=lambda number: (number not in self.nowhere, number))[:MOST]
         numbers = [number for number in known if number in self._followed]
@@ -360,7 +357,7 @@ class Census:
             if one is not None:
                 judged[number] = records[4 * at : 4 * at + 4]
                 facts.append(one)
-        absent = yield self._calls.store(lambda _: _absent(facts, found))
+        absent = yield self._tree.in_store(lambda _: _absent(facts, found))
         before, self.nowhere = self.nowhere, {number: frozenset(indices) for number, indices in absent.items()}
         for number, indices in absent.items():
             again = [index for index in indices if index in before.get(number, ())]
@@ -375,11 +372,11 @@ class Census:
         """Returns block names from all places for these submissions (None if nodes were left out), and the answers to `wanted`, `lists`."""
         known = [item.submission for number in numbers if (item := self._followed.get(number)) is not None and item.submission]
         queues = {queue for submission in known for queue in submission.queues}
-        nodes = sorted({*self._nodes(), *self._more})
+        nodes = sorted({*self._leader.node_names, *self._more})
         places = [place(queue) for queue in sorted(queues) for place in (paths.held, paths.pending)]
         found: Found = yield self._tree.at_one_moment(wanted, [*lists, paths.RUNNING, *places, *map(paths.running_node, nodes)])
         own, (running, *blocks) = found[: len(wanted) + len(lists)], found[len(wanted) + len(lists) :]
-        self._more = frozenset(running if isinstance(running, list) else ()) - set(self._nodes())
+        self._more = frozenset(running if isinstance(running, list) else ()) - set(self._leader.node_names)
         return (blocks if self._more <= set(nodes) else None), own  # the next round includes those nodes
 
     def _decide(self, number: int, records: Found, failed: Stamped | list[str] | None) -> _Facts | None:

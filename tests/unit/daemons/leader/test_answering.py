@@ -28,8 +28,6 @@ from rmgr.model.views import LeaderView, Level, StatusView
 from rmgr.runtime import machine
 from rmgr.runtime.story import Stories, Story
 from tests.harness.fair_time import FairTimer
-from tests.harness.memory import MemoryCoordinator
-from tests.harness.memory_tree import MemoryTree
 from tests.harness.metric_rows import value_of
 
 
@@ -69,7 +67,7 @@ def test_a_look_follows_each_change_of_the_nodes_within_two_seconds_and_an_idle_
                 raise CoordinationUnavailable("not now")
 
     monkeypatch.setattr(place, "machine", SimpleNamespace(sleep=sleep, monotonic=lambda: clock[0], wall_us=machine.wall_us))
-    answering: Any = Answering(MemoryCoordinator(MemoryTree()), dict, lambda: leader, call, cluster_id=str)
+    answering: Any = Answering(SimpleNamespace(coordinator=None, leader=leader), dict)
     with pytest.raises(Hour):
         answering.watch_health(SimpleNamespace())
     for change_s in (100.4, 1000.0, 2000.0):
@@ -80,7 +78,7 @@ def test_a_look_follows_each_change_of_the_nodes_within_two_seconds_and_an_idle_
 
 
 def test_it_changes_when_health_does_and_begins_with_the_leader() -> None:
-    answering = LeaderAnswering(MemoryCoordinator(MemoryTree()), dict, lambda: None, call, cluster_id=str)
+    answering = LeaderAnswering(SimpleNamespace(coordinator=None, leader=None), dict)
 
     def since_us(view: StatusView) -> int:
         return answering.since(view).healthy_since_us
@@ -112,7 +110,7 @@ def test_claimed_blocks_are_as_new_as_the_question_where_reading_them_is_quick(
     monkeypatch.setattr(place, "machine", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(place, "claimed_blocks", claimed_blocks)
     leader: Any = SimpleNamespace(node_names=())
-    answering: Any = LeaderAnswering(MemoryCoordinator(MemoryTree()), dict, lambda: leader, call, cluster_id=str)
+    answering: Any = LeaderAnswering(SimpleNamespace(coordinator=None, leader=leader), dict)
     found = list[bool]()
     for at_s in (10.0, 10.2, 10.6):
         clock[0], before = at_s, len(readings)
@@ -225,7 +223,7 @@ def settings(policy: str = "") -> ClusterSettings:
 
 @pytest.fixture
 def calls() -> LeaderCalls:
-    context = SimpleNamespace(tree=IdleLoop(), term=Term(), calls=IdleLoop(), settings=settings())
+    context = SimpleNamespace(tree=IdleLoop(), term=Term(), settings=settings())
     return LeaderCalls(context)
 
 
@@ -241,8 +239,8 @@ def test_who_does_not_lead_or_does_not_know_its_settings_yet_refuses(calls: Lead
 
     metrics = LeaderMetrics()
     with pytest.raises(Unavailable, match="does not lead"):
-        CallAnswering(lambda: None, metrics).servers("")
-    answering = CallAnswering(Leading, metrics)
+        CallAnswering(SimpleNamespace(leader=None), metrics).servers("")
+    answering = CallAnswering(SimpleNamespace(leader=Leading), metrics)
     with pytest.raises(Unavailable, match="has just begun to lead"):
         answering.pick(PickRequest(gateway="g:1", function="", operations=1, bytes=1))
     calls.settings_read(settings())
@@ -330,7 +328,8 @@ def store() -> Store:
 
 @pytest.fixture
 def log(loop: Loop, store: Store) -> CallLog:
-    return CallLog(SimpleNamespace(tree=loop, term=Term(), calls=store, settings=SimpleNamespace(log_ttl_s=7.0)))
+    loop.in_store = store.store
+    return CallLog(SimpleNamespace(tree=loop, term=Term(), settings=SimpleNamespace(log_ttl_s=7.0)))
 
 
 def test_lines_are_written_in_batches_under_keys_of_their_own_with_an_expiry(log: CallLog, loop: Loop, store: Store) -> None:

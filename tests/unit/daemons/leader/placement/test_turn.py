@@ -15,7 +15,7 @@ from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.daemons.leader.placement import arrivals
 from rmgr.daemons.leader.placement.arrivals import LONG, QUIET_S, LongList
 from rmgr.daemons.leader.placement.placer import FACTS, ORDER, Turn, TurnStep, in_order, run_turn
-from rmgr.daemons.leader.tree import LeaderContext
+from rmgr.daemons.leader.tree import LeaderTree, Term
 from rmgr.errors import StateConflict
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.submission import Phase, Rigid
@@ -136,11 +136,10 @@ class Listing:
             return children(path, **options)
 
         self.ours.children = counted
-        context = LeaderContext(
-            self.ours, MemoryStore(), self.mailbox, epoch_version=0, epoch=1, io=Inline(), deposed=print, may_act=lambda: True,
-            log=structlog.wrap_logger(None), metrics=LeaderMetrics(), clock=lambda: self.now_s,
+        self.tree = LeaderTree(
+            self.ours, MemoryStore(), Inline(), self.mailbox, Term(1, 0, structlog.wrap_logger(None), LeaderMetrics()),
+            deposed=print, may_act=lambda: True, clock=lambda: self.now_s,
         )  # fmt: skip
-        self.tree = context.tree
         self.list = LongList(self.tree, PENDING, lambda: None, lambda: self.took)
         self.list.pace_s = 0.05
         self.taken: set[str] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,6 @@ from rmgr.sched.pipeline import configured, pipeline_from
 from rmgr.sched.plan import Why
 from rmgr.sched.state.cluster import Snapshot
 from tests.harness.leader_bench import Bench, placing
-from tests.harness.memory import MemoryCoordinator
-from tests.harness.memory_tree import MemoryTree
 
 
 def test_ids_of_jobs_are_those_of_their_submissions() -> None:
@@ -124,7 +123,7 @@ def test_where_and_when_it_would_run(what: str) -> None:
 def test_what_no_submission_may_hold_reaches_no_policy(record: Submission) -> None:
     asked: list[object] = []
     call: Any = asked.append
-    answering = LeaderAnswering(MemoryCoordinator(MemoryTree()), dict, lambda: None, call, cluster_id=str)
+    answering = LeaderAnswering(SimpleNamespace(coordinator=None, leader=None, call=call), dict)
     with pytest.raises(InvalidRecord, match="the request: "):
         answering.what_if(encode_record(record))
     assert asked == []
