@@ -56,7 +56,7 @@ class Costs:
         words = [str(word) for word in details[1]]
         if os.path.basename(words[0]) == "java":
             self._started["jvms"] += 1
-        elif "watchdog" in words and (zookeeper := (details[3] or {}).get("RMGR_ZK")) not in self._clusters:
+        elif "watchdog" in words and (zookeeper := (details[3] or {}).get("RMGR_ZK")) and zookeeper not in self._clusters:
             self._clusters.add(zookeeper)
             self._started["clusters"] += 1
 

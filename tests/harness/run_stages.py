@@ -24,12 +24,13 @@ from tests.places import TESTS
 #: Trees of the later stages; all other tests belong to the first.
 _LATER = ("tests/integration/", "tests/chaos/")
 _DURATIONS = TESTS / "durations.json"
-#: Files that share a cluster, by the name of their group; no group takes longer than the other workers need for the rest of its stage.
+#: Files that share a cluster, by the name of their group, in the order in which they run: those that leave much in the cluster last, those
+#: that read all of it first. No group takes longer than the other workers need for the rest of its stage.
 #: Files with `cluster_of_run` are in none: each worker has some of them.
 _TOGETHER = {
     "attacked": (
-        *("chaos/attacks", "chaos/attacks_access", "chaos/attacks_bounds", "chaos/attacks_gateway", "chaos/attacks_places"),
-        *("chaos/attacks_replay", "chaos/attacks_revoked", "chaos/attacks_values"),
+        *("chaos/attacks", "chaos/attacks_access", "chaos/attacks_gateway", "chaos/attacks_replay", "chaos/attacks_revoked"),
+        *("chaos/attacks_values", "chaos/attacks_places", "chaos/attacks_bounds"),
     ),
     "besieged": ("chaos/attacks_behind", "chaos/fuzz_behind"),
     "brief_and_gangs": ("chaos/gangs_live", "chaos/leaders", "chaos/silence"),
@@ -46,9 +47,9 @@ _TOGETHER = {
     ),
     "live_client": ("client/cpython_executor", "client/owners_gone", "client/programs", "client/programs_apart", "client/taskqueue"),
     "live_others": (
-        *("client/executor", "client/large_values", "client/output_lines", "client/quiet", "client/rank_tasks", "client/rerun_calls"),
+        *("security/no_secrets", "client/executor", "client/output_lines", "client/quiet", "client/rank_tasks", "client/rerun_calls"),
         *("client/user_words", "gateway/fork", "gateway/live", "install/notify", "leader/nowhere", "runner/inherited_signals"),
-        *("security/no_secrets", "users/users_rights"),
+        *("users/users_rights", "client/large_values"),
     ),
 }
 
@@ -60,6 +61,7 @@ def _path(subject: str) -> str:
 
 
 _GROUP = {_path(subject): group for group, subjects in _TOGETHER.items() for subject in subjects}
+_PLACE = {_path(subject): place for subjects in _TOGETHER.values() for place, subject in enumerate(subjects)}
 #: Shortest time (s) that is recorded.
 _LEAST_S = 1.0
 
@@ -105,7 +107,12 @@ class Stages:
         seconds: dict[str, float] = defaultdict(float)
         for file, took_s in recorded().items():
             seconds[group_of(file)] += took_s
-        items.sort(key=lambda item: (stage_of(item.nodeid), -seconds[group_of(item.nodeid)], group_of(item.nodeid)))
+
+        def place_of(item: pytest.Item) -> tuple[int, float, str, int]:
+            group = group_of(item.nodeid)
+            return stage_of(item.nodeid), -seconds[group], group, _PLACE.get(_file(item.nodeid), 0)
+
+        items.sort(key=place_of)
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Runs of the tests: affected files, second goes, costs, effects of stalls, and no process left stopped."""
+"""Runs of the tests: affected files, second goes, costs, effects of stalls, no process left stopped, and how tests wait."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from rmgr.errors import CoordinationUnavailable
 from tests.harness import costs, second_goes, stalls
 from tests.harness.affected import affected
 from tests.harness.standing import Standing, unified
@@ -334,3 +335,22 @@ def test_the_table_adds_up_kinds() -> None:
     found = costs.table({"tests/test_house.py": cost, "tests/unit/a/test_b.py": cost, "tests/unit/a/test_c.py": cost})
     assert found[0] == "| kind | tests | seconds | CPU-seconds | clusters | JVMs |"
     assert found[2:] == ["| house | 2 | 3 | 1,500 | 1 | 1 |", "| unit | 4 | 6 | 3,000 | 2 | 2 |", "| all | 6 | 9 | 4,500 | 3 | 3 |"]
+
+
+def test_a_wait_goes_on_while_zookeeper_is_away_and_ends_with_the_true_value() -> None:
+    answers = iter([CoordinationUnavailable("away"), 0, "found"])
+
+    def condition() -> object:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert eventually(condition) == "found"
+
+
+def test_a_wait_fails_after_the_promised_time_with_what_it_was_for_and_other_errors_at_once() -> None:
+    with pytest.raises(AssertionError, match=r"not within 0\.05 s: sunrise"):
+        eventually(lambda: False, lambda: "sunrise", within_s=0.05)
+    with pytest.raises(ZeroDivisionError):
+        eventually(lambda: 1 / 0)
