@@ -46,6 +46,8 @@ FIELDS = frozenset(
 )  # fmt: skip
 #: Refusals of one user that are logged in a minute; the settings may change the number.
 BOOK = AuditBook(UserLimits().audit_lines)
+#: Lines of libraries that one place of their code writes in a minute.
+_LIBRARIES = AuditBook(20)
 _AUDIT_CHARS = 400
 _SECRETS = ("password", "passwd", "secret", "private_key", "credential")
 _HIDDEN = "***"
@@ -84,6 +86,7 @@ def setup(config: LogConfig, role: str, **bound: object) -> Log:
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Redacting("%(levelname)s %(name)s: %(message)s"))
+        handler.addFilter(_admits)
     log: Log = structlog.get_logger().bind(role=role, pid=os.getpid(), **bound)
     return log
 
@@ -152,6 +155,12 @@ def audit(log: Log, *, who: str, role: str, what: str, target: str = "", allowed
         log.info("audit", allowed=True, **line)
     elif BOOK.admits(who, lambda more: log.warning("audit_repeats", allowed=False, count=more, **line)):
         log.warning("audit", allowed=False, **line)
+
+
+def _admits(record: logging.LogRecord) -> bool:
+    """Whether a line of a library is written. A client may cause them, each with a traceback: of one place there are few a minute."""
+    place = f"{record.name}:{record.lineno}"
+    return _LIBRARIES.admits(place, lambda more: _Sturdy().write(f"{record.levelname} {place}: {more} more like this\n"))
 
 
 class _Redacting(logging.Formatter):

@@ -31,7 +31,7 @@ from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, UsageError
 from rmgr.model.base.units import counted, format_duration
-from rmgr.model.calls.interface import LENGTHS, Interface, offers, readable
+from rmgr.model.calls.interface import LARGEST, LENGTHS, Interface, offers, readable
 from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.cluster.servers import (
     CALLS,
@@ -134,7 +134,7 @@ class Calls:
         if not isinstance(known, dict) or not all(type(value) in (int, float) for value in known.values()):
             raise UsageError(f"the sizes of a call of {interface.key} cannot be read")
         lengths = known.pop(LENGTHS, 0)
-        cost = interface.cost(known, lengths=max(0, int(lengths)) if math.isfinite(lengths) else 0)
+        cost = interface.cost(known, lengths=int(min(lengths, 2 * LARGEST)) if lengths > 0 else 0)  # any number, also inf and nan
         sizes = ", ".join(f"{name}={known[name]}" for name in interface.sizes)
         return Wanted(interface.key, cost.operations, cost.bytes, sizes=sizes[:_SIZES_SHOWN])
 

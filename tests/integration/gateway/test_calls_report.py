@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -11,14 +12,18 @@ from typing import Any
 import pytest
 import structlog
 
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.calls.links import ServerLink
 from rmgr.adapters.rpc.channels import MAX_MESSAGE_BYTES
 from rmgr.adapters.rpc.metaserver import MetaserverClient, handler_of
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.daemons.gateway.calls import LEADER_S, Calls
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.service.metaserver import Metaserver
-from rmgr.model.calls.interface import ALL_BYTES, encode_interface, interface_of
+from rmgr.errors import UsageError
+from rmgr.model.calls.interface import ALL_BYTES, LENGTHS, encode_interface, interface_of
 from rmgr.model.cluster.servers import GatewayReport, Pick, PickRequest, ReportAnswer, ServersView
+from rmgr.v1 import calls_pb2 as pb
 from tests.harness.played_server import PlayedServer
 from tests.harness.waiting import eventually
 
@@ -117,3 +122,17 @@ def test_servers_with_the_largest_interfaces_are_all_reported_and_each_interface
             server.close()
         calls.close()
         door.stop()
+
+
+@pytest.mark.parametrize("size", ["9" * 400, "-" + "9" * 400, "1e999", "-1e999", "NaN", "0.5"])
+@pytest.mark.parametrize("name", ["n", LENGTHS])
+def test_sizes_that_are_no_numbers_of_bytes_are_refused_or_ignored_and_surprise_nobody(name: str, size: str) -> None:
+    routes: Any = None
+    calls = Calls(routes, GatewayMetrics(), structlog.get_logger(), site="", refresh_s=1.0, ask=lambda _: routes)
+    interface = interface_of({"name": "f", "arguments": ["in n int", "in a float64[n]"], "operations": "n"}, "the test")
+    link = ServerLink("s1", "", 7, 1, 1.0, True, (encode_interface(interface),), 1)
+    calls.relay.links.all = lambda: [link]  # type: ignore[method-assign]
+    asked = pb.CallAsk(function="f", sizes=f'{{"n": 3, "{name}": {size}}}', left_ms=(1 << 64) - 1, bytes=(1 << 64) - 1)
+    with suppress(UsageError):
+        wanted = calls.understood(Caller(), asked)
+        assert 0 <= wanted.bytes <= 10**18

@@ -102,6 +102,19 @@ def test_the_audit_says_who_wanted_what_and_by_which_rule(start: Callable[[str],
     assert (second["level"], second["allowed"]) == ("info", True)
 
 
+def test_a_library_that_a_client_makes_complain_without_end_writes_few_lines_a_minute(
+    start: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    start("submitter")
+    for _ in range(1000):
+        logging.getLogger("grpc._server").error("Exception calling application: %s", "x")
+    logging.getLogger("kazoo.client").error("of another place")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["ERROR grpc._server: Exception calling application: x"] * 20 + ["ERROR kazoo.client: of another place"]
+    logs._LIBRARIES.flush()
+    assert capsys.readouterr().err.endswith(": 980 more like this\n")
+
+
 def test_daemons_log_without_rich() -> None:
     look = "import sys, rmgr.log; print([name for name in sys.modules if name.partition('.')[0] == 'rich']); import rich.console"
     ended = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True)
