@@ -3,10 +3,14 @@
 So a user who asks now and then is served as if alone, however many others ask without pause; these share the rest. A user's server
 time is the time spent on that user, in all turns of one server together; half of it is forgotten after some seconds. It counts more
 the more requests the user has waiting: a user with one request at a time goes before one who sends a hundred at once.
+
+In a gateway, a crowd that asks without end may use a part of one processor only (`Breath`): being first helps little where each
+message then waits several times for an interpreter that is always busy.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -26,6 +30,11 @@ _FEW = 4
 #: Most users remembered; those with the least server time are forgotten first.
 _KEEP = 10_000
 _LARGEST = 1e100
+#: Users who wait at once make a crowd if they are more than this; the part of one processor that a crowd may use.
+CROWD, CROWD_PART = 16, 0.5
+#: Seconds between two looks at a crowd, and at whether there is one; most processor time (s) that is saved up, and most that is owed.
+_CROWD_LOOK_S, _LOOK_S = 0.005, 0.25
+_SAVED_S, _OWED_S = 0.02, 0.1
 
 
 class Had:
@@ -37,6 +46,8 @@ class Had:
         self._since_s = clock()
         self._of: dict[str, float] = {}  #: in seconds as of `_since_s`: later time weighs more, so that nothing has to be scaled down
         self._waiting: Counter[str] = Counter()
+        self._least_of_crowd = math.inf  #: server time from which on users wait for breath
+        self._callbacks: list[Callable[[], None]] = []
 
     def add(self, user: str, seconds: float) -> None:
         """Adds time that was spent on the user."""
@@ -69,6 +80,62 @@ class Had:
     def of(self, user: str) -> float:
         """Returns the user's server time: only comparable with that of others at the same moment."""
         return self._of.get(user, 0.0) * (1 + self._waiting[user] / _FEW)
+
+    # -- breath
+
+    def must_rest(self, user: str) -> bool:
+        """Returns whether the user waits although there is room, because a crowd has used its part and the user belongs to it."""
+        least = self._least_of_crowd
+        return least < math.inf and self.of(user) >= least
+
+    def on_breath(self, callback: Callable[[], None]) -> None:
+        """Has `callback` called whenever nobody must rest any more."""
+        self._callbacks.append(callback)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more users wait than a crowd begins with."""
+        return len(self._waiting) > CROWD
+
+    def rest(self, *, begins: bool) -> None:
+        """Begins or ends a rest of those who wait and have had at least half of their mean."""
+        if begins:
+            with self._lock:
+                had = [self.of(user) for user in list(self._waiting)]
+            self._least_of_crowd = sum(had) / max(1, len(had)) / 2 or math.inf
+        else:
+            self._least_of_crowd = math.inf
+            for callback in self._callbacks:
+                callback()
+
+
+class Breath:
+    """Rests a crowd whenever it has used more than its part. Without a crowd nobody rests, however busy the process is."""
+
+    def __init__(self, had: Had) -> None:
+        self._had = had
+        self._is_resting = False
+        self._left_s = 0.0  #: processor time that the crowd may still use
+        self._now_s = self._used_s = 0.0
+
+    def start(self) -> None:
+        """Begins to look, on a thread of its own."""
+        threading.Thread(target=self._run, name="breath", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(_CROWD_LOOK_S if self._had.is_crowded or self._is_resting else _LOOK_S)
+            self.look(time.monotonic(), time.process_time())
+
+    def look(self, now_s: float, used_s: float) -> None:
+        """Begins or ends a rest. used_s: processor time of the process so far."""
+        gained_s = (now_s - self._now_s) * CROWD_PART - (used_s - self._used_s)
+        self._now_s, self._used_s = now_s, used_s
+        self._left_s = max(-_OWED_S, min(_SAVED_S, self._left_s + gained_s))
+        rests = self._had.is_crowded and self._left_s < 0
+        if rests or self._is_resting:
+            self._is_resting = rests
+            self._had.rest(begins=rests)
 
 
 class _Waiting:
@@ -112,6 +179,7 @@ class Turns:
         self._count = 0  #: number of waiting requests
         self._served: Counter[str] = Counter()
         self._operators: set[str] = set()  #: operators among the waiting users
+        had.on_breath(self._call_again)
 
     def taken(self, user: str) -> int:
         """Returns the number of the user's turns, including those that wait."""
@@ -189,6 +257,8 @@ class Turns:
 
     def _may(self, user: str) -> bool:
         """Returns whether there is a turn for the user. Called under the lock."""
+        if user not in self._operators and self._had.must_rest(user):
+            return False
         total, his = self._served.total(), self._served[user]
         return total < self.at_once and his < self._of_one and (not his or total < self.at_once - self.at_once // 4)
 
@@ -204,6 +274,11 @@ class Turns:
             self._served[user] += 1
             called.is_called = True
             called.called.set()
+
+    def _call_again(self) -> None:
+        with self._lock:
+            self._call()
+        self._settle()
 
     def _make_room(self, user: str, is_operator: bool) -> bool:
         """Turns away the last request of the greediest user, unless that is `user`. Called under the lock."""
@@ -249,11 +324,15 @@ class UserTurns(Generic[J]):
     Args:
         most_of_one: most running jobs of one user.
         had: returns what a job's user has used, the user with the least goes first; None: users go in turn.
+        rests: whether a job must wait although a thread is free.
     """
 
-    def __init__(self, most_of_one: int, had: Callable[[J], float] | None = None) -> None:
+    def __init__(
+        self, most_of_one: int, had: Callable[[J], float] | None = None, rests: Callable[[J], bool] = lambda _: False
+    ) -> None:
         self._most_of_one = most_of_one
         self._had = had
+        self._rests = rests
         self._of: OrderedDict[str, deque[J]] = OrderedDict()  #: no queue is empty; the next user stands first
         self._count = 0
 
@@ -274,7 +353,7 @@ class UserTurns(Generic[J]):
         """Returns the user with the next job; skips users who have as many jobs running as allowed. under_way: running jobs by user."""
         if "" in self._of:
             return ""
-        able = (user for user in self._of if under_way[user] < self._most_of_one)
+        able = (user for user, jobs in self._of.items() if under_way[user] < self._most_of_one and not self._rests(jobs[0]))
         had = self._had
         return next(able, None) if had is None else min(able, key=lambda user: had(self._of[user][0]), default=None)
 

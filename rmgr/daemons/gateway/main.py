@@ -13,6 +13,7 @@ from functools import partial
 
 from rmgr import log as logs
 from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.access.turns import Breath
 from rmgr.adapters.calls.relay import MAX_CALLS as MAX_REMOTE_CALLS
 from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, ClusterRoutes, Forwarder, LeaderLink
 from rmgr.adapters.gateway.rows import MAX_CALLS
@@ -137,6 +138,7 @@ def _serve(
     hosts, chroot = config.cluster.hosts_and_chroot()
     options = zookeeper_options(config, credentials, insecure=True)  # as when the session was opened
     bounds = Bounds()
+    Breath(bounds.had).start()
     routes = ClusterRoutes(coordinator, metrics.count)
     leader_use = LeaderLink(routes, partial(UseClient, role=Role.WATCHDOG, credentials=credentials, timeout_s=_USE_S))
     cluster_use = ClusterUse(bounds, lambda fresh: leader_use.ask(lambda leader: leader.use(fresh=fresh))).start()

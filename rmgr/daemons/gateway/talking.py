@@ -66,13 +66,18 @@ class TurnsPool:
 
     def __init__(self, had: Had, threads: int, of_one: int) -> None:
         self._had = had
-        self._turns: UserTurns[_Job] = UserTurns(of_one, lambda job: -1.0 if job.is_operator else had.of(job.user))
+        self._turns: UserTurns[_Job] = UserTurns(
+            of_one,
+            lambda job: -1.0 if job.is_operator else had.of(job.user),
+            rests=lambda job: not job.is_operator and had.must_rest(job.user),
+        )
         self._waiting: Counter[str] = Counter()
         self._under_way: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._room: dict[str, threading.Condition] = {}  #: by user: waits until fewer of the user's jobs wait
         self._closed = False
+        had.on_breath(self._look_again)
         for at in range(threads):
             machine.Thread(target=self._run, name=f"gateway-work-{at}", daemon=True).start()
 
@@ -101,6 +106,10 @@ class TurnsPool:
             self._turns.clear()
             for changed in (self._work, *self._room.values()):
                 changed.notify_all()
+
+    def _look_again(self) -> None:
+        with self._lock:
+            self._work.notify_all()
 
     def _run(self) -> None:
         while (job := self._next()) is not None:

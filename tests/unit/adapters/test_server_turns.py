@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.access.turns import HALF_S, Had, Turns
+from rmgr.adapters.access.turns import CROWD, HALF_S, Breath, Had, Turns
 from rmgr.errors import LimitReached, QueueFull, Throttled
 from rmgr.model.cluster.queue import UserLimits
 from tests.harness.waiting import eventually
@@ -195,3 +195,25 @@ def test_whatever_is_asked_no_more_are_let_through_and_nothing_is_left(
         call()
     assert ends.total() == len(asked)
     assert (len(made), [made.taken(user) for user in "abcd"]) == (0, [0] * 4)
+
+
+@pytest.mark.parametrize("users", [CROWD, CROWD + 1])
+def test_a_crowd_that_has_used_its_part_rests_and_nobody_else(users: int) -> None:
+    had = Had()
+    for at in range(users):
+        had.add(f"m{at}", 1.0)
+        had.wait(f"m{at}", 5)
+    had.add("ann", 0.5)
+    breath, line = Breath(had), Line(turns(had, at_once=4))
+    breath.look(100.0, 1.0)
+    assert not had.must_rest("m0")
+    breath.look(100.1, 1.1)  # a whole processor
+    assert had.must_rest("m0") is (users > CROWD)
+    assert not had.must_rest("ann")
+    asked = [line.ask("m0"), line.ask("ann"), line.ask("root", is_operator=True)]
+    eventually(asked[1].done)
+    eventually(asked[2].done)
+    assert asked[0].done() or users > CROWD
+    breath.look(100.3, 1.1)
+    assert asked[0].result(60) is None
+    line.close()
