@@ -166,8 +166,8 @@ def _after_or_none(text: str) -> tuple[Dependency, ...]:
     rmgr update 42 --after ok:41          ends any other wait; --after none: waits for nothing
     rmgr update 42 -t 30m                 also what runs, from its start on""",
     exits="""\
-0 ok (what stays as it is is listed with the reason), 2 usage or infeasible, 3 no such id, 4 not yours,
-5 ZooKeeper cannot be reached""",
+0 ok (what stays as it is is listed with the reason), 1 all of it has ended, 2 usage or infeasible,
+3 no such id, 4 not yours, 5 ZooKeeper cannot be reached""",
 )
 @click.argument("selectors", nargs=-1, metavar="SELECTOR...", required=True)
 @click.option(
@@ -232,12 +232,14 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
         else:
             changes[str(number)] = changed
     if refused and len(refused) == len(numbers):
+        for other in refused[1:]:
+            session.note(other.message)
         raise refused[0]
     _tell_changed(session, changes, unchanged)
 
 
 def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any], str]:
-    """Returns (what differs now, why nothing does). Raises as `UpdateSubmission`."""
+    """Returns (what differs now, why nothing does). Raises as `UpdateSubmission`; StateConflict if it has ended."""
     from rmgr.cli.control.operate import read_settings
     from rmgr.client.identity import update
     from rmgr.coord.views.submission import differences
@@ -246,7 +248,14 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
 
     signer = session.signer()
     timeout_s = session.left_s(30.0) or 30.0
-    done = update(session.asks(), number, terms, signer=signer, timeout_s=timeout_s)
+    ended = "{} has ended {}: nothing of it can be changed"
+    try:
+        done = update(session.asks(), number, terms, signer=signer, timeout_s=timeout_s)
+    except NotFound:
+        past = session.query().job(number)  # or NotFound
+        raise StateConflict(ended.format(number, past.state), hint=f"it is history: rmgr history {number}") from None
+    if done.unchanged and (job := session.query().job(number)).state.is_final:
+        raise StateConflict(ended.format(number, job.state), hint=f"rmgr rerun {number} OPTIONS submits it again, with other options")
     if done.unchanged or done.before is None or done.after is None:
         return {}, done.unchanged
     if done.after.phase is not Phase.HELD and not session.query().has_leader():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 _GATEWAY_S = 2.0
 #: Column where the answers of `status` begin; most users that it names.
 _INDENT, _MOST_USERS = 11, 8
+#: What mends a node without a Starter (`coord/views/health.py`).
+_START = re.compile(r"start its Starter(?: on [^ ,;]+)?")
 
 
 @command(
@@ -48,6 +51,9 @@ def status(session: Session, watch: bool) -> None:
     def once() -> None:
         nonlocal healthy
         view = _with_own_certificate(session, _with_calls(session, session.query().status()))
+        if session.is_of_dev:
+            parts = (msgspec.structs.replace(part, fix=in_dev(part.fix, part.id)) if part.kind == "node" else part for part in view.parts)
+            view = msgspec.structs.replace(view, parts=tuple(parts))
         healthy = view.healthy
         emit(shapes.status(view)) if session.json else draw_status(view)
 
@@ -77,6 +83,8 @@ def nodes(session: Session, names: tuple[str, ...], forget: bool, layout: Layout
 
     def once() -> None:
         found = session.query().nodes()
+        if session.is_of_dev:
+            found = [msgspec.structs.replace(node, fix=in_dev(node.fix, node.id)) for node in found]
         wanted = named_nodes(names, found)
         shown = [node for node in found if not names or node.id in wanted]
         if session.json:
@@ -241,6 +249,11 @@ def _with_own_certificate(session: Session, view: StatusView) -> StatusView:
     for part in health.ending({holder: mine.not_after_s}, now_us() / 1e6):
         view = with_part(view, part)
     return view
+
+
+def in_dev(fix: str, node: str) -> str:
+    """Returns what mends a node of `rmgr dev`, whose Starters a command starts."""
+    return _START.sub(f"rmgr dev start {node}", fix)
 
 
 def draw_status(view: StatusView) -> None:

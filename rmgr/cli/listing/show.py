@@ -134,8 +134,9 @@ def _labelled_steps(commands: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _explained_past(job: JobView) -> ExplainView:
-    ended = told_counts(job.counts)
-    why = WhyView(what="ended", id=str(job.id), detail=f"it is history: {ended}. rmgr history {job.id}")
+    number = f"all {job.tasks} tasks" if job.tasks != 1 else "its only task"
+    detail = f"it is history: {number} ended ({told_counts(job.counts)}), and no output is kept; rmgr history {job.id} tells the rest"
+    why = WhyView(what="ended", id=str(job.id), detail=detail)
     return ExplainView(id=str(job.id), state=job.state, reason=job.reason, why=(why,), priority=job.priority, account=job.account)
 
 
@@ -168,8 +169,8 @@ def draw_explained(view: ExplainView, bad: Sequence[tuple[str, str]]) -> None:
     head = f"{view.id} is {paint(str(view.state), STATE_STYLES.get(str(view.state), ''), out)}"
     out.write(f"{head} ({view.reason})\n" if view.reason else f"{head}\n")
     for item in view.why:
-        words = folded(here(item.detail), out, begin=len(f"  {item.what} {item.id}: "), indent=4)
-        out.write(f"  {paint(f'{item.what} {item.id}:', 'bold', out)} {words}\n")
+        label = f"{item.what}:" if item.id == view.id else f"{item.what} {item.id}:"
+        out.write(f"  {paint(label, 'bold', out)} {folded(here(item.detail), out, begin=len(f'  {label} '), indent=4)}\n")
     for name, words in bad:
         indent = len("  next: ") if words.startswith("rmgr ") and not name else 4
         label = f"  {name}: " if name else " " * indent

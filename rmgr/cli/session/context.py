@@ -217,7 +217,7 @@ class Session:
         coordinator = open_zookeeper(config, self.shown_credentials())
         try:
             if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
-                self.note(f"ZooKeeper at {coordinator.hosts} does not answer; waiting up to {format_duration(wait_s)}")
+                self.note(f"ZooKeeper at {coordinator.hosts} does not answer; waiting {self._how_long(wait_s)}")
                 try:
                     coordinator.require_connected(max(0.1, end - time.monotonic()))
                 except NotConnected as error:
@@ -230,10 +230,18 @@ class Session:
             raise
         return coordinator
 
-    def _nobody_there(self) -> str:
+    def _how_long(self, wait_s: float) -> str:
+        return f"up to {format_duration(wait_s)}" if self.timeout_s is None else "until --timeout is over"
+
+    @property
+    def is_of_dev(self) -> bool:
+        """Whether the cluster is the one that a running `rmgr dev` has recorded."""
         from rmgr.config import is_of_dev
 
-        if not self.zk and is_of_dev(self.config().cluster.zk):
+        return not self.zk and is_of_dev(self.config().cluster.zk)
+
+    def _nobody_there(self) -> str:
+        if self.is_of_dev:
             return "it is that of your rmgr dev: rmgr dev status tells what of it is dead, rmgr dev start ID starts that again"
         if self.zk or not self.config().source:
             return "start a cluster: rmgr dev   (or name another: --zk HOSTS, RMGR_ZK); rmgr doctor looks closer"
@@ -254,7 +262,7 @@ class Session:
             try:
                 meta = asks.ask(ReadMeta(), timeout_s=min(SILENCE_S, wait_s))
             except Unavailable:
-                self.note(f"no answer of the gateway at {asks.hosts} yet; waiting up to {format_duration(wait_s)}")
+                self.note(f"no answer of the gateway at {asks.hosts} yet; waiting {self._how_long(wait_s)}")
                 try:
                     meta = asks.ask(ReadMeta(), timeout_s=max(0.1, end - time.monotonic()))
                 except Unavailable as error:

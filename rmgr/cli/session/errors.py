@@ -20,6 +20,8 @@ BROKEN_PIPE = 141
 INTERRUPTED = 130
 #: Most characters of a message or a hint.
 _MOST_TOLD = 1500
+#: How long an outage was waited for, as messages say it.
+_WAITED = re.compile(r" within (?:[0-9.]+(?:ms|[dhms]))+(?=[:;,]|$)")
 
 
 class WorkEnded(Exception):
@@ -34,7 +36,8 @@ def in_time(error: BaseException, timeout_s: float | None, *, is_over: bool) -> 
     """Turns an outage that lasted until the end of `--timeout` into DeadlineExceeded: exit code 6 in every command, whatever it awaited."""
     if not is_over or not isinstance(error, Unavailable):
         return error
-    return DeadlineExceeded(f"{error.message}: no answer within {format_duration(timeout_s or 0.0)} (--timeout)", hint=error.hint)
+    message = _WAITED.sub("", error.message)  # less than `--timeout`, of which a part was used before: two times confuse
+    return DeadlineExceeded(f"not done within {format_duration(timeout_s or 0.0)} (--timeout): {message}", hint=error.hint)
 
 
 def with_hint(error: click.ClickException, hint: str) -> click.ClickException:

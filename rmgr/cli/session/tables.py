@@ -108,7 +108,11 @@ def positions_of(session: Session, number: int, shown: Sequence[int], *, total: 
     from rmgr.model.tasks.array import parse_array
     from rmgr.submitter.questions import ReadRecord
 
-    submission = session.ask(ReadRecord(number=number)).record
+    try:
+        submission = session.ask(ReadRecord(number=number)).record
+    except NotFound:
+        session.query().job(number)  # or NotFound
+        raise NotFound(f"the tasks of {number} are no longer kept: it is history", hint=f"rmgr history {number}") from None
     array = parse_array(submission.array) if submission.array else None
     positions = []
     for index in shown:

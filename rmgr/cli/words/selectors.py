@@ -103,6 +103,9 @@ def parse(words: Sequence[str], filter_: Filter | None = None) -> Selection:
                 if word.isascii() and word.isdigit():
                     hint = "rmgr jobs -a lists them; ids have ten digits at most"
                     raise NotFound(f"there is no submission {word[:40]}", hint=hint) from None
+                if word.startswith("last_"):
+                    hint = f"rmgr jobs -a shows it; of job 42 it is 42_{word[5:20]}"
+                    raise UsageError(f"{word[:80]!r} selects nothing: tasks need the number of their job", hint=hint) from None
                 of_node = f"; of a node: rmgr nodes {word}" if NODE_NAME.match(word) else ""
                 raise UsageError(f"{word[:80]!r} selects nothing", hint=HINT + of_node) from None
     return Selection(ids=tuple(ids), ranges=tuple(ranges), tasks=tuple(tasks), last="last" in words, every="all" in words, filter=chosen)

@@ -447,7 +447,9 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
     """Returns what the job waits for, and when it is expected to start, 0 = unknown."""
     if job.state.is_final:
         ended = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
-        return [WhyView(what="ended", id=str(job.id), detail=f"{_all_ended(job)}: {ended}. {job.detail}".strip())], 0
+        words = f": {job.detail}" if job.detail else ""
+        detail = f"{_all_ended(job)} ({ended}){words}; rmgr show {job.id} tells when and where, rmgr logs {job.id} what was put out"
+        return [WhyView(what="ended", id=str(job.id), detail=detail)], 0
     why, start_us = [], 0
     if position is None and (absent := snapshot.nowhere.get(job.id, ())):
         why.append(_nowhere(str(job.id), len(absent)))

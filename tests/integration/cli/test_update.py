@@ -56,7 +56,10 @@ def test_what_waits_gets_other_terms_and_runs_by_them(sh: Shell, queue: str) -> 
     sh.ok("release", number)
     sh.ok("wait", number)
     assert sh.ok("logs", number).out.startswith("large")
-    assert "it has ended" in sh.ok("update", number, "-t", "5m", "--json").json["unchanged"][0]["why"]
+    late = sh("update", number, "-t", "5m")
+    assert (late.code, late.out) == (1, "")
+    assert f"{number} has ended COMPLETED: nothing of it can be changed" in late.err
+    assert f"rmgr rerun {number}" in late.err
     task = sh.ok("tasks", number, "--json").json["tasks"][0]
     assert task["state"] == "COMPLETED"
 

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("live")
         (["show", "99999999999999999999"], 3, "there is no submission 99999999999999999999"),
         (["cancel", "-u", "nobody-at-all"], 0, "nothing is there to be changed"),
         (["show", "n1"], 2, "rmgr nodes n1"),
+        (["show", "last_7"], 2, "of job 42 it is 42_7"),
         (["show", "job", "1"], 2, "rmgr show 1"),
         (["show", "node", "n1"], 2, "rmgr nodes n1"),
         (["show"], 2, "Missing argument 'ID'"),

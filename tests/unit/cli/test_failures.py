@@ -291,3 +291,10 @@ def test_a_command_says_that_its_directory_is_gone(
     told = capsys.readouterr().err
     assert "the directory that this command was started in has been removed: " + str(gone) in told
     assert "cd to one that exists" in told
+
+
+def test_an_explanation_names_each_id_once(capsys: pytest.CaptureFixture[str]) -> None:
+    whys = (WhyView(what="hold", id="5", detail="held by its user"), WhyView(what="dependency", id="4", detail="waits for ok:4"))
+    show.draw_explained(ExplainView(id="5", state=State.HELD, reason="USER_HOLD", why=whys), [])
+    drawn = capsys.readouterr().out.splitlines()
+    assert drawn[:3] == ["5 is HELD (USER_HOLD)", "  hold: held by its user", "  dependency 4: waits for ok:4"]

@@ -19,6 +19,8 @@ from rmgr.cli import daemons, main
 from rmgr.cli.main import SECTIONS
 from rmgr.cli.session.command import GlobalOption, command
 from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import in_time
+from rmgr.errors import DeadlineExceeded, Unavailable
 from tests.places import ROOT
 
 
@@ -401,3 +403,12 @@ def test_ranks_start_with_little_of_the_standard_library() -> None:
 @pytest.mark.parametrize("role", sorted(SECTIONS["Daemons"]))
 def test_the_module_of_each_daemon_can_be_run(role: str) -> None:
     assert callable(importlib.import_module(daemons._MODULES[role]).run)
+
+
+@pytest.mark.parametrize("waited", ["1.5s", "900ms", "1m30s"])
+def test_an_outage_until_the_timeout_is_over_is_told_with_one_time(waited: str) -> None:
+    outage = Unavailable(f"no gateway answers at h1:7 within {waited}: nothing listens there", hint="start one")
+    told = in_time(outage, 2.0, is_over=True)
+    assert isinstance(told, DeadlineExceeded)
+    assert told.message == "not done within 2s (--timeout): no gateway answers at h1:7: nothing listens there"
+    assert told.hint == "start one"

@@ -30,6 +30,18 @@ def drawn(view: StatusView, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("fix", "told"),
+    [
+        ("start its Starter on vm; if it is lost: rmgr drain n2", "rmgr dev start n2; if it is lost: rmgr drain n2"),
+        ("start its Starter, and rmgr resume n2", "rmgr dev start n2, and rmgr resume n2"),
+        ("rmgr resume n2", "rmgr resume n2"),
+    ],
+)
+def test_a_starter_of_rmgr_dev_is_started_by_a_command(fix: str, told: str) -> None:
+    assert cluster.in_dev(fix, "n2") == told
+
+
 def test_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
     away = PartView(
         kind="store", id="", state="away", reason="away since 2026-09-21T15:00:00Z: disk full", fix="rmgr doctor", told="store: disk full"
