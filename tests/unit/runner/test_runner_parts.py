@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from rmgr.client.logs import unseen
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.gap import gap_line, place
 from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandBatch, CommandItem, Output
+from rmgr.runner import program
 from rmgr.runner.command import Launcher, _interpreter_of_script
 from rmgr.runner.host import contain
 from rmgr.runner.host.board import Board, create_board
@@ -253,6 +256,23 @@ def test_what_has_left_its_parent_waits_for_processors_too(monkeypatch: pytest.M
     monkeypatch.setattr(contain, "_waited_for_processor", lambda _pid: (1_000_000_000, False))
     alone = contain.processor_seconds(os.getpid())[1]
     assert contain.processor_seconds(os.getpid(), [os.getpid(), 1])[1] == alone + 1, "each process once"
+
+
+# -- edited modules
+
+
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+def test_a_module_is_edited_when_its_file_changes_whatever_time_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    file, born_s = tmp_path / "some_module.py", time.time()
+    file.write_text("x = 1")
+    os.utime(file, (born_s + ahead_s, born_s + ahead_s))
+    monkeypatch.setitem(sys.modules, "some_module", SimpleNamespace(__file__=str(file)))
+    assert not any(program.is_edited(round(born_s * 1e9)) for _ in range(3))
+    file.write_text("x = 2")
+    os.utime(file, (born_s + ahead_s - 7, born_s + ahead_s - 7))  # an older one was put back
+    assert program.is_edited(round(born_s * 1e9))
 
 
 CAP = 64 * 1024
