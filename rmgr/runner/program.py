@@ -125,9 +125,9 @@ class Program:
 
     def name_of(self, thing: object) -> tuple[str, str] | None:
         """Returns (module, qualified name) of a function or class that its module has under that name, else None."""
-        qualname = text_of(thing, "__qualname__")
-        module = text_of(thing, "__module__") if qualname is not None else None
-        return (module, qualname) if module is not None and qualname is not None and self.has(thing, module, qualname) else None
+        if (qualname := text_of(thing, "__qualname__")) is None or (module := text_of(thing, "__module__")) is None:
+            return None
+        return (module, qualname) if self.has(thing, module, qualname) else None
 
     def has(self, thing: object, module: str, qualname: str) -> bool:
         """Returns whether one of its modules has this object under that name."""
@@ -430,13 +430,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self._versions is not None and kind is contextvars.ContextVar:
             return _context_variable, (thing.name, *(() if (value := thing.get(_MISSING)) is _MISSING else (value,)))
         reduced = super().reducer_override(thing)
-        return self._reduce_instance(thing, kind) if reduced is NotImplemented and kind not in self.dispatch_table else reduced
+        return self._reduce_instance(thing, kind) if reduced is NotImplemented else reduced
 
     def _reduce_instance(self, thing: Any, kind: Any) -> Any:
         """Returns how an object is pickled that gives itself a name of the program, or for which a `__new__` would look in its class, which
         is not complete yet. All others are left to pickle."""
+        gives_name = isinstance(kind.__reduce__, types.FunctionType) or isinstance(kind.__reduce_ex__, types.FunctionType)
+        if not gives_name and not isinstance(kind.__new__, types.FunctionType):
+            return NotImplemented  # nearly all objects
+        if kind in self.dispatch_table:  # by `copyreg`
+            return NotImplemented
         base: Any = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
-        if isinstance(kind.__reduce__, types.FunctionType) or isinstance(kind.__reduce_ex__, types.FunctionType):
+        if gives_name:
             reduced = thing.__reduce_ex__(PROTOCOL)
             if not isinstance(reduced, str) or not self._program.has(thing, thing.__module__, reduced):
                 return reduced
@@ -445,7 +450,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if base is not object and not hasattr(base, "__getnewargs__"):  # a list, a dictionary
                 return reduced
         else:
-            name = self._program.name_of(kind) if isinstance(kind.__new__, types.FunctionType) else None
+            name = self._program.name_of(kind)
             if name is None or not self._defines(name) or base is not object or isinstance(kind.__getstate__, types.FunctionType):
                 return NotImplemented
         arguments = () if base is object else base.__getnewargs__(thing)
