@@ -38,12 +38,12 @@ from typing import Any
 from rmgr.coord.field_rules import BOOK
 from rmgr.model.wire.stream import json_decoder
 from rmgr.runtime import failpoint
-from tests.places import ROOT
+from tests.places import PYTHON, ROOT
 
-_PROGRAM = [sys.executable, "-m", "rmgr.cli.main"]
-_APPLICATION = [sys.executable, "-c"]
+_PROGRAM = [PYTHON, "-m", "rmgr.cli.main"]
+_APPLICATION = [PYTHON, "-c"]
 _applications: set[str] = set()  #: texts that may be forked
-_SPAWNER = [sys.executable, "-P", "-m", "rmgr.runner.spawner"]
+_SPAWNER = [PYTHON, "-P", "-m", "rmgr.runner.spawner"]
 #: Hash seed of all forked spawners, and room for their variables in the block that /proc shows (bytes).
 _SEED, _ITS_SEED, _ROOM = "PYTHONHASHSEED", "1", 64 << 10
 _DAEMONS = frozenset({"starter", "watchdog", "submitter", "server"})
@@ -178,7 +178,7 @@ class _Nursery:
         self._early, self._limits = _early(dict(os.environ)), [resource.getrlimit(limit) for limit in _LIMITS]
         mine, its = socket.socketpair()
         self._path = os.path.join(tempfile.mkdtemp(prefix="rmgr-forked-"), "socket")
-        words = [sys.executable, "-m", __name__, str(its.fileno()), self._path, *self._modules]
+        words = [PYTHON, "-m", __name__, str(its.fileno()), self._path, *self._modules]
         self._process = _executed(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT, env={**self._variables, **os.environ})
         its.close()
         mine.settimeout(_ANSWERS_S)
@@ -230,7 +230,7 @@ class _Spawners:
         self._early, self._limits = _early(dict(os.environ)), [resource.getrlimit(limit) for limit in _LIMITS]
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
-        words = [sys.executable, "-P", "-m", "tests.harness.forked_spawners", str(its.fileno())]
+        words = [PYTHON, "-P", "-m", "tests.harness.forked_spawners", str(its.fileno())]
         variables = {"PYTHONPATH": str(ROOT), _SEED: _ITS_SEED, "RMGR_ROOM": "x" * _ROOM}
         self._process = _executed(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, **variables})
         its.close()
