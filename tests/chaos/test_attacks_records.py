@@ -47,7 +47,7 @@ SAMPLES = {type(record): record for record in hostile.SAMPLES}
 
 @pytest.fixture
 def scene(zookeeper_parts: None, tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(tmp_path)
+    made = Scene(tmp_path, heap_mb=256)  # mallory writes more than the quotas of a smaller one allow
     try:
         yield made
     finally:

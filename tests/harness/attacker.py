@@ -35,7 +35,7 @@ from tests.harness.submitted import submit
 from tests.harness.waiting import eventually
 
 DEADLINE_S = 60.0
-#: Of the scene's ZooKeeper server.
+#: Of the scene's ZooKeeper server, if a test does not say otherwise; how much may be written into it follows from that.
 HEAP_MIB = 128
 
 
@@ -68,9 +68,9 @@ class Person:
 class Scene:
     """One node, one leader. ann works; mallory attacks with what a stolen gateway has: its ZooKeeper session and the data store."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, heap_mb: int = HEAP_MIB) -> None:
         self.directory = directory
-        self.cluster = DevCluster(directory / "cluster", nodes=1, watchdogs=1, session_timeout_s=LONG_S, heap_mb=HEAP_MIB, secured=True)
+        self.cluster = DevCluster(directory / "cluster", nodes=1, watchdogs=1, session_timeout_s=LONG_S, heap_mb=heap_mb, secured=True)
         self.cluster.start()
         self.ann = Person(self.cluster, Role.USER, "ann")
         self.mallory = Person(self.cluster, Role.USER, "mallory")

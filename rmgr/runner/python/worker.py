@@ -6,6 +6,7 @@ only its current call.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import errno
@@ -28,6 +29,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 import msgspec
@@ -141,7 +143,6 @@ class WorkerProcess:
         self._missed = 0  # task of a SIGTERM that came outside of a call
         self._ordered = 0  # task of the last SIGTERM that the spawner had announced
         self._forking: dict[int, set[int]] = {}  # forking threads, with their signal masks
-        self._late = 0  # a signal that came meanwhile
         self._submission = self._newest = -1
         self._born_ns = time.time_ns()
         self._shape: BatchShape | None = None
@@ -406,9 +407,9 @@ class WorkerProcess:
         finally:
             self._in_call = False
 
-    def _on_signal(self, signum: int, _frame: object) -> None:
-        if self._forking:
-            self._late = signum  # an exception raised while a hook of fork runs would be lost
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._forking or self._is_in_hook(frame):  # what is raised while a hook of fork runs is lost
+            _thread.start_new_thread(_send_soon, (os.getpid(), signum))
             return
         before, self._ordered = self._ordered, self._board.terminated[0]
         if not self._in_call:
@@ -430,26 +431,26 @@ class WorkerProcess:
 
     def _in_parent(self) -> None:
         me = threading.get_ident()
-        if me not in self._forking:
-            return
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking[me])
-        del self._forking[me]
-        if self._late and not self._forking:
-            again, self._late = threading.Timer(0.01, os.kill, (os.getpid(), self._late)), 0
-            again.daemon = True
-            again.start()
+        if me in self._forking:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._forking[me])
+            del self._forking[me]
 
     def _in_child(self) -> None:
         """Lets signals end processes of a task as usual: a pool of processes relies on that."""
         mask = self._forking.get(threading.get_ident())
         self._forking.clear()
-        self._late = 0
         if signal.getsignal(signal.SIGTERM) == self._on_signal:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if signal.getsignal(signal.SIGINT) == self._on_signal:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _is_in_hook(self, frame: FrameType | None) -> bool:
+        hooks = (self._before_fork.__code__, self._in_parent.__code__)
+        while frame is not None and frame.f_code not in hooks:
+            frame = frame.f_back
+        return frame is not None
 
     def _give_way(self) -> NoReturn:
         raise TaskTerminated(f"terminated: {self._board.terminated[1]}")
@@ -623,6 +624,11 @@ def _current_umask() -> int:
     mask = os.umask(0o022)  # reading it means setting it
     os.umask(mask)
     return mask
+
+
+def _send_soon(pid: int, signum: int) -> None:
+    time.sleep(0.01)
+    os.kill(pid, signum)
 
 
 def _end_of_child(error: BaseException) -> NoReturn:

@@ -112,7 +112,7 @@ def in_order(events: Iterable[str]) -> list[str]:
     return found + sorted(since)
 
 
-def play(connection: Connection, name: str, directory: Path) -> tuple[list[str], list[int]]:
+def play(connection: Connection, sh: Shell, name: str, directory: Path) -> tuple[list[str], list[int]]:
     """Returns what happens on the node of a policy, up to the first event that is another one than in the simulator; and the jobs' numbers.
 
     The jobs say that they were submitted as long before the first one ends as in the workload.
@@ -130,6 +130,7 @@ def play(connection: Connection, name: str, directory: Path) -> tuple[list[str],
         since_us = began_us + job.submit_us
         numbers.append(submit(connection, job, job.queue or name, directory, submitted_us=since_us, moves="migration" in name))
         eventually(happened)  # the first one runs before the others come
+    eventually(lambda: are_known(sh, numbers[1:]), f"{name}: all are known to the leader, who could not choose them otherwise")
     for count, event in enumerate(planned):
         if event.endswith("ends"):
             eventually(lambda: len(happened()) >= count, lambda: f"{event} after {planned[:count]}, not after {happened()}")  # noqa: B023
@@ -138,6 +139,12 @@ def play(connection: Connection, name: str, directory: Path) -> tuple[list[str],
             (directory / event.split()[0]).write_text("end\n")
     eventually(lambda: len(happened()) >= len(planned) or happened() != planned[: len(happened())])
     return happened(), numbers
+
+
+def are_known(sh: Shell, numbers: Iterable[int]) -> bool:
+    """Whether the leader says of each waiting job what it waits for."""
+    told = {job["id"]: job["detail"] for job in sh.ok("jobs", "--json").json["jobs"]}
+    return all(told[str(number)] for number in numbers)
 
 
 def submit(connection: Connection, job: WorkloadJob, queue: str, directory: Path, *, submitted_us: int, moves: bool) -> int:
@@ -180,7 +187,7 @@ def played(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Map
     for name in POLICIES:
         stages.joinpath(name).mkdir()
     with connected(cluster) as connection, ThreadPoolExecutor(len(POLICIES)) as threads:
-        playing = {name: threads.submit(play, connection, name, stages / name) for name in POLICIES}
+        playing = {name: threads.submit(play, connection, sh, name, stages / name) for name in POLICIES}
         found = {name: running.result(300) for name, running in playing.items()}
     for name, (happened, numbers) in found.items():
         if happened == simulated(name):
