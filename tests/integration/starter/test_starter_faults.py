@@ -308,14 +308,16 @@ def test_a_task_that_says_it_waits_and_computes_has_its_core_counted_again(rig: 
     eventually(started.exists, "the first of them")
     if of_nobody and not any(slot._cgroup is not None and slot._cgroup.unified for slot in agent.lanes.slots()):
         pytest.skip("no control groups of version 2 here: what leaves its parent is not counted (SECURITY.md)")
-    eventually(lambda: agent.lanes.overdrawn, "cores counted again")
-    seen, until_s = len(started.read_text()), time.monotonic() + 2.5
-    while time.monotonic() < until_s:  # nothing comes to pass: that is what is to be seen
-        time.sleep(0.1)
-    assert len(started.read_text()) <= max(seen + 2, 6), "of so many of them nothing need be known: twice the cores, and who holds those"
-    assert seen < 20
-    assert agent.lanes.free_cores == 0
-    go.touch()
+    try:
+        eventually(lambda: agent.lanes.overdrawn, "cores counted again")
+        seen, until_s = len(started.read_text()), time.monotonic() + 2.5
+        while time.monotonic() < until_s:  # nothing comes to pass: that is what is to be seen
+            time.sleep(0.1)
+        assert len(started.read_text()) <= max(seen + 2, 6), "of so many nothing need be known: twice the cores, and who holds those"
+        assert seen < 20
+        eventually(lambda: agent.lanes.free_cores == 0, "no core free: on a busy machine who computes may for a moment look idle")
+    finally:
+        go.touch()  # else they take both processors of the machine from later tests
     assert {outcome.state for outcome in rig.outcomes(number, 30).values()} == {State.COMPLETED}
     eventually(lambda: agent.lanes.free_cores == agent.lanes.cores, "all cores free")
 
