@@ -35,6 +35,8 @@ CROWD, CROWD_PART = 16, 0.5
 #: Seconds between two looks at a crowd, and at whether there is one; most processor time (s) that is saved up, and most that is owed.
 _CROWD_LOOK_S, _LOOK_S = 0.005, 0.25
 _SAVED_S, _OWED_S = 0.02, 0.1
+#: Longest rest (s): by then a crowd has paid what it may owe. If the process is still busy, that is somebody else's doing.
+_LONGEST_REST_S = _OWED_S / CROWD_PART
 
 
 class Had:
@@ -114,7 +116,7 @@ class Breath:
 
     def __init__(self, had: Had) -> None:
         self._had = had
-        self._is_resting = False
+        self._resting_since_s = math.inf
         self._left_s = 0.0  #: processor time that the crowd may still use
         self._now_s = self._used_s = 0.0
 
@@ -124,7 +126,7 @@ class Breath:
 
     def _run(self) -> None:
         while True:
-            time.sleep(_CROWD_LOOK_S if self._had.is_crowded or self._is_resting else _LOOK_S)
+            time.sleep(_CROWD_LOOK_S if self._had.is_crowded or self._resting_since_s < math.inf else _LOOK_S)
             self.look(time.monotonic(), time.process_time())
 
     def look(self, now_s: float, used_s: float) -> None:
@@ -132,10 +134,14 @@ class Breath:
         gained_s = (now_s - self._now_s) * CROWD_PART - (used_s - self._used_s)
         self._now_s, self._used_s = now_s, used_s
         self._left_s = max(-_OWED_S, min(_SAVED_S, self._left_s + gained_s))
-        rests = self._had.is_crowded and self._left_s < 0
-        if rests or self._is_resting:
-            self._is_resting = rests
-            self._had.rest(begins=rests)
+        if now_s - self._resting_since_s >= _LONGEST_REST_S:
+            self._left_s = _SAVED_S
+        if self._had.is_crowded and self._left_s < 0:
+            self._resting_since_s = min(self._resting_since_s, now_s)
+            self._had.rest(begins=True)
+        elif self._resting_since_s < math.inf:
+            self._resting_since_s = math.inf
+            self._had.rest(begins=False)
 
 
 class _Waiting:

@@ -217,3 +217,18 @@ def test_a_crowd_that_has_used_its_part_rests_and_nobody_else(users: int) -> Non
     breath.look(100.3, 1.1)
     assert asked[0].result(60) is None
     line.close()
+
+
+def test_a_crowd_goes_on_although_somebody_else_keeps_the_process_busy() -> None:
+    """Handshakes and bytes passed on are nobody's turn: whoever floods a gateway with these must not make a crowd wait for ever."""
+    had = Had()
+    for at in range(CROWD + 1):
+        had.add(f"m{at}", 1.0)
+        had.wait(f"m{at}", 5)
+    breath = Breath(had)
+    rested = []
+    for at in range(200):  # 1 s, in which the process uses a whole processor
+        breath.look(100.0 + at * 0.005, 1.0 + at * 0.005)
+        rested.append(had.must_rest("m0"))
+    assert any(rested)
+    assert not any(all(rested[at : at + 50]) for at in range(150)), "it rests for less than a quarter of a second at a stretch"
