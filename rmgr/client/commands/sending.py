@@ -247,6 +247,7 @@ def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
 
 def send_in_parts(reach: Reach, submitter: Engine, record: Submission, draft: CheckedRequest, deadline_s: float) -> Sent:
     """Sends a submission that needs several multis (opens, extends, completes it), or whose outputs have keys."""
+    from rmgr.client.submission.engine import GIVE_UP_S
     from rmgr.client.submission.handle import INTERRUPTED, SilentListener
     from rmgr.client.submission.packing import TaskSpec
     from rmgr.submitter.questions import CancelSubmission
@@ -266,12 +267,18 @@ def send_in_parts(reach: Reach, submitter: Engine, record: Submission, draft: Ch
         handle.flush(seconds_left(deadline_s))
     except SubmitUnknown:
         raise
-    except (RmgrError, KeyboardInterrupt) as error:
+    except RmgrError as error:
         handle.complete()  # all or nothing: tasks that are in must not run without the rest
-        why = error.message if isinstance(error, RmgrError) else INTERRUPTED
-        reach.ask(CancelSubmission(number=handle.number, detail=why), 30.0)
-        if isinstance(error, KeyboardInterrupt):
-            reach.note(f"interrupted; {handle.number} was not submitted as a whole, and is cancelled")
+        reach.ask(CancelSubmission(number=handle.number, detail=error.message), 30.0)
+        raise
+    except KeyboardInterrupt:
+        handle.complete()
+        done = f"interrupted; {handle.number} was not submitted as a whole, and "
+        try:
+            reach.ask(CancelSubmission(number=handle.number, detail=INTERRUPTED), GIVE_UP_S)
+            reach.note(f"{done}is cancelled")
+        except RmgrError:
+            reach.note(f"{done}could not be cancelled: rmgr cancel {handle.number}")
         raise
     return Sent(submission=handle.submission, tasks=draft.tasks, created=True)
 

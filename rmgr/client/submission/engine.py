@@ -40,7 +40,7 @@ _LOG = logging.getLogger("rmgr.submitter")
 #: How long publishing the user's certificate may take (s).
 _PUBLISH_S = 10.0
 #: How long an interrupted submission delays Ctrl-C until it is cancelled, and how long that is tried (s).
-_GIVE_UP_S, _GIVE_UP_LATE_S = 2.0, 60.0
+GIVE_UP_S, _GIVE_UP_LATE_S = 2.0, 60.0
 _OPEN = Secured()
 
 
@@ -133,7 +133,7 @@ class Engine:
             # It may have been made, and nobody would follow it. If the cluster does not answer now, that must not hold up Ctrl-C.
             thread = machine.Thread(target=self._give_up, args=(order,), name="rmgr-give-up", daemon=True)
             thread.start()
-            thread.join(_GIVE_UP_S)
+            thread.join(GIVE_UP_S)
             raise
 
     def _give_up(self, order: Order) -> None:

@@ -8,10 +8,17 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from rmgr.bench.reality import command_draft
+from rmgr.client.commands.request import CommandOptions, CommandRequest
+from rmgr.client.commands.sending import CheckedRequest, send_in_parts
+from rmgr.client.specs import Options
+from rmgr.client.submission.engine import Engine
+from rmgr.client.submission.handle import SubmissionHandle
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.client.tasks import when_dropped
 from rmgr.coord.ops import membership
@@ -19,16 +26,21 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import decode_record, encode_record
-from rmgr.errors import InvalidRecord, NotConnected, NotFound, StateConflict, TaskFailed, UsageError
+from rmgr.errors import InvalidRecord, NotConnected, NotFound, StateConflict, TaskFailed, Unavailable, UsageError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import SubmitterEntry
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockKey, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.runtime import machine
 from rmgr.submitter.port import Order, Submitted
+from rmgr.submitter.questions import CancelSubmission
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.virtual import VirtualMachine
 from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from rmgr.client.queries import Reach
 
 
 def double(x: int) -> int:
@@ -120,6 +132,38 @@ def test_what_ctrl_c_interrupts_while_it_is_submitted_is_cancelled_and_the_queue
         cluster.on_call = lambda key, index: None
         assert queue.submit_call(4).result(60) == 8
         assert queue.id == 2
+
+
+@pytest.mark.parametrize(("answers", "told"), [(True, "1 was not submitted as a whole, and is cancelled"), (False, "rmgr cancel 1")])
+def test_ctrl_c_ends_a_command_of_many_parts_even_if_it_cannot_be_cancelled(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, answers: bool, told: str
+) -> None:
+    notes: list[str] = []
+    limits: list[float] = []
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with cluster.connect() as connection:
+        engine = connection.submitter
+        assert isinstance(engine, Engine)
+
+        def ask(question: CancelSubmission, timeout_s: float) -> object:
+            limits.append(timeout_s)
+            if not answers:
+                raise Unavailable("ZooKeeper does not answer")
+            return engine.asks.ask(question, timeout_s=timeout_s)
+
+        record = command_draft(engine, ("/bin/true",), Options())
+        request = CommandRequest(words=("/bin/true",), options=CommandOptions(token="mine"))
+        draft = CheckedRequest(record=record, payloads=[b""] * 3, settings=ClusterSettings(), request=request)
+        reach = cast("Reach", SimpleNamespace(ask=ask, note=notes.append))
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(SubmissionHandle, "flush", interrupted)
+            send_in_parts(reach, engine, record, draft, machine.monotonic() + 60.0)
+        assert told in notes[-1]
+        assert limits == [2.0], "nobody waits longer after Ctrl-C"
+        assert (record_of(cluster, 1).phase is Phase.CANCELLED) is answers
 
 
 # -- lost answers, lost sessions
