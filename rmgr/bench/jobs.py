@@ -46,9 +46,9 @@ from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
 from rmgr.client.submission.packing import FirstTasks, TaskSpec
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Delete, Gone, Holds, Multi, Set
-from rmgr.coord.protocol.records import encode_record
+from rmgr.coord.protocol.multi import Committed, Multi, remove
 from rmgr.daemons.leader.placement.pipeline import named
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError, Unavailable
@@ -383,8 +383,7 @@ class _Live:
         assert found is not None
         settings = replace(read_settings(coordinator), pipelines=(named("default", policy, {}),))
         before = self.told().passes
-        data = encode_record(settings)
-        self._commit(Multi(name="SETTINGS", ops=(Set(paths.CONFIG, data, found.version),), proof=Holds(paths.CONFIG, data)))
+        self._commit(set_settings(settings, found.version))
         self.until(lambda told: told.passes > before, "the policy has passed")
 
     def measured(self, policy: str, setup: str) -> list[Row]:
@@ -418,7 +417,7 @@ class _Live:
             names = zk.children(paths.running_node(node)).result(_READ_S)
             if names:
                 path = f"{paths.running_node(node)}/{names[0]}"
-                self._commit(Multi(name="END", ops=(Delete(path),), proof=Gone(path)))
+                self._commit(remove("END", path))
                 return
         raise Unavailable("no job runs")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Holds, Multi, Set
+from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.protocol.records import decode_record, encode_record
+from rmgr.coord.protocol.records import decode_record
 from rmgr.model.cluster.queue import ClusterSettings
 
 
@@ -21,9 +22,7 @@ def read_settings(coordinator: Coordinator) -> ClusterSettings:
 def write_settings(coordinator: Coordinator, settings: ClusterSettings) -> None:
     found = coordinator.get(paths.CONFIG).result(60)
     assert found is not None
-    data = encode_record(settings)
-    change = Multi(name="SETTINGS", ops=(Set(paths.CONFIG, data, found.version),), proof=Holds(paths.CONFIG, data))
-    assert isinstance(coordinator.commit(change).result(60), Committed)
+    assert isinstance(coordinator.commit(set_settings(settings, found.version)).result(60), Committed)
 
 
 @contextmanager
