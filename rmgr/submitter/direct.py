@@ -79,7 +79,7 @@ class Submitter:
         self._works: list[DirectWork] = []
         self._upkeeps: dict[int, list[Upkeep]] = {}
         self.lines = lines(loop, self._hear) if lines is not None else None
-        coordinator.listen(lambda state: loop.post(lambda: self._on_session(state)))
+        coordinator.listen(self._hear_session)  # calls at once: a first submission must not take ZooKeeper for lost
 
     def work(self, entry: SubmitterEntry, listener: Callable[[SessionState], None] = lambda _: None) -> DirectWork:
         """Makes the `WorkPort` of the owner that `entry` describes. listener: hears of the session on the Submitter's thread."""
@@ -114,8 +114,11 @@ class Submitter:
         for upkeep in list(self._upkeeps.get(message.submission, ())):
             upkeep.heard(message)
 
-    def _on_session(self, state: SessionState) -> None:
+    def _hear_session(self, state: SessionState) -> None:
         self.session_state = state
+        self.post(lambda: self._on_session(state))
+
+    def _on_session(self, state: SessionState) -> None:
         for work in list(self._works):
             work.on_session(state)
         if state is SessionState.CONNECTED:  # hints may have been lost

@@ -24,7 +24,7 @@ from rmgr.client.tasks import when_dropped
 from rmgr.coord.ops import membership
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
-from rmgr.coord.protocol.ports import Encoding
+from rmgr.coord.protocol.ports import Encoding, SessionState
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.errors import InvalidRecord, NotConnected, NotFound, StateConflict, TaskFailed, Unavailable, UsageError
 from rmgr.model.base.states import Reason, State
@@ -33,8 +33,10 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockKey, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.runtime import machine
+from rmgr.submitter.direct import Submitter
 from rmgr.submitter.port import Order, Submitted
 from rmgr.submitter.questions import CancelSubmission
+from rmgr.submitter.thread import SubmitterThread
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.virtual import VirtualMachine
 from tests.harness.waiting import eventually
@@ -100,6 +102,14 @@ def test_a_task_that_may_run_once_fails_at_its_loss_and_leaves_no_output(cluster
         assert (counts["FAILED"], failed) == (1, [f"{queue.id}_0"])
         eventually(lambda: connection.submitter.store.keys("out/") == [])
         eventually(lambda: connection.submitter.store.head(keys.named("out")) is None)
+
+
+# -- the session
+
+
+def test_a_submitter_knows_at_once_that_zookeeper_answers_however_late_its_thread_runs(cluster: Cluster) -> None:
+    thread = SubmitterThread()
+    assert Submitter(thread, cluster.coordinator, cluster.store).session_state is SessionState.CONNECTED
 
 
 # -- interrupted submissions
