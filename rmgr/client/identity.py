@@ -63,6 +63,11 @@ class Signer:
         """The user who signs."""
         return self._credentials.identity.name
 
+    @property
+    def publication(self) -> PublishCertificate:
+        """What `publish` asks if the bundle has not been renewed."""
+        return PublishCertificate(pem=self._credentials.certificate_pem)
+
     def publish(self, asks: Asks, *, timeout_s: float = 10.0) -> Credentials:
         """Publishes the user's certificate for verifiers: once per process, and once per renewal of the bundle.
 
@@ -86,7 +91,7 @@ class Signer:
                 else:
                     self._credentials, self._published = newest, True
             if not self._published:
-                asks.ask(PublishCertificate(pem=known.certificate_pem), timeout_s=timeout_s)
+                asks.ask(self.publication, timeout_s=timeout_s)
                 self._published = True
             return self._credentials
 

@@ -408,6 +408,10 @@ class Reach(NodeReach, Protocol):
         """Returns the `Asks` for users' questions. Raises NotConnected, CoordinationUnavailable, WrongCluster."""
         ...
 
+    def expect(self, *questions: Question[Any]) -> None:
+        """Has a gateway answer these beside the next question. Never waits; does nothing without a gateway."""
+        ...
+
     def leader_at_a_glance(self) -> EpochRecord | None:
         """Returns the leader's record by one short look at ZooKeeper; None if that is not enough."""
         ...

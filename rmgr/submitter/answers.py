@@ -94,6 +94,9 @@ class Answers:
         """See `Asks`."""
         return self.coordinator.session_timeout_s
 
+    def expect(self, *questions: Question[Any]) -> None:
+        """Does nothing: here a question waits for ZooKeeper alone."""
+
     def ask(self, question: Question[A], *, timeout_s: float) -> A:
         """See `Asks`."""
         owner_of = self._owner_of or (lambda number: self._owner(number, timeout_s))

@@ -30,6 +30,8 @@ A = TypeVar("A")
 
 #: Pauses between two tries, the first and the longest (s).
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
+#: How long the answer to an expected question counts as new, and may take (s).
+_EXPECTED_S = 5.0
 #: Shortest time limit of a question, and time limit of closing a stream that carried submissions (s).
 _SHORTEST_S, _END_S = 0.1, 2.0
 
@@ -72,6 +74,7 @@ class RemoteAnswers:
         self._lock = threading.Lock()  # guards the following
         self._last_id = 0
         self._asked: dict[int, _PendingQuestion] = {}
+        self._expected: dict[bytes, int] = {}  #: question, encoded -> its number in `_asked`
         self._beside: Beside | None = None
         self._outbox: Outbox | None = None  #: of the current stream
         self._is_begun = self._is_closed = False
@@ -91,6 +94,14 @@ class RemoteAnswers:
     def session_timeout_s(self) -> float:
         """See `Asks`."""
         return self._session_timeout_s
+
+    def expect(self, *questions: Question[Any]) -> None:
+        """Sends questions that will be asked within 5 s, so that all take one round trip together. Never waits."""
+        check_not_forked()
+        with self._lock:
+            for question in () if self._is_closed else questions:
+                asked = _PendingQuestion(question, encode_question(question), machine.monotonic() + _EXPECTED_S)
+                self._expected[asked.data] = self._add(asked)
 
     def ask(self, question: Question[A], *, timeout_s: float) -> A:
         """See `Asks`. Repeats the question, also to other gateways, until `timeout_s` is over.
@@ -144,25 +155,32 @@ class RemoteAnswers:
         with self._lock:
             if self._is_closed:
                 raise _closed_error()
-            self._last_id += 1
-            number = self._last_id
-            self._asked[number] = asked
-            self._begin()
-            self._say(number, asked)
+            number = self._expected.pop(asked.data, 0)
+            if not number or self._asked[number].end_s < machine.monotonic():
+                self._asked.pop(number, None)
+                number = self._add(asked)
+            done = self._asked[number].done
         try:
             while True:
                 left_s = asked.end_s - machine.monotonic()
                 try:
-                    return machine.result(asked.done, max(0.0, min(LOOK_S, left_s)))
+                    return machine.result(done, max(0.0, min(LOOK_S, left_s)))
                 except TimeoutError:
-                    if asked.done.done():  # with an error of that kind, or just now
-                        return machine.result(asked.done, 0.0)
+                    if done.done():  # with an error of that kind, or just now
+                        return machine.result(done, 0.0)
                     self.link.check()
                     if left_s <= 0:
                         raise self.link.refusal or self._silence_error() from None
         finally:
             with self._lock:
                 self._asked.pop(number, None)
+
+    def _add(self, asked: _PendingQuestion) -> int:
+        self._last_id += 1
+        self._asked[self._last_id] = asked
+        self._begin()
+        self._say(self._last_id, asked)
+        return self._last_id
 
     def _silence_error(self) -> Unavailable:
         failure = self.link.failure

@@ -135,6 +135,7 @@ class Trust:
         self._since_s: dict[str, float] = {}  #: key id -> when it was revoked (wall clock)
         self._again = False  #: they changed while they were being read
         self._read_s = -math.inf  #: when the list behind `_revoked` was requested (monotonic)
+        self._refresh()  # the first look would wait for it
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Registers `listener`, to be called (on any thread) whenever an answer has come."""

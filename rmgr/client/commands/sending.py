@@ -225,11 +225,13 @@ def _commit(reach: Reach, record: Submission, draft: CheckedRequest) -> Sent:
         return send_in_parts(reach, reach.submitter(), record, draft, deadline_s)
     from rmgr.submitter.port import Order, prepared, unsigned
 
+    if (signer := reach.signer()) is not None:
+        reach.expect(signer.publication)
     if not draft.request.options.token:  # the user's own token may name an existing submission
         check_jobs(reach, draft.settings.limits, record.user)
     check_room(reach, draft.settings, record.queue, len(blocks) if waiting_blocks(record, draft.tasks) else 0)
     order = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True, held=bool(record.max_running) or None)
-    if (signer := reach.signer()) is not None:
+    if signer is not None:
         signer.publish(reach.asks(), timeout_s=seconds_left(deadline_s))
     try:
         return Sent.of(reach.submit(prepared(order, signer.sign if signer is not None else unsigned), timeout_s=seconds_left(deadline_s)))
@@ -310,6 +312,7 @@ def read_facts(reach: Reach) -> AdmissionFacts:
     """Returns the cluster's current settings and nodes. Raises Unavailable."""
     from rmgr.submitter.questions import ReadNodes, ReadSettings
 
+    reach.expect(ReadSettings(), ReadNodes())
     return AdmissionFacts(reach.ask(ReadSettings()).settings, [*reach.ask(ReadNodes())])
 
 

@@ -26,6 +26,7 @@ from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import ClusterSettings, UserLimits
 from rmgr.procedures.bootstrap import bootstrap
+from rmgr.runtime import machine
 from rmgr.submitter import messages as m
 from rmgr.submitter import questions as q
 from rmgr.submitter.direct import Submitter
@@ -36,6 +37,7 @@ from rmgr.v1 import work_pb2, work_pb2_grpc
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
+from tests.harness.waiting import eventually
 
 
 class Place:
@@ -120,6 +122,30 @@ def test_answers_and_errors_arrive_as_they_were(place: Place) -> None:
     client.ask(q.ApplySettings(settings=read.settings, version=read.version), timeout_s=60)
     with pytest.raises(StateConflict, match="somebody else has changed"):
         client.ask(q.ApplySettings(settings=read.settings, version=read.version), timeout_s=60)
+
+
+def test_expected_questions_travel_together_and_their_answers_serve_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+
+    def answer(data: bytes, caller: Caller, timeout_s: float) -> bytes:
+        asked.append(data)
+        return place.asking.answer(data, caller, timeout_s)
+
+    client = place.client(place.gateway(answer).endpoint)
+    client.expect(q.ReadSettings(), q.ReadMeta(), q.ReadRecord(number=42))
+    eventually(lambda: len(asked) == 3)
+    assert client.ask(q.ReadMeta(), timeout_s=60).cluster_id
+    assert client.ask(q.ReadSettings(), timeout_s=60).settings == ClusterSettings()
+    with pytest.raises(NotFound, match="there is no submission 42"):
+        client.ask(q.ReadRecord(number=42), timeout_s=60)
+    assert len(asked) == 3
+    client.ask(q.ReadMeta(), timeout_s=60)
+    client.expect(q.ReadMeta())
+    eventually(lambda: len(asked) == 5)
+    now_s = time.monotonic()
+    monkeypatch.setattr(machine, "monotonic", lambda: now_s + 5.1)  # too old
+    client.ask(q.ReadMeta(), timeout_s=60)
+    assert len(asked) == 6
 
 
 def test_a_long_answer_comes_in_pieces(place: Place) -> None:
