@@ -4,8 +4,8 @@ So a user who asks now and then is served as if alone, however many others ask w
 time is the time spent on that user, in all turns of one server together; half of it is forgotten after some seconds. It counts more
 the more requests the user has waiting: a user with one request at a time goes before one who sends a hundred at once.
 
-In a gateway, a crowd that asks without end may use a part of one processor only (`Breath`): being first helps little where each
-message then waits several times for an interpreter that is always busy.
+In a gateway, a crowd that asks without end may use a part of one processor only while somebody else asks, too (`Breath`): being first
+helps little where each message then waits several times for an interpreter that is always busy.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _KEEP = 10_000
 _LARGEST = 1e100
 #: Users who wait at once make a crowd if they are more than this; the part of one processor that a crowd may use.
 CROWD, CROWD_PART = 16, 0.5
+#: Seconds for which a crowd leaves room to others after a request of theirs.
+_GUEST_S = 2.0
 #: Seconds between two looks at a crowd, and at whether there is one; most processor time (s) that is saved up, and most that is owed.
 _CROWD_LOOK_S, _LOOK_S = 0.005, 0.25
 _SAVED_S, _OWED_S = 0.02, 0.1
@@ -48,7 +50,9 @@ class Had:
         self._since_s = clock()
         self._of: dict[str, float] = {}  #: in seconds as of `_since_s`: later time weighs more, so that nothing has to be scaled down
         self._waiting: Counter[str] = Counter()
-        self._least_of_crowd = math.inf  #: server time from which on users wait for breath
+        self._crowd_from = 0.0  #: server time from which on a user belongs to the crowd, as of the last look at it; 0: none was seen
+        self._guest_s = -math.inf  #: when a user asked who does not belong to it
+        self._is_resting = False
         self._callbacks: list[Callable[[], None]] = []
 
     def add(self, user: str, seconds: float) -> None:
@@ -75,6 +79,8 @@ class Had:
     def wait(self, user: str, count: int) -> None:
         """Adjusts the number of the user's waiting requests by `count` (may be negative)."""
         with self._lock:
+            if count > 0 and self._crowd_from > self.of(user):
+                self._guest_s = self._clock()
             self._waiting[user] += count
             if self._waiting[user] <= 0:
                 del self._waiting[user]
@@ -87,8 +93,7 @@ class Had:
 
     def must_rest(self, user: str) -> bool:
         """Returns whether the user waits although there is room, because a crowd has used its part and the user belongs to it."""
-        least = self._least_of_crowd
-        return least < math.inf and self.of(user) >= least
+        return self._is_resting and self.of(user) >= self._crowd_from
 
     def on_breath(self, callback: Callable[[], None]) -> None:
         """Has `callback` called whenever nobody must rest any more."""
@@ -99,26 +104,34 @@ class Had:
         """Whether more users wait than a crowd begins with."""
         return len(self._waiting) > CROWD
 
+    @property
+    def has_guest(self) -> bool:
+        """Whether somebody who does not belong to the crowd has asked lately."""
+        return self._clock() - self._guest_s < _GUEST_S
+
+    def look(self) -> None:
+        """Finds out who belongs to the crowd: those who wait and have had at least half of their mean."""
+        with self._lock:
+            had = [self.of(user) for user in list(self._waiting)]
+        self._crowd_from = sum(had) / max(1, len(had)) / 2
+
     def rest(self, *, begins: bool) -> None:
-        """Begins or ends a rest of those who wait and have had at least half of their mean."""
-        if begins:
-            with self._lock:
-                had = [self.of(user) for user in list(self._waiting)]
-            self._least_of_crowd = sum(had) / max(1, len(had)) / 2 or math.inf
-        else:
-            self._least_of_crowd = math.inf
+        """Begins or ends a rest of the crowd."""
+        self._is_resting = begins
+        if not begins:
             for callback in self._callbacks:
                 callback()
 
 
 class Breath:
-    """Rests a crowd whenever it has used more than its part. Without a crowd nobody rests, however busy the process is."""
+    """Rests a crowd that has used more than its part while others ask. Without others nobody rests, however busy the process is."""
 
     def __init__(self, had: Had) -> None:
         self._had = had
         self._resting_since_s = math.inf
         self._left_s = 0.0  #: processor time that the crowd may still use
         self._now_s = self._used_s = 0.0
+        self._looked_s = -math.inf
 
     def start(self) -> None:
         """Begins to look, on a thread of its own."""
@@ -136,7 +149,11 @@ class Breath:
         self._left_s = max(-_OWED_S, min(_SAVED_S, self._left_s + gained_s))
         if now_s - self._resting_since_s >= _LONGEST_REST_S:
             self._left_s = _SAVED_S
-        if self._had.is_crowded and self._left_s < 0:
+        is_over = self._had.is_crowded and self._left_s < 0
+        if is_over and now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            self._had.look()
+        if is_over and self._had.has_guest:
             self._resting_since_s = min(self._resting_since_s, now_s)
             self._had.rest(begins=True)
         elif self._resting_since_s < math.inf:

@@ -198,25 +198,34 @@ def test_whatever_is_asked_no_more_are_let_through_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("users", [CROWD, CROWD + 1])
-def test_a_crowd_that_has_used_its_part_rests_and_nobody_else(users: int) -> None:
-    had = Had()
+def test_a_crowd_that_has_used_its_part_rests_while_somebody_else_asks(users: int) -> None:
+    now_s = 100.0
+    had = Had(lambda: now_s)
     for at in range(users):
         had.add(f"m{at}", 1.0)
         had.wait(f"m{at}", 5)
     had.add("ann", 0.5)
     breath, line = Breath(had), Line(turns(had, at_once=4))
     breath.look(100.0, 1.0)
-    assert not had.must_rest("m0")
     breath.look(100.1, 1.1)  # a whole processor
+    with had.waiting("m0", 1):  # one of the crowd
+        breath.look(100.2, 1.2)
+    assert not had.must_rest("m0")
+    with had.waiting("ann", 1):
+        pass
+    breath.look(100.3, 1.3)
     assert had.must_rest("m0") is (users > CROWD)
     assert not had.must_rest("ann")
     asked = [line.ask("m0"), line.ask("ann"), line.ask("root", is_operator=True)]
     eventually(asked[1].done)
     eventually(asked[2].done)
     assert asked[0].done() or users > CROWD
-    breath.look(100.3, 1.1)
+    breath.look(100.6, 1.3)
     assert asked[0].result(60) is None
     line.close()
+    now_s += 10.0  # nobody else asks any more
+    breath.look(101.0, 2.0)
+    assert not had.must_rest("m0")
 
 
 def test_a_crowd_goes_on_although_somebody_else_keeps_the_process_busy() -> None:
@@ -226,6 +235,9 @@ def test_a_crowd_goes_on_although_somebody_else_keeps_the_process_busy() -> None
         had.add(f"m{at}", 1.0)
         had.wait(f"m{at}", 5)
     breath = Breath(had)
+    breath.look(99.0, 0.0)
+    breath.look(99.5, 1.0)
+    had.wait("ann", 1)
     rested = []
     for at in range(200):  # 1 s, in which the process uses a whole processor
         breath.look(100.0 + at * 0.005, 1.0 + at * 0.005)
