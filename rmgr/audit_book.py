@@ -1,4 +1,4 @@
-"""Bounds the lines of refusals that one user, and all, may cause a minute: more are counted, and logged at its end."""
+"""Bounds the lines that refusals of one user, one event or one place of a library, and all of them, cause a minute: the rest is counted."""
 
 from __future__ import annotations
 

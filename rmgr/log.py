@@ -1,7 +1,10 @@
-"""structlog set-up of daemons: JSON lines if stderr is no terminal, pretty on one; closed field names, no secrets, an audit.
+"""structlog set-up of daemons: JSON lines if stderr is no terminal, pretty on one; closed field names, no secrets, an audit, no storms.
 
 One fact a line, past tense: `log.info("task_assigned", task_id=..., attempt=2, node=...)`. A field that is not in `FIELDS` is a defect:
 tests raise on it, production renames it to `extra_<name>` and goes on.
+
+A line may be written once for each failed attempt, however many fail: of one event a daemon writes `_TROUBLES` or `_FACTS` lines a minute,
+and one line at its end says how many it left out. Lines of the audit have bounds of their own, debug lines none.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from typing import Any, TextIO, cast
 
 from rmgr.audit_book import AuditBook
@@ -46,8 +50,12 @@ FIELDS = frozenset(
 )  # fmt: skip
 #: Refusals of one user that are logged in a minute; the settings may change the number.
 BOOK = AuditBook(UserLimits().audit_lines)
+#: Lines of one event in a minute: warnings and errors; facts, which tell of work that was done.
+_TROUBLES, _FACTS = AuditBook(60), AuditBook(600)
 #: Lines of libraries that one place of their code writes in a minute.
 _LIBRARIES = AuditBook(20)
+#: Events that `_bounded` lets pass: nothing audited is lost.
+_UNBOUNDED = frozenset({"audit", "audit_repeats", "lines_left_out"})
 _AUDIT_CHARS = 400
 _SECRETS = ("password", "passwd", "secret", "private_key", "credential")
 _HIDDEN = "***"
@@ -70,6 +78,7 @@ def setup(config: LogConfig, role: str, **bound: object) -> Log:
     level = getattr(logging, config.level.upper(), logging.INFO)
     structlog.configure(
         processors=[
+            partial(_bounded, lambda what, more: log.warning("lines_left_out", what=what, count=more)),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -89,6 +98,15 @@ def setup(config: LogConfig, role: str, **bound: object) -> Log:
         handler.addFilter(_admits)
     log: Log = structlog.get_logger().bind(role=role, pid=os.getpid(), **bound)
     return log
+
+
+def _bounded(left_out: Callable[[str, int], object], logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:  # noqa: ARG001 - structlog's signature
+    name = str(event["event"])
+    if name in _UNBOUNDED or method == "debug":
+        return event
+    if (_FACTS if method == "info" else _TROUBLES).admits(name, lambda more: left_out(name, more)):
+        return event
+    raise structlog.DropEvent
 
 
 def _closed_fields(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:  # noqa: ARG001 - structlog's signature

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import structlog
 
 from rmgr import log as logs
+from rmgr.audit_book import AuditBook
 from rmgr.config import LogConfig
 from rmgr.log import audit, redacted
 
@@ -45,12 +47,12 @@ def test_secrets_are_found_inside_of_things() -> None:
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Sets logging up as a daemon does."""
 
-    def made(role: str) -> Any:
+    def made(role: str, *, level: str = "info") -> Any:
         monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own
-        return logs.setup(LogConfig(format="json"), role)
+        return logs.setup(LogConfig(format="json", level=level), role)
 
     yield made
     structlog.reset_defaults()
@@ -113,6 +115,35 @@ def test_a_library_that_a_client_makes_complain_without_end_writes_few_lines_a_m
     assert lines == ["ERROR grpc._server: Exception calling application: x"] * 20 + ["ERROR kazoo.client: of another place"]
     logs._LIBRARIES.flush()
     assert capsys.readouterr().err.endswith(": 980 more like this\n")
+
+
+def test_what_fails_again_and_again_writes_few_lines_a_minute_and_the_rest_is_counted(
+    start: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_TROUBLES", AuditBook(60))
+    log = start("starter")
+    for number in range(1000):
+        log.warning("commit_over_quota", op=f"op{number}")
+    log.error("disk_full")
+    written = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line.get("op", line["event"]) for line in written] == [*(f"op{number}" for number in range(60)), "disk_full"]
+    logs._TROUBLES.flush()
+    told = json.loads(capsys.readouterr().err)
+    assert (told["event"], told["what"], told["count"], told["role"]) == ("lines_left_out", "commit_over_quota", 940, "starter")
+
+
+def test_the_audit_loses_no_line_among_others_nor_does_who_asks_for_every_line(
+    start: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_FACTS", AuditBook(1))
+    log = start("submitter", level="debug")
+    for number in range(700):
+        audit(log, who="olga", role="operator", what="cancel", target=str(number), allowed=True)
+        log.debug("question_asked", count=number)
+        log.info("request_answered", count=number)
+    events = Counter(json.loads(line)["event"] for line in capsys.readouterr().err.splitlines())
+    logs._FACTS.flush()
+    assert events == {"audit": 700, "question_asked": 700, "request_answered": 1}
 
 
 def test_daemons_log_without_rich() -> None:
