@@ -39,6 +39,8 @@ Checks = Iterator["CheckResult"]
 SOON_DAYS = 30
 #: Used share from which ZooKeeper's quotas are mentioned.
 _FULL_SHARE = 0.8
+#: Used share from which it is a fault: what is refused does not count, so it hardly ever reaches 1.
+_NO_ROOM_SHARE = 0.99
 _SYS_RESOURCE = 24  #: number of the capability
 
 
@@ -577,7 +579,8 @@ def root(session: Session) -> Iterator[CheckResult]:
     fullest = max(shares, key=lambda place: shares[place])
     fix = "who has made so much there? rmgr jobs; a larger heap: rmgr admin init --close-root --zookeeper-heap SIZE"
     detail = f"{fullest} is the fullest subtree: {shares[fullest]:.0%} of its quota"
-    yield CheckResult(name="zookeeper quotas", ok=True, detail=detail, fix=fix if shares[fullest] > _FULL_SHARE else "")
+    ok = shares[fullest] < _NO_ROOM_SHARE
+    yield CheckResult(name="zookeeper quotas", ok=ok, detail=detail, fix=fix if shares[fullest] > _FULL_SHARE else "")
 
 
 # -- containment of tasks ------------------------------------------------------------------------------------------------------

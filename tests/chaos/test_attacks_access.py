@@ -143,6 +143,9 @@ def test_what_ends_while_submissions_are_full_is_kept_and_told_afterwards(scene:
             gate.unlink()
             eventually(lambda: "commit_over_quota" in scene.cluster.log_file("n1").read_text(), "the outcome is refused")
             assert scene.cluster.process("n1").find() is not None
+            trouble = paths.trouble("n1")
+            told = eventually(lambda: scene.cluster.coordinator.get(trouble).result(60), "the node says why it takes nothing more")
+            assert b"ZooKeeper's quota of /subs is used up" in told.data
         finally:
             remove(scene, made)
         assert future.result(60) == "done"

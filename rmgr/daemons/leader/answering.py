@@ -220,6 +220,9 @@ class LeaderAnswering:
         leader = self._watchdog.leader
         if leader is None:
             return view
+        if refusal := leader.refusal:
+            message = f"ZooKeeper refuses what the leader has to commit: {refusal}"
+            view = with_part(view, PartView(kind="zookeeper", id="", state="refuses", reason=message, fix="rmgr doctor"))
         view, mass = leader.server_calls.shown_in(view), leader.mass_loss
         if mass is None:
             return view

@@ -207,6 +207,11 @@ class Leader:
         return self.nodes.mass
 
     @property
+    def refusal(self) -> str:
+        """Why ZooKeeper refuses commits of this leader, "" if it does not. From any thread."""
+        return self.context.tree.refusal
+
+    @property
     def aside(self) -> Aside:
         """What raised in this term; `rmgr status` shows it."""
         return self._term.aside

@@ -11,6 +11,7 @@ Stories (`runtime/story.py`) tell what happens over time; they end with the lead
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
@@ -45,6 +46,8 @@ WINDOW = 64
 COMMIT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 15.0
 _CACHE_RETRY_S = 1.0
+#: How long a refused commit is mentioned: whoever asked for it tries again within this time.
+_REFUSED_S = 60.0
 #: A resync of the mirror reads this many caches at a time, with this pause between.
 _AT_ONCE, _APART_S = 50, 0.02
 #: Errors of a failed read, not of code that uses its answer.
@@ -112,6 +115,7 @@ class LeaderTree:
         self._urgent: deque[tuple[Multi, Future[Outcome]]] = deque()
         self._waiting: deque[tuple[Multi, Future[Outcome]]] = deque()
         self._parked: deque[Thunk] = deque()  # reads requested while paused
+        self._refused_s, self._refusal = -math.inf, ""
 
     # -- the loop
 
@@ -258,6 +262,11 @@ class LeaderTree:
         """Number of commits that wait or are in flight."""
         return self._flying + len(self._urgent) + len(self._waiting)
 
+    @property
+    def refusal(self) -> str:
+        """Why ZooKeeper has refused commits in the last minute (a quota is used up), "" if it has refused none. From any thread."""
+        return self._refusal if self.clock() - self._refused_s < _REFUSED_S else ""
+
     def _send(self) -> None:
         while self.is_open and not self._paused and self._flying < WINDOW and (self._urgent or self._waiting):
             if not self._may_act():  # a process that was stopped wakes up here, before it has heard of anything
@@ -286,13 +295,14 @@ class LeaderTree:
     def _account(self, multi: Multi, outcome: Outcome, error: str) -> None:
         self._flying -= 1
         if error:
+            self._refused_s, self._refusal = self.clock(), error
             self._term.log.error("leader_commit_refused", op=multi.name, error=error)
         if _is_fenced(outcome):
             self._term.metrics.fenced_writes.inc()
             self._term.log.warning("leader_write_fenced", op=multi.name, epoch=self._term.epoch)
             self.depose(f"{multi.name} was refused by the leader fence")
             return
-        if isinstance(outcome, Unknown):
+        if isinstance(outcome, Unknown) and not error:
             self._term.metrics.unknown_commits.inc()
             self._term.log.warning("leader_commit_unknown", op=multi.name, cause=outcome.cause)
         self._send()

@@ -31,6 +31,8 @@ _TIMEOUT_S = 30.0
 _PAUSE_S = 0.5
 #: Pause before sending again what ZooKeeper's quota has refused: a full tree must not make the Starter forget what ended.
 _FULL_PAUSE_S = 2.0
+#: A quota counts as used up until nothing was refused for so long.
+_FULL_S = 3 * _FULL_PAUSE_S
 V = TypeVar("V")
 #: Read again this often without a hint (jittered).
 _RESYNC_S = 20.0
@@ -106,6 +108,7 @@ class Committer:
         self._fences: dict[str, int] = {}
         self._registration = 0
         self.in_flight = 0
+        self._full_s, self._full = -math.inf, ""
         self.is_paused = False  #: the lease is over: nothing may be committed until it is valid again
 
     @property
@@ -121,6 +124,10 @@ class Committer:
     def fence(self, node: str) -> int:
         """Returns the version of the node's record that guards every commit. Raises: KeyError if not registered."""
         return self._fences[node]
+
+    def over_quota(self, now_s: float) -> str:
+        """Which quota of ZooKeeper is used up, so that commits wait; "" if none do."""
+        return self._full if now_s - self._full_s < _FULL_S else ""
 
     def start(self, fences: Mapping[str, int]) -> None:
         """Begins a new registration."""
@@ -172,6 +179,7 @@ class Committer:
         """Sends again what the quota has refused, and reads back unknown outcomes, until the outcome is known."""
         while True:
             if isinstance(outcome, QuotaReached):
+                self._full_s, self._full = machine.monotonic(), outcome.message.partition(";")[0]
                 self._log.warning("commit_over_quota", op=multi.name, detail=outcome.message)
                 yield Pause(_FULL_PAUSE_S)
             else:

@@ -152,8 +152,8 @@ def _are_alike(one: Trouble, other: Trouble) -> bool:
 
 
 # -- reasons to drain ------------------------------------------------------------------------------------------------------
-# Reasons for which the nodes of a Starter take no new work: an operator, a full disk, a data store that is away, or the end of the
-# Starter. Each reason comes and goes by itself; a node works again when none is left.
+# Reasons for which the nodes of a Starter take no new work: an operator, a full disk, a data store that is away, a used up quota of
+# ZooKeeper, a wrong clock, or the end of the Starter. Each reason comes and goes by itself; a node works again when none is left.
 
 
 class Drains:
@@ -165,11 +165,12 @@ class Drains:
         self._log = shared.log
 
     def settle(self, now_s: float) -> None:
-        """Checks the disk, the store and the clock."""
+        """Checks the disk, the store, ZooKeeper's quotas and the clock."""
         self._set("disk", self._shared.disk.look(now_s), over="there is room on the disk again")
         self._set("store", self._store_trouble(now_s), over="the data store answers again")
-        if self._shared.gate is not None:
-            self._set(TroubleKind.OTHER, self._shared.gate.clock_fault(now_s), over="work is judged by its clock again")
+        full, gate = self._shared.committer.over_quota(now_s), self._shared.gate
+        why = f"its commits wait: {full} (rmgr doctor)" if full else gate.clock_fault(now_s) if gate is not None else ""
+        self._set(TroubleKind.OTHER, why, over="ZooKeeper takes its commits, and work is judged by its clock")
 
     def ordered(self, node: NodeAgent, found: Stamped | None) -> None:
         """Drains or resumes the node as an operator has ordered."""

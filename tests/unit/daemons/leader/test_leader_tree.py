@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,11 @@ from rmgr.coord.decisions import liveness
 from rmgr.coord.decisions.liveness import Absent, Behind, First
 from rmgr.coord.ops.leader import epoch_check, epoch_version, fail, fenced, take_over
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Check, Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Set
+from rmgr.coord.protocol.multi import Check, Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Outcome, Set, Unknown
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.leader.tree import LeaderTree
 from rmgr.daemons.leader.watchdog import Candidacy
-from rmgr.errors import InvalidRecord, Unavailable
+from rmgr.errors import InvalidRecord, QuotaReached, Unavailable
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.mailbox import Mailbox
@@ -80,6 +81,25 @@ def test_while_the_session_is_in_doubt_reads_and_commits_wait_in_their_order(ben
     tree.resume()
     bench.advance(1.0)
     assert told == [True, Committed]
+
+
+def test_a_refused_commit_is_told_once_and_is_no_unknown_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, told = tree_of(bench), []
+    refused: Future[Outcome] = Future()
+    refused.set_exception(QuotaReached("the quota of /subs is used up"))
+    monkeypatch.setattr(tree.coordinator, "commit", lambda _multi, **_: refused)
+
+    def story() -> Story[None]:
+        told.append((yield tree.commit(Multi(name="MAKE", ops=(Create("/made"),), proof=Exists("/made")))))
+
+    tree.tell(story(), "a test")
+    bench.advance(1.0)
+    assert told == [Unknown("the quota of /subs is used up")]
+    assert [len(bench.events(event)) for event in ("leader_commit_refused", "leader_commit_unknown")] == [1, 0]
+    assert bench.count(bench.metrics.unknown_commits) == 0
+    assert bench.leader.refusal == "the quota of /subs is used up"
+    bench.advance(61.0)
+    assert bench.leader.refusal == ""
 
 
 def do(bench: Bench, *ops: Op) -> None:

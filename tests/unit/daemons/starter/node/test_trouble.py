@@ -35,6 +35,10 @@ class World:
     pending_bytes: int = 0
     starved_since_s: float | None = None
     down_since_s: float | None = None
+    full: str = ""
+
+    def over_quota(self, _now_s: float) -> str:
+        return self.full
 
     def look(self, _now_s: float) -> str:
         return self.why
@@ -52,8 +56,8 @@ def made() -> tuple[World, list[Node], Drains]:
 
 def drains_of(world: World, nodes: list[Node], gate: Any = None) -> Drains:
     shared: Any = SimpleNamespace(
-        agents={node.name: node for node in nodes}, disk=world, io=world, gate=gate, config=StarterConfig(spool_cap_bytes=100),
-        log=structlog.get_logger(),
+        agents={node.name: node for node in nodes}, disk=world, io=world, committer=world, gate=gate,
+        config=StarterConfig(spool_cap_bytes=100), log=structlog.get_logger(),
     )  # fmt: skip
     return Drains(shared)
 
@@ -87,6 +91,17 @@ def test_a_clock_that_would_refuse_work_drains_all_nodes_until_it_is_right() -> 
     assert [list(node.drains.values()) for node in nodes] == [[told["fault"]]] * 2
     told["fault"] = ""
     drains.settle(1.0)
+    assert [node.drains for node in nodes] == [{}, {}]
+
+
+def test_a_quota_of_zookeeper_that_is_used_up_drains_all_nodes_and_is_named() -> None:
+    world, nodes, drains = made()
+    world.full = "COMPLETE: ZooKeeper's quota of /subs is used up"
+    drains.settle(0.0)
+    told = "its commits wait: COMPLETE: ZooKeeper's quota of /subs is used up (rmgr doctor)"
+    assert [list(node.drains.values()) for node in nodes] == [[told]] * 2
+    world.full = ""
+    drains.settle(7.0)
     assert [node.drains for node in nodes] == [{}, {}]
 
 
