@@ -431,7 +431,10 @@ class Ends:
             what = f"{key.submission}_{indices[0]}" + (f"-{indices[-1]}" if len(indices) > 1 else "")
             audit(self._node.log, who=user, role="user", what="run", target=what, allowed=False, why=failure.error)
         if failure.blames_node:
-            self._node.strike("start_failed", f"{block.key.submission}: {failure.error}")
+            # Where all work has the Starter's own rights, nobody else can be the cause of trouble with its files, disk and processes.
+            is_own = failure.reason is Reason.NODE_LOST and self._node.accounts is None
+            user = "" if is_own else block.info.record.user
+            self._node.strike("start_failed", f"{block.key.submission}: {failure.error}", user=user)
 
     def ended(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         """Takes the end of a live attempt."""

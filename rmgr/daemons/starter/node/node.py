@@ -311,9 +311,9 @@ class NodeAgent:
         task_s = self.shared.times.of(block.kind)
         return task_s / self.lanes.slots_for(block.key.cores) if task_s is not None else None
 
-    def strike(self, what: str, detail: str, account: Account | None = None) -> None:
-        """Counts a failure of the node itself at `what`. account: the user of the slot."""
-        user = account.name if account is not None else ""
+    def strike(self, what: str, detail: str, account: Account | None = None, *, user: str = "") -> None:
+        """Counts a failure of the node itself at `what`. account: the user of the slot; user: whose work it was, if it had none."""
+        user = account.name if account is not None else user
         is_his = self.strikes.add(what, detail, machine.monotonic(), user=user)
         self.log.warning("node_failed_work", kind=what, detail=detail, user=user)
         if is_his and self.accounts is not None:

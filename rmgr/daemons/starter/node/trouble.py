@@ -45,7 +45,8 @@ _STARVED_S = 2.0
 OWN = 5
 #: How many of these may be in slots of one user.
 OF_ONE_USER = 2
-#: Different submissions with work that could not be started that quarantine the node; a single bad submission never does.
+#: Different submissions with work that could not be started that quarantine the node, if they are of two users; of one user, they keep
+#: only that user's work out. A single bad submission does neither.
 SUBMISSIONS = 4
 WINDOW_S = 60.0
 #: How long the quarantine lasts.
@@ -221,21 +222,17 @@ class Strikes:
         self.last = ""
         self._own: deque[float] = deque(maxlen=OWN)
         self._users: dict[str, deque[float]] = {}
-        self._starts: dict[str, float] = {}
+        self._starts: dict[str, tuple[float, str]] = {}  #: submission that could not be started -> (when, whose)
         self.out_until_s = -math.inf  #: the node takes no work before this time (monotonic)
 
     def add(self, what: str, detail: str, now_s: float, *, user: str = "") -> bool:
         """Counts a failure of the node at `what`; for `start_failed`, `detail` begins with the submission and a colon.
 
-        user: whose slot it was in, "" = the Starter's own failure. Returns: whether work of this user should stay out for a while.
+        user: whose slot or work it was, "" = the Starter's own failure. Returns: whether work of this user should stay out for a while.
         """
         self.last = f"{what}: {detail}"
         if what == "start_failed":
-            self._starts[detail.partition(":")[0]] = now_s
-            self._starts = {one: at for one, at in self._starts.items() if now_s - at < WINDOW_S}
-            if len(self._starts) >= SUBMISSIONS:
-                self._out(now_s)
-            return False
+            return self._count_start(detail.partition(":")[0], user, now_s)
         his = self._count_failure(user, now_s) if user else 0
         if his <= OF_ONE_USER:
             self._own.append(now_s)
@@ -244,6 +241,17 @@ class Strikes:
         if his < OWN:
             return False
         del self._users[user]
+        return True
+
+    def _count_start(self, submission: str, user: str, now_s: float) -> bool:
+        self._starts[submission] = now_s, user
+        self._starts = {one: found for one, found in self._starts.items() if now_s - found[0] < WINDOW_S}
+        if len(self._starts) < SUBMISSIONS:
+            return False
+        if {whose for _, whose in self._starts.values()} != {user} or not user:
+            self._out(now_s)
+            return False
+        self._starts.clear()
         return True
 
     def _count_failure(self, user: str, now_s: float) -> int:

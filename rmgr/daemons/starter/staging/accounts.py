@@ -152,7 +152,7 @@ class Accounts:
     def bar(self, user: str, what: str, for_s: float) -> None:
         """Keeps all work of a user away for a while, since the user's slots keep failing here. Owner's thread only."""
         why = (
-            f"slots of {user} fail on node {self._node} again and again ({what}): "
+            f"work of {user} fails on node {self._node} again and again ({what}): "
             f"what {user} may have there of processes, memory or disk may be used up; ps -u {user}, quota -u {user}"
         )
         self._barred[user] = (why, self._clock() + for_s)

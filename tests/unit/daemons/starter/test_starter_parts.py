@@ -76,6 +76,17 @@ def test_one_bad_submission_puts_no_node_out_several_do() -> None:
     assert strikes.is_out(2.0)
 
 
+def test_bad_submissions_of_one_user_keep_only_that_user_out() -> None:
+    strikes = Strikes()
+    several = [strikes.add("start_failed", f"{number}: no interpreter", 1.0, user="anna") for number in range(2 * SUBMISSIONS)]
+    assert several == [*[False] * (SUBMISSIONS - 1), True] * 2
+    assert not strikes.is_out(1.0)
+    for number in range(SUBMISSIONS - 1):
+        assert not strikes.add("start_failed", f"{number}: no interpreter", 2.0, user="anna")
+    assert not strikes.add("start_failed", "9: no interpreter", 2.0, user="ben")
+    assert strikes.is_out(2.0)
+
+
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd"])
 def test_names_that_lead_out_of_the_work_directory_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(PermissionDenied):
