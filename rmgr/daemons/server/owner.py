@@ -53,6 +53,9 @@ from rmgr.runtime.mailbox import Mailbox
 
 #: Interval of looks for what is late.
 _LOOK_S = 1.0
+#: Most that a user's calls may have of the spool, as a multiple of what then stays free for others: one user alone has at most three
+#: quarters, two have three sevenths each. With the settings as they are, a whole call of somebody else always fits beside one user's.
+_TIMES_FREE = 3
 #: Most different reasons logged for a gateway's absence, until it is back.
 _MOST_TOLD = 10
 #: Longest text of an error or traceback that is sent.
@@ -357,7 +360,7 @@ class Server:
     def _refusal(self, offer: Offered) -> Refused | None:
         """Returns why the call would be refused if it were new, or None.
 
-        Room is promised to arguments before they come. A user who has some gets more only while at least as much stays free for others:
+        Room is promised to arguments before they come. A user who has some gets more only while a third as much stays free for others:
         so who asks for room and sends nothing holds up nobody else.
         """
         limits, free = self._limits, self._limits.spool_bytes - self.used_bytes
@@ -373,7 +376,7 @@ class Server:
             return Refused(why, again=False)
         if offer.size_bytes > free:
             return Refused(f"its spool is full: {format_size(max(0, free))} of {format_size(limits.spool_bytes)} are free")
-        if (has := self._used[offer.id.user]) and not offer.is_said and has + offer.size_bytes > free - offer.size_bytes:
+        if (has := self._used[offer.id.user]) and not offer.is_said and has + offer.size_bytes > _TIMES_FREE * (free - offer.size_bytes):
             why = f"calls of {offer.id.user} have {format_size(has)} of its spool, and {format_size(free)} are free for all"
             return Refused(why)
         return None
