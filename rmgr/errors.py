@@ -160,6 +160,10 @@ class WrongCluster(Unavailable):
     """The ensemble or the store belongs to another cluster, or was wiped (the cluster id changed)."""
 
 
+class DaemonFailed(RmgrError):
+    """A daemon could not answer because of a defect of its own, which its log shows; asking again would most likely fail as well."""
+
+
 class DataLost(RmgrError):
     """A stored value is incomplete or its hash differs."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.coord.protocol.ports import Store
-from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
+from rmgr.errors import DaemonFailed, NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.base.units import format_size
 from rmgr.model.tasks import gap
 from rmgr.model.tasks.gap import Placed
@@ -218,7 +218,7 @@ class LiveOutput:
             with NodeClient(endpoint, timeout_s=2.0, via=self._reach.via, credentials=self._reach.credentials()) as client:
                 running = client.running(self._number)
         except RmgrError as error:  # it is shutting down, or cannot be reached from here
-            count = self._silent.get(endpoint, (0, 0.0))[0] + isinstance(error, (Unavailable, PermissionDenied))
+            count = self._silent.get(endpoint, (0, 0.0))[0] + isinstance(error, (Unavailable, DaemonFailed, PermissionDenied))
             alone_s = _SILENT_S if count >= _SURE and not self._reach.via else _SILENT_FIRST_S
             self._silent[endpoint] = count, machine.monotonic() + alone_s
             return

@@ -19,7 +19,7 @@ from rmgr.client.progress import shown_on
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.coord.protocol.ports import Store
-from rmgr.errors import DeadlineExceeded, PermissionDenied, RmgrError, Unavailable, UsageError
+from rmgr.errors import DaemonFailed, DeadlineExceeded, PermissionDenied, RmgrError, Unavailable, UsageError
 from rmgr.model.tasks.block import Outcome
 from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 from rmgr.runtime import machine
@@ -99,7 +99,7 @@ def _so_far(reach: ConnectionReach, number: int, wanted: dict[int, Future], stre
         with NodeClient(claims.endpoint, via=reach.via, credentials=reach.credentials()) as client:
             try:
                 running = client.running(number)
-            except (Unavailable, PermissionDenied):
+            except (Unavailable, DaemonFailed, PermissionDenied):
                 yield from _stored_so_far(reach, number, claims, wanted, streams)
                 continue
             for task in running:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from rmgr.errors import Infeasible, NotFound, RmgrError, Unavailable, UsageError
+from rmgr.errors import DaemonFailed, Infeasible, NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView, WhatIfView
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Query:
         if client is not None:
             try:
                 return leader(client)
-            except Unavailable as error:
+            except (Unavailable, DaemonFailed) as error:
                 self._give_up(f"the leader does not answer ({error.message})")
         from rmgr.submitter import questions
 
@@ -284,7 +284,7 @@ def with_stats(nodes: list[NodeView], via: str, credentials: Credentials | None)
         try:
             with NodeClient(endpoint, timeout_s=_STATS_S, via=via, credentials=credentials) as client:
                 return {item.node: item for item in client.stats()}
-        except Unavailable:
+        except (Unavailable, DaemonFailed):
             return {}
 
     endpoints = sorted({node.endpoint for node in nodes if node.endpoint})

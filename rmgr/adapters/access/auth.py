@@ -414,9 +414,18 @@ _STATUS = {
 
 def fail(context: grpc.ServicerContext, error: errors.RmgrError) -> None:
     """Ends a call with `error`; raises, so that the handler ends as well."""
+    code, words = answer_with(context, error)
+    context.abort(code, words)
+
+
+def answer_with(context: grpc.ServicerContext, error: errors.RmgrError) -> tuple[grpc.StatusCode, str]:
+    """Makes `error` the answer of a call whose handler ends without another one; returns it as gRPC has it."""
     told = {"type": type(error).__name__, "code": error.code, "hint": error.hint[:_ERROR_CHARS]}
+    code, words = _STATUS.get(error.code, grpc.StatusCode.INTERNAL), error.message[:_ERROR_CHARS]
     context.set_trailing_metadata(((ERROR_KEY, json.dumps(told)),))
-    context.abort(_STATUS.get(error.code, grpc.StatusCode.INTERNAL), error.message[:_ERROR_CHARS])
+    context.set_code(code)
+    context.set_details(words)
+    return code, words
 
 
 def unary(answer: Callable[[Any, grpc.ServicerContext], Any], request: Any, reply: Any) -> grpc.RpcMethodHandler:

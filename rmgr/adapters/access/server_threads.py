@@ -24,9 +24,9 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, Handler, Refused, Single, Wrapper, caller_of, fail, wrapped
+from rmgr.adapters.access.auth import Caller, Handler, Refused, Single, Wrapper, answer_with, caller_of, fail, wrapped
 from rmgr.adapters.access.limits import Bounds
-from rmgr.errors import RmgrError, Throttled, UsageError
+from rmgr.errors import DaemonFailed, RmgrError, Throttled, UsageError
 from rmgr.model.cluster.identity import Role
 
 _Decode = Callable[[grpc.ServicerContext, object], object]
@@ -143,22 +143,30 @@ class Requests(Wrapper):
         if handler.stream_stream is not None:  # sessions, tunnels and terminals are counted before they are read
             return self._stream(handler, decode)
         if handler.stream_unary is not None:
-            return self._with_first_request(handler, decode)
-        return self._whole(handler, decode) if handler.unary_unary is not None else self._parts(handler, decode)
+            return self._with_first_request(handler, decode, method)
+        return self._whole(handler, decode, method) if handler.unary_unary is not None else self._parts(handler, decode, method)
 
-    def _whole(self, handler: Handler, decode: _Decode | None) -> Handler:
+    def _whole(self, handler: Handler, decode: _Decode | None, method: str) -> Handler:
         answer = handler.unary_unary
 
         def whole(requests: Iterator[object], context: grpc.ServicerContext) -> object:
-            return answer(self._one(requests, decode, context), context)
+            try:
+                return answer(self._one(requests, decode, context), context)
+            except Exception as error:
+                _tell_defect(context, method, error)
+                raise
 
         return Single(True, False, None, handler.response_serializer, stream_unary=whole)
 
-    def _parts(self, handler: Handler, decode: _Decode | None) -> Handler:
+    def _parts(self, handler: Handler, decode: _Decode | None, method: str) -> Handler:
         answer = handler.unary_stream
 
         def parts(requests: Iterator[object], context: grpc.ServicerContext) -> Iterator[object]:
-            yield from answer(self._one(requests, decode, context), context)
+            try:
+                yield from answer(self._one(requests, decode, context), context)
+            except Exception as error:
+                _tell_defect(context, method, error)
+                raise
 
         return Single(True, True, None, handler.response_serializer, stream_stream=parts)
 
@@ -170,14 +178,18 @@ class Requests(Wrapper):
 
         return grpc.stream_stream_rpc_method_handler(stream, response_serializer=handler.response_serializer)
 
-    def _with_first_request(self, handler: Handler, decode: _Decode | None) -> Handler:
+    def _with_first_request(self, handler: Handler, decode: _Decode | None, method: str) -> Handler:
         """Waits for the first of many requests; the others are waited for where their sender is counted."""
         answer = handler.stream_unary
 
         def gathered(requests: Iterator[object], context: grpc.ServicerContext) -> object:
             first = self._next(requests, context)
             whole = requests if first is None else itertools.chain((first,), requests)
-            return answer(whole if decode is None else map(partial(decode, context), whole), context)
+            try:
+                return answer(whole if decode is None else map(partial(decode, context), whole), context)
+            except Exception as error:
+                _tell_defect(context, method, error)
+                raise
 
         return grpc.stream_unary_rpc_method_handler(gathered, response_serializer=handler.response_serializer)
 
@@ -208,6 +220,15 @@ class Requests(Wrapper):
             return next(requests, None)
         finally:
             self._room.leave(number)
+
+
+def _tell_defect(context: grpc.ServicerContext, method: str, error: Exception) -> None:
+    """Makes what a handler should not have raised its answer; gRPC logs it. Without one the daemon would seem unreachable, and be asked
+    again and again.
+    """
+    if context.code() is None and not isinstance(error, grpc.RpcError):  # else it has an answer, or its caller has gone
+        words = f"{method.rpartition('/')[2]} failed there: {type(error).__name__}: {error}"
+        answer_with(context, DaemonFailed(words, hint="this is a defect of rmgr: the log of that daemon shows where; please report it"))
 
 
 def name_of(context: grpc.ServicerContext) -> str:

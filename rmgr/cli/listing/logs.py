@@ -19,10 +19,10 @@ from rmgr.cli.words.params import WORK_EXITS, Parsed, one_of
 from rmgr.cli.words.selectors import Target
 from rmgr.client.logs import OutputPiece, read_ended, read_flushed
 from rmgr.coord.protocol.keys import STREAMS
-from rmgr.errors import NotFound, RmgrError, Unavailable, UsageError
+from rmgr.errors import DaemonFailed, NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.base.states import State
 from rmgr.model.tasks.array import shown_index
-from rmgr.model.views import TaskView
+from rmgr.model.views import JobView, TaskView
 
 
 def parse_lines(text: str) -> int:
@@ -164,7 +164,7 @@ def _from_node(session: Session, task: TaskView, streams: Sequence[str]) -> Iter
                     yield _piece(task, piece.attempt, piece.stream, piece.data, piece.time_us)
     except NotFound as error:
         session.detail(f"{task.id}: {error.message}")
-    except Unavailable as error:
+    except (Unavailable, DaemonFailed) as error:
         session.note(f"{task.id}: {error.message}; what the data store has of its output follows, up to a minute old")
 
 

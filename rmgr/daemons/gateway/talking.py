@@ -23,7 +23,7 @@ from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.door import check_growth, check_order
 from rmgr.daemons.service.serving import audited, person_of
-from rmgr.errors import InvalidRecord, LimitReached, PermissionDenied, RmgrError, Throttled, Unavailable, VersionMismatch
+from rmgr.errors import DaemonFailed, InvalidRecord, LimitReached, PermissionDenied, RmgrError, Throttled, Unavailable, VersionMismatch
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.procedures.admission import check_admitted
@@ -464,7 +464,7 @@ class ClientTalk:
 
 
 def _internal_error(error: Exception) -> RmgrError:
-    return RmgrError(f"the gateway failed: {error!r}"[:500], hint="its log says more")
+    return DaemonFailed(f"the gateway failed: {error!r}"[:500], hint="its log says more")
 
 
 class _KeptSubmission:

@@ -18,7 +18,7 @@ from rmgr.adapters.rpc.services import LeaderClient, LogPiece, NodeClient, NodeS
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi, Set
 from rmgr.coord.protocol.records import encode_record
-from rmgr.errors import NotFound, PermissionDenied, Unavailable, UsageError
+from rmgr.errors import DaemonFailed, NotFound, PermissionDenied, Unavailable, UsageError
 from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import State
 from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState
@@ -49,7 +49,7 @@ class Daemon:
         return []
 
     def queues(self) -> list[QueueView]:
-        return []
+        raise KeyError("a defect")
 
     def status(self, *, caller: object = None) -> StatusView:
         raise NotFound("no status", hint="look elsewhere")
@@ -73,6 +73,8 @@ class Daemon:
             yield LogPiece(stream="stdout", data=b"hello\n", offset=offsets[0], attempt=2)
             if submission == 1:
                 raise NotFound("gone")
+            if submission == 2:
+                raise KeyError("a defect")
             if follow:
                 eventually(lambda: not is_active())
         finally:  # a reader who leaves while the piece is on its way: gRPC does not ask for the next one, it drops the iterator
@@ -150,6 +152,16 @@ def test_a_question_that_the_daemon_cannot_read_is_its_askers_fault_and_not_to_b
         list(channel.unary_stream(f"/rmgr.v1.{method}")(b"\xff\xff\xff", timeout=60, metadata=metadata))
     assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
     assert isinstance(rebuild(failed.value, "there"), UsageError)
+
+
+def test_a_defect_of_a_daemon_is_named_and_logged_and_no_reason_to_ask_again(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    for via in ("", place.gateway.endpoint):
+        with LeaderClient(place.known.endpoint, via=via) as leader, pytest.raises(DaemonFailed, match="Queues failed there: KeyError: 'a"):
+            leader.queues()
+        with NodeClient(place.known.endpoint, via=via) as node, pytest.raises(DaemonFailed, match="Logs failed there"):
+            list(node.logs(2, 0))
+    traced = [record for record in caplog.records if record.exc_info is not None and record.exc_info[0] is KeyError]
+    assert len(traced) == 4, "each call once, by the daemon: the gateway logs nothing"
 
 
 def test_live_output_passes_as_it_comes_and_ends_with_its_reader(place: Place) -> None:
