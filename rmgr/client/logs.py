@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rmgr.coord.protocol import keys
@@ -79,6 +80,7 @@ class _Stream:
     """One attempt being streamed. shown: bytes passed on, of (stdout, stderr). is_cut: there may be more output.
 
     parts, at: the first part in the store not read yet, and its offset in the output (bytes); of (stdout, stderr).
+    gaps: the part that counts the bytes of deleted parts, and its offset; None until parts were missed.
     """
 
     attempt: int
@@ -90,6 +92,7 @@ class _Stream:
     is_cut: bool = False
     parts: list[int] = field(default_factory=lambda: [0, 0])
     at: list[int] = field(default_factory=lambda: [0, 0])
+    gaps: list[tuple[int, int] | None] = field(default_factory=lambda: [None, None])
 
 
 class LiveOutput:
@@ -121,6 +124,7 @@ class LiveOutput:
         self._silent: dict[str, tuple[int, float]] = {}  # endpoints that did not answer -> (how often, not asked again before)
         self._told_silent: set[str] = set()
         self._store_away_s = -math.inf
+        self._turn = 0  #: of streams whose next part may have been deleted
         self._wait_s = _FIRST_LOOK_S
         self._look_s = machine.monotonic() + self._wait_s
         self.on_attempt: Callable[[int, int, str], None] = lambda *_: None  #: (position, attempt, node): called when a new one begins
@@ -247,7 +251,8 @@ class LiveOutput:
                     f"node {claims.node} does not answer at {claims.endpoint}: what its tasks write comes from the data store, "
                     "seconds to a minute later (rmgr doctor)"
                 )
-        asked = self._tasks_without_stream(silent)
+        asked = streams = self._tasks_without_stream(silent)
+        missing: dict[tuple[int, int], None] = {}
         try:
             for _ in range(_PARTS_A_LOOK):
                 rows = {
@@ -258,11 +263,17 @@ class LiveOutput:
                 }
                 found = rows_within(self._reach.data_store(), list(rows), MOST_LOG_PART_BYTES, timeout_s=_STORE_S)
                 asked = {rows[row][0]: asked[rows[row][0]] for row in rows if row in found}
+                missing |= {rows[row]: None for row in rows if row not in found}
                 for row in rows:
                     if row in found:
                         self._take_part(rows[row][0], rows[row][1], asked[rows[row][0]], found[row])
                 if not asked:
                     break
+            begun = [(position, number) for position, number in missing if streams[position].parts[number]]
+            if begun:  # one a look: it costs a listing
+                self._turn += 1
+                position, number = begun[self._turn % len(begun)]
+                self._pass_deleted(position, number, streams[position])
         except RmgrError:  # a later look, or the end of the task, brings the rest
             self._store_away_s = machine.monotonic() + _STORE_AWAY_S
 
@@ -293,11 +304,33 @@ class LiveOutput:
                 self._stop(known)
             self._streams[position] = stream
             self.on_attempt(position, stream.attempt, stream.node)
-        begin, fresh = stream.at[number], b""
+        self._put_placed(position, number, stream, data, begin=stream.at[number], following=stream.parts[number] + 1)
+
+    def _pass_deleted(self, position: int, number: int, stream: _Stream) -> None:
+        """Goes on behind deleted parts, if the next part is one of them. One that is not written yet has no part behind it.
+
+        The writer of an output over the cap deletes the oldest parts behind its first half; the part before them counts their bytes.
+        """
+        store, name = self._reach.data_store(), STREAMS[number]
+        row = partial(keys.log, self._number, position, stream.attempt, name)
+        prefix = keys.logs_of(self._number, position, stream.attempt, name)
+        following = _next_part(store, prefix, row(stream.parts[number]), none=-1)
+        if following < 0:
+            return
+        gap_part, begin = stream.gaps[number] or _first_gap(store, prefix, row)
+        line = rows_within(store, [row(gap_part)], MOST_LOG_PART_BYTES, timeout_s=_STORE_S).get(row(gap_part), b"")
+        placed = next(gap.place((line,)), None)
+        if placed is not None and placed.dropped:
+            stream.gaps[number] = gap_part, begin
+            self._put_placed(position, number, stream, line, begin=begin, following=following)
+
+    def _put_placed(self, position: int, number: int, stream: _Stream, data: bytes, *, begin: int, following: int) -> None:
+        """Passes on what is new in a part that begins at this offset; `following` is the part to read next."""
+        fresh = b""
         for placed in gap.place((data,)):
             fresh += placed.fresh(stream.shown[number] - begin)
             stream.at[number] = begin + placed.end
-        stream.parts[number] += 1
+        stream.parts[number] = following
         stream.shown[number] = max(stream.shown[number], stream.at[number])
         if fresh:
             self._pieces.put(
@@ -404,6 +437,20 @@ def _next_part(store: Store, prefix: str, after: str, *, none: int) -> int:
                 return int(digits)
         after = names[-1]
     return none
+
+
+def _first_gap(store: Store, prefix: str, row: Callable[[int], str]) -> tuple[int, int]:
+    """Returns the last part before the first missing one, and its offset. Cost: a listing; reads the parts before it: half of the cap."""
+    last, after, is_whole = -1, "", True
+    while is_whole and (names := store.keys(prefix, after=after)):
+        for name in names:
+            is_whole = name == row(last + 1)
+            if not is_whole:
+                break
+            last, after = last + 1, name
+    head = [row(part) for part in range(max(0, last))]
+    some = (rows_within(store, head[at : at + _PARTS_A_READ], MOST_LOG_PART_BYTES) for at in range(0, len(head), _PARTS_A_READ))
+    return max(0, last), sum(len(data) for rows in some for data in rows.values())
 
 
 def read_flushed(store: Store, number: int, position: int, attempt: int, stream: str) -> Iterator[bytes]:

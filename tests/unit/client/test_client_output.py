@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -20,6 +21,7 @@ from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record
+from rmgr.daemons.starter.staging.logs import StoredStream
 from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import State
 from rmgr.model.cluster.node import NodeRecord, NodeState
@@ -191,6 +193,44 @@ def test_a_gap_is_shown_and_nothing_twice(scene: Scene) -> None:
     assert looked(output) == [(1, "stdout", b"head"), (1, "stdout", gap_line(100, 50))]
     scene.write(1, 9, b"tail")
     assert b"".join(piece.data for piece in output.ended(end(1, 10, b" end"))) == b"tail end"
+
+
+def test_output_beyond_the_cap_goes_on_behind_what_its_writer_has_deleted(scene: Scene) -> None:
+    stored, row, cap = StoredStream(), partial(keys.log, NUMBER, 0, 1, "stdout"), 400
+    output, seen = LiveOutput(scene, NUMBER), b""
+    looked(output)
+
+    def flush(count: int) -> None:
+        for _ in range(count):
+            data = b"%039d\n" % stored.size
+            scene.store.put(row(stored.parts), data)
+            stored.add(stored.size + len(data), len(data), cap)
+            stored.cut(scene.store, row, cap, None)
+
+    def look() -> bytes:
+        return b"".join(data for _ in range(12) for _, _, data in looked(output))
+
+    def lines(first: int, end: int) -> bytes:
+        return b"".join(b"%039d\n" % (number * 40) for number in range(first, end))
+
+    flush(7)  # two of them after the first half
+    assert look() == lines(0, 7)
+    flush(13)
+    seen = look()
+    assert seen == gap_line(8 * 40, cap) + lines(15, 20), "the tail, and how much between it and what was seen is gone"
+    flush(1)
+    assert look() == lines(20, 21)
+    flush(10)
+    assert look() == gap_line(5 * 40, cap) + lines(26, 31)
+    assert b"".join(piece.data for piece in output.ended(end(0, stored.parts, b"end"))) == b"end"
+
+
+def test_who_looks_late_sees_the_first_half_and_the_end(scene: Scene) -> None:
+    for part, data in {0: b"he", 1: b"ad", 2: gap_line(100, 50), 7: b"ta", 8: b"il"}.items():
+        scene.write(0, part, data)
+    output = LiveOutput(scene, NUMBER)
+    assert b"".join(data for _ in range(9) for _, _, data in looked(output)) == b"head" + gap_line(100, 50) + b"tail"
+    assert b"".join(piece.data for piece in output.ended(end(0, 9, b" end"))) == b" end"
 
 
 def test_every_gap_counts_in_what_is_said_at_the_end(scene: Scene) -> None:
