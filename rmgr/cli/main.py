@@ -123,9 +123,11 @@ class _Table(TableGroup):
         if name not in _COMMANDS and not name.startswith("-"):
             from rmgr.cli.words.foreign import advice_for, command_for
 
-            meant = command_for(args) or " ".join(f"rmgr {close}" for close in near(name, _COMMANDS, 1))
+            meant = command_for(args)
+            advice = "" if meant else advice_for(args)
+            meant = meant or " ".join(f"rmgr {close}" for close in near(name, _COMMANDS, 1))
             error = click.UsageError(f"there is no command {name!r}", ctx)
-            raise errors.with_hint(error, advice_for(args) or (f"did you mean: {meant}" if meant else "rmgr --help lists the commands"))
+            raise errors.with_hint(error, advice or (f"did you mean: {meant}" if meant else "rmgr --help lists the commands"))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

@@ -32,6 +32,8 @@ _FEW = 32
 #: Removes a directory, even what a command has closed to itself.
 _REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; exec rm -rf -- "$1"; } 2>/dev/null'
 _OOM_SCORE = 800
+#: Most characters of PATH in the message that no program is found.
+_PATH_CHARS = 200
 #: Pause between two checks whether a program is stopped before it is executed, and must not be awaited.
 _HANDSHAKE_S = 0.002
 #: Ends that missing files may have caused.
@@ -319,7 +321,8 @@ class Launcher:
         if found is None or not os.access(found, os.X_OK):
             found = _find_program(name, search)
             if found is None:
-                raise StartFailed(f"no program {name} on node {self._node} (PATH={search})", 127)
+                shown = search if len(search) <= _PATH_CHARS else f"{search[:_PATH_CHARS]}... ({search.count(os.pathsep) + 1} directories)"
+                raise StartFailed(f"no program {name} on node {self._node} (PATH={shown})", 127)
             if os.path.isabs(found):
                 self._found[name, search] = found
         return [found, *argv[1:]]

@@ -348,6 +348,7 @@ class Failure:
 
     nodes: node -> number of ends there; "" is no node. task: the first of the examined tasks with something on stderr, else the first.
     error, started_us, ended_us, max_rss_kib, stderr: of that task; stderr is the last line, made harmless. has_output: of any of them.
+    first: ids of the first of them, as far as known.
     """
 
     reason: str
@@ -360,6 +361,7 @@ class Failure:
     max_rss_kib: int = 0
     stderr: str = ""
     has_output: bool = False
+    first: tuple[str, ...] = ()
 
     @property
     def tasks(self) -> int:
@@ -418,10 +420,15 @@ def of_job(job: JobView) -> list[Failure]:
 
 
 def sentence(failure: Failure, total: int) -> str:
-    """Describes failures: `8 of 256 tasks: exit code 3 (5 on n2, 3 on n3)`; a single one: `out of memory on n1 after 0.1s, over 50M`."""
+    """Describes failures: `8 of 256 tasks: exit code 3 (5 on n2, 3 on n3): 42_7, 42_9, 42_30, ...`.
+
+    A single one: `out of memory on n1 after 0.1s, over 50M`.
+    """
     word = word_for(failure.reason, failure.exit_code)
     if total > 1:
-        return f"{failure.tasks:,} of {counted(total, 'task')}: {word}{_places(failure.nodes)}"
+        more = ", ..." if failure.tasks > len(failure.first) else ""
+        which = f": {', '.join(failure.first)}{more}" if failure.first else ""
+        return f"{failure.tasks:,} of {counted(total, 'task')}: {word}{_places(failure.nodes)}{which}"
     if failure.reason == Reason.START_FAILED and failure.detail:  # which names the node
         return f"{word}: {failure.detail}"
     ran = elapsed(failure.started_us, failure.ended_us, 0) if failure.started_us and failure.ended_us else ""

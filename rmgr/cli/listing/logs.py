@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 
@@ -89,10 +88,23 @@ def logs(
             sink.done(task.position)
     finally:
         sink.close()
-    if tasks and silent and attempt is None and sys.stdout.isatty() and not session.json:
-        named = " and ".join(dict.fromkeys(filter(None, (job.asked.get("out"), job.asked.get("err")))))
-        nothing = f"nothing but to {named} on its nodes" if named else "nothing" + ("" if job.state.is_final else " yet")
-        session.note(f"{selector} has written {nothing}: rmgr explain {selector}")
+    if tasks and silent and attempt is None:
+        session.note(f"{selector} {_silence(session, job, tasks, only)}: rmgr explain {selector}")
+
+
+def _silence(session: Session, job: JobView, tasks: Sequence[TaskView], only: str | None) -> str:
+    """Describes why there is no output of these tasks."""
+    if not any(task.attempt for task in tasks):
+        return "never ran" if job.state.is_final else "has not begun"
+    ends = _ends_of(session, job.id) if any(task.state.is_final for task in tasks) else {}
+    numbers = [number for number, name in enumerate(STREAMS) if only in {None, name}]
+    if any(ends[task.position].log_parts[number] for task in tasks if task.position in ends for number in numbers):
+        return "has written output that the data store no longer has"
+    yet = "" if all(task.state.is_final for task in tasks) else " yet"
+    named = " and ".join(dict.fromkeys(job.asked[name] for name in ("out", "err") if job.asked.get(name)))
+    if named:
+        return f"has written nothing but to {named} on its nodes{yet}"
+    return f"has written nothing{f' to {only}' if only else ''}{yet}"
 
 
 def _follow(session: Session, target: Target, selector: str, out: str, streams: tuple[str, ...]) -> None:

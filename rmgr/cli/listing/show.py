@@ -413,6 +413,7 @@ def _failure(session: Session, reason: str, code: int | None, group: _Group, *, 
         max_rss_kib=chosen.max_rss_kib,
         stderr=line,
         has_output=any(any(end.log) or any(end.log_parts) for end in group.first),
+        first=tuple(end.id for end in group.first),
     )
 
 

@@ -24,6 +24,7 @@ _COMMANDS = {
     "sdiag": "status",
     "scancel": "cancel",
     "sattach": "logs -f",
+    "array": "submit --array",
     "sacctmgr": "limits",
     "scontrol show job": "show",
     "scontrol show jobs": "jobs",
@@ -35,6 +36,9 @@ _COMMANDS = {
     "scontrol release": "release",
     "scontrol requeue": "rerun",
     "requeue": "rerun",
+    "resubmit": "rerun",
+    "restart": "rerun",
+    "retry": "rerun",
     "output": "logs",
     "scontrol ping": "status",
     "qsub": "submit",
@@ -43,6 +47,9 @@ _COMMANDS = {
     "qhold": "hold",
     "qrls": "release",
     "qrerun": "rerun",
+    "qselect": "jobs",
+    "qrsh": "run --pty bash",
+    "qlogin": "run --pty bash",
     "bsub": "submit",
     "bjobs": "jobs",
     "bkill": "cancel",
@@ -53,6 +60,8 @@ _COMMANDS = {
     "bpeek": "logs -f",
     "bstop": "hold",
     "bresume": "release",
+    "bacct": "report",
+    "lsload": "nodes",
     "qacct": "history",
     "qhost": "nodes",
     "pbsnodes": "nodes",
@@ -65,6 +74,8 @@ _COMMANDS = {
     "condor_status": "nodes",
     "condor_tail": "logs -f",
     "condor_wait": "wait",
+    "condor_run": "run",
+    "condor_drain": "drain",
     "job": "jobs",
     "job list": "jobs",
     "job info": "show",
@@ -119,12 +130,13 @@ _ALONE = {"sacctmgr", "sreport", "sshare", "sdiag"}
 #: Command lines with no counterpart here -> what to do instead.
 _ADVICE = {
     "scontrol update": "rmgr update ID --priority N -t TIME --mem SIZE; a node: rmgr drain NODE, rmgr resume NODE",
+    "scontrol": "rmgr show ID, rmgr update ID, rmgr hold ID, rmgr release ID; nodes: rmgr nodes, rmgr drain NODE, rmgr resume NODE",
     "qalter": "rmgr update ID --priority N -t TIME --mem SIZE",
     "bmod": "rmgr update ID --priority N -t TIME --mem SIZE",
     "parallel": "rmgr submit --each-line FILE -- sh -c 'CMD \"$RMGR_ENTRY\"'; seq 1 9 | rmgr submit --each-line - ...",
     "xargs": "rmgr submit --each-line - -- sh -c 'CMD \"$RMGR_ENTRY\"'",
 }
-#: Selectors of `rmgr cancel`: after `kill` or `remove`, other words name nodes, values or queues.
+#: Selectors of `rmgr cancel` and `rmgr rerun`: after `kill` or `restart`, other words name nodes, values or queues.
 _SELECTOR = re.compile(r"\d[\d,:_%-]*|taskq-\d+|last|all")
 #: Names of programs before their own commands.
 _PROGRAMS = {"hq", "dask", "slurm", "flux", "rmgr"}
@@ -213,7 +225,7 @@ def command_for(words: Sequence[str]) -> str:
         rest = rest[1:]
     for length in (3, 2, 1):
         found = _COMMANDS.get(" ".join(rest[:length]), "") if len(rest) >= length else ""
-        if found == "cancel" and not all(map(_SELECTOR.fullmatch, rest[length:])):
+        if found in {"cancel", "rerun"} and not all(map(_SELECTOR.fullmatch, rest[length:])):
             return ""
         if found:
             return shlex.join(["rmgr", *found.split(), *([] if rest[0] in _ALONE else rest[length:])])

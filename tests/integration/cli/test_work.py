@@ -258,9 +258,30 @@ def test_logs_of_running_work_and_of_the_past(sh: Shell) -> None:
         assert process.returncode == 5
     assert sh.ok("logs", number).out == "early\nlate\n"
     assert sh.ok("logs", number, "--tail", "1").out == "late\n"
-    assert sh.ok("logs", number, "--stream", "stderr").out == ""
+    silent = sh.ok("logs", number, "--stream", "stderr")
+    assert (silent.out, silent.err) == ("", f"rmgr: {number} has written nothing to stderr: rmgr explain {number}\n")
     sh.ok("logs", number, "-o", "copy.txt")
     assert (sh.directory / "copy.txt").read_text() == "early\nlate\n"
+
+
+def test_why_there_is_no_output_is_said(sh: Shell) -> None:
+    gate = sh.directory / sh.file("gate4", "")
+    running = sh.submit("--", "sh", "-c", f"while [ -e {gate} ]; do sleep 0.05; done")
+    eventually(lambda: "has written nothing yet" in sh("logs", running).err)
+    gate.unlink()
+    assert sh("wait", running).code == 0
+    held = sh.submit("--hold", "--", "echo", "late")
+    told = {number: sh.ok("logs", number).err for number in (running, held)}
+    sh.ok("cancel", held)
+    elsewhere = sh.submit("-o", "/dev/null", "--", "echo", "gone")
+    assert sh("wait", elsewhere).code == 0
+    told |= {"cancelled": sh.ok("logs", held).err, elsewhere: sh.ok("logs", elsewhere).err}
+    assert {number: words.partition(": ")[2].partition(": ")[0].partition(" ")[2] for number, words in told.items()} == {
+        running: "has written nothing",
+        held: "has not begun",
+        "cancelled": "never ran",
+        elsewhere: "has written nothing but to /dev/null on its nodes",
+    }
 
 
 def test_last_lines_are_those_of_tail(sh: Shell, tmp_path: Path) -> None:

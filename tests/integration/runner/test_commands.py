@@ -78,6 +78,14 @@ def test_a_command_that_cannot_start_says_why(node: WorkNode, slot: Slot, argv: 
     assert says in end.detail
 
 
+def test_a_long_path_is_not_told_whole(node: WorkNode, slot: Slot) -> None:
+    path = os.pathsep.join(f"/opt/modules/{number}/bin" for number in range(200))
+    end = node.end_of(node.run(slot, "no-such-program", shape=BatchShape(submission=42, environ={"PATH": path})))
+    assert end.detail.startswith("no program no-such-program on node n1 (PATH=/opt/modules/0/bin:")
+    assert end.detail.endswith("... (200 directories))")
+    assert len(end.detail) < 300
+
+
 def test_a_script_whose_interpreter_is_missing_says_so(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
     script = tmp_path / "s"
     script.touch(0o755)

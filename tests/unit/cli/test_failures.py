@@ -65,6 +65,12 @@ def test_tasks_that_ended_alike_are_told_once() -> None:
     assert steps(a_job(256, 8), [WRONG]) == ["rmgr logs 22 --failed", "rmgr rerun 22 --failed"]
 
 
+def test_tasks_that_ended_alike_are_named_the_first_of_many() -> None:
+    few, many = a_failure(nodes={"n2": 2}, first=("22_7", "22_14")), a_failure(first=("22_7", "22_14", "22_21"))
+    assert sentence(few, 256) == "2 of 256 tasks: exit code 3 on n2: 22_7, 22_14"
+    assert sentence(many, 256) == "8 of 256 tasks: exit code 3 (5 on n2, 3 on n3): 22_7, 22_14, 22_21, ..."
+
+
 def test_a_limit_is_told_with_what_was_used_and_how_to_move_it() -> None:
     assert told(BadEnds([STARVED]), a_job(), 1) == [("failed", "out of memory on n1 after 100ms, over its 50M (peak 52M)")]
     assert steps(a_job(memory_bytes=50 * MIB), [STARVED]) == ["rmgr rerun 22 --mem 256M"], "a log that is empty is not named"

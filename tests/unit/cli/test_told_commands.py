@@ -172,6 +172,9 @@ def test_every_option_that_is_named_is_one_of_some_command() -> None:
         (["kill", "7_3", "9-12", "last"], "rmgr cancel 7_3 9-12 last"),
         (["remove", "n7"], ""),  # a node: no job is cancelled
         (["kill", "n1"], ""),
+        (["array", "1-10", "./work.sh"], "rmgr submit --array 1-10 ./work.sh"),
+        (["restart", "7_3"], "rmgr rerun 7_3"),
+        (["restart", "n1"], ""),
         (["sacctmgr", "show", "user", "ann"], "rmgr limits"),
         (["requeue", "12"], "rmgr rerun 12"),
         (["scontrol", "update", "JobId=7"], ""),
@@ -186,6 +189,8 @@ def test_words_behind_them_follow(words: list[str], told: str) -> None:
     ("words", "told"),
     [
         (["scontrol", "update", "JobId=7"], "rmgr update ID --priority N -t TIME --mem SIZE; a node: rmgr drain NODE"),
+        (["scontrol", "top", "7"], "rmgr show ID, rmgr update ID"),
+        (["scontrol", "show", "job", "7"], "did you mean: rmgr show 7"),
         (["queues", "-p", "batch"], "the queue's name alone: rmgr queues QUEUE"),
         (["nodes", "-p", "batch"], "rmgr nodes --help"),  # it has no -q
         (["jobs", "-p", "batch"], "here it is -q QUEUE"),
