@@ -201,6 +201,7 @@ BOOK.add(
     cwd=_PATH,
     out=_PATH,
     err=_PATH,
+    named_only=flag,
     stdin_sha256=_SHA256,
     uploads=many(BOOK.of(submissions.Upload), 10_000),
     input_files=many(row(_KEY, _BELOW), LONG),

@@ -295,15 +295,18 @@ class Launcher:
         return path
 
     def _output(self, path: str, number: int, batch: CommandBatch, opened: list[int]) -> tuple[str, int]:
-        """Returns (path, descriptor) of an output stream: a private one if none is named, or if its directory does not exist here."""
+        """Returns (path, descriptor) of an output stream: a private one if none is named, or if its directory neither exists nor has to."""
         if not path:
             return self._paths[number], self._fds[number]
         try:
             fd = open_named(path, append=batch.append[number])
         except OSError as error:
-            if error.errno in {errno.ENOENT, errno.ENOTDIR} and not os.path.isdir(os.path.dirname(path)):
-                return self._paths[number], self._fds[number]
-            raise StartFailed(f"the output file {path} cannot be written on {self._node}: {error.strerror}", 126, error.errno) from None
+            why, code, directory = error.strerror, error.errno, os.path.dirname(path)
+            if code in {errno.ENOENT, errno.ENOTDIR} and not os.path.isdir(directory):
+                if not batch.named_only:
+                    return self._paths[number], self._fds[number]
+                why, code = f"there is no directory {directory}", 0  # the node is not to blame
+            raise StartFailed(f"the output file {path} cannot be written on {self._node}: {why}", 126, code) from None
         opened.append(fd)
         return os.path.abspath(path), fd
 

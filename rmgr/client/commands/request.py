@@ -147,6 +147,7 @@ def command_of(request: CommandRequest) -> Command:
         cwd=options.cwd,
         out=out,
         err=err,
+        named_only=_lacks_directories(out, err),
         input_files=tuple(options.inputs),
         output_files=tuple(options.outputs),
     )
@@ -195,6 +196,11 @@ def output_key(pattern: str, record: Submission, number: int, position: int) -> 
 def on_node(pattern: str, cwd: str) -> str:
     """Returns an output file's path on the node: below `--cwd`, else below the directory of the submission."""
     return os.path.abspath(os.path.join(cwd, pattern)) if pattern else ""
+
+
+def _lacks_directories(*files: str) -> bool:
+    """Returns whether one of these files could be written on a node only: this machine has no such directory, so nobody fetches it."""
+    return not all(os.path.isdir(os.path.dirname(file)) for file in files if file)
 
 
 # -- stored work that runs again: hashes in its record lead to what its user gave with it (script, uploads, stdin, lines). In a
@@ -317,12 +323,14 @@ def command_again(stored: Command, request: CommandRequest) -> Command:
     if options.python:
         raise UsageError("--python: the stored command names its interpreter itself", hint="rmgr submit --python PATH -- python program.py")
     cwd = options.cwd or stored.cwd
+    out, err = on_node(options.out, cwd) or stored.out, on_node(options.err, cwd) or stored.err
     return replace(
         stored,
         env=stored.env | dict(options.env),
         cwd=cwd,
-        out=on_node(options.out, cwd) or stored.out,
-        err=on_node(options.err, cwd) or stored.err,
+        out=out,
+        err=err,
+        named_only=_lacks_directories(out, err),
         input_files=options.inputs,
         output_files=options.outputs,
     )

@@ -103,7 +103,8 @@ class Command:
     """A shell command or script; the same for every task of the submission.
 
     Either `argv`, or `script_sha256` (a stored script, executed by its #! line or /bin/sh) with `argv` as its
-    arguments. `out`/`err`: file names on the node, with placeholders. `stdin_sha256`: stored bytes, else /dev/null.
+    arguments. `out`/`err`: file names on the node, with placeholders. `named_only`: a node without their directories fails the work; else
+    its output goes to the data store alone, and may be fetched. `stdin_sha256`: stored bytes, else /dev/null.
     """
 
     argv: tuple[str, ...] = ()
@@ -113,6 +114,7 @@ class Command:
     cwd: str = ""
     out: str = ""
     err: str = ""
+    named_only: bool = False
     stdin_sha256: str = ""
     uploads: tuple[Upload, ...] = ()
     input_files: tuple[tuple[str, str], ...] = ()  #: (key in the data store, file name in the work directory)

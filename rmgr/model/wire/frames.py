@@ -128,8 +128,9 @@ class CommandBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     argv: program and arguments. script: text run by its #! line (else /bin/sh), with argv as arguments. Their
     environment: the spawner's, `shape.environ`, the ids' RMGR_*, the item's own. cwd: directory to run in, "" = the work
     directory.
-    stdin: bytes, or a file. keep: the work directory is left to the Starter. append: the files of (out, err) are appended to. is_mixed:
-    other commands write into those too, so what is there is the output of none.
+    stdin: bytes, or a file. keep: the work directory is left to the Starter. append: the files of (out, err) are appended to. named_only:
+    a command does not start if their directories do not exist. is_mixed: other commands write into those too, so what is there is the
+    output of none.
     """
 
     shape: BatchShape
@@ -140,6 +141,7 @@ class CommandBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     stdin_path: str = ""
     keep: bool = False
     append: tuple[bool, bool] = (False, False)
+    named_only: bool = False
     is_mixed: bool = False
     isolate: bool = False  #: gets its own cgroup (freezable, with a memory limit), at a cost of a few ms
     halts: bool = False  #: each stops itself before its exec, and the turner continues it: no check from outside could come early enough

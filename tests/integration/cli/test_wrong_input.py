@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("live")
         (["show"], 2, "Missing argument 'ID'"),
         (["submit", "--dry-run", "-t", "0", "--", "true"], 0, "-t 0 sets no time limit: it runs until it ends"),
         (["submit", "--wait", "--", "/nonexistent"], 127, "next: rmgr explain"),
-        (["submit", "--wait", "-o", "/nonexistent/dir/x", "--", "true"], 0, "there is no directory /nonexistent/dir here"),
+        (["submit", "--wait", "-o", "/nonexistent/dir/x", "--", "true"], 126, "there is no directory /nonexistent/dir"),
         (["store", "put", "a/../b", "-"], 2, "has . or .. between its slashes"),
         (["submit", "--name", "x" * 10_000, "--", "true"], 2, "--name has 10000 characters; at most 1000 are recorded"),
         (["jobs", "-s", "weird"], 2, "PENDING (INITIAL)"),

@@ -266,6 +266,9 @@ def test_what_is_no_plain_file_takes_no_output(node: WorkNode, slot: Slot, tmp_p
 def test_streams_for_files_whose_directory_is_not_here_are_private(node: WorkNode, slot: Slot) -> None:
     end = node.end_of(node.shell(slot, "echo a; echo b >&2", out="/no/such/dir/x", err="/no/such/dir/x"))
     assert (end.reason, end.out.data, end.err.data) == (Reason.NONE, b"a\n", b"b\n")
+    end = node.end_of(node.shell(slot, "touch ran", out="/no/such/dir/x", named_only=True))  # nor at its submitter's
+    assert (end.reason, end.exit_code) == (Reason.START_FAILED, 126)
+    assert end.detail == "the output file /no/such/dir/x cannot be written on n1: there is no directory /no/such/dir"
 
 
 def test_output_can_be_read_while_the_command_runs(node: WorkNode, slot: Slot, tmp_path: Path) -> None:

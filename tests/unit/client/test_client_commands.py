@@ -156,6 +156,16 @@ def test_the_longest_possible_names_pass() -> None:
     assert (command.output_files, command.out) == ((("k", name),), f"/{name}")
 
 
+def test_a_file_that_only_a_node_may_have_a_directory_for_is_marked(tmp_path: Path) -> None:
+    def made(**more: str) -> bool:
+        return command_of(CommandRequest(options=CommandOptions(**more), words=("true",))).named_only
+
+    assert not made()
+    assert not made(out=f"{tmp_path}/%a", err="/dev/null")
+    assert made(out=f"{tmp_path}/absent/%a")
+    assert made(out=f"{tmp_path}/%a", err="there/x", cwd="/absent")
+
+
 def test_jobs_are_asked_at_once_and_each_gets_its_own_answer() -> None:
     coordinator = MemoryCoordinator(MemoryTree())
     coordinator.ensure(["/", paths.REQUESTS])

@@ -86,6 +86,7 @@ OTHER_PARTS: list[object] = [
             {"cwd": "/"},
             {"out": "o"},
             {"err": "e"},
+            {"named_only": True},
             {"stdin_sha256": "b" * 64},
             {"uploads": (Upload(name="u", sha256="c" * 64),)},
             {"input_files": (("k", "f"),)},

@@ -433,6 +433,7 @@ class Dispatcher:
                 stdin_path=str(launch.stdin.path) if launch.stdin is not None else "",
                 keep=bool(command.output_files) or is_staged,
                 append=self._stager.appends(block),
+                named_only=command.named_only,
                 is_mixed=bool(info.record.array) or any(item.environ for item in items),
                 isolate=bool(lane.part),
                 halts=bool(lane.part) and self._lanes.runner.freezer == Freezer.SIGNALS,
