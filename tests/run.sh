@@ -26,6 +26,14 @@ wanted() {
 }
 
 cd "$ROOT"
+
+# Thousands of short processes are started: compiling everything anew in each of them takes minutes.
+unset PYTHONDONTWRITEBYTECODE
+
+# In a fresh checkout nothing is compiled: the package and the harness are while pip keeps another core busy.
+is_fresh=$([ -e tests/unit/coord/__pycache__ ] || echo yes)
+[ -z "$is_fresh" ] || "$(choose_python)" -m compileall -q rmgr tests/harness &
+
 ensure_venv test,examples,cassandra,plots,mpi
 wanted ensure_zookeeper
 wanted ensure_cassandra
@@ -36,17 +44,12 @@ wanted ensure_systemd_analyze
 wanted ensure_iproute
 wanted ensure_openmpi
 
-# Thousands of short processes are started: compiling everything anew in each of them takes minutes.
-unset PYTHONDONTWRITEBYTECODE
-
-# In a fresh checkout each worker would compile all tests for itself: two processes do it once, for all of them.
-if [ ! -e tests/unit/coord/__pycache__ ]; then
-  for part in tests/unit "tests/chaos tests/integration tests/papers tests/property"; do
-    # shellcheck disable=SC2086
-    "$VENV/bin/python" -m pytest --collect-only -qq $part >/dev/null 2>&1 &
-  done
-  wait
-fi
+# Each worker would compile all tests for itself: two processes do it once, for all of them, each for every second file.
+wait
+for half in ${is_fresh:+0 1}; do
+  find tests -name 'test_*.py' | sort | awk "NR % 2 == $half" | xargs "$VENV/bin/python" -m pytest --collect-only -qq >/dev/null 2>&1 &
+done
+wait
 
 export RMGR_STAGED=1
 

@@ -138,7 +138,7 @@ ensure_venv() {
 }
 
 install_rmgr() {
-  local extras=$1 python stamp="$VENV/.rmgr-installed" want log
+  local extras=$1 python stamp="$VENV/.rmgr-installed" want log wheels
   if [ -e "$VENV" ] && ! "$VENV/bin/python" -c '' >/dev/null 2>&1; then
     [ -e "$VENV/pyvenv.cfg" ] || die "$VENV exists and is not a virtual environment. Move it away, or set VENV=DIR"
     say "The virtual environment in $VENV does not run any more: making it anew"
@@ -157,13 +157,31 @@ install_rmgr() {
   # Once the distribution was called rmgr, which is somebody else's package on the public index.
   "$VENV/bin/python" -m pip uninstall --quiet --yes rmgr </dev/null >/dev/null 2>&1 || true
   log=$(mktemp)
-  if ! "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --retries 2 --editable "$ROOT${extras:+[$extras]}" </dev/null >"$log" 2>&1; then
+  wheels=${XDG_CACHE_HOME:-$HOME/.cache}/rmgr/wheels/$(cksum <"$ROOT/pyproject.toml" | tr ' ' -)-$(wheels_of "$extras")
+  if ! { fetch_wheels "$wheels" "$extras" && pip_quietly install --no-compile --no-index -f "$wheels" \
+    --editable "$ROOT${extras:+[$extras]}"; } >"$log" 2>&1; then
     tail -n 8 "$log" >&2
-    rm -f "$log"
+    rm -rf "$log" "$wheels"
     die "pip could not install rmgr${extras:+ [$extras]}. Is this machine online, and does pip know its index (pip config list)?"
   fi
   rm -f "$log"
+  # On all cores, where pip uses one, and without what nothing here imports. Some packages have files that do not compile.
+  "$VENV/bin/python" -m compileall -q -j 0 -x '/(tests|fontTools|mypyc?|pip|pygments|setuptools)/' "$VENV/lib" >/dev/null 2>&1 || true
   stamp_extras "$stamp" "$want" "$extras"
+}
+
+pip_quietly() { "$VENV/bin/python" -m pip "$1" --quiet --disable-pip-version-check --retries 2 "${@:2}" </dev/null; }
+
+# Names the wheels of these extras for this interpreter.
+wheels_of() { "$VENV/bin/python" -c 'import platform, sys; print(sys.implementation.cache_tag, platform.machine(), *sys.argv[1:], sep="-")' "$1"; }
+
+# fetch_wheels DIR EXTRAS: what pip chooses for rmgr and to build it, kept for a month: to choose anew takes it longer than to install.
+fetch_wheels() {
+  find "${1%/*}" -mindepth 1 -maxdepth 1 -mtime +30 -exec rm -rf {} + 2>/dev/null || true
+  [ ! -d "$1" ] || return 0
+  pip_quietly wheel --wheel-dir "$1.$$" 'flit_core>=3.11,<4' "$ROOT${2:+[$2]}" || return 1
+  rm -f "$1.$$"/rmgr_cluster-*
+  mv -T "$1.$$" "$1" || [ -d "$1" ] # another checkout was quicker
 }
 
 # The stamp: first line what was installed from, then one line an extra.
