@@ -20,13 +20,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import psutil
-
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError, Unavailable, WrongCluster
 from rmgr.model.cluster.node import EpochRecord, StarterEntry, SubmitterEntry
+from rmgr.runner.host.contain import state_of
 
 if TYPE_CHECKING:
     from rmgr.dev.cluster import DevCluster
@@ -41,7 +40,6 @@ _ENTRIES: dict[str, type[StarterEntry | EpochRecord | SubmitterEntry]] = {
     paths.WATCHDOGS: EpochRecord,
     paths.SUBMITTERS: SubmitterEntry,
 }
-_STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _INT = struct.Struct("!i")
 _SECRET = 0xB3415C00
 _MULTIPLIER, _ADDEND, _MASK = 0x5DEECE66D, 0xB, (1 << 48) - 1
@@ -114,10 +112,7 @@ class _Holder:
 
     def is_silent(self) -> bool:
         """Whether the process is dead or stopped."""
-        try:
-            return psutil.Process(self.pid).status() in _STILL
-        except psutil.NoSuchProcess:
-            return True
+        return state_of(self.pid) in "TtZX"
 
 
 class Expiry:
@@ -130,12 +125,15 @@ class Expiry:
 
     def __init__(self, cluster: DevCluster) -> None:
         self._cluster = cluster
-        self._holders: dict[str, _Holder | None] = {}
+        self._holders: dict[str, dict[str, _Holder | None]] = {parent: {} for parent in _ENTRIES}
+        self._changed = {parent: threading.Event() for parent in _ENTRIES}
         self._silent: Counter[int] = Counter()
         self._over = threading.Event()
 
     def start(self) -> None:
         """Once the cluster runs."""
+        for changed in self._changed.values():
+            changed.set()
         threading.Thread(target=self._watch, args=(self._cluster.coordinator,), name="expiry", daemon=True).start()
 
     def stop(self) -> None:
@@ -148,12 +146,23 @@ class Expiry:
                 self._look(coordinator)
 
     def _look(self, coordinator: Coordinator) -> None:
-        there = [f"{parent}/{name}" for parent in _ENTRIES for name in coordinator.children(parent).result(60) or ()]
-        self._holders = {path: self._holders[path] if path in self._holders else _holder(coordinator, path) for path in there}
-        for holder in {holder for holder in self._holders.values() if holder is not None}:
+        for parent, changed in self._changed.items():
+            if changed.is_set():
+                self._read(coordinator, parent, changed)
+        for holder in {holder for holders in self._holders.values() for holder in holders.values() if holder is not None}:
             self._silent[holder.session_id] = self._silent[holder.session_id] + 1 if holder.is_silent() else 0
             if self._silent[holder.session_id] * _LOOK_S >= AFTER_S:
                 expire(self._cluster.zookeeper.hosts, holder.session_id)
+
+    def _read(self, coordinator: Coordinator, parent: str, changed: threading.Event) -> None:
+        changed.clear()
+        before = self._holders[parent]
+        try:
+            there = [f"{parent}/{name}" for name in coordinator.children(parent, watch=changed.set).result(60) or ()]
+            self._holders[parent] = {path: before[path] if path in before else _holder(coordinator, path) for path in there}
+        except RmgrError:
+            changed.set()
+            raise
 
 
 def _holder(coordinator: Coordinator, path: str) -> _Holder | None:
