@@ -23,6 +23,7 @@ from tests.places import TESTS
 
 #: Trees of the later stages; all other tests belong to the first.
 _LATER = ("tests/integration/", "tests/chaos/")
+INTEGRATION = 1
 _DURATIONS = TESTS / "durations.json"
 #: Files that share a cluster, by the name of their group, in the order in which they run: those that leave much in the cluster last, those
 #: that read all of it first. No group takes longer than the other workers need for the rest of its stage.
