@@ -15,12 +15,24 @@ from rmgr.adapters.cassandra.schema import FOUNDED_NAME, MIGRATIONS, NEWEST, VER
 from rmgr.adapters.cassandra.url import parse_url
 from rmgr.adapters.store_rules import now_ms
 
-TABLES = tuple(table.name for migration in MIGRATIONS for table in migration.tables)
+#: The partition key of each table.
+TABLES = {
+    "info": ("name",),
+    "value": ("key",),
+    "chunk": ("generation", "bucket"),
+    "key_index": ("scope", "bucket"),
+    "scope": ("family",),
+    "claim": ("key",),
+    "journal": ("hour", "part"),
+}
+assert TABLES.keys() == {table.name for migration in MIGRATIONS for table in migration.tables}
+#: Most partitions of a table that are deleted one by one, in a millisecond each; to truncate a table takes seventy.
+_MOST_DELETED = 40
 _OPTIONS = "replication_factor=1&request_timeout=5"
 
 
 class Keyspaces:
-    """The keyspace of this process. Creating it takes 3 s, emptying it 0.2 s."""
+    """The keyspace of this process. Creating it takes 3 s, emptying it 20 ms."""
 
     def __init__(self, contact: str) -> None:
         self.url = f"cassandra://{contact}/store_{os.getpid()}?{_OPTIONS}"
@@ -40,12 +52,24 @@ class Keyspaces:
         return self.url
 
     def empty(self) -> None:
+        """Deletes everything; truncates if there is much, or if a clock that is ahead has written something, which outlives deletion."""
         run = self._run
-        for table in TABLES:
-            if run(f"SELECT * FROM {{ks}}.{table} LIMIT 1"):
+        if not all(self._delete(table) for table in TABLES):
+            for table in TABLES:
                 run(f"TRUNCATE {{ks}}.{table}")
         run("INSERT INTO {ks}.info (name, value) VALUES (%s, %s)", VERSION_NAME, str(NEWEST))
         run("INSERT INTO {ks}.info (name, value) VALUES (%s, %s)", FOUNDED_NAME, str(now_ms()))
+
+    def _delete(self, table: str) -> bool:
+        """Deletes the partitions of a table if they are few; returns whether it is empty now."""
+        run, names = self._run, TABLES[table]
+        partitions = f"SELECT DISTINCT {', '.join(names)} FROM {{ks}}.{table} LIMIT"
+        found = run(f"{partitions} {_MOST_DELETED + 1}")
+        if len(found) <= _MOST_DELETED:
+            for partition in found:
+                run(f"DELETE FROM {{ks}}.{table} WHERE " + " AND ".join(f"{name} = %s" for name in names), *partition)
+            found = found and run(f"{partitions} 1")
+        return not found
 
     @functools.cached_property
     def _run(self) -> Any:
