@@ -231,7 +231,7 @@ class Chaos:
 
     # -- work
 
-    def rmgr(self, *words: str, timeout: float = 60.0, **environment: str) -> subprocess.CompletedProcess[str]:
+    def rmgr(self, *words: str, timeout: float = PATIENCE_S, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs a command of rmgr against the cluster."""
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
         return subprocess.run(

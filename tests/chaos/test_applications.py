@@ -5,6 +5,7 @@ on `three_nodes`; each test that kills a Starter starts another one under the sa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -16,12 +17,18 @@ import pytest
 from breakable import Chaos
 
 from rmgr.dev.cluster import DevCluster
+from rmgr.errors import NotFound
+from rmgr.model.base.states import State
+from rmgr.runtime import machine
 from tests.harness.waiting import eventually
 from tests.places import PYTHON, ROOT
 
 EXAMPLES = ROOT / "deploy" / "examples"
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+
+#: A task that began so lately will not have ended before its Starter is killed.
+YOUNG_US = 1_000_000
 
 
 def environment(cluster: DevCluster) -> dict[str, str]:
@@ -64,11 +71,24 @@ def newest_job(cluster: DevCluster) -> int:
     return int(subprocess.run(program, env=environment(cluster), capture_output=True, text=True, timeout=60, check=True).stdout)
 
 
-def revive(chaos: Chaos, told: str) -> None:
-    """Starts the Starter that `told` says was killed again."""
-    node = re.search(r"node (\S+) ", told)
-    assert node, told
-    chaos.add_node(node[1])
+def kill_who_has_just_begun(chaos: Chaos, job: int) -> str:
+    """Kills a Starter whose task of the job has just begun, once others have ended, so that it has work in its hands; returns its node."""
+
+    def young() -> str:
+        with contextlib.suppress(NotFound):
+            tasks = chaos.tasks(job)
+            since_us = machine.wall_us() - YOUNG_US if any(one.state is State.COMPLETED for one in tasks) else machine.wall_us()
+            return next((one.node for one in tasks if one.state is State.RUNNING and one.started_us > since_us), "")
+        return ""
+
+    node = eventually(young, f"a task of {job} begins after others have ended")
+    chaos.cluster.kill(node)
+    return node
+
+
+def revive(chaos: Chaos, node: str) -> None:
+    """Starts a killed Starter again."""
+    chaos.add_node(node)
     eventually(lambda: len(chaos.up()) == 3, "all nodes are up")
 
 
@@ -77,7 +97,9 @@ def test_the_fragments_add_up_although_a_starter_died(three_nodes: Chaos, tmp_pa
     application = Application(three_nodes.cluster, tmp_path / "out", "fragments.py", "--progress", "--delay", "0.15")
     told = kill_the_busiest_starter(three_nodes.cluster, tmp_path / "fault", done=0.2, nth=job)
     ended = application.end()
-    revive(three_nodes, told)  # first of all: what fails here fails alone
+    node = re.search(r"node (\S+) ", told)
+    assert node, told
+    revive(three_nodes, node[1])  # first of all: what fails here fails alone
     assert ended == 0, application.text
     assert "The cluster's answer equals the serial one." in application.text
     program = [PYTHON, str(ROOT / "deploy" / "lib" / "starter_loss.py"), "report", str(tmp_path / "fault")]
@@ -86,11 +108,11 @@ def test_the_fragments_add_up_although_a_starter_died(three_nodes: Chaos, tmp_pa
 
 
 def test_the_eigenvalues_are_right_although_a_starter_died_and_points_are_missing(three_nodes: Chaos, tmp_path: Path) -> None:
-    job = newest_job(three_nodes.cluster) + 1  # of four rounds: a Starter is found and killed, by four commands, while three are to come
-    application = Application(three_nodes.cluster, tmp_path / "out", "eigen.py", "--progress", "--delay", "6", "--cells", "24")
-    told = kill_the_busiest_starter(three_nodes.cluster, tmp_path / "fault", done=0.2, nth=job)
+    job = newest_job(three_nodes.cluster) + 1  # of four rounds
+    application = Application(three_nodes.cluster, tmp_path / "out", "eigen.py", "--progress", "--delay", "3", "--cells", "24")
+    node = kill_who_has_just_begun(three_nodes, job)
     ended = application.end()
-    revive(three_nodes, told)
+    revive(three_nodes, node)
     assert ended == 0, application.text
     missing = re.search(r"24 tasks, (\d+) missing", application.text)
     assert missing, application.text

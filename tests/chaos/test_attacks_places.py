@@ -27,7 +27,7 @@ from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.line import DirectLine, dial
 from rmgr.adapters.rpc.server import HANDSHAKE_S
 from rmgr.adapters.rpc.services import LeaderClient
-from rmgr.errors import LimitReached, RmgrError, Throttled
+from rmgr.errors import LimitReached, RmgrError, Throttled, Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.queue import UserLimits
 from rmgr.submitter import messages as m
@@ -65,7 +65,9 @@ def test_watchers_of_health_take_no_threads(flooded: Flooded, where: str) -> Non
     with open_channel(endpoint, flooded.people["moll"], role, (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))) as channel:
         streams = [health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="")) for _ in range(200)]
         told = [_first(stream, endpoint) for stream in streams]
-        assert [one for one in told if not isinstance(one, Throttled)] == [health_pb2.HealthCheckResponse.SERVING] * 2
+        # A call of his may be cancelled before it is counted: while four wait for their requests, they give way to others (`WaitingRoom`).
+        counted = [one for one in told if not (isinstance(one, Unavailable) and "(cancelled)" in one.message)]
+        assert [one for one in counted if not isinstance(one, Throttled)] == [health_pb2.HealthCheckResponse.SERVING] * 2
         with LeaderClient(flooded.leader, credentials=flooded.people["amy"]) as client:
             assert client.is_serving()
             assert client.status().healthy is not None

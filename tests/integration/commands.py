@@ -17,7 +17,7 @@ from typing import Any
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.keeper import stop_processes
 from tests.harness.ended_sessions import LONG_S, expiring
-from tests.harness.waiting import eventually
+from tests.harness.waiting import PATIENCE_S, eventually
 
 #: Lends a cluster of the run: the fixture `lend_secured`.
 Lend = Callable[[], AbstractContextManager[DevCluster]]
@@ -58,7 +58,7 @@ class Shell:
         self.directory = home / "here"
         self.directory.mkdir(exist_ok=True)
 
-    def __call__(self, *words: str, stdin: str = "", timeout_s: float = 60.0) -> Ended:
+    def __call__(self, *words: str, stdin: str = "", timeout_s: float = PATIENCE_S) -> Ended:
         """Runs a command to its end."""
         ended = subprocess.run(
             [sys.executable, "-m", "rmgr.cli.main", *words],
