@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from rmgr.runner.host.contain import below, cpu_ticks
 from tests.harness import hostile_spawner
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, unchanged
 from tests.harness.work_node import WorkNode
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
@@ -286,12 +285,7 @@ def test_who_leaves_his_control_group_stands_still_with_it_all_the_same(node: Wo
     eventually(lambda: cpu_ticks(pid) > 20)
     turner.rows(((0, ()),))
 
-    def stands() -> bool:
-        before = cpu_ticks(pid)
-        time.sleep(0.3)
-        return cpu_ticks(pid) == before
-
-    eventually(stands)
+    eventually(lambda: unchanged(lambda: cpu_ticks(pid), 0.3))
     turner.drop("a")
     slot.stop(seq, grace_us=0)
     node.end_of(seq)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ from tests.harness.attacker import Person, Scene, unique
 from tests.harness.fair_time import FairTimer
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.handmade import Handmade
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, unchanged
 
 #: Fair seconds. Two are promised; the rest is for machines that do eight other things.
 PROMISED_S, SLACK_S = 2.0, 13.0
@@ -299,16 +298,10 @@ def test_all_of_it_ends_when_the_operator_says_so_at_once_or_later(scene: Scene,
 def test_what_runs_stands_still_until_the_operator_has_decided(scene: Scene, admin: Person, eve: Person) -> None:
     work = _work(scene, eve)
     _revoke(scene, admin, eve, RevokedWork.HOLD)
-    eventually(lambda: _stands(work.beats), "it stands still")
+    eventually(lambda: unchanged(lambda: work.beats.stat().st_size, 0.5), "it stands still")
     _held(work, work.waiting)
     _revoke(scene, admin, eve, RevokedWork.KEEP)
     before = work.beats.stat().st_size
     eventually(lambda: work.beats.stat().st_size > before, "it goes on")
     work.go.touch()
     assert work.ends() == [State.COMPLETED] * 2
-
-
-def _stands(path: Path) -> bool:
-    before = path.stat().st_size
-    time.sleep(0.5)
-    return path.stat().st_size == before

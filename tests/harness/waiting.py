@@ -41,3 +41,10 @@ def eventually(condition: Callable[[], T | None], what: str | Callable[[], objec
             assert not is_late, f"not within {limit_s:g} s: {(what() if callable(what) else what) or condition}"
             later_s = min(_LATER * (now_s - first_s), _LATEST_S)
             time.sleep(min(max(_LEAST_S, 3 * (now_s - begun_s), later_s), _MOST_S))
+
+
+def unchanged(look: Callable[[], object], for_s: float = 0.1) -> bool:
+    """Returns whether `look` returns the same after `for_s`: that something stands still shows only over time."""
+    before = look()
+    time.sleep(for_s)
+    return look() == before

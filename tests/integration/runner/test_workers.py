@@ -24,7 +24,7 @@ from rmgr.errors import StateConflict, VersionMismatch
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import BatchShape, TaskBatch, TaskItem
 from tests.harness.reachable import work_that_users_reach
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, unchanged
 from tests.harness.work_node import WorkNode, error_of, is_alive, pid_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -321,12 +321,7 @@ def test_suspended_workers_stand_still(node: WorkNode, worker: Worker, tmp_path:
     eventually(ledger.exists)
     worker.suspend()
 
-    def stands_still() -> bool:
-        size = ledger.stat().st_size
-        time.sleep(0.1)
-        return ledger.stat().st_size == size
-
-    eventually(stands_still)
+    eventually(lambda: unchanged(lambda: ledger.stat().st_size))
     stood = ledger.stat().st_size
     worker.resume()
     eventually(lambda: ledger.stat().st_size > stood, "it goes on")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import signal
-import time
 import uuid
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.submission import Command
 from tests.harness.metric_rows import value_of
 from tests.harness.starter_rig import Rig, call, own_rig
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, unchanged
 
 TRUE = Command(argv=("true",))
 
@@ -107,12 +106,7 @@ def test_suspended_work_stands_still_until_it_is_resumed(rig: Rig, tmp_path: Pat
     eventually(lambda: ticks.exists() and ticks.stat().st_size > 3, "ticks")
     crossed_off(rig, order(rig, OrderKind.SUSPEND, number))
 
-    def still() -> bool:
-        before = ticks.stat().st_size
-        time.sleep(0.1)
-        return ticks.stat().st_size == before
-
-    eventually(still, "no more ticks")
+    eventually(lambda: unchanged(lambda: ticks.stat().st_size), "no more ticks")
     (tmp_path / "go").touch()
     crossed_off(rig, order(rig, OrderKind.RESUME, number))
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED

@@ -24,7 +24,7 @@ from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import put, unhold
 from tests.harness.reachable import open_place
 from tests.harness.starter_rig import Rig, call, own_rig
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, unchanged
 from tests.harness.work_node import is_alive
 from tests.integration.starter.test_starter_orders import order
 
@@ -192,12 +192,7 @@ def test_a_suspended_job_stands_still_on_all_its_nodes(rig: Rig, tmp_path: Path)
     eventually(lambda: all(file.exists() and file.stat().st_size > 3 for file in files), "ticks")
     order(rig, OrderKind.SUSPEND, number)
 
-    def still() -> bool:
-        before = [file.stat().st_size for file in files]
-        time.sleep(0.2)
-        return [file.stat().st_size for file in files] == before
-
-    eventually(still, "no more ticks")
+    eventually(lambda: unchanged(lambda: [file.stat().st_size for file in files], 0.2), "no more ticks")
     (tmp_path / "go").touch()
     order(rig, OrderKind.RESUME, number)
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
