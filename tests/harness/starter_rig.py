@@ -181,6 +181,11 @@ class Rig:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.store.close()
+
+    def stop(self) -> None:
+        """Ends all Starters, whose ZooKeeper must still be there. Idempotent."""
         for running in self.starters:
             if running.thread.is_alive():
                 running.starter.stop()
@@ -195,7 +200,6 @@ class Rig:
                 process.send_signal(signal.SIGCONT)
                 process.send_signal(signal.SIGKILL)
             process.wait(60)
-        self.store.close()
 
     # -- submissions ---------------------------------------------------------------------------------------------------------
 

@@ -254,6 +254,7 @@ def test_what_is_no_hold_and_no_order_is_told_once_and_stops_nothing(rig: Rig) -
         eventually(lambda: not list(agent.jobs.holds), "it to be forgotten")
         rig.write(spoilt[0], NodeHold(head="n2", key="k", cores=1))
         eventually(lambda: agent.jobs.holds.get(f"{job}.0.1"), "the good one of the same name to be taken")
+        delete(rig, spoilt[0])  # else its Starter would wait for it when it ends
 
 
 def test_a_job_starts_when_all_its_nodes_are_ready(rig: Rig, tmp_path: Path) -> None:
