@@ -71,14 +71,15 @@ class WorkNode:
                 self.seen.remove(event)
                 return event
         while True:
-            event = self._next(deadline)
+            event = self.next(deadline)
             assert event is not None, f"no {kind} in {timeout_s} s; seen: {[type(other).__name__ for other in self.seen]}"
             if isinstance(event, kind) and condition(event):
                 return event
             if not isinstance(event, (CommandsEnded, TasksEnded)):
                 self.seen.append(event)
 
-    def _next(self, deadline: float) -> object | None:
+    def next(self, deadline: float) -> object | None:
+        """Returns the next event, or None if none comes before `deadline` (monotonic)."""
         try:
             event = self._queue.get(timeout=max(0.001, deadline - time.monotonic()))
         except queue.Empty:
@@ -93,7 +94,7 @@ class WorkNode:
     def _end(self, seq: int, timeout_s: float) -> Any:
         deadline = time.monotonic() + timeout_s
         while seq not in self.ends:
-            event = self._next(deadline)
+            event = self.next(deadline)
             assert event is not None, f"{seq} has not ended in {timeout_s} s; seen: {[type(other).__name__ for other in self.seen]}"
             if not isinstance(event, (CommandsEnded, TasksEnded)):
                 self.seen.append(event)

@@ -83,7 +83,7 @@ def test_every_task_is_accounted_for_once_and_runs_at_most_once(tmp_path: Path, 
                 case 3 if rng.random() < 0.3 and (victim := rng.choice(workers)).pid:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(victim.pid, signal.SIGKILL)
-            event = node._next(time.monotonic() + 0.002)
+            event = node.next(time.monotonic() + 0.002)
             for end in list(node.ends.values()):
                 reason = end.extra.reason if end.extra else Reason.NONE
                 assert reason in {Reason.NONE, Reason.USER_CANCEL}, end
