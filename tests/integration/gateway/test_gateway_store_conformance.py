@@ -10,13 +10,14 @@ import pytest
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.coord.protocol.ports import Store
 from tests.harness.gateways import GatewayServer, OpenRows
-from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter
+from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, ready
 from tests.integration.store.test_store_conformance import *  # noqa: F403 - the tests themselves
 
 
 @pytest.fixture
-def adapter() -> Adapter:
-    return ADAPTERS["sqlite"]
+def adapter(request: pytest.FixtureRequest) -> Adapter:
+    """Behind the gateway: SQLite, unless a test asks for another."""
+    return ready(request) if hasattr(request, "param") else ADAPTERS["sqlite"]
 
 
 @pytest.fixture

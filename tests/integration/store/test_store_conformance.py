@@ -119,10 +119,10 @@ def test_put_many_of_nothing_is_nothing(store: Store) -> None:
 
 
 def test_put_many_of_many_rows_keeps_all(store: Store) -> None:
-    rows = [(f"r/{n:05d}", b"%d" % n) for n in range(3333)]
+    rows = [(f"r/{n:05d}", b"%d" % n) for n in range(1111)]  # more than any store takes in one request, or shows on a page
     store.put_many(rows)
-    assert store.usage("r/") == (3333, sum(len(value) for _, value in rows))
-    assert store.get("r/03332") == (b"3332", Encoding.RAW)
+    assert store.usage("r/") == (1111, sum(len(value) for _, value in rows))
+    assert store.get("r/01110") == (b"1110", Encoding.RAW)
 
 
 # -- replacing, refusing, deleting ----------------------------------------------------------------------------------------
@@ -199,6 +199,9 @@ def test_a_stream_goes_on_while_its_value_is_replaced(store: Store) -> None:
     assert store.get("k") == (b"new", Encoding.RAW)
 
 
+@pytest.mark.parametrize(
+    "adapter", ["sqlite", *(pytest.param(name, marks=pytest.mark.long) for name in ("cassandra", "memory"))], indirect=True
+)
 def test_a_value_above_256_mib_is_as_any_other(store: Store) -> None:
     part = random.Random(7).randbytes(4 * 2**20)
     wanted = sha256()
@@ -382,7 +385,7 @@ def test_rows_of_a_collected_submission_go_and_those_that_are_kept_longer_stay(s
 
 
 def test_old_history_is_found_from_its_oldest_end_and_removed(store: Store) -> None:
-    views = [job(number, ended_us=(2000 if number == 7 else number) * DAY_US) for number in range(1, 401)]  # 7 lived long
+    views = [job(number, ended_us=(2000 if number == 7 else number) * DAY_US) for number in range(1, 151)]  # 7 lived long
     store.put_many([row for view in views for row in history_rows(view)])
     before_us = 100 * DAY_US
     assert keys.parse_history(store.keys(keys.history_prefix(), after=oldest_end(store, before_us), limit=1)[0]) < 120
@@ -392,7 +395,7 @@ def test_old_history_is_found_from_its_oldest_end_and_removed(store: Store) -> N
     assert old == list(ended_before(store, before_us))
     for view in [*old, old[0]]:
         forget(store, view)
-    assert store.usage(keys.history_prefix())[0] == store.usage(keys.history_prefix("anna"))[0] == 302
+    assert store.usage(keys.history_prefix())[0] == store.usage(keys.history_prefix("anna"))[0] == 52
     assert list(ended_before(store, before_us, after=oldest_end(store, before_us))) == []
 
 
@@ -480,11 +483,11 @@ def test_a_closed_store_answers_with_an_error(store: Store) -> None:
 
 def test_many_threads_share_one_store(store: Store) -> None:
     def work(number: int) -> None:
-        for n in range(40):
+        for n in range(15):
             store.put(f"t/{number}/{n}", pattern(200, n))
             store.put_many([(f"m/{number}/{n}/{i}", b"%d" % i) for i in range(5)])
             assert store.get(f"t/{number}/{n}") == (pattern(200, n), Encoding.RAW)
 
     run_threads(work, 8)
-    assert store.usage("t/")[0] == 8 * 40
-    assert store.usage("m/")[0] == 8 * 40 * 5
+    assert store.usage("t/")[0] == 8 * 15
+    assert store.usage("m/")[0] == 8 * 15 * 5
