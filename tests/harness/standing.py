@@ -34,6 +34,7 @@ class Standing:
         self._directory = directory
         self._has_started = False
         self._told: set[int] = set()
+        self._kernel: set[int] = set()  #: its threads, a third of all processes
         sys.addaudithook(self._heard)
 
     def _heard(self, event: str, _details: tuple[object, ...]) -> None:
@@ -56,9 +57,12 @@ class Standing:
 
     def _ours(self) -> Iterator[tuple[int, str]]:
         """Yields the processes of this run with their states."""
-        seen = {pid: _stat(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
+        pids = set(map(int, filter(str.isdigit, os.listdir("/proc"))))
+        self._kernel &= pids  # a thread that is gone may have left its number to a process
+        seen = {pid: _stat(pid) for pid in pids - self._kernel}
+        self._kernel |= {pid for pid, (_, parent) in seen.items() if parent == _KERNEL}
         me = os.getpid()
-        mine = {me: True, _KERNEL: False}
+        mine = {me: True} | dict.fromkeys(self._kernel, False)
         for pid in seen:
             line, at = [], pid
             while at not in mine and at in seen:
@@ -66,8 +70,8 @@ class Standing:
                 at = seen[at][1]
             mine.update(dict.fromkeys(line, mine.get(at, False)))
         directory = f"{self._directory()}/"
-        for pid, (state, parent) in seen.items():
-            if pid != me and (mine[pid] or (parent != _KERNEL and _works_in(pid, directory))):
+        for pid, (state, _) in seen.items():
+            if pid != me and (mine[pid] or (pid not in self._kernel and _works_in(pid, directory))):
                 yield pid, state
 
 

@@ -233,7 +233,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(world: World) -> None:
 
         given = server.stub.Give.future(half())
         assert under_way.wait(20)
-        time.sleep(0.1)
+        time.sleep(0.1)  # its part has arrived
         given.cancel()
         over.set()
         raise ValueError("broken off")

@@ -376,7 +376,7 @@ def test_a_client_that_reads_late_gets_everything(town: Town) -> None:
     words = [b"%6d" % at * 10_000 for at in range(400)]  # 24 MB
     for word in words:
         late.say(word)
-    time.sleep(1.0)
+    time.sleep(1.0)  # nobody takes what is said
     heard: list[bytes] = []
     while len(heard) < len(words):
         heard += late.heard()
