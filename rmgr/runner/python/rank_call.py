@@ -21,7 +21,7 @@ import msgspec
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
-from rmgr.runner import program
+from rmgr.runner import modules, program
 from rmgr.runner.current import TaskTerminated, running
 from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree
@@ -215,7 +215,7 @@ def _find_modules(bundle: Bundle, directory: str) -> None:
                 file.write(data)
             os.rename(file.name, path)  # another rank of this node may be doing the same
         sys.path.insert(0, path)
-    program.find_modules_in(bundle.spec.sys_path)
+    modules.find_modules_in(bundle.spec.sys_path)
 
 
 def _communicator() -> Any:

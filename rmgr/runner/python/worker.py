@@ -53,7 +53,7 @@ from rmgr.model.wire.frames import (
     WorkerUp,
 )
 from rmgr.model.wire.stream import FrameError, FrameReader, encode
-from rmgr.runner import program
+from rmgr.runner import modules, program
 from rmgr.runner.current import TaskTerminated, gate, running
 from rmgr.runner.host.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
 from rmgr.runner.host.environment import TaskEnvironment, umask_of
@@ -175,7 +175,7 @@ class WorkerProcess:
             check_versions(spec, self._node)
             self._functions.pickled_by(spec.cloudpickle, self._node)
             sys.path[:0] = [path for path in spec.archives if path not in sys.path]
-            program.find_modules_in(spec.sys_path)
+            modules.find_modules_in(spec.sys_path)
             if spec.initializer:
                 in_initializer = True
                 import pickle
@@ -504,7 +504,7 @@ class WorkerProcess:
         """Returns why a fresh worker should run this submission, the next one here; "" if there is no reason."""
         if self._left_children() or _left_threads():
             return "tasks of another submission left processes or threads behind"
-        if submission > self._newest and program.is_edited(self._born_ns):
+        if submission > self._newest and modules.is_edited(self._born_ns):
             return "a module was edited since it was imported"
         return ""
 

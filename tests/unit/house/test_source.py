@@ -144,10 +144,10 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
         *(
             Private(name, "runner/program.py")
             for name in (
-                *("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID", "_PICKLE_BY_VALUE_MODULES"),
-                *("_code_reduce", "_function_getstate"),
+                *("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID", "_code_reduce", "_function_getstate"),
             )
         ),
+        Private("_PICKLE_BY_VALUE_MODULES", "runner/modules.py"),
         Private("_class_setstate", "runner/program.py", ("obj", "state")),
         Private("_dynamic_class_reduce", "runner/program.py", ("obj",)),
         Private("_lookup_class_or_track", "runner/program.py", ("class_tracker_id", "class_def")),

@@ -19,7 +19,7 @@ from rmgr.client.logs import unseen
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.gap import gap_line, place
 from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandBatch, CommandItem, Output
-from rmgr.runner import program
+from rmgr.runner import modules
 from rmgr.runner.command import Launcher, _interpreter_of_script
 from rmgr.runner.host import contain
 from rmgr.runner.host.board import Board, create_board
@@ -269,10 +269,10 @@ def test_a_module_is_edited_when_its_file_changes_whatever_time_it_has(
     file.write_text("x = 1")
     os.utime(file, (born_s + ahead_s, born_s + ahead_s))
     monkeypatch.setitem(sys.modules, "some_module", SimpleNamespace(__file__=str(file)))
-    assert not any(program.is_edited(round(born_s * 1e9)) for _ in range(3))
+    assert not any(modules.is_edited(round(born_s * 1e9)) for _ in range(3))
     file.write_text("x = 2")
     os.utime(file, (born_s + ahead_s - 7, born_s + ahead_s - 7))  # an older one was put back
-    assert program.is_edited(round(born_s * 1e9))
+    assert modules.is_edited(round(born_s * 1e9))
 
 
 CAP = 64 * 1024

@@ -1,0 +1,106 @@
+"""Modules of this process: which of them no other process can import, where a program's are found, and whether a file was edited.
+
+Imported by clients and workers: standard library and cloudpickle only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import time
+import types
+
+from cloudpickle import cloudpickle as cp
+
+MAIN = "__main__"
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_looked: tuple[int, int] = (0, 0)
+_found: tuple[str, ...] = (MAIN,)
+_encoded: tuple[bytes, ...] = (MAIN.encode(),)
+
+
+def unimportable() -> tuple[str, ...]:
+    """Returns modules of this process that no other process can import. Cost: 0.1 us if none was loaded since the last call."""
+    global _looked, _found, _encoded
+    now = len(sys.modules), len(cp._PICKLE_BY_VALUE_MODULES)  # noqa: SLF001 - those that a user has told cloudpickle
+    if now != _looked:
+        by_value = set(cp._PICKLE_BY_VALUE_MODULES)  # noqa: SLF001 - as above
+        others = [name for name, module in list(sys.modules.items()) if name != MAIN and (name in by_value or _is_private(name, module))]
+        _found = (MAIN, *others)
+        _encoded = tuple(map(str.encode, _found))
+        _looked = now
+    return _found
+
+
+def unimportable_encoded() -> tuple[bytes, ...]:
+    """Returns the same names as they stand in a pickle."""
+    unimportable()
+    return _encoded
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_private_file(name: str, origin: str) -> bool:
+    try:
+        found = next((spec for finder in sys.meta_path if (spec := finder.find_spec(name, None)) is not None), None)
+    except Exception:  # noqa: BLE001 - finders of others
+        return False
+    return found is None or found.origin is None or not _same_file(found.origin, origin)
+
+
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return one == other or os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _is_private(name: str, module: object) -> bool:
+    """Returns whether a module exists only in this process: made at run time, loaded from a file that no import finds, rewritten by
+    pytest."""
+    if not isinstance(module, types.ModuleType) or name in sys.builtin_module_names:
+        return False
+    spec = getattr(module, "__spec__", None)
+    if spec is None:
+        file = getattr(module, "__file__", None)
+        return "." not in name and (module.__name__ == name if file is None else _is_private_file(name, str(file)))
+    if type(spec.loader).__module__.startswith("_pytest."):
+        return True
+    if "." in name or type(spec.loader).__name__ != "SourceFileLoader" or not isinstance(spec.origin, str):
+        return False
+    return _is_private_file(name, spec.origin)
+
+
+def find_modules_in(directories: tuple[str, ...]) -> None:
+    """Adds directories of the program to `sys.path` where they exist; those in front of "" come before what is installed here."""
+    fresh = [path for path in directories if not path or (path not in sys.path and os.path.exists(path))]
+    border = fresh.index("") if "" in fresh else 0
+    at = next((at for at, path in enumerate(sys.path) if _is_installed(path)), len(sys.path))
+    sys.path[at:at] = fresh[:border]
+    sys.path.extend(filter(None, fresh[border:]))
+
+
+#: Files of modules as they were found first: (mtime, size, inode).
+_found_files: dict[str, tuple[int, int, int]] = {}
+
+
+def is_edited(since_ns: int) -> bool:
+    """Returns whether a module's file has changed since then. Cost: 1 us for each module that is not installed.
+
+    A file found for the first time counts as edited if its time is later than that, unless it lies in the future: that tells nothing.
+    """
+    now_ns = time.time_ns()
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and not file.startswith(_STANDARD) and not _is_installed(file):
+            with contextlib.suppress(OSError, ValueError):
+                status = os.stat(file)
+                found = (status.st_mtime_ns, status.st_size, status.st_ino)
+                if found != _found_files.setdefault(file, found) or since_ns < status.st_mtime_ns <= now_ns:
+                    return True
+    return False
+
+
+def _is_installed(path: str) -> bool:
+    return "site-packages" in path or "dist-packages" in path
