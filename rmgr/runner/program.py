@@ -49,6 +49,8 @@ Name = tuple[str, str]
 _FILE = "__file__"
 _MISSING = object()
 _SMALL_FRONT = 64 * 1024
+#: With what a function brings the text of its cell, and the longest text.
+_CELL, _MOST_CELL = "_rmgr_cell", 64 * 1024
 _LRU = type(functools.lru_cache(None)(id))
 #: Attributes that `functools.update_wrapper`, `lru_cache` and `singledispatch` set themselves.
 _OF_WRAPPERS = frozenset(
@@ -369,6 +371,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._program = program
         self._versions = versions
         self.needs: set[Name] = set()
+        #: Without these the pickle cannot be read.
+        self.named: set[Name] = set()
+        self._cells: dict[str, tuple[str, str] | None] = {}
         #: Objects defined by other groups: an object that two names share stays one object.
         self._others: dict[int, Name] = {}
         if versions is not None:
@@ -477,9 +482,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = super().reducer_override(kind)
         if reduced is NotImplemented and name is not None:
             reduced = cp._dynamic_class_reduce(kind)  # noqa: SLF001 - cloudpickle takes its module for one that can be imported
+        if (cell := self._cell(function.__code__.co_filename)) is not None:
+            slots[_CELL] = cell
         if not isinstance(reduced, tuple) or reduced[-1] is not cp._class_setstate:  # noqa: SLF001 - how it sets up classes
             return reduced
         maker, arguments, state, *_ = reduced
+    def _cell(self, name: str) -> tuple[str, str] | None:
+        """Returns (name, text) of the cell of a notebook that has this code: no file has it, and `inspect.getsource` needs it."""
+        if name not in self._cells:
+            kept = sys.modules["linecache"].cache.get(name) if "linecache" in sys.modules else None  # (size, time, lines, name)
+            text = "".join(kept[2]) if kept is not None and len(kept) == 4 and kept[1] is None else ""
+            self._cells[name] = (name, text) if 0 < len(text) <= _MOST_CELL else None
+        return self._cells[name]
+
         self.needs.update(self._program.perhaps_mentioned_by(kind))
         if kind.__module__ in self._program.modules():
             self.needs.add((kind.__module__, _FILE))
@@ -620,6 +635,8 @@ def _fill_function(function: types.FunctionType, state: tuple[dict[str, Any], di
 
 #: Classes just made and not yet set up: (program, module, qualified name, version).
 _unfinished: weakref.WeakKeyDictionary[type, tuple[str, str, str, int]] = weakref.WeakKeyDictionary()
+    if (cell := slots.pop(_CELL, None)) is not None:
+        _keep_cell(*cell)
 
 
 def _class(where: tuple[str, str, str, int], maker: Callable[..., type], arguments: tuple[Any, ...]) -> type:
@@ -629,6 +646,12 @@ def _class(where: tuple[str, str, str, int], maker: Callable[..., type], argumen
         program = _known(number)
         found = program._look_up(module, qualname)  # noqa: SLF001 - of this module
         if isinstance(found, type) and (program.is_here or 0 < version <= program.version_of(module, qualname)):
+def _keep_cell(name: str, text: str) -> None:
+    import linecache
+
+    linecache.cache.setdefault(name, (len(text), None, text.splitlines(keepends=True), name))
+
+
             return found
     tracker = next(argument for argument in reversed(arguments) if argument is not None)
     known = cp._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)  # noqa: SLF001 - where cloudpickle keeps them, by id

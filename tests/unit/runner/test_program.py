@@ -132,6 +132,46 @@ def test_with_the_oldest_cloudpickle_too(tmp_path: Path, name: str, client: str,
 
 
 def test_processes_that_a_task_spawns_do_not_run_the_programs_file(tmp_path: Path) -> None:
+_CELLS = (
+    "factor = 3\ndef times(n):\n    return n * factor\n",
+    "def source(function):\n    return inspect.getsource(function)\nclass Kind:\n    def method(self):\n        return 1 / 0\n",
+    "def lines():\n    try:\n        Kind().method()\n    except ArithmeticError:\n        return traceback.format_exc()\n",
+)
+
+
+def test_functions_of_a_notebook_bring_the_text_of_their_cell(tmp_path: Path) -> None:
+    text = f"""
+        import inspect, linecache, traceback
+        for number, text in enumerate({_CELLS!r}):  # as IPython does it
+            name = f"<ipython-input-{{number}}-0123456789ab>"
+            linecache.cache[name] = len(text), None, text.splitlines(True), name
+            exec(compile(text, name, "exec"), globals())
+        with pool() as executor:
+            print(executor.submit(source, times).result(), executor.submit(source, Kind.method).result(), executor.submit(lines).result())
+    """
+    told = run(text, tmp_path)
+    assert told.startswith("def times(n):\n    return n * factor\n     def method(self):\n        return 1 / 0\n")
+    assert "in method\n    return 1 / 0\n" in told
+
+
+def test_an_exception_that_is_a_global_of_the_program_needs_no_constructor(tmp_path: Path) -> None:
+    text = """
+        class Refused(Exception):
+            def __init__(self, who, *, code):
+                super().__init__(f"{who} is refused")
+                self.who, self.code = who, code
+        NOBODY = Refused("nobody", code=7)
+        def ask():
+            return NOBODY.code, [NOBODY]
+        def tell(error):
+            return error.who, error.code
+        with pool() as executor:
+            code, (error,) = executor.submit(ask).result()
+            print(code, error, error.code, executor.submit(tell, Refused("anna", code=3)).result())
+    """
+    assert run(text, tmp_path).strip() == "7 nobody is refused 7 ('anna', 3)"
+
+
     text = """
         import multiprocessing, os
         print("runs as", __name__)
