@@ -25,7 +25,7 @@ from rmgr.client import content
 from rmgr.client.chunk import call_each
 from rmgr.client.connection import Connection, at_end, connect, is_ending, try_at_end
 from rmgr.client.content import Payload
-from rmgr.client.futures import Deadline, Future, giving_slot_back, raised_by
+from rmgr.client.futures import Deadline, Future, Settled, giving_slot_back, raised_by, settle
 from rmgr.client.output import LiveEcho, LongEcho, write
 from rmgr.client.pickling import dump_call, dump_initializer, name_of, ship, stays_here
 from rmgr.client.progress import card, shown_on
@@ -421,14 +421,8 @@ class Core(Tasks):
         if self._has_initializer and self.broken is None:
             refused = next((outcome for outcome in outcomes if _is_refusal(outcome)), None)
             if refused is not None:
-                self._fail(refused)
-        if (live := self._live) is not None:
-            live.heard()
-            for outcome in outcomes:
-                attempt = outcome.attempt or fragment.attempt
-                if not live.takes(outcome, attempt) and (outcome.log != (b"", b"") or outcome.log_parts != (0, 0)):
-                    self._write_output(outcome, attempt)
-        super().on_outcomes(fragment, outcomes)
+                self._fail(Settled(refused, fragment.node, refused.attempt or fragment.attempt))
+        super().on_outcomes(fragment, outcomes if self._live is None else self._tell(self._live, fragment, outcomes))
         if self._throttle is not None:
             self._throttle.ended(outcomes)
         if self.is_shut:
@@ -443,15 +437,41 @@ class Core(Tasks):
             for future in self._throttle.take_back():
                 future.break_off(error)
 
-    def _write_output(self, outcome: Outcome, attempt: int) -> None:
-        assert self._on_output is not None
-        write, store, number = self._on_output, self.store, self.number
-        self.call_soon(lambda: write(store, number, outcome, attempt))
+    def _tell(self, live: LiveEcho, fragment: Fragment, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """Has the output of these calls written, and then their futures settled: a result comes after what its call has printed.
 
-    def _fail(self, outcome: Outcome) -> None:
+        Returns: the calls that have printed nothing.
+        """
+        live.heard()
+        silent: list[Outcome] = []
+        spoke: list[Outcome] = []
+        for outcome in outcomes:
+            is_silent = outcome.log == (b"", b"") and outcome.log_parts == (0, 0)
+            if is_silent:
+                silent.append(outcome)
+            if live.takes(outcome.index):
+                ended = [] if is_silent else self.take_ended(fragment, [outcome])
+                live.end(outcome, outcome.attempt or fragment.attempt, partial(settle, ended))
+            elif not is_silent:
+                spoke.append(outcome)
+        if spoke:
+            self.connection.submitter.write_soon(partial(self._write, fragment, spoke, self.take_ended(fragment, spoke)))
+        return silent
+
+    def _write(self, fragment: Fragment, spoke: Sequence[Outcome], ended: Sequence[tuple[Future, Settled]]) -> None:
+        assert self._on_output is not None
+        try:
+            for outcome in spoke:
+                self._on_output(self.store, self.number, outcome, outcome.attempt or fragment.attempt)
+        finally:
+            settle(ended)
+
+    def _fail(self, settled: Settled) -> None:
         """Ends every call with BrokenExecutor, and refuses later calls: no worker can be made."""
+        outcome = settled.outcome
         error = BrokenExecutor(f"the initializer of the workers failed: {outcome.error}", hint=f"rmgr logs {self.number}_{outcome.index}")
-        raised = raised_by(outcome)
+        is_here = outcome.value_size < 0  # this thread does not wait for the store
+        raised = raised_by(settled, self.number, self.store, None) if is_here else None
         error.__cause__ = raised if raised is not None else RemoteTraceback(outcome.error)
         self.broken = error
         for future in self._throttle.take_back() if self._throttle is not None else ():
@@ -558,7 +578,7 @@ class Core(Tasks):
             self._live.settle(10.0)
         if self._on_output is not None and self.handle is not None and self.connection.is_usable:
             written = threading.Event()
-            self.call_soon(written.set)
+            self.connection.submitter.write_soon(written.set)
             written.wait(10.0)
         if self.handle is not None and self._completed and self.connection.is_usable and self.dead is None:
             try:

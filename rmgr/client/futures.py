@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import pickle
 import sys
 import threading
 import weakref
@@ -34,12 +33,15 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import format_duration
 from rmgr.model.tasks.block import Outcome
 from rmgr.procedures.authentic import LOST
+from rmgr.runner import program
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.client.logs import Line
     from rmgr.client.tasks import Tasks
 
+#: A value that stays in its future's end once it is decoded.
+_SMALL_BYTES = 256
 #: Lines of a failed task's output that its error shows; rows of the table that a notebook shows.
 TAIL_LINES, _SHOWN_ROWS = 10, 20
 _LOG = logging.getLogger("concurrent.futures")  # the logger of the standard library's futures
@@ -321,20 +323,21 @@ class Future(BaseFuture[Any]):
             return
         value: object = None
         error: BaseException | None = None
+        number, store = self._source.number, self._source.store
         if settled.outcome.state is State.COMPLETED:
             try:
-                value = value_of(settled, self._source.number, self._source.store, timeout)
+                value = value_of(settled, number, store, timeout)
             except Unavailable:
                 raise  # the next call may reach the store again
             except Exception as failure:  # noqa: BLE001 - kept, and raised by result()
                 error = failure
         else:
-            error = error_of(settled, self._source.number)
+            error = error_of(settled, number, raised_by(settled, number, store, timeout))
         with _lock:
             if not self._decoded:
                 self._result, self._exception = value, error
                 self._decoded = True
-                settled.outcome = _without_value(settled)
+                self._settled = _without_value(settled)  # others may have the whole one
 
     def __reduce__(self) -> NoReturn:
         raise FutureHasNoValue("a Future cannot travel, its value can: pass future.result()")
@@ -377,10 +380,11 @@ def settle(ended: Sequence[tuple[Future, Settled]]) -> None:
         future.settle(settled)
 
 
-def _without_value(settled: Settled) -> Any:
-    """Returns the outcome without its decoded bytes (they may be large)."""
-    outcome = settled.outcome
-    return msgspec.structs.replace(outcome, value=b"") if len(outcome.value) > 256 else outcome
+def _without_value(settled: Settled) -> Settled:
+    """Returns the end without its decoded bytes (they may be large)."""
+    if len(settled.outcome.value) <= _SMALL_BYTES:
+        return settled
+    return msgspec.structs.replace(settled, outcome=msgspec.structs.replace(settled.outcome, value=b""))
 
 
 # -- futures as they end -------------------------------------------------------------------------------------------------------
@@ -457,40 +461,41 @@ def value_of(settled: Settled, number: int, store: Store, timeout_s: float | Non
         why = outcome.error.partition(": ")[2]
         raise DataLost(f"task {number}_{outcome.index} completed, but {why}", hint="submit it again")
     if outcome.value_size >= 0:
-        return _stored_value(settled, number, store, 60.0 if timeout_s is None else max(1.0, timeout_s))
+        return _stored_value(settled, number, store, timeout_s, "result")
     if not outcome.pickled:
         return outcome.value
     if not outcome.value:
         return None  # a command or a task in the keyed form returns nothing
     try:
-        return pickle.loads(outcome.value)  # noqa: S301 - results of the user's own functions, decoded in the user's process
+        return program.loads(outcome.value)  # results of the user's own functions, decoded in the user's process
     except RAISED as error:  # code of users: __setstate__ may raise anything
         raise unreadable(f"the result of task {number}_{outcome.index}", error) from error
 
 
-def _stored_value(settled: Settled, number: int, store: Store, timeout_s: float) -> object:
+def _stored_value(settled: Settled, number: int, store: Store, timeout_s: float | None, what: str) -> object:
     outcome = settled.outcome
     task, key = f"{number}_{outcome.index}", keys.output(number, outcome.index, settled.attempt)
-    found = store.get_noted_many([key], largest=outcome.value_size, timeout_s=timeout_s).get(key)
+    patience_s = 60.0 if timeout_s is None else max(1.0, timeout_s)
+    found = store.get_noted_many([key], largest=outcome.value_size, timeout_s=patience_s).get(key)
     if found is None:
-        raise DataLost(f"the result of task {task} ({key}) is missing from the data store", hint="submit it again")
+        raise DataLost(f"the {what} of task {task} ({key}) is missing from the data store", hint="submit it again")
     data, about = found
     if data is None or (outcome.value_sha256 is not None and hashlib.sha256(data).digest() != outcome.value_sha256):
-        raise DataLost(f"the result of task {task} ({key}) in the data store is not what its node has stored", hint="submit it again")
-    return load(data, about.encoding, f"the result of task {task}")
+        raise DataLost(f"the {what} of task {task} ({key}) in the data store is not what its node has stored", hint="submit it again")
+    return load(data, about.encoding, f"the {what} of task {task}")
 
 
-def error_of(settled: Settled, number: int, *, loses: bool = False) -> BaseException:
+def error_of(settled: Settled, number: int, raised: BaseException | None, *, loses: bool = False) -> BaseException:
     """Returns the exception of a task that did not complete: the task's own, with the remote traceback as cause, or TaskFailed.
 
     Args:
+        raised: what `raised_by` returned.
         loses: always TaskFailed (as `wait_all` raises it), with the task's own exception as its cause. Without `loses` the same holds
             for exceptions that would silently end this process or one of its generators.
     """
     outcome = settled.outcome
     if outcome.state is State.CANCELLED:
         return CancelledError(f"task {number}_{outcome.index} was cancelled")
-    raised = raised_by(outcome)
     if raised is not None and not loses and not isinstance(raised, _ENDS):
         return raised
     failed = TaskFailed(
@@ -507,13 +512,22 @@ def error_of(settled: Settled, number: int, *, loses: bool = False) -> BaseExcep
     return failed
 
 
-def raised_by(outcome: Outcome) -> BaseException | None:
-    """Returns the exception that the task raised, or None if it raised none or the exception cannot be rebuilt here."""
-    if not outcome.value or outcome.reason not in {Reason.EXCEPTION, Reason.BAD_OUTPUT, Reason.START_FAILED}:
+def raised_by(settled: Settled, number: int, store: Store, timeout_s: float | None) -> BaseException | None:
+    """Returns the exception that the task raised, or None if it raised none or the exception cannot be rebuilt here.
+
+    Fetches a large one from the store. Raises: Unavailable.
+    """
+    outcome = settled.outcome
+    if outcome.reason not in {Reason.EXCEPTION, Reason.BAD_OUTPUT, Reason.START_FAILED}:
         return None
     try:
-        error = pickle.loads(outcome.value)  # noqa: S301 - as above
-    except RAISED:  # as above; its summary is in the outcome
+        if outcome.value_size >= 0:
+            error = _stored_value(settled, number, store, timeout_s, "exception")
+        else:
+            error = program.loads(outcome.value) if outcome.value else None
+    except Unavailable:
+        raise
+    except RAISED:  # code of users: its summary is in the outcome
         return None
     return error if isinstance(error, BaseException) else None
 

@@ -9,7 +9,7 @@ import math
 import queue
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from rmgr.submitter.questions import NodeClaims, Question
 
 A = TypeVar("A")
+#: An ended call, its attempt, and what to do once its output is written.
+Ended = tuple[Outcome, int, Callable[[], None]]
 
 #: Pause between two looks for lines, of followed tasks and of an Executor's calls (s).
 _TICK_S, _ECHO_TICK_S = 0.05, 0.1
@@ -206,9 +208,10 @@ class LiveEcho:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._ends: queue.SimpleQueue[tuple[Outcome, int] | threading.Event | None] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[Ended | threading.Event | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._is_over = False
 
     def begin(self) -> None:
         """Starts the thread, once the executor has its submission."""
@@ -220,10 +223,17 @@ class LiveEcho:
     def heard(self) -> None:
         """Is called when calls have ended, before `takes` of each."""
 
-    def takes(self, outcome: Outcome, attempt: int) -> bool:
-        """Returns whether the echo will write the rest of this ended call's output."""
-        self._ends.put((outcome, attempt))
+    def takes(self, _index: int) -> bool:
+        """Returns whether the echo writes the rest of this ended call's output: the caller then calls `end`."""
         return True
+
+    def end(self, outcome: Outcome, attempt: int, then: Callable[[], None]) -> None:
+        """Writes the rest of an ended call's output, soon, and calls `then`, in any case."""
+        with self._lock:
+            if not self._is_over:
+                self._ends.put((outcome, attempt, then))
+                return
+        then()
 
     def settle(self, timeout_s: float) -> None:
         """Waits until the output of all ended calls is written."""
@@ -243,12 +253,29 @@ class LiveEcho:
                     self.show(cutter.take(piece))
                 with contextlib.suppress(queue.Empty):
                     told = self._ends.get(timeout=self.tick_s(live))
-                    if isinstance(told, threading.Event):
-                        told.set()
-                    elif told is not None:
-                        self._end(live, cutter, *told)
+                    while True:
+                        self._take(live, cutter, told)
+                        told = self._ends.get_nowait()
         finally:
+            with self._lock:
+                self._is_over = True
+            while not self._ends.empty():
+                told = self._ends.get()
+                if isinstance(told, threading.Event):
+                    told.set()
+                elif told is not None:
+                    told[2]()
             live.close()
+
+    def _take(self, live: LiveOutput, cutter: LineCutter, told: Ended | threading.Event | None) -> None:
+        if isinstance(told, threading.Event):
+            told.set()
+        elif told is not None:
+            outcome, attempt, then = told
+            try:
+                self._end(live, cutter, outcome, attempt)
+            finally:
+                then()
 
     def look(self, live: LiveOutput) -> None:
         live.look()
@@ -308,17 +335,17 @@ class LongEcho(LiveEcho):
         """See `LiveEcho`."""
         self._heard_s = machine.monotonic()
 
-    def takes(self, outcome: Outcome, attempt: int) -> bool:
+    def takes(self, index: int) -> bool:
         """See `LiveEcho`."""
         if not self._followed and self._ended is None:
             return False
         with self._mine:
-            if outcome.index not in self._followed:
+            if index not in self._followed:
                 if self._ended is not None:
-                    self._ended.add(outcome.index)
+                    self._ended.add(index)
                 return False
-            self._followed.discard(outcome.index)
-        return super().takes(outcome, attempt)
+            self._followed.discard(index)
+        return True
 
     def settle(self, timeout_s: float) -> None:
         """See `LiveEcho`."""

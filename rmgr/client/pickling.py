@@ -147,7 +147,7 @@ def load(data: bytes, encoding: Encoding, what: str) -> object:
     if encoding is not Encoding.PICKLE:
         return data
     try:
-        return pickle.loads(data)  # noqa: S301 - as above
+        return program.loads(data)
     except RAISED as error:  # as above
         raise unreadable(what, error) from error
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from rmgr.client import content
 from rmgr.client.connection import Connection
 from rmgr.client.content import Payload
-from rmgr.client.futures import Future, Settled, error_of, settle
+from rmgr.client.futures import Future, Settled, error_of, raised_by, settle
 from rmgr.client.progress import Counts
 from rmgr.client.submission.handle import Listener
 from rmgr.client.submission.packing import FirstTasks, TaskSpec
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
-from rmgr.errors import NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
+from rmgr.errors import NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed, Unavailable
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.block import Fragment, Outcome
@@ -42,8 +42,8 @@ LARGE_BYTES = 4 * 1024 * 1024
 HELD_BYTES = 256 * 1024
 #: Failed tasks whose whole end is kept.
 _FAILURES_KEPT = 100
-#: How long a cancel may take (s).
-_CANCEL_S = 10.0
+#: How long a cancel may take, and fetching the exception of a failed task (s).
+_CANCEL_S = _FETCH_S = 10.0
 #: What `map` adds at a time: calls, roughly the bytes of their arguments, and what it reads in this time (s). The first calls run while
 #: the rest is still being read and pickled.
 _MAP_BATCH, _MAP_BYTES, _MAP_S = 512, 4 * 1024 * 1024, 0.01
@@ -235,6 +235,10 @@ class Tasks:
 
     def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
         """See `handle.Listener`."""
+        settle(self.take_ended(fragment, outcomes))
+
+    def take_ended(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> list[tuple[Future, Settled]]:
+        """Notes that these tasks have ended; returns their futures, which the caller settles."""
         node, attempt, pop = fragment.node, fragment.attempt, self._pending.pop
         ended = [Settled(outcome, node, outcome.attempt or attempt) for outcome in outcomes]
         if self._kept is not None:
@@ -248,10 +252,10 @@ class Tasks:
             future = pop(outcome.index, None)
             if future is not None:
                 awaited.append((future, settled))
-        settle(awaited)
         if self._outputs:
             for outcome in outcomes:
                 self._outputs.pop(outcome.index, None)
+        return awaited
 
     def _on_loss(self, settled: Settled) -> None:
         outcome = settled.outcome
@@ -321,7 +325,11 @@ class Tasks:
         others = f" ({len(fatal)} tasks failed in all)" if len(fatal) > 1 else ""
         if settled is None:
             return TaskFailed(f"task {self.number}_{first} failed{others}", task_id=f"{self.number}_{first}", reason="FAILED")
-        error = error_of(settled, self.number, loses=True)
+        try:
+            raised = raised_by(settled, self.number, self.store, _FETCH_S)
+        except Unavailable:
+            raised = None
+        error = error_of(settled, self.number, raised, loses=True)
         assert isinstance(error, TaskFailed)
         if others:
             error.message += others

@@ -171,7 +171,7 @@ class Program:
             wanted = [entry for entry in versions if entry[2] > self.version_of(entry[0], entry[1])]
         if not wanted:
             return
-        values: dict[Name, object] = pickle.loads(data)  # noqa: S301 - unpickled where the user's work is, and nowhere else
+        values: dict[Name, object] = loads(data)
         for module, name, version in wanted:
             self._last_version = max(self._last_version, version)
             self.namespace(module)[name] = values[module, name]
@@ -404,7 +404,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._versions is not None and (name[0], name[1].partition(".")[0]) in self._versions
 
     def _name(self, module: str, qualname: str) -> Any:
-        self.needs.add((module, qualname.partition(".")[0]))
+        self.needs.add(name := (module, qualname.partition(".")[0]))
+        self.named.add(name)
         return _named, (self._program.number, module, qualname)
 
     def _reduce_other(self, thing: Any, kind: type) -> Any:
@@ -418,6 +419,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             module = thing.__name__
             self.needs.update((module, name) for name in vars(thing) if not name.startswith("__"))
             return _module, (self._program.number, module)
+        if issubclass(kind, _DESCRIPTORS) and kind not in _DESCRIPTORS and kind.__reduce_ex__ is object.__reduce_ex__:
+            base = next(parent for parent in _DESCRIPTORS if issubclass(kind, parent))
+            parts = (thing.fget, thing.fset, thing.fdel, thing.__doc__) if base is property else (thing.__func__,)
+            return _descriptor, (kind, base, parts), dict(vars(thing))
         if kind is functools.cached_property:  # with a lock, up to Python 3.11
             return _cached_property, (thing.func, thing.attrname)
         if kind in _WEAK:
@@ -428,6 +433,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                     return getattr, (stream, "buffer")
         if self._versions is not None and kind in _EACH_ITS_OWN:  # as after a fork
             return _EACH_ITS_OWN[kind], ()
+        if self._versions is not None and kind is _ENVIRON:
+            return getattr, (os, "environ" if thing is os.environ else "environb")
         if kind is struct.Struct:
             return struct.Struct, (thing.format,)
         if (kind.__module__, kind.__name__) == ("msgspec", "Meta"):  # constraints in annotations of a Struct
@@ -475,18 +482,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         del slots["__globals__"]
         if hasattr(function, "__type_params__"):
             slots["__type_params__"] = function.__type_params__
+        if (cell := self._cell(function.__code__.co_filename)) is not None:
+            slots[_CELL] = cell
         cells = len(function.__closure__) if function.__closure__ is not None else -1
         return _function, (self._program.number, module, function.__code__, cells), (attributes, slots), None, None, _fill_function
 
-    def _reduce_class(self, kind: type, name: tuple[str, str] | None) -> Any:
-        reduced = super().reducer_override(kind)
-        if reduced is NotImplemented and name is not None:
-            reduced = cp._dynamic_class_reduce(kind)  # noqa: SLF001 - cloudpickle takes its module for one that can be imported
-        if (cell := self._cell(function.__code__.co_filename)) is not None:
-            slots[_CELL] = cell
-        if not isinstance(reduced, tuple) or reduced[-1] is not cp._class_setstate:  # noqa: SLF001 - how it sets up classes
-            return reduced
-        maker, arguments, state, *_ = reduced
     def _cell(self, name: str) -> tuple[str, str] | None:
         """Returns (name, text) of the cell of a notebook that has this code: no file has it, and `inspect.getsource` needs it."""
         if name not in self._cells:
@@ -495,6 +495,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._cells[name] = (name, text) if 0 < len(text) <= _MOST_CELL else None
         return self._cells[name]
 
+    def _reduce_class(self, kind: type, name: tuple[str, str] | None) -> Any:
+        reduced = super().reducer_override(kind)
+        if reduced is NotImplemented and name is not None:
+            reduced = cp._dynamic_class_reduce(kind)  # noqa: SLF001 - cloudpickle takes its module for one that can be imported
+        if not isinstance(reduced, tuple) or reduced[-1] is not cp._class_setstate:  # noqa: SLF001 - how it sets up classes
+            return reduced
+        maker, arguments, state, *_ = reduced
         self.needs.update(self._program.perhaps_mentioned_by(kind))
         if kind.__module__ in self._program.modules():
             self.needs.add((kind.__module__, _FILE))
@@ -560,6 +567,10 @@ _EACH_ITS_OWN: dict[type, Callable[[], object]] = {
     threading.local: threading.local,
     random.SystemRandom: random.SystemRandom,
 }
+#: Of `os.environ` and `os.environb`: a global of this type is the worker's own.
+_ENVIRON = type(os.environ)
+#: Classes whose subclasses Python does not pickle.
+_DESCRIPTORS = (property, classmethod, staticmethod)
 #: What the streams of a process write to.
 _BINARY = (io.BufferedWriter, io.FileIO)
 #: Dictionaries with a reference to themselves, which cannot be pickled.
@@ -624,6 +635,8 @@ def _fill_function(function: types.FunctionType, state: tuple[dict[str, Any], di
     vars(function).update(attributes)
     closure = slots.pop("__closure__")
     slots.pop("_cloudpickle_submodules", None)  # imported by now
+    if (cell := slots.pop(_CELL, None)) is not None:
+        _keep_cell(*cell)
     for mine, given in zip(function.__closure__ or (), closure or (), strict=True):
         try:
             mine.cell_contents = given.cell_contents
@@ -633,10 +646,14 @@ def _fill_function(function: types.FunctionType, state: tuple[dict[str, Any], di
         setattr(function, name, value)
 
 
+def _keep_cell(name: str, text: str) -> None:
+    import linecache
+
+    linecache.cache.setdefault(name, (len(text), None, text.splitlines(keepends=True), name))
+
+
 #: Classes just made and not yet set up: (program, module, qualified name, version).
 _unfinished: weakref.WeakKeyDictionary[type, tuple[str, str, str, int]] = weakref.WeakKeyDictionary()
-    if (cell := slots.pop(_CELL, None)) is not None:
-        _keep_cell(*cell)
 
 
 def _class(where: tuple[str, str, str, int], maker: Callable[..., type], arguments: tuple[Any, ...]) -> type:
@@ -646,12 +663,6 @@ def _class(where: tuple[str, str, str, int], maker: Callable[..., type], argumen
         program = _known(number)
         found = program._look_up(module, qualname)  # noqa: SLF001 - of this module
         if isinstance(found, type) and (program.is_here or 0 < version <= program.version_of(module, qualname)):
-def _keep_cell(name: str, text: str) -> None:
-    import linecache
-
-    linecache.cache.setdefault(name, (len(text), None, text.splitlines(keepends=True), name))
-
-
             return found
     tracker = next(argument for argument in reversed(arguments) if argument is not None)
     known = cp._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)  # noqa: SLF001 - where cloudpickle keeps them, by id
@@ -782,6 +793,13 @@ def _context_variable(name: str, *value: object) -> contextvars.ContextVar[objec
     return contextvars.ContextVar(name, default=value[0]) if value else contextvars.ContextVar(name)
 
 
+def _descriptor(kind: type, base: Any, given: tuple[object, ...]) -> object:
+    """Makes an instance of a subclass of `property`, `classmethod` or `staticmethod`, without the subclass's own constructor."""
+    made = base.__new__(kind)
+    base.__init__(made, *given)
+    return made
+
+
 def _cached_property(function: Callable[[Any], Any], name: str | None) -> object:
     made = functools.cached_property(function)
     made.attrname = name
@@ -859,7 +877,7 @@ def _spawned(number: str, data: bytes) -> object:
     if mine().number != number and multiprocessing.parent_process() is not None:
         serve(number)
         _send_definitions()
-    return pickle.loads(data)  # noqa: S301 - as above
+    return loads(data)
 
 
 def _known(number: str) -> Program:
@@ -929,6 +947,61 @@ def plain_or_own(value: object) -> bytes:
     return dumps(value) if mentions(data) else data
 
 
+def loads(data: bytes) -> Any:
+    """Returns what a pickle holds. An exception whose constructor does not take what `Exception` keeps of it is built without it.
+
+    Raises: whatever unpickling raises.
+    """
+    try:
+        return pickle.loads(data)  # noqa: S301 - unpickled where the user's work is, and nowhere else
+    except (ImportError, pickle.UnpicklingError, EOFError):
+        raise
+    except Exception:
+        unpickler = _Lenient(io.BytesIO(data))
+        with contextlib.suppress(Exception):
+            value = unpickler.load()
+            if unpickler.has_helped:
+                return value
+        raise
+
+
+_InPython: Any = pickle._Unpickler  # noqa: SLF001 - the one that can be told how to read
+
+
+class _Lenient(_InPython):  # type: ignore[misc]
+    """Reads exceptions that Python pickles and cannot unpickle: with constructors that take other arguments than `args`, or frozen ones."""
+
+    dispatch = dict(_InPython.dispatch)
+    has_helped = False
+
+    def load_reduce(self) -> None:
+        args, made = self.stack.pop(), self.stack[-1]
+        try:
+            self.stack[-1] = made(*args)
+        except Exception:
+            if not (isinstance(made, type) and issubclass(made, BaseException)):
+                raise
+            if any(vars(kind).get("__slots__") for kind in made.__mro__):
+                raise  # its pickle does not hold what is in them
+            base: Any = next(parent for parent in made.__mro__ if parent.__module__ == "builtins")
+            self.stack[-1] = error = base.__new__(made, *args)
+            base.__init__(error, *args)
+            self.has_helped = True
+
+    def load_build(self) -> None:
+        *_, made, state = self.stack
+        try:
+            super().load_build()
+        except Exception:
+            if not (isinstance(made, BaseException) and isinstance(state, dict)):
+                raise
+            vars(made).update(state)
+            self.has_helped = True
+
+    dispatch[pickle.REDUCE[0]] = load_reduce
+    dispatch[pickle.BUILD[0]] = load_build
+
+
 def dumps(value: object) -> bytes:
     """Returns a pickle of any object for processes of this program and others. Raises: whatever pickling raises; PickleFailed."""
     file = io.BytesIO()
@@ -941,7 +1014,10 @@ def dump(value: object, file: Any) -> tuple[bytes, Snapshot]:
     program = mine()
     pickler = _Pickler(file, program)
     pickler.dump(value)
-    strict = {name for function in _functions_in(value) for name in program.needed_by(function)} if program.is_here else set()
+    strict: set[Name] = set()
+    if program.is_here:
+        strict.update(*map(program.needed_by, _functions_in(value)))
+        strict.update(name for name in pickler.named if isinstance(program.namespace(name[0]).get(name[1]), type))
     groups, snapshot = program.groups_of(pickler.needs, strict)
     return _front(program, groups), snapshot
 

@@ -18,15 +18,20 @@ from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
 from rmgr.runner import program
 
 #: Frames of the runner itself, left out of tracebacks.
-_OWN_FILES = ("rmgr/runner/python/worker.py", "rmgr/runner/python/calls.py", "rmgr/runner/python/served.py")
+_OWN_FILES = ("rmgr/runner/python/worker.py", "rmgr/runner/python/calls.py", "rmgr/runner/python/served.py", "rmgr/runner/program.py")
 #: Matches a line of a traceback that names a place, also inside a group; most bytes of a file that is read for source lines.
 _FRAME, _MOST_SOURCE_BYTES = re.compile(r'([\s|]*)File "([^"]+)", line (\d{1,9}), in '), 4 * 1024 * 1024
 #: Most exceptions of a chain that travel; the traceback's text has the rest.
 _CHAIN = 50
 #: Methods of a class that define how it is pickled.
 _OWN_PICKLING = frozenset({"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"})
+_REDUCES = frozenset({"__reduce__", "__reduce_ex__"})
+#: Their fields are their arguments.
+_GROUPS = frozenset({BaseExceptionGroup, ExceptionGroup})
 #: Exceptions by which users' code may end a process.
 _ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+#: Fields that Python itself gives an exception, and those of `__slots__`.
+_FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 #: Attributes of every exception, and `AttributeError.obj`, which may be anything.
 _NOT_MEMBERS = frozenset({"args", "obj"})
 
@@ -37,9 +42,7 @@ def rebuild(error: BaseException, text: str) -> BaseException:
     while last.__cause__ is not None and id(last.__cause__) not in seen:
         last = last.__cause__
         seen.add(id(last))
-    is_suppressed = last.__suppress_context__
-    last.__cause__ = RemoteTraceback(with_sources(text))
-    last.__suppress_context__ = is_suppressed
+    _fill(last, {"__cause__": RemoteTraceback(with_sources(text)), "__suppress_context__": last.__suppress_context__})
     return error
 
 
@@ -69,9 +72,18 @@ def _source(name: str, number: int) -> str:
 
 def _chained(error: BaseException, state: dict[str, Any]) -> BaseException:
     """Rebuilds an exception that defines its own pickling, with cause, context and notes."""
-    for name, value in state.items():
-        setattr(error, name, value)
+    _fill(error, state)
     return error
+
+
+def _fill(error: BaseException, state: dict[str, Any]) -> None:
+    """Sets what an exception had, past what its class has in the way: a `__setattr__` that refuses it, a property of that name."""
+    for name, value in state.items():
+        member: Any = next((found for parent in type(error).__mro__ if isinstance(found := vars(parent).get(name), _FIELDS)), None)
+        if member is None:
+            vars(error)[name] = value
+        else:
+            member.__set__(error, value)
 
 
 class _Travelling:
@@ -108,6 +120,8 @@ class _Carrier:
             return self.carry(value) or str(value)
         if type(value) in {list, tuple}:
             return type(value)(self.argument(part) for part in value)  # type: ignore[call-arg, attr-defined]
+        if type(value) is dict:
+            return {key: self.argument(part) for key, part in value.items()}
         return value if not self.checks or _travels(value) else repr(value)
 
     def state(self, error: BaseException, attributes: dict[str, object]) -> dict[str, object]:
@@ -125,6 +139,8 @@ class _Carrier:
 class _Carried:
     """Pickles as an exception of the same class, arguments, attributes and chain. Rebuilding does not call its constructor, which may build
     a message from its arguments, or take others. An exception that defines its own pickling is rebuilt by that.
+
+    An exception that cannot be rebuilt so is carried with checks, and filled past what its class has in the way.
     """
 
     def __init__(self, carrier: _Carrier, error: BaseException) -> None:
@@ -133,37 +149,41 @@ class _Carried:
 
     def __reduce__(self) -> tuple[object, ...]:
         error, kind = self._error, type(self._error)
-        if _pickles_itself(kind):
+        if _pickles_itself(kind, _REDUCES if self._carrier.checks else _OWN_PICKLING):
             notes = getattr(error, "__notes__", None)
             return _chained, (error, self._carrier.state(error, {} if notes is None else {"__notes__": notes}))
         base = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
-        args = tuple(self._carrier.argument(arg) for arg in error.args)
-        state = self._carrier.state(error, {**_members(error, base), **vars(error)})
+        given: tuple[object, ...] = BaseException.args.__get__(error)  # type: ignore[attr-defined] # not what a property says
+        args = tuple(self._carrier.argument(arg) for arg in given)
+        state = {"args": args, **self._carrier.state(error, {**_members(error), **vars(error)})}
+        if isinstance(error, BaseExceptionGroup):  # whose own constructor may take more
+            args = error.message, self._carrier.argument(list(error.exceptions))
         # It is built by Python's own methods (`__new__` of its built-in base, `BaseException.__setstate__`).
-        return base.__new__, (kind, *args), {"args": args, **state}
+        return base.__new__, (kind, *args), state, *((None, None, _fill) if self._carrier.checks else ())
 
 
-def _pickles_itself(kind: type) -> bool:
-    return any(_OWN_PICKLING & vars(parent).keys() for parent in kind.__mro__ if parent.__module__ != "builtins")
+def _pickles_itself(kind: type, methods: frozenset[str]) -> bool:
+    return any(methods & vars(parent).keys() for parent in kind.__mro__ if parent.__module__ != "builtins")
 
 
-def _members(error: BaseException, base: type) -> dict[str, object]:
-    """Returns fields of built-in exceptions that are not in `__dict__`: `errno`, `filename`, `code`, ..."""
+def _members(error: BaseException) -> dict[str, object]:
+    """Returns fields that are not in `__dict__`: of built-in exceptions (`errno`, `filename`, `code`, ...), and those of `__slots__`."""
     found: dict[str, object] = {}
-    for parent in base.__mro__:
-        if parent in {BaseException, object} or issubclass(parent, BaseExceptionGroup):
+    for parent in type(error).__mro__:
+        if parent in {BaseException, object} or parent in _GROUPS:
             continue
         for name, member in vars(parent).items():
-            if isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType) and not name.startswith("__"):
-                value = getattr(error, name, None)
-                if value is not None and name not in _NOT_MEMBERS:
-                    found.setdefault(name, value)
+            if isinstance(member, _FIELDS) and not name.startswith("__") and name not in _NOT_MEMBERS:
+                with contextlib.suppress(AttributeError):  # a slot that is empty
+                    value = member.__get__(error)
+                    if value is not None or parent.__module__ != "builtins":
+                        found.setdefault(name, value)
     return found
 
 
 def _travels(value: object) -> bool:
     try:
-        program.dumps(value)
+        program.loads(program.dumps(value))
     except BaseException:  # noqa: BLE001 - __reduce__ of user classes may raise anything
         return False
     return True
@@ -173,7 +193,8 @@ def _pickled(error: BaseException, text: str, *, checks: bool) -> bytes | None:
     """Returns the pickle of an exception with its traceback, None if it does not load as the type of `error`."""
     try:
         data = program.plain_or_own(_Travelling(_Carrier(checks=checks).carry(error), text))
-        survives = type(pickle.loads(data)).__name__ == type(error).__name__  # noqa: S301 - our own bytes
+        read = program.loads if checks else pickle.loads
+        survives = type(read(data)).__name__ == type(error).__name__
     except BaseException:  # noqa: BLE001 - classes of users raise anything here, SystemExit too
         return None
     return data if survives else None

@@ -25,7 +25,7 @@ class SubmitterThread:
     def __init__(self) -> None:
         self.mailbox: Mailbox[Job] = Mailbox()
         self._io: Executor | None = None
-        self._callbacks: Executor | None = None
+        self._beside: dict[str, Executor] = {}
         self._pools_lock = threading.Lock()
         self._thread = machine.Thread(target=run_loop, args=(self,), name="rmgr-submitter", daemon=True)
 
@@ -69,14 +69,21 @@ class SubmitterThread:
 
     def call_soon(self, callback: Job) -> None:
         """Runs code of the user on a separate thread, where it may block without harm."""
+        self._run_beside("rmgr-callbacks", callback)
+
+    def write_soon(self, job: Job) -> None:
+        """Runs what writes on the program's streams on a thread of its own: it may block, and callbacks may wait for it."""
+        self._run_beside("rmgr-output", job)
+
+    def _run_beside(self, name: str, job: Job) -> None:
         with self._pools_lock:
-            if self._callbacks is None:
-                self._callbacks = machine.pool(1, "rmgr-callbacks")
-            pool = self._callbacks
+            pool = self._beside.get(name)
+            if pool is None:
+                pool = self._beside[name] = machine.pool(1, name)
         try:
-            pool.submit(callback)
+            pool.submit(job)
         except RuntimeError:  # the interpreter is shutting down: no other thread will call it
-            callback()
+            job()
 
     def stop(self, timeout_s: float) -> None:
         """Runs jobs that were posted before, then ends the thread."""
@@ -86,7 +93,7 @@ class SubmitterThread:
 
     def release(self) -> None:
         """Lets the other threads end once they have finished their jobs."""
-        for pool in (self._io, self._callbacks):
+        for pool in (self._io, *self._beside.values()):
             if pool is not None:
                 pool.shutdown(wait=False)
 

@@ -149,6 +149,48 @@ CLASS_PROGRAMS = {
             with pool() as executor:
                 print(list(executor.map(use, range(2))))
     """,
+    "subclasses of property and its like": """
+        import functools
+        class Loud(property):
+            def __init__(self, function):
+                self.function = function
+            def __get__(self, instance, owner):
+                return self if instance is None else f"loud {self.function(instance)}"
+        class Typed(property):
+            kind = int
+            def __set__(self, instance, value):
+                super().__set__(instance, self.kind(value))
+        class ClassProperty(classmethod):
+            def __get__(self, instance, owner):
+                return super().__get__(instance, owner)()
+        class Static(staticmethod):
+            note = "static"
+        class Point:
+            scale = 3
+            def __init__(self, x):
+                self._x = x
+            @Loud
+            def name(self):
+                return self._x
+            def x(self):
+                "docs of x"
+                return self._x
+            def set_x(self, x):
+                self._x = x
+            x = Typed(x, set_x)
+            @ClassProperty
+            def factor(cls):
+                return cls.scale * 2
+            @Static
+            def unit():
+                return 7
+        def use(point, x):
+            point.x = x
+            return point.x, point.name, Point.factor, point.unit(), vars(Point)["unit"].note, Point.x.__doc__, type(Point.x) is Typed
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(executor.submit(use, Point(1), "5").result(), executor.submit(Point, 2).result().name)
+    """,
     "metaclasses and descriptors": """
         class Singleton(type):
             made = {}

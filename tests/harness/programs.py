@@ -423,14 +423,15 @@ PROGRAMS = {
                 print(list(executor.map(use, range(3))))
     """,
     "streams in globals": """
-        import functools, sys
+        import functools, os, sys
+        from os import environ
         out, raw, write, write_raw = sys.stdout, sys.stdout.buffer, sys.stdout.write, sys.stderr.buffer.write
         say = functools.partial(print, file=sys.stderr)
         class Teller:
             stream = sys.stdout
         def same(to=sys.stdout.buffer):
             of_print = say.keywords["file"] is sys.stderr, write == sys.stdout.write, write_raw == sys.stderr.buffer.write
-            return out is sys.stdout, raw is to is sys.stdout.buffer, Teller.stream is out, *of_print
+            return out is sys.stdout, raw is to is sys.stdout.buffer, Teller.stream is out, environ is os.environ, *of_print
         if __name__ == "__main__":
             with pool(1) as executor:
                 print(executor.submit(same).result())

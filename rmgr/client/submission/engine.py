@@ -193,6 +193,10 @@ class Engine:
         """Runs user code (done callbacks) on a thread where it may block without harm."""
         self.thread.call_soon(callback)
 
+    def write_soon(self, job: Callable[[], None]) -> None:
+        """Runs what writes on the program's streams, on a thread where it may block without harm."""
+        self.thread.write_soon(job)
+
     def close(self, *, timeout_s: float = 5.0, sends: bool = False) -> None:
         """Closes everything; durable work goes on. sends: first sends waiting tasks, within `timeout_s`. Idempotent."""
         if self._closed.is_set():

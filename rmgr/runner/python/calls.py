@@ -25,6 +25,7 @@ from rmgr.model.base.version import PROTOCOL
 from rmgr.model.wire.frames import MAX_INLINE_VALUE, KeyedCall, StartWorker, TaskBatch, TaskExtra, TaskItem, Value
 from rmgr.runner.current import running
 from rmgr.runner.host.files import write_whole
+from rmgr.runner.program import loads
 from rmgr.runner.remote import dump_exception, dump_value
 
 _KEPT = 128
@@ -74,7 +75,7 @@ class FunctionCache:
             that this node lacks, ...).
         """
         try:
-            function: Any = pickle.loads(blob)  # noqa: S301 - unpickled in the runner and nowhere else (design.md 10)
+            function: Any = loads(blob)
         except (AttributeError, ImportError) as error:
             if self._pickled_by and "cloudpickle" in str(error):
                 raise mismatch(self._pickled_by, self._node) from error
@@ -85,7 +86,7 @@ class FunctionCache:
 
 
 def _call_anew(blob: bytes, /, *args: object, **kwargs: object) -> object:
-    return pickle.loads(blob)(*args, **kwargs)  # noqa: S301 - as above
+    return loads(blob)(*args, **kwargs)
 
 
 def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str, Any], int]:
@@ -97,7 +98,7 @@ def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str
     if not keyed:
         if not payload:
             return (), {}, -1
-        args, kwargs = pickle.loads(payload)  # noqa: S301 - as above
+        args, kwargs = loads(payload)
         return args, kwargs, -1
     call = _keyed.decode(payload)
     values = []
@@ -108,7 +109,7 @@ def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str
                 data = file.read()
             if given.sha256 and _hash(data) != given.sha256:
                 raise DataLost(f"the stored value of the input key {given.key!r} is damaged: {len(data):,} bytes read, the hash differs")
-        values.append(pickle.loads(data) if given.pickled else data)  # noqa: S301 - as above
+        values.append(loads(data) if given.pickled else data)
     return tuple(values), {}, call.outputs
 
 
@@ -187,7 +188,8 @@ def told_with_cure(error: BaseException) -> tuple[bytes, str]:
     cure = _cure(error).encode("utf-8", "backslashreplace").decode()  # names of files may contain lone surrogates
     if not cure:
         return dump_exception(error)
-    error.add_note(cure)
+    with suppress(Exception):  # a class may refuse attributes
+        error.add_note(cure)
     data, line = dump_exception(error)
     return data, f"{line}; {cure}"
 

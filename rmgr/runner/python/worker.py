@@ -178,9 +178,7 @@ class WorkerProcess:
             modules.find_modules_in(spec.sys_path)
             if spec.initializer:
                 in_initializer = True
-                import pickle
-
-                function, args = pickle.loads(spec.initializer)  # noqa: S301 - unpickled in the runner only
+                function, args = program.loads(spec.initializer)
                 mask = _current_umask()
                 function(*args)
                 self._begins = self._left_by_initializer(mask)

@@ -147,6 +147,8 @@ def test_exceptions_carry_the_traceback_of_the_node(connection: Connection) -> N
         with pytest.raises(ZeroDivisionError) as caught:
             future.result(60)
         assert "ZeroDivisionError" in str(caught.value.__cause__)
+        with pytest.raises(ValueError, match=r"x{100000}"):
+            executor.submit(refuse, "x" * 100_000).result(60)
 
 
 def test_many_short_calls_are_no_slower_than_on_this_machine_alone(connection: Connection) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures as stdlib
 import gc
+import io
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -330,6 +332,48 @@ def test_what_calls_print_appears_here(cluster: Cluster, capsys: pytest.CaptureF
             executor.submit(square, 3)
     seen = capsys.readouterr()
     assert (seen.out, seen.err) == ("out 0\nout 1\n", "err\nerr\n")
+
+
+class _Slow(io.StringIO):
+    """A terminal that takes its time."""
+
+    def write(self, text: str) -> int:
+        time.sleep(0.05)
+        return super().write(text)
+
+
+@pytest.mark.parametrize("ask", ["result", "as_completed", "map", "callback"])
+def test_a_result_comes_after_what_its_call_has_printed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+    cluster.on_call = lambda key, index: Outcome(index=index, value=b"", log=(f"call {index}\n".encode(), b""))
+    cluster.start()
+    out = _Slow()
+    monkeypatch.setattr(sys, "stdout", out)
+    with cluster.connect() as connection, Executor(connection=connection) as executor:
+        for at in range(3):
+            if ask == "result":
+                executor.submit(square, at).result(60)
+            elif ask == "map":
+                list(executor.map(square, [at]))
+            elif ask == "as_completed":
+                list(stdlib.as_completed([executor.submit(square, at)], timeout=60))
+            else:
+                called = threading.Event()
+                executor.submit(square, at).add_done_callback(lambda _, called=called: called.set())
+                assert called.wait(60)
+            io.StringIO.write(out, f"result {at}\n")
+    assert out.getvalue().splitlines() == [line for at in range(3) for line in (f"call {at}", f"result {at}")]
+
+
+def test_a_stream_of_the_program_that_fails_costs_no_result(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise RuntimeError("no paper")
+
+    cluster.on_call = lambda key, index: Outcome(index=index, value=b"", log=(b"out\n", b""))
+    cluster.start()
+    monkeypatch.setattr(sys, "stdout", Broken())
+    with cluster.connect() as connection, Executor(connection=connection) as executor:
+        assert executor.submit(square, 1).result(60) is None
 
 
 # -- futures

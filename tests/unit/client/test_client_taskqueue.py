@@ -67,6 +67,17 @@ def record_of(cluster: Cluster, number: int) -> Submission:
 # -- calls and their futures
 
 
+def long_text(n: int) -> str:
+    return "x" * n
+
+
+def test_a_queue_that_was_attached_to_gives_the_same_result_again_and_again() -> None:
+    with running() as (_, connection), TaskQueue(long_text, connection=connection) as queue:
+        queue.submit_call(1000).result(60)
+        attached = TaskQueue.attach(queue.id, connection=connection)
+        assert [len(attached.future(0).result(60)) for _ in range(3)] == [1000] * 3
+
+
 def test_calls_return_their_results_and_raise_their_exceptions() -> None:
     with running() as (_, connection), TaskQueue(double, connection=connection) as queue:
         future = queue.submit_call(3)

@@ -158,6 +158,7 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     "concurrent.futures._base": tuple(
         Private(name, "client/futures.py") for name in ("CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED", "PENDING")
     ),
+    "pickle": (Private("_Unpickler", "runner/program.py"),),
     "threading": (Private("_register_atexit", "client/connection.py", ("func", "arg", "kwargs")),),
 }
 #: The classes of kazoo that those of `adapters/zookeeper/client.py` derive from, and their files.

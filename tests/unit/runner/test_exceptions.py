@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import socket
@@ -9,16 +10,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import pytest
 
-from rmgr.client.futures import Settled, error_of, load, value_of
+from rmgr.client.futures import Settled, error_of, load, raised_by, value_of
+from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback, TaskFailed
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import Outcome
-from rmgr.runner.remote import dump_exception
+from rmgr.runner import program
+from rmgr.runner.remote import dump_exception, dump_value
+from tests.harness.memory_store import MemoryStore
 
 
 class BuildsItsMessage(Exception):
@@ -65,6 +70,58 @@ class Slotted(Exception):
         return Slotted, (self.n,)
 
 
+class HasSlots(KeyError):
+    __slots__ = ("code", "empty", "nothing")
+
+    def __init__(self, code: int) -> None:
+        super().__init__("slots")
+        self.code, self.nothing = code, None
+
+
+class HidesItsArgs(Exception):
+    def __init__(self, message: str, number: int) -> None:
+        self.message, self.number = message, number
+
+    @property
+    def args(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return self.message, self.number
+
+
+class HoldsOthers(Exception):
+    def __init__(self, **errors: Exception) -> None:
+        super().__init__(f"{len(errors)} errors")
+        self.errors = errors
+
+
+@dataclass(frozen=True)
+class Frozen(ValueError):
+    code: int
+    why: str = "so"
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSlots(Exception):
+    code: int
+
+
+class RefusesAttributes(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        vars(self)["code"] = code
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} is not for you")
+
+
+class CodedGroup(ExceptionGroup[Exception]):
+    def __new__(cls, message: str, errors: list[Exception], code: int) -> Self:
+        made = super().__new__(cls, message, errors)
+        made.code = code
+        return made
+
+    code: int
+
+
 class Unreadable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -109,8 +166,11 @@ CASES = {
     "process": lambda: subprocess.CalledProcessError(3, ["a"], b"out", b"err"),
     "json": lambda: caught(lambda: json.loads("{")),
     "group": lambda: ExceptionGroup("g", [BuildsItsMessage("x"), OfTheSystem("y"), ExceptionGroup("h", [KeyError(1)])]),
+    "group that takes more": lambda: CodedGroup("g", [BuildsItsMessage("x"), KeyError(1)], 7),
     "no arguments": Exception,
     "many": lambda: Exception(1, "a", None, [1]),
+    "slots": lambda: HasSlots(3),
+    "hides its args": lambda: HidesItsArgs("m", 3),
     "task failed": lambda: TaskFailed("t", task_id="1_2", reason="r"),
 }
 
@@ -130,6 +190,8 @@ def told(error: BaseException) -> dict[str, Any]:
         "end",
         "reason",
         "value",
+        "empty",
+        "nothing",
         "__notes__",
     )
     found = {name: getattr(error, name) for name in names if hasattr(error, name)}
@@ -143,6 +205,52 @@ def test_class_text_arguments_and_attributes_are_the_same(name: str) -> None:
     error = raised(CASES[name])
     error.add_note("a note")
     assert told(travelled(error)) == told(error)
+
+
+@pytest.mark.parametrize("make", [lambda: Frozen(3), lambda: Frozen(code=3), lambda: FrozenSlots(code=3), lambda: RefusesAttributes(3)])
+def test_an_exception_that_refuses_changes_arrives_as_it_was_raised(make: Callable[[], BaseException]) -> None:
+    def fail() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError as first:
+            raise make() from first
+
+    error = caught(fail)
+    found = travelled(error)
+    assert (type(found), found.args, str(found)) == (type(error), error.args, str(error))
+    assert (vars(found), found.code) == (vars(error), 3)  # type: ignore[attr-defined]
+    assert isinstance(found.__cause__, KeyError)
+    assert isinstance(found.__cause__.__cause__, RemoteTraceback)
+
+
+def test_exceptions_that_an_exception_holds_arrive_too() -> None:
+    found = travelled(raised(lambda: HoldsOthers(one=TakesOthers(code=3, why="so"), two=BuildsItsMessage("a"))))
+    assert isinstance(found, HoldsOthers)
+    assert {name: told(error) for name, error in found.errors.items()} == {
+        "one": told(TakesOthers(code=3, why="so")),
+        "two": told(BuildsItsMessage("a")),
+    }
+
+
+@pytest.mark.parametrize("error", [TakesOthers(code=3, why="so"), Frozen(code=3), Frozen(3), HidesItsArgs("m", 3)])
+def test_an_exception_that_python_cannot_unpickle_arrives_as_a_value(error: Exception) -> None:
+    def same(found: object) -> bool:
+        return type(found) is type(error) and vars(found) == vars(error) and str(found) == str(error)
+
+    kept = program.loads(dump_value([error, TakesOthers, (error, error), error, 7]))
+    assert same(kept[0])
+    assert kept[1] is TakesOthers
+    assert kept[2][0] is kept[2][1] is kept[0] is kept[3]
+    assert kept[4] == 7
+    outcome = Outcome(index=2, state=State.COMPLETED, value=dump_value(error), pickled=True)
+    assert same(value_of(Settled(outcome, "n1", 1), 7, None, 1.0))  # type: ignore[arg-type]
+
+
+def test_what_else_cannot_be_unpickled_is_said_as_it_is() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        program.loads(pickle.dumps(RaisesWhenRead()))
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+        program.loads(pickle.dumps([TakesOthers(code=3, why="so"), RaisesWhenRead()]))
 
 
 def test_the_remote_traceback_is_the_cause_and_the_context_stays() -> None:
@@ -233,15 +341,34 @@ def test_what_raises_while_it_is_shown_or_built_arrives_in_words() -> None:
     assert "words" in str(found)
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_an_exception_with_a_long_message_is_fetched_from_the_store(is_damaged: bool) -> None:
+    data, line = dump_exception(raised(lambda: ValueError("x" * 10_000)))
+    store = MemoryStore()
+    store.put(keys.output(7, 2, 3), data[1:] if is_damaged else data, encoding=Encoding.PICKLE)
+    outcome = Outcome(
+        index=2, state=State.FAILED, reason=Reason.EXCEPTION, error=line, value_size=len(data), value_sha256=hashlib.sha256(data).digest()
+    )
+    settled = Settled(outcome, "n1", 3)
+    error = error_of(settled, 7, raised_by(settled, 7, store, None))
+    assert isinstance(error, TaskFailed if is_damaged else ValueError)
+
+
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_what_would_end_the_client_arrives_as_a_failure(kind: type[BaseException]) -> None:
     data, line = dump_exception(raised(lambda: kind(3)))
     outcome = Outcome(index=2, state=State.FAILED, reason=Reason.EXCEPTION, value=data, error=line)
-    error = error_of(Settled(outcome, "n1", 1), 7)
+    settled = Settled(outcome, "n1", 1)
+    error = error_of(settled, 7, raised_by(settled, 7, MemoryStore(), None))
     assert isinstance(error, TaskFailed)
     assert type(error.__cause__) is kind
     assert error.__cause__.args == (3,)
     assert "7_2" in str(error)
+
+
+class RaisesWhenRead:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("x",)
 
 
 class EndsWhoReadsIt:
@@ -259,4 +386,4 @@ def test_a_result_that_would_end_who_reads_it_is_an_error() -> None:
 
 def test_a_cancelled_task_is_a_cancelled_error() -> None:
     outcome = Outcome(index=0, state=State.CANCELLED, reason=Reason.USER_CANCEL)
-    assert isinstance(error_of(Settled(outcome, "", 1), 7), CancelledError)
+    assert isinstance(error_of(Settled(outcome, "", 1), 7, None), CancelledError)

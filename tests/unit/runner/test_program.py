@@ -36,7 +36,8 @@ class pool:
         pickle.dump(message, self.process.stdin)
         self.process.stdin.flush()
         good, data = pickle.load(self.process.stdout)
-        future.result = (lambda: pickle.loads(data)) if good else (lambda: raise_(pickle.loads(data)))
+        load = self.program.loads
+        future.result = (lambda: load(data)) if good else (lambda: raise_(load(data)))
         return future
     def map(self, function, *iterables):
         return [future.result() for future in [self.submit(function, *args) for args in zip(*iterables)]]
@@ -67,7 +68,7 @@ while True:
     try:
         batch = TaskBatch(shape=BatchShape(), function=sha256(blob).hexdigest(), blob=blob, items=())
         function = cache.get(batch)
-        args, kwargs = pickle.loads(payload) if payload else ((), {})
+        args, kwargs = program.loads(payload) if payload else ((), {})
         answer = True, dump_value(function(*args, **kwargs))
     except BaseException as error:
         answer = False, dump_exception(error)[0]
@@ -131,7 +132,6 @@ def test_with_the_oldest_cloudpickle_too(tmp_path: Path, name: str, client: str,
     assert run(PROGRAMS[name], tmp_path, client, worker) == at_home(name)
 
 
-def test_processes_that_a_task_spawns_do_not_run_the_programs_file(tmp_path: Path) -> None:
 _CELLS = (
     "factor = 3\ndef times(n):\n    return n * factor\n",
     "def source(function):\n    return inspect.getsource(function)\nclass Kind:\n    def method(self):\n        return 1 / 0\n",
@@ -172,6 +172,7 @@ def test_an_exception_that_is_a_global_of_the_program_needs_no_constructor(tmp_p
     assert run(text, tmp_path).strip() == "7 nobody is refused 7 ('anna', 3)"
 
 
+def test_processes_that_a_task_spawns_do_not_run_the_programs_file(tmp_path: Path) -> None:
     text = """
         import multiprocessing, os
         print("runs as", __name__)
@@ -333,6 +334,26 @@ def test_a_global_that_cannot_travel_is_named_where_it_is_needed_and_left_out_el
     assert "connection, a socket of __main__, cannot be pickled: TypeError: cannot pickle 'socket' object" in lines[0]
     assert "the function direct" in lines[0]
     assert lines[1] == "7 7"
+
+
+def test_a_class_that_cannot_travel_is_named_when_an_argument_is_of_it(tmp_path: Path) -> None:
+    text = """
+        import socket
+        from rmgr.errors import PickleFailed
+        class Client:
+            connection = socket.socket()
+        def use(client):
+            return 7
+        with pool() as executor:
+            try:
+                executor.submit(use, Client())
+            except PickleFailed as error:
+                print(error)
+            print(executor.submit(use, 1).result())
+    """
+    first, second = run(text, tmp_path).splitlines()
+    assert "Client, a type of __main__, cannot be pickled: TypeError: cannot pickle 'socket' object" in first
+    assert second == "7"
 
 
 def test_a_child_of_fork_is_a_program_of_its_own_that_reads_its_parents_results(tmp_path: Path) -> None:
