@@ -1,17 +1,14 @@
 """The scheduler's driver in the leader: facts from ZooKeeper, one pass, one fenced commit of its decisions, and again.
 
 Znodes are the facts: names under the `pending` of place queues are waiting jobs, names under `/running/<node>` are running jobs, records
-of nodes are the machine. They are compared with the scheduler's state before each pass (`TurnStep` has the order), so that no event is
-lost by being handled at the wrong moment. After a refused commit, or one with an unknown outcome, everything is read again (`rebuild`),
-as after a take-over: the state is made anew from the records, and the next pass decides what the lost one would have decided.
+of nodes are the machine. They are compared with the scheduler's state before each pass (`_turn`), so that no event is lost by being
+handled at the wrong moment. After a refused commit, or one with an unknown outcome, everything is read again (`rebuild`), as after a
+take-over: the state is made anew from the records, and the next pass decides what the lost one would have decided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import TypeAlias
+from collections.abc import Collection, Mapping
 
 from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.facts import Names
@@ -43,71 +40,6 @@ _AMENDED_S = 0.3
 #: Time after which a plan counts as stuck: its reads and commits have much shorter deadlines of their own.
 _STUCK_S = 120.0
 _STATE = "the state of the scheduler"
-
-
-class TurnStep(Enum):
-    """Steps of a turn, in this order. The state exists: it was made from znodes before the first step."""
-
-    #: Begins a new log if another pipeline places than the log says, before a fact is written into it.
-    OPEN_LOG = auto()
-    #: Jobs that have left their nodes. First of the facts, so that later steps see the freed cores.
-    TELL_ENDS = auto()
-    #: Jobs that were asked to leave their nodes: they ended, or go on. After TELL_ENDS, which shows who has left.
-    TELL_STOPS = auto()
-    #: Nodes that came, went, or are drained. Before arrivals, which may ask for nodes by name.
-    TELL_NODES = auto()
-    #: Jobs that came to wait, or went. A job that was stopped comes back here.
-    TELL_ARRIVALS = auto()
-    #: Gives back what is held for jobs that have left: the state now matches the lists.
-    KEEP_PROMISES = auto()
-    #: Requests of users, and jobs that must give back nodes. Ends the turn if an order was sent: its commit comes before a plan.
-    ASK_JOBS = auto()
-    #: Rewrites the records of gangs whose clock another node has now. Ends the turn if one was sent.
-    SET_CLOCKS = auto()
-    #: The policies plan, if there is a reason. Last, so that they know all facts.
-    PASS = auto()
-    MEASURE = auto()
-
-
-ORDER = tuple(TurnStep)
-#: Steps that tell the state facts. A contradiction ends the turn, and the state is rebuilt.
-FACTS = frozenset({TurnStep.TELL_ENDS, TurnStep.TELL_STOPS, TurnStep.TELL_NODES, TurnStep.TELL_ARRIVALS})
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Inputs of one turn. news: paths of lists to compare. now_us: the time of all its facts."""
-
-    state: ClusterState
-    news: Collection[str]
-    now_us: int
-
-
-#: Takes one step. Returns whether the turn goes on.
-Action: TypeAlias = Callable[[Turn], bool]
-
-
-def in_order(actions: Mapping[TurnStep, Action]) -> tuple[tuple[TurnStep, Action], ...]:
-    """Pairs every step with its action, in order. Raises: KeyError if a step has no action."""
-    return tuple((step, actions[step]) for step in ORDER)
-
-
-def run_turn(turn: Turn, steps: tuple[tuple[TurnStep, Action], ...], conflict: Callable[[str], None]) -> TurnStep:
-    """Takes the steps until one ends the turn. Returns the last step taken.
-
-    Args: conflict: called with the reason when the state is no longer valid.
-    """
-    for step, action in steps:
-        try:
-            goes_on = action(turn)
-        except StateConflict as error:
-            if step not in FACTS:
-                raise
-            conflict(error.message)
-            return step
-        if not goes_on:
-            return step
-    return step
 
 
 class Placer:
@@ -155,20 +87,6 @@ class Placer:
         self._foreign = Foreign(self)
         self._passes = Passes(context, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
         self._measured = ClassMetrics(self)
-        self._steps = in_order(
-            {
-                TurnStep.OPEN_LOG: self._open_log,
-                TurnStep.TELL_ENDS: self._tell_ends,
-                TurnStep.TELL_STOPS: self._tell_stops,
-                TurnStep.TELL_NODES: self._tell_nodes,
-                TurnStep.TELL_ARRIVALS: self._tell_arrivals,
-                TurnStep.KEEP_PROMISES: self._keep_promises,
-                TurnStep.ASK_JOBS: self._ask_jobs,
-                TurnStep.SET_CLOCKS: self._set_clocks,
-                TurnStep.PASS: self._pass,
-                TurnStep.MEASURE: self._measure,
-            }
-        )
 
     # -- life cycle
 
@@ -262,29 +180,63 @@ class Placer:
     # -- one turn
 
     def _turn(self) -> None:
+        """Takes in all facts, then lets the policies plan. A step that has sent orders ends the turn: their commit comes before a plan."""
         self._due = False
         if self._closed or self._passes.is_running or self._orders.is_busy:
             return  # the end of either begins a turn
         if not self.served.queues and not self.job_table.placed:
             return
-        if self.state is None:
+        state = self.state
+        if state is None:
             self._news.ring()
             self._tree.tell(self._build(), _STATE)
-        else:
-            run_turn(Turn(self.state, self.lists.take_news(), self.now_us()), self._steps, self.rebuild)
+            return
+        news, now_us = self.lists.take_news(), self.now_us()
+        if self._is_other_log:  # before a fact is written into it
+            self._begin_log(state)
+        try:
+            self._tell_facts(state, news, now_us)
+        except StateConflict as error:
+            self.rebuild(error.message)
+            return
+        self.promises.tidy(state)  # the state now matches the lists
+        asked = self._requests.turn(state, self.now_us())
+        if asked is not None:
+            self._carry_out(self._orders.ask(state, asked))
+            return
+        self.gangs.tell(state)
+        due = self.gangs.due(state)
+        if due:  # another node has the clock of these gangs now
+            self._carry_out(self._orders.renew(state, due))
+            return
+        self._pass(state)
+        metrics, gangs = self._term.metrics, self.gangs.summary().values()
+        metrics.waiting_jobs.set(len(self.job_table.waiting))
+        metrics.gang_jobs.set(sum(gang.jobs for gang in gangs))
+        metrics.gang_max_tqlb.set(max((gang.max_tqlb for gang in gangs), default=0))
+        self._measured.soon()
 
-    def _open_log(self, turn: Turn) -> bool:
-        if self._is_other_log:
-            self._begin_log(turn.state)
-        return True
-
-    def _tell_ends(self, turn: Turn) -> bool:
+    def _tell_facts(self, state: ClusterState, news: Collection[str], now_us: int) -> None:
+        """Tells the state what has happened. news: paths of lists to compare. Raises: StateConflict if the state is no longer valid."""
+        # Jobs that have left their nodes come first, so that later facts see the freed cores.
         running = self.lists.running
-        for node in sorted(paths.running_of(path) for path in turn.news):
+        for node in sorted(paths.running_of(path) for path in news):
             if node in running:
                 for job in self.job_table.ended(node, running[node]):
-                    self._end_job(turn.state, job, turn.now_us)
-        return True
+                    self._end_job(state, job, now_us)
+        # Jobs that were asked to leave: they ended, or go on.
+        self.stops.settle(state, now_us)
+        # Nodes that came, went, or are drained. Before arrivals, which may ask for nodes by name.
+        if self._nodes_changed:
+            self._nodes_changed = False
+            self._look_at_nodes()
+            self.nodes.tell(state)
+            self.next_starts.look_again(state)
+            self.holds.look_for_losses()
+        # Jobs that came to wait, or went. A job that was stopped comes back here.
+        for queue, cache in self.lists.pending.items():
+            if cache.path in news and cache.is_known:
+                self.arrivals.look(state, queue, cache, now_us)
 
     def _end_job(self, state: ClusterState, job: int, now_us: int) -> None:
         placed = self.job_table.leave(job)
@@ -297,50 +249,14 @@ class Placer:
         self.updates.tell(state, "job_ended", job, placed.partition, now=now_us)
         self.updates.because(Cause.JOB_ENDED)
 
-    def _tell_stops(self, turn: Turn) -> bool:
-        self.stops.settle(turn.state, turn.now_us)
-        return True
-
-    def _tell_nodes(self, turn: Turn) -> bool:
-        if self._nodes_changed:
-            self._nodes_changed = False
-            self._look_at_nodes()
-            self.nodes.tell(turn.state)
-            self.next_starts.look_again(turn.state)
-            self.holds.look_for_losses()
-        return True
-
-    def _tell_arrivals(self, turn: Turn) -> bool:
-        for queue, cache in self.lists.pending.items():
-            if cache.path in turn.news and cache.is_known:
-                self.arrivals.look(turn.state, queue, cache, turn.now_us)
-        return True
-
-    def _keep_promises(self, turn: Turn) -> bool:
-        self.promises.tidy(turn.state)
-        return True
-
-    def _ask_jobs(self, turn: Turn) -> bool:
-        asked = self._requests.turn(turn.state, self.now_us())
-        if asked is not None:
-            self._carry_out(self._orders.ask(turn.state, asked))
-        return asked is None
-
     def is_shut(self, node: str) -> bool:
         """Whether nothing may be placed on the node now."""
         return self.backoffs.is_left_alone(node) or self.gangs.is_unfit(node)
 
-    def _set_clocks(self, turn: Turn) -> bool:
-        self.gangs.tell(turn.state)
-        due = self.gangs.due(turn.state)
-        if due:
-            self._carry_out(self._orders.renew(turn.state, due))
-        return not due
-
-    def _pass(self, turn: Turn) -> bool:
-        state = turn.state
+    def _pass(self, state: ClusterState) -> None:
+        """Lets the policies plan if there is a reason; last, so that they know all facts."""
         if not (self.updates.causes or self._foreign.has_work) or not any(map(_has_work, state.partitions.values())):
-            return True
+            return
         causes = self.updates.take_causes()
         self.gangs.tell(state)
         now_us, has_plan = self.now_us(), self._foreign.has_plan
@@ -348,15 +264,6 @@ class Placer:
         if causes or has_plan:
             stages = (*self.served.stages, *self._foreign.stages(now_us))
             self._tree.tell(self._plan(state, causes, stages, now_us), "a pass", key=object())
-        return True
-
-    def _measure(self, _: Turn) -> bool:
-        metrics, gangs = self._term.metrics, self.gangs.summary().values()
-        metrics.waiting_jobs.set(len(self.job_table.waiting))
-        metrics.gang_jobs.set(sum(gang.jobs for gang in gangs))
-        metrics.gang_max_tqlb.set(max((gang.max_tqlb for gang in gangs), default=0))
-        self._measured.soon()
-        return True
 
     # -- a pass, and its consequences
 
