@@ -166,7 +166,7 @@ class OrderKind(StrEnum):
     CHECKPOINT = "checkpoint"
     UPDATE = "update"  #: the time limit of a submission has changed: its record must be read again
     START = "start"  #: the leader has put a job here: `extra["block"]` names it under /running
-    LOST = "lost"  #: a node of the job's allocation is lost: the attempt ends NODE_LOST
+    LOST = "lost"  #: from leaders of older releases: the head of a job sees by itself which of its nodes are lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

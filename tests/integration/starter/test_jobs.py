@@ -16,7 +16,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
+from rmgr.model.cluster.node import Drain, InboxOrder, NodeState, OrderKind
 from rmgr.model.tasks.block import NodeHold
 from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import put, unhold, waiting
@@ -298,22 +298,26 @@ def test_a_start_that_is_not_complete_in_time_is_revoked(zookeeper: ZooKeeperSer
         rig.outcomes(number, 1)
 
 
-def test_a_job_that_loses_a_node_ends_as_a_loss_and_one_that_has_not_started_goes_back(rig: Rig, tmp_path: Path) -> None:
+def test_a_job_whose_node_is_fenced_ends_as_a_loss_and_one_that_has_not_started_goes_back(rig: Rig, tmp_path: Path) -> None:
     rig.start("n1", cores=2, serves=True)
-    rig.wait_registered("n1")
+    rig.start("n2", cores=1, serves=True)
+    third = rig.start("n3", cores=1)  # cannot be asked
+    records = {node: rig.wait_registered(node) for node in ("n1", "n2", "n3")}
     runs = rig.submit(waiter(tmp_path / "never", tmp_path / "s"), queue="batch")
-    put(rig, runs)  # as far as the head can tell: it has started
+    jobs = [put(rig, runs, (("n1", 1), ("n2", 1)))]
     eventually((tmp_path / "s-0").exists, "it to run")
-    rig.start("n2", cores=1)
-    rig.wait_registered("n2")
     starts = rig.submit(Command(argv=("true",)), queue="batch")
-    job = put(rig, starts, (("n1", 1), ("n2", 1)))
-    crossed_off(rig, order(rig, OrderKind.LOST, runs, 0, reason="n2 is gone"))
-    crossed_off(rig, order(rig, OrderKind.LOST, starts, 0, reason="n2 is gone"))
+    jobs.append(put(rig, starts, (("n1", 1), ("n3", 1))))
+    third.stop()
+    for node in ("n2", "n3"):
+        data, found = encode_record(replace(records[node], state=NodeState.FENCED)), rig.zk.get(paths.node(node)).result(60)
+        multi = Multi(name="TEST", ops=(Set(paths.node(node), data, found.version),), proof=Holds(paths.node(node), data))
+        assert isinstance(rig.zk.commit(multi).result(60), Committed)
     assert waiting(rig, starts).attempt == 1
     eventually(lambda: rig.failed(runs), "its attempt failed")
-    assert [record.reason for record in rig.failed(runs).values()] == [Reason.NODE_LOST]
-    unhold(rig, job)
+    assert [(record.reason, record.error) for record in rig.failed(runs).values()] == [(Reason.NODE_LOST, "node n2 was lost")]
+    for job in jobs:
+        unhold(rig, job)
 
 
 def test_a_helper_that_only_registers_again_keeps_its_part_and_one_that_begins_another_life_has_lost_it(rig: Rig, tmp_path: Path) -> None:

@@ -51,7 +51,6 @@ class PlacedJob:
     name: str
     allocation: Allocation
     since_s: float = -math.inf
-    is_lost: bool = False  #: its head was told of a lost node
 
     @property
     def node(self) -> str:

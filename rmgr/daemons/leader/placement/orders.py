@@ -4,7 +4,7 @@ What the scheduler holds for a waiting job is published to the Starters: `/holds
 the pass that decides a promise writes it; the commit that places the job deletes it. `tidy` deletes promises of jobs that have left, and
 writes those that an earlier leader did not come to write. The content is remembered, and read again at a rebuild.
 
-Holds of a placed job on several nodes are deleted after its end; a lost node is reported to the job's head.
+Holds of a placed job on several nodes are deleted after its end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rmgr.daemons.leader.tree import LeaderTree
 from rmgr.errors import RmgrError
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import LEAD_US, InboxOrder, NodeState, OrderKind
+from rmgr.model.cluster.node import LEAD_US, InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey, job_id, run_label, task_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
@@ -205,7 +205,6 @@ class PlacedHolds:
         self._tree = placer.context.tree
         self._job_table = placer.job_table
         self._promises = placer.promises
-        self._records = placer.known_nodes.records
 
     def prepare(self, nodes: list[str]) -> None:
         """Makes the directories for holds on these nodes."""
@@ -239,20 +238,6 @@ class PlacedHolds:
         submission, index = task_of(job)
         for node, _ in placed.allocation.helpers:
             self._unhold(node, submission, index, placed.key.attempt)
-
-    def look_for_losses(self) -> None:
-        """Tells the heads of jobs once about a node that was lost elsewhere."""
-        for job, placed in self._job_table.placed.items():
-            if placed.is_lost or not placed.allocation.helpers:
-                continue
-            for node, _ in placed.allocation.helpers:
-                record = self._records.get(node)
-                if record is not None and record.state is NodeState.FENCED:
-                    placed.is_lost = True
-                    submission, index = task_of(job)
-                    order = InboxOrder(order=OrderKind.LOST, submission=submission, index=index, detail=node, extra={"block": placed.name})
-                    self._tree.commit(leader_ops.order(placed.node, machine.guid()[:12], order), urgent=True)
-                    break
 
 
 def _is_order(decision: Decision) -> bool:

@@ -232,7 +232,6 @@ class Placer:
             self._look_at_nodes()
             self.nodes.tell(state)
             self.next_starts.look_again(state)
-            self.holds.look_for_losses()
         # Jobs that came to wait, or went. A job that was stopped comes back here.
         for queue, cache in self.lists.pending.items():
             if cache.path in news and cache.is_known:

@@ -6,9 +6,8 @@ before it starts, watched while it runs, and asked when it has ended badly:
 
     start    the head takes its own cores (a seat), so that nothing pulled gets between, and asks each helper's Starter over gRPC; the block
              goes back to its queue if the start is not complete within the cluster's `barrier_us`
-    running  a node that was fenced, or where all work was killed, is lost to its job. The leader reports nodes that it fences. It does not
-             notice a Starter that died and came back before that; only the node's record shows the new life. So the node that runs the
-             script watches the records of the job's other nodes
+    running  a node that was fenced, or where all work was killed, is lost to its job. Its record shows both, also for a Starter that died
+             and came back before it was fenced: the node that runs the script watches the records of the job's other nodes
     bad end  by itself, or because the system lost some of its ranks? A process that waits for ranks on a dying node learns of it before
              the cluster does, and fails. So a bad end is committed only after all other nodes of the job have answered that they are
              unchanged. It is NODE_LOST, whatever the exit code, if a node has died, was fenced or stays silent, or if the system ended

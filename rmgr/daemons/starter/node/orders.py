@@ -269,9 +269,7 @@ class Inbox:
                 continue
             if order.extra.get("block", name := paths.block_name(block.key)) != name:
                 continue  # for an earlier attempt
-            if order.order is OrderKind.LOST:
-                self._node.jobs.lose(block, order.detail)
-            elif order.order is OrderKind.CANCEL:
+            if order.order is OrderKind.CANCEL:
                 reason = Reason.OPERATOR_CANCEL if order.reason == Reason.OPERATOR_CANCEL else Reason.USER_CANCEL
                 self._node.cancel(block, index, order.detail or order.reason, block.info.record.grace_us, reason=reason)
                 self._node.jobs.verdicts.cancelled(block)
