@@ -115,7 +115,7 @@ class Leader:
         if found is None or found.version != self._term.epoch_version:
             self._tree.depose("the epoch has moved while the session was in doubt")
             return
-        self._term.log.info("leadership_continued", epoch=self.record.epoch)
+        self._term.log.info("leadership_continued")
         self._tree.resume()
 
     # -- settings
@@ -188,7 +188,7 @@ class Leader:
         if protocol > meta.protocol:
             outcome = yield self._tree.commit(leader_ops.raise_protocol(meta, found.version, protocol))
             if isinstance(outcome, Committed):
-                self._term.log.info("protocol_raised", version=protocol, epoch=self._term.epoch)
+                self._term.log.info("protocol_raised", version=protocol)
 
     def living(self) -> list[NodeRecord]:
         """Returns the nodes whose Starters are alive. In the loop."""

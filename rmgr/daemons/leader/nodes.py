@@ -249,12 +249,12 @@ class NodeKeeper:
         case = self._cases.pop(name)
         self._tree.stories.end(case)
         self._window.returned(case.guid)
-        self._term.log.info("node_returned", node=name, epoch=self._term.epoch)
+        self._term.log.info("node_returned", node=name)
 
     def _open(self, name: str) -> None:
         record = self.records[name]
         self._cases[name] = case = _LostNode(record.guid)
-        self._term.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid, epoch=self._term.epoch)
+        self._term.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid)
         self._judge_mass()
         self._tree.tell(self._wait(name, case), f"lost node {name}", key=case)
 
@@ -351,16 +351,10 @@ class NodeKeeper:
         for at, (name, case) in enumerate(cases.items(), start=1):
             self._cases.pop(name, None)
             self._versions[name] = outcome.versions[at]
-            self.records[name] = replace(self.records[name], state=NodeState.FENCED, reason=reasons[name])
+            self.records[name] = fenced = replace(self.records[name], state=NodeState.FENCED, reason=reasons[name])
             self._term.metrics.fenced_nodes.inc()
-            self._term.log.info(
-                "node_fenced",
-                node=name,
-                incarnation=self.records[name].incarnation,
-                reason=reasons[name],
-                running=case.claimed,
-                epoch=self._term.epoch,
-            )
+            incarnation, reason = fenced.incarnation, fenced.reason
+            self._term.log.info("node_fenced", node=name, incarnation=incarnation, reason=reason, running=case.claimed)
         failpoint("leader.after_fence")
         self.leader.nodes_changed()
         self._look()
@@ -373,18 +367,13 @@ class NodeKeeper:
         if (verdict is None) != (self.mass is None):
             self._term.metrics.mass_loss.set(0 if verdict is None else 1)
             if verdict is not None:
-                self._meter = Meter(self.context.settings.mass_requeue_per_s, self._tree.clock())
+                rate = self.context.settings.mass_requeue_per_s
+                self._meter = Meter(rate, self._tree.clock())
                 self._tree.tell(self._until_it_is_over(), "the mass loss")
-                self._term.log.warning(
-                    "mass_loss_began",
-                    failed=verdict.lost,
-                    total=verdict.known,
-                    rate=self.context.settings.mass_requeue_per_s,
-                    epoch=self._term.epoch,
-                )
+                self._term.log.warning("mass_loss_began", failed=verdict.lost, total=verdict.known, rate=rate)
             else:
                 self._meter = None
-                self._term.log.info("mass_loss_ended", epoch=self._term.epoch)
+                self._term.log.info("mass_loss_ended")
         self.mass = verdict
 
     def _until_it_is_over(self) -> Story[None]:
@@ -433,7 +422,7 @@ class Clearer:
             if not some:
                 yield Pause(_RETRY_S)
         if failed:
-            self._term.log.info("node_cleared", node=name, failed=failed, epoch=self._term.epoch)
+            self._term.log.info("node_cleared", node=name, failed=failed)
         yield from self._tidy(name, version)
 
     def _tidy(self, name: str, version: int) -> Story[None]:

@@ -60,7 +60,7 @@ class Term:
 
     Attributes:
         epoch_version: E, checked by every commit. epoch: the number shown to users.
-        wall_us: microseconds since 1970, for display and retention only. aside: errors that handlers raised.
+        wall_us: microseconds since 1970, for display and retention only. aside: errors that handlers raised. log: has the epoch on each line.
     """
 
     epoch: int
@@ -71,6 +71,7 @@ class Term:
     aside: Aside = field(init=False)
 
     def __post_init__(self) -> None:
+        self.log = self.log.bind(epoch=self.epoch)
         self.aside = Aside(self.log, self.metrics.loop_errors.inc)
 
 
@@ -299,7 +300,7 @@ class LeaderTree:
             self._term.log.error("leader_commit_refused", op=multi.name, error=error)
         if _is_fenced(outcome):
             self._term.metrics.fenced_writes.inc()
-            self._term.log.warning("leader_write_fenced", op=multi.name, epoch=self._term.epoch)
+            self._term.log.warning("leader_write_fenced", op=multi.name)
             self.depose(f"{multi.name} was refused by the leader fence")
             return
         if isinstance(outcome, Unknown) and not error:

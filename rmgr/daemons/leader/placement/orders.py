@@ -433,10 +433,8 @@ class PlanExecution:
             self._problem = self._problem or f"job {asked.job} cannot be asked as it was planned"
             return []
         submission, index = task_of(asked.job)
-        self._term.log.info(
-            "job_asked", submission=submission, first=index, node=placed.node, order=asked.order.order.value,
-            why=asked.order.detail, epoch=self._term.epoch,
-        )  # fmt: skip
+        kind, why = asked.order.order.value, asked.order.detail
+        self._term.log.info("job_asked", submission=submission, first=index, node=placed.node, order=kind, why=why)
         order = replace(asked.order, extra={**asked.order.extra, "block": placed.name})  # this attempt, not a later one
         return place_ops.ask_ops(placed.node, version, placed.key, asked.guid, order)
 
@@ -450,7 +448,7 @@ class PlanExecution:
         key = waiting.key
         fragment = leader_ops.no_outcome(State.FAILED, Reason.START_FAILED, [key.first], why)
         multi = ops.take_out(waiting.queue, key, data, found.version, indices=[key.first], fragment=fragment)
-        self._term.log.info("job_refused", submission=key.submission, first=key.first, why=why, epoch=self._term.epoch)
+        self._term.log.info("job_refused", submission=key.submission, first=key.first, why=why)
         self._tree.commit(multi)
 
     def _data_of(self, waiting: Waiting, found: Stamped) -> BlockData | None:
@@ -617,7 +615,7 @@ class PlanExecution:
                 self._placer.lists.watch_head(head)
             if jobs:
                 what = " ".join(f"{one.key.submission}_{one.key.first}@{one.allocation.head}" for _, one in jobs)
-                self._term.log.info("jobs_placed", count=len(jobs), target=what, epoch=self._term.epoch)
+                self._term.log.info("jobs_placed", count=len(jobs), target=what)
             self._term.metrics.placed.inc(len(jobs))
             failpoint("leader.after_place")
         else:

@@ -192,8 +192,7 @@ class Stops:
         stop.become(StopStage.REFUSED)
         stop.why = self.said_of(stop.job, found.data)
         submission, index = task_of(stop.job)
-        node, epoch = stop.placed.node, self._term.epoch
-        self._term.log.warning("stop_refused", submission=submission, first=index, node=node, why=stop.why, epoch=epoch)
+        self._term.log.warning("stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why)
         self._updates.wake()
 
     def vacated(self, job: int, placed: PlacedJob) -> bool:

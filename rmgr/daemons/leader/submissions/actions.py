@@ -117,16 +117,9 @@ class ReconcileActions:
             self._term.metrics.given_up.inc(count)
         if final is not None or failed.reason in LOSSES:
             self._delete_outputs(followed, action, failed, is_final=final is not None)
-        self._term.log.info(
-            "failed_range_settled",
-            submission=followed.number,
-            first=first,
-            count=count,
-            attempt=attempt,
-            reason=failed.reason,
-            outcome="INITIAL" if final is None else f"FAILED/{final.reason}",
-            epoch=self._term.epoch,
-        )
+        what = {"first": first, "count": count, "attempt": attempt, "reason": failed.reason}
+        how = "INITIAL" if final is None else f"FAILED/{final.reason}"
+        self._term.log.info("failed_range_settled", submission=followed.number, **what, outcome=how)
         failpoint("leader.after_resubmit")
         return True
 
@@ -160,7 +153,7 @@ class ReconcileActions:
             failed = validity.decode(found.data, FailedRange, path)
             validity.check_failed(failed, submission, action.first, action.count, where=path)
         except RmgrError as error:  # the tasks end UNTRUSTED, and nothing of the record goes into a queue
-            self._term.log.warning("failed_range_invalid", path=path, error=error.message, epoch=self._term.epoch)
+            self._term.log.warning("failed_range_invalid", path=path, error=error.message)
             multi = leader_ops.distrust(submission, action.first, action.count, action.attempt, found.version, error.message)
             outcome = yield from self._settle(followed, action, multi)
             return isinstance(outcome, Committed) or _was_done(outcome, path)
@@ -225,7 +218,7 @@ class ReconcileActions:
         if not isinstance(outcome, Committed):
             followed.refresh()
             return False
-        self._term.log.info(event, submission=followed.number, **facts, epoch=self._term.epoch)
+        self._term.log.info(event, submission=followed.number, **facts)
         followed.put_record(changed, version_of(outcome))
         failpoint(f"leader.after_{name}")
         return True
@@ -240,7 +233,7 @@ class ReconcileActions:
         if not isinstance(outcome, Committed):
             followed.refresh()
             return False
-        self._term.log.info("tail_ended", submission=followed.number, total=tail.next, epoch=self._term.epoch)
+        self._term.log.info("tail_ended", submission=followed.number, total=tail.next)
         followed.put_tail(tail, version_of(outcome))
         return True
 
@@ -258,7 +251,7 @@ class ReconcileActions:
         if why := nonces.fault(submission, followed.made, nonce):
             if followed.number not in self._put_back:
                 self._put_back.add(followed.number)
-                self._term.log.warning("ended_submission_put_back", submission=followed.number, why=why, epoch=self._term.epoch)
+                self._term.log.warning("ended_submission_put_back", submission=followed.number, why=why)
             return False
         known = tuple(followed.rows)
         ends = yield self._tree.in_store(read_rows, rows=known)
@@ -401,7 +394,7 @@ class Collector:
                 return False
             failpoint("leader.after_collect")
         self._term.metrics.collected.inc()
-        self._term.log.info("submission_collected", submission=number, epoch=self._term.epoch)
+        self._term.log.info("submission_collected", submission=number)
         yield from self._purge(number)
         return True
 
@@ -478,7 +471,7 @@ class Collector:
             outcome = yield self._tree.commit(forget_nonces(some))
             match outcome:
                 case Committed():
-                    self._term.log.info("nonces_forgotten", total=len(some), epoch=self._term.epoch)
+                    self._term.log.info("nonces_forgotten", total=len(some))
                     gone = gone[_TOGETHER:]
                 case Conflict(path=path) if path in some:  # its creator may have put something below it: it stays, and the others go
                     gone.remove(path)

@@ -427,7 +427,7 @@ class SubmissionKeeper:
         if not isinstance(outcome, Committed):
             followed.refresh()
             return False
-        self._term.log.info(event, submission=followed.number, detail=changed.reason_detail, epoch=self._term.epoch)
+        self._term.log.info(event, submission=followed.number, detail=changed.reason_detail)
         followed.put_record(changed, version_of(outcome))
         return True
 

@@ -152,7 +152,7 @@ class Sweeper:
         """Deletes blocks of a submission that does not exist: they can never be claimed, and only stand in the way."""
         if (yield self._tree.stat(paths.sub(number))) is None:
             found = list(found)
-            self._term.log.warning("orphaned_blocks_discarded", submission=number, total=len(found), epoch=self._term.epoch)
+            self._term.log.warning("orphaned_blocks_discarded", submission=number, total=len(found))
             for path in found:
                 self._tree.commit(discard(path))
 
@@ -246,13 +246,8 @@ class Sweeper:
         submission = followed.submission
         if moved:
             capped = submission is not None and submission.max_running and submission.phase is Phase.OPEN
-            (self._term.log.debug if capped else self._term.log.info)(
-                "blocks_swept",
-                submission=followed.number,
-                total=moved,
-                state=submission.phase if submission else "",
-                epoch=self._term.epoch,
-            )
+            tell = self._term.log.debug if capped else self._term.log.info
+            tell("blocks_swept", submission=followed.number, total=moved, state=submission.phase if submission else "")
         again_s = _FIRST_AGAIN_S
         if submission is not None and submission.phase is Phase.CANCELLED and not followed.is_ended:
             again_s = min(_LAST_AGAIN_S, self._again_s.get(followed.number, _FIRST_AGAIN_S / 2) * 2)
@@ -362,9 +357,7 @@ class Census:
         for number, indices in absent.items():
             again = [index for index in indices if index in before.get(number, ())]
             if number not in before:
-                self._term.log.warning(
-                    "tasks_are_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._term.epoch
-                )
+                self._term.log.warning("tasks_are_nowhere", submission=number, first=indices[0], total=len(indices))
             if again:
                 self._tree.tell(self._end(number, again, judged[number]), f"lost tasks of submission {number}")
 
@@ -416,9 +409,7 @@ class Census:
             )
         )
         if isinstance(outcome, Committed):
-            self._term.log.error(
-                "tasks_were_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._term.epoch
-            )
+            self._term.log.error("tasks_were_nowhere", submission=number, first=indices[0], total=len(indices))
         if (item := self._followed.get(number)) is not None:
             item.refresh()
 
