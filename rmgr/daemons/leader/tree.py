@@ -60,7 +60,7 @@ class Term:
 
     Attributes:
         epoch_version: E, checked by every commit. epoch: the number shown to users.
-        wall_us: microseconds since 1970, for display and retention only. aside: errors that handlers raised. log: has the epoch on each line.
+        wall_us: microseconds since 1970, for display and retention only. aside: errors that handlers raised. log: with the epoch.
     """
 
     epoch: int
@@ -553,6 +553,16 @@ class Mirror:
             found = self._below[path] = WatchedChildren(self, path)
         found.changed.append(changed)
         return found
+
+    def until_gone(self, path: str) -> Story[None]:
+        """Waits until the znode is absent."""
+        gone: Future[None] = Future()
+        cache: WatchedCache[Stamped] = self.data(path, lambda: None if cache.value or gone.done() else gone.set_result(None))
+        cache.refresh()
+        try:
+            yield gone
+        finally:
+            cache.stop()
 
     def hurry(self) -> bool:
         """Sends reads that a pace put off. Returns whether nothing is being read."""

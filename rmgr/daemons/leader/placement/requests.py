@@ -31,7 +31,6 @@ from rmgr.daemons.leader.facts import allows, node_mark, node_of
 from rmgr.daemons.leader.placement.job_table import PlacedJob
 from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, stop_order
 from rmgr.daemons.leader.placement.view import label
-from rmgr.daemons.leader.tree import WatchedCache
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, Unavailable, UsageError
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import InboxOrder, OrderKind
@@ -272,7 +271,6 @@ class UserRequest:
     request: StopRequest
     end_s: float
     stage: RequestStage = RequestStage.OPEN
-    order: WatchedCache[Stamped] | None = None
     block: str = ""
     gone_s: float | None = None
     before: keys.Checkpoint | None = None
@@ -393,8 +391,6 @@ class UserRequests:
         return user_request.settled
 
     def _settle(self, user_request: UserRequest) -> None:
-        if user_request.order is not None:
-            user_request.order.stop()
         self._tree.stories.end(user_request)
         user_request.settled.set_result(answer_of(user_request))
 
@@ -463,7 +459,7 @@ class UserRequests:
             user_request.become(RequestStage.SENT)
             return []
         left = placed is None or placed.name != user_request.block
-        if request.kind is StopKind.CHECKPOINT and user_request.order is not None and left and self._is_young(user_request, _ORDER_S):
+        if user_request.block and user_request.stage is RequestStage.SENT and left and self._is_young(user_request, _ORDER_S):
             return []  # this may be its answer (exit code 85): the end of its order shows whether the state was stored
         if placed is not None:
             if 0 < request.attempt < placed.key.attempt:
@@ -559,7 +555,7 @@ class UserRequests:
             if isinstance(outcome, Unknown):
                 self._term.log.warning("checkpoint_order_unknown", submission=request.submission, cause=outcome.cause)
             user_request.become(RequestStage.SENT)
-            yield self._watch_order(user_request, placed)
+            yield from self._tree.mirror.until_gone(paths.inbox(placed.node, user_request.guid))
             try:
                 block = yield self._tree.get(paths.running_block(placed.node, placed.key))
             except RmgrError:
@@ -581,19 +577,6 @@ class UserRequests:
             else:
                 user_request.end(StateConflict(f"job {shown} was not stored: {_reason_or_default(said)}", hint=f"rmgr show {shown}"))
         self._wake()
-
-    def _watch_order(self, user_request: UserRequest, placed: PlacedJob) -> Future[None]:
-        """Returns a future that resolves when the order is crossed off."""
-        obeyed: Future[None] = Future()
-
-        def looked() -> None:
-            if order.value is None:
-                order.stop()
-                obeyed.set_result(None)
-
-        user_request.order = order = self._tree.mirror.data(paths.inbox(placed.node, user_request.guid), looked)
-        order.refresh()
-        return obeyed
 
 
 def answer_of(user_request: UserRequest) -> StopRequest:

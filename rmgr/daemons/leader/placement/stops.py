@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import cut, decode_block
 from rmgr.daemons.leader.facts import Known, known_of, with_known
 from rmgr.daemons.leader.placement.job_table import PlacedJob
 from rmgr.daemons.leader.placement.view import label
-from rmgr.daemons.leader.tree import WatchedCache
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey, task_of
 from rmgr.runtime import machine
@@ -72,7 +70,7 @@ _NEXT = {
 }
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class PendingStop:
     """One job that was asked to stop. guid: of the order. run: its last stretch. route: its queue class, chosen by a policy.
 
@@ -85,7 +83,6 @@ class PendingStop:
     guid: str
     run: Running
     route: str = ""
-    order: WatchedCache[Stamped] | None = None
     stage: StopStage = StopStage.ASKED
     back_s: float = -math.inf
     why: str = ""  #: the node's reason for the refusal
@@ -142,10 +139,8 @@ class Stops:
 
     def forget(self) -> None:
         """Forgets all stops before everything is read again."""
-        for stop in self.by_job.values():
-            if stop.order is not None:
-                stop.order.stop()
-        self.by_job.clear()
+        for stop in list(self.by_job.values()):
+            self._close(stop)
         self._learned.clear()
         self._taken.clear()
         self._begun.clear()
@@ -172,22 +167,17 @@ class Stops:
 
     def watch(self, stop: PendingStop) -> None:
         """Watches the order in the inbox until it is obeyed."""
-        if self.by_job.get(stop.job) is stop and stop.order is None:
-            stop.order = self._tree.mirror.data(paths.inbox(stop.placed.node, stop.guid), self._on_order, stop)
-            stop.order.refresh()
+        if self._is_open(stop):
+            self._tree.tell(self._follow(stop), f"the stop of job {stop.job}", key=stop)
 
     # -- outcomes
 
-    def _on_order(self, stop: PendingStop) -> None:
-        if stop.order is not None and stop.order.value is None and stop.stage is StopStage.ASKED:
-            stop.become(StopStage.OBEYED)
-            stop.order.stop()
-            self._tree.tell(self._look_at_block(stop), f"the stop of job {stop.job}", key=(stop.guid, "obeyed"))
-
-    def _look_at_block(self, stop: PendingStop) -> Story[None]:
-        """Looks how the order was obeyed: the job gave up its nodes, ended, or refused."""
+    def _follow(self, stop: PendingStop) -> Story[None]:
+        """Waits until the order is obeyed, then looks how: the job gave up its nodes, ended, or refused."""
+        yield from self._tree.mirror.until_gone(paths.inbox(stop.placed.node, stop.guid))
+        stop.become(StopStage.OBEYED)
         found = yield from insist(lambda: self._tree.get(paths.running_block(stop.placed.node, stop.placed.key)), _RETRY_S)
-        if not self._is_open(stop) or stop.stage is not StopStage.OBEYED or found is None:
+        if found is None:
             return
         stop.become(StopStage.REFUSED)
         stop.why = self.said_of(stop.job, found.data)
@@ -203,8 +193,7 @@ class Stops:
         if stop is None:
             return False
         stop.become(StopStage.GONE)
-        if stop.order is not None:
-            stop.order.stop()
+        self._tree.stories.end(stop)
         self._tree.tell(self._look_for_return(stop, placed), f"the return of job {stop.job}", key=(stop.guid, "returned"))
         return True
 
@@ -354,8 +343,7 @@ class Stops:
         return found
 
     def _close(self, stop: PendingStop) -> None:
-        if stop.order is not None:
-            stop.order.stop()
+        self._tree.stories.end(stop)
         del self.by_job[stop.job]
 
     # -- pins
