@@ -12,7 +12,7 @@ from prometheus_client.registry import CollectorRegistry
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.leader.metrics import LeaderMetrics, families
 from rmgr.daemons.server.owner import ServerMetrics
-from rmgr.daemons.service.metrics_place import CommonMetrics
+from rmgr.daemons.service.metrics_place import ClusterDaemonMetrics, CommonMetrics
 from rmgr.daemons.starter.node.service import StarterMetrics
 
 #: Name of a daemon in the table -> class of its metrics.
@@ -45,6 +45,8 @@ def rows() -> list[str]:
     found: dict[tuple[str, str, tuple[str, ...], str], list[str]] = {}
     for daemon, make in KINDS.items():
         registry = make().registry  # type: ignore[attr-defined]
+        if daemon != "server":
+            ClusterDaemonMetrics(registry, bool, int)
         for row in of_registry(registry):
             found.setdefault(row, []).append(daemon)
     common = CollectorRegistry()

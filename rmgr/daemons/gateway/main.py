@@ -11,15 +11,11 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from rmgr import log as logs
-from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.turns import Breath
 from rmgr.adapters.calls.relay import MAX_CALLS as MAX_REMOTE_CALLS
 from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, ClusterRoutes, Forwarder, LeaderLink
 from rmgr.adapters.gateway.rows import MAX_CALLS
 from rmgr.adapters.gateway.talk import Talks
-from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.identity.trust import publish
 from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.rpc.services import UseClient, use_handler
@@ -36,9 +32,8 @@ from rmgr.daemons.gateway.limits import ClusterUse, GatewayUse
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.gateway.talking import Desk
 from rmgr.daemons.gateway.values import OwnedStore, Owners, UserRows
-from rmgr.daemons.service.keepers import LimitsKeeper, SecretKeeper, WrittenKeeper, recognise
-from rmgr.daemons.service.metrics_place import MetricsPlace
-from rmgr.daemons.service.serving import VoiceCheck, Working, check_key, check_voice, ending, open_server, opened
+from rmgr.daemons.service.keepers import SecretKeeper, WrittenKeeper, recognise
+from rmgr.daemons.service.serving import DaemonShell
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.base.units import counted
@@ -48,10 +43,7 @@ from rmgr.procedures.authentic import Authenticity, Deeds
 from rmgr.procedures.bootstrap import FreshSettings, check_same, read_meta, read_settings
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Log
-from rmgr.runtime.mailbox import SignalMessages
-from rmgr.runtime.secured import check_exposure, credentials_of, open_trust, zookeeper_options
-from rmgr.runtime.store_watch import WatchedStore
-from rmgr.runtime.supervision import Notifier, StallGuard
+from rmgr.runtime.secured import zookeeper_options
 from rmgr.submitter.direct import Submitter
 from rmgr.submitter.handing import Lines
 from rmgr.submitter.thread import SubmitterThread
@@ -115,39 +107,29 @@ def run(config: Config, *, insecure: bool = False) -> int:
     Raises: ConfigError for an unsafe place without `insecure`; NotConnected, CoordinationUnavailable, WrongCluster at the
         start. A data store that does not answer is no error: the gateway waits for it in the background.
     """
-    credentials = credentials_of(config, Role.SUBMITTER)
-    check_exposure(credentials, listen=config.submitter.listen, metrics=config.submitter.metrics, insecure=insecure)
     sys.setswitchinterval(_SWITCH_S)
-    log = logs.setup(config.log, "submitter")
-    with opened(config, credentials, log, insecure=insecure, create=False) as (coordinator, store, known):
-        meta, credentials = recognise(coordinator, credentials, config, known, wait_s=config.cluster.connect_timeout_s, log=log)
-        store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+    with DaemonShell.opened(config, config.submitter, Role.SUBMITTER, insecure=insecure, create=False) as shell:
+        coordinator, log = shell.coordinator, shell.log
+        wait_s = config.cluster.connect_timeout_s
+        meta, credentials = recognise(coordinator, shell.credentials, config, shell.known, wait_s=wait_s, log=log)
         log.info("submitter_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
-        return _serve(config, coordinator, store, meta, log, credentials)
+        # It signs nothing, but by its certificate others can find the owner of its key, and when that ends.
+        shell.belong_to(meta, credentials)
+        return _serve(shell)
 
 
-def _serve(
-    config: Config,
-    coordinator: ZkCoordinator,
-    store: WatchedStore,
-    meta: Meta,
-    log: Log,
-    credentials: Credentials | None,
-) -> int:
+def _serve(shell: DaemonShell) -> int:
+    config, own, coordinator, store = shell.config, shell.config.submitter, shell.coordinator, shell.store
+    meta, log, credentials, trust, bounds = shell.meta, shell.log, shell.credentials, shell.trust, shell.bounds
     metrics = GatewayMetrics()
     hosts, chroot = config.cluster.hosts_and_chroot()
     options = zookeeper_options(config, credentials, insecure=True)  # as when the session was opened
-    bounds = Bounds()
     Breath(bounds.had).start()
     routes = ClusterRoutes(coordinator, metrics.count)
     leader_use = LeaderLink(routes, partial(UseClient, role=Role.WATCHDOG, credentials=credentials, timeout_s=_USE_S))
     cluster_use = ClusterUse(bounds, lambda fresh: leader_use.ask(lambda leader: leader.use(fresh=fresh))).start()
     operators = config.security.operators
     owners = Owners(coordinator, store)
-    trust = open_trust(coordinator, credentials)
-    if credentials is not None:
-        publish(coordinator, credentials)  # it signs nothing, but others can find the owner of its key, and when its certificate ends
-    check_key(trust, credentials, log)
     owned: Callable[[Person], OwnedStore] | None = None
     if credentials is not None and trust is not None:
         deeds = Deeds(trust, meta.cluster_id, credentials, settings=FreshSettings(partial(read_settings, coordinator)))
@@ -158,20 +140,13 @@ def _serve(
 
     waiting = MAX_TALKS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS
     threads = waiting + 3 * MAX_REMOTE_CALLS + 128
-    server = open_server(config.submitter.listen, credentials, trust, log, threads=threads, count=metrics.count)
+    server = shell.listen(Role.SUBMITTER, threads=threads, rations=False, count=metrics.count)
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
     forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
     calls: Calls | None = None
-    if config.submitter.calls:
-        calls = Calls(
-            routes,
-            metrics,
-            log,
-            site=config.submitter.site,
-            refresh_s=config.submitter.refresh_s,
-            ask=partial(MetaserverClient, credentials=credentials, timeout_s=LEADER_S),
-            bounds=bounds,
-        )
+    if own.calls:
+        ask = partial(MetaserverClient, credentials=credentials, timeout_s=LEADER_S)
+        calls = Calls(routes, metrics, log, site=own.site, refresh_s=own.refresh_s, ask=ask, bounds=bounds)
     # The Submitter's own session stays open when the gateway is stopped: owners who go on through another gateway are never missed.
     session = ZkCoordinator(hosts, chroot, session_timeout_s=config.cluster.session_timeout_s, **options)
     submitter_thread = SubmitterThread()
@@ -204,53 +179,14 @@ def _serve(
         server.add_generic(handler)
     if calls is not None:
         server.add_generic(calls.relay.handler)
-    LimitsKeeper(coordinator, bounds, log).start()
-    written = WrittenKeeper(store, server.endpoint, bounds, log).start() if credentials is not None else None
     metrics.sessions.set_function(lambda: len(talks))
-    metrics.store_up.set_function(lambda: store.is_up)
-    metrics.refused_connections.set_function(lambda: server.refused_connections)
-    measured = MetricsPlace(config.submitter.metrics, Role.SUBMITTER)
-    server.start()
-    if calls is not None:
-        calls.start(server.endpoint)
-    check_voice(server, credentials, log)
-    log.info("submitter_listens", endpoint=server.endpoint, address=measured.address)
-    stop = threading.Event()
-    signals = SignalMessages(lambda _signal: stop.set())
-    signals.install()
-    notifier = Notifier.from_environment()
-    guard = StallGuard(STALL_S, name="the gateway's loop", on_progress=notifier.beat).start()
-    voice = VoiceCheck(server.is_mute, ending("the gateway's")).start()
-    keeper = None
-
-    def renew(fresh: Credentials) -> None:
-        session.renew(zookeeper_options(config, fresh, insecure=True)["security"])
-
+    secret = None
     if credentials is not None:
-        keeper = SecretKeeper(coordinator, credentials, config, log, renewed=renew).start()
-    watch = SessionWatch(coordinator, meta, server, metrics, log)
-    working = Working(coordinator, store, guard, lambda: voice.trouble)
-    end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)
-    try:
-        while not stop.wait(_LOOK_S):
-            guard.progress()
-            failpoint("submitter.round")
-            watch.look()
-            notifier.ready()
-            message = f"serving {counted(len(talks), 'client')}" if watch.is_there else "degraded: no contact with ZooKeeper"
-            notifier.tell(f"{message}; degraded: {store.note()}" if store.note() else message)
-    finally:
-        notifier.stopping()
-        if keeper is not None:
-            keeper.stop()
-        guard.stop()
-        voice.stop()
-        server.set_healthy(False)
-        has_clients = len(talks) > 0
-        talks.stop(GRACE_S)
-        server.stop(GRACE_S)
-        if written is not None:
-            written.close()
+        renewed = lambda fresh: session.renew(zookeeper_options(config, fresh, insecure=True)["security"])  # noqa: E731 - short
+        secret = SecretKeeper(coordinator, credentials, config, log, renewed=renewed).start()
+    stop, watch, notifier, has_clients = threading.Event(), SessionWatch(coordinator, meta, server, metrics, log), shell.notifier, False
+
+    def close() -> None:
         cluster_use.close()
         leader_use.close()
         forwarder.close()
@@ -262,7 +198,26 @@ def _serve(
             submitter.lines.close()
         desk.close()
         submitter_thread.stop(GRACE_S)
-        end_metrics()
-        signals.restore()
+
+    shell.at_end.callback(close)
+    if credentials is not None:
+        shell.at_end.callback(WrittenKeeper(store, server.endpoint, bounds, log).start().close)
+    with shell.serving(metrics.registry, stop.set, whose="the gateway's", stall_s=STALL_S, grace_s=GRACE_S, secret=secret) as guard:
+        if calls is not None:
+            calls.start(server.endpoint)
+        log.info("submitter_listens", endpoint=server.endpoint, address=shell.measured.address)
+        try:
+            while not stop.wait(_LOOK_S):
+                guard.progress()
+                failpoint("submitter.round")
+                watch.look()
+                notifier.ready()
+                serving = f"serving {counted(len(talks), 'client')}" if watch.is_there else "degraded: no contact with ZooKeeper"
+                notifier.tell(f"{serving}; degraded: {store.note()}" if store.note() else serving)
+        finally:
+            notifier.stopping()
+            server.set_healthy(False)
+            has_clients = len(talks) > 0
+            talks.stop(GRACE_S)
     log.info("submitter_stopped")
     return 0

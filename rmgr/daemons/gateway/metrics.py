@@ -19,8 +19,6 @@ class GatewayMetrics:
         registry = self.registry
         self.sessions = Gauge("rmgr_gateway_sessions", "clients that have a stream", registry=registry)
         self.connected = Gauge("rmgr_gateway_zookeeper_connected", "1 while ZooKeeper answers this gateway", registry=registry)
-        self.refused_connections = Gauge("rmgr_refused_connections", "connections refused to callers with too many", registry=registry)
-        self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)
         self._counters = {
             "asked": Counter("rmgr_gateway_requests", "what clients asked, and said of their work, by kind", ["kind"], registry=registry),
             "committed": Counter("rmgr_gateway_commits", "what was committed for clients, by operation", ["kind"], registry=registry),

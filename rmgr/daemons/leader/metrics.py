@@ -75,8 +75,6 @@ class LeaderMetrics:
             "rmgr_leader_call_pick_seconds", "time of one pick, without its RPC", buckets=_PICK_SECONDS, registry=registry
         )
         self.placing_seconds = Histogram("rmgr_leader_placing_seconds", "time of one scheduling pass", registry=registry)
-        self.refused_connections = Gauge("rmgr_refused_connections", "connections refused to callers with too many", registry=registry)
-        self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)
         self.loop_errors = Counter(
             "rmgr_watchdog_loop_errors", "handlers that raised (always 0); rmgr doctor lists what they handled", registry=registry
         )

@@ -17,13 +17,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from rmgr import log as logs
-from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.identity.trust import publish
 from rmgr.adapters.rpc import metaserver as rpc_metaserver
 from rmgr.adapters.rpc.services import join_handler, leader_handler, use_handler
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import secure_tree
 from rmgr.config import Config
 from rmgr.coord.decisions import liveness
@@ -37,9 +33,7 @@ from rmgr.daemons.leader.answering import CallAnswering, Joining, LeaderAnswerin
 from rmgr.daemons.leader.leader import Leader
 from rmgr.daemons.leader.metrics import ClusterMetrics, LeaderMetrics
 from rmgr.daemons.leader.tree import LeaderContext, LeaderTree, Term
-from rmgr.daemons.service.keepers import LimitsKeeper
-from rmgr.daemons.service.metrics_place import MetricsPlace
-from rmgr.daemons.service.serving import VoiceCheck, Working, check_key, check_voice, ending, open_server, opened
+from rmgr.daemons.service.serving import DaemonShell
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
@@ -49,10 +43,9 @@ from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.machine import Log
-from rmgr.runtime.mailbox import Mailbox, SignalMessages, run_loop
+from rmgr.runtime.mailbox import Mailbox, run_loop
 from rmgr.runtime.release import check_release, release
-from rmgr.runtime.secured import advertised, advertised_metrics, check_exposure, credentials_of, open_trust
-from rmgr.runtime.store_watch import WatchedStore
+from rmgr.runtime.secured import advertised, advertised_metrics
 from rmgr.runtime.story import Bell, Pause, Stories, Story, StoryLoop, insist
 from rmgr.runtime.supervision import Lease, Notifier, StallGuard
 
@@ -397,91 +390,53 @@ def run(config: Config, *, insecure: bool = False) -> int:
     Raises: ConfigError, NotConnected, CoordinationUnavailable, Unavailable, WrongCluster at the start. A data store that does
         not answer is no error: the WatchDog waits for it in the background.
     """
-    credentials = credentials_of(config, Role.WATCHDOG)
-    check_exposure(credentials, listen=config.watchdog.listen, metrics=config.watchdog.metrics, insecure=insecure)
-    log = logs.setup(config.log, "watchdog")
-    metrics = LeaderMetrics()
-    with opened(config, credentials, log, insecure=insecure) as (coordinator, store, known):
-        meta = bootstrap(coordinator, config.cluster.cluster_id or known)
+    own, metrics = config.watchdog, LeaderMetrics()
+    with DaemonShell.opened(config, own, Role.WATCHDOG, insecure=insecure) as shell:
+        coordinator, store, log, credentials = shell.coordinator, shell.store, shell.log, shell.credentials
+        meta = bootstrap(coordinator, config.cluster.cluster_id or shell.known)
         if credentials is not None and (mended := secure_tree(coordinator).mended):
             log.warning("tree_secured", count=mended)
-        if credentials is not None:
-            publish(coordinator, credentials, timeout_s=config.cluster.connect_timeout_s)  # for readers who verify its signatures
-        store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+        shell.belong_to(meta, credentials)
         log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
-        return _serve(config, coordinator, store, meta, log, metrics, credentials)
-
-
-def _serve(
-    config: Config,
-    coordinator: ZkCoordinator,
-    store: WatchedStore,
-    meta: Meta,
-    log: Log,
-    metrics: LeaderMetrics,
-    credentials: Credentials | None = None,
-) -> int:
-    trust = open_trust(coordinator, credentials)
-    bounds = Bounds()
-    server = open_server(config.watchdog.listen, credentials, trust, log, threads=_RPC_THREADS, bounds=bounds)
-    endpoint = advertised(server.endpoint, config.watchdog.advertise)
-    measured = MetricsPlace(config.watchdog.metrics, Role.WATCHDOG)
-    watchdog = Watchdog(
-        coordinator,
-        store,
-        meta,
-        endpoint=endpoint,
-        resync_s=config.watchdog.resync_s,
-        log=log,
-        metrics=metrics,
-        metrics_at=advertised_metrics(measured.address, config.watchdog.advertise),
-        credentials=credentials,
-    )
-    reach = StarterReach(watchdog.living, log)
-    hosts = config.cluster.hosts_and_chroot()[0]
-    answering = LeaderAnswering(
-        watchdog,
-        store.facts,
-        hosts=hosts,
-        operators=config.security.operators,
-        log=log,
-        ends_s=lambda snapshot: certificate_ends(trust, credentials, snapshot),
-        unreached=reach.unreached,
-    )
-    server.add_generic(leader_handler(answering))
-    machine.Thread(target=answering.watch_health, args=(log,), name="health", daemon=True).start()
-    ClusterMetrics(answering.measured, metrics.registry)
-    server.add_generic(rpc_metaserver.handler_of(CallAnswering(watchdog, metrics)))
-    if credentials is not None:
-        server.add_generic(join_handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
-    server.add_generic(use_handler(LeaderUse(watchdog, bounds, config.security.operators)))
-    LimitsKeeper(coordinator, bounds, log).start()
-    metrics.store_up.set_function(lambda: store.is_up)
-    metrics.refused_connections.set_function(lambda: server.refused_connections)
-    check_key(trust, credentials, log)
-    server.start()
-    check_voice(server, credentials, log)
-    log.info("watchdog_listens", endpoint=server.endpoint, address=measured.address)
-    signals = SignalMessages(lambda _signal: watchdog.stop())
-    signals.install()
-    set_for_daemon()
-    notifier = Notifier.from_environment()
-    guard = StallGuard(STALL_S, name="the WatchDog's loop", on_progress=notifier.beat).start()
-    voice = VoiceCheck(server.is_mute, ending("the WatchDog's")).start()
-    reach.start()
-    working = Working(coordinator, store, guard, watchdog.unable, lambda: voice.trouble)
-    end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)
-    try:
-        watchdog.serve(guard, notifier if notifier.is_on else None)
-    finally:
-        watchdog.close()  # first of all, because the successor waits for it
-        guard.stop()
-        voice.stop()
-        reach.stop()
-        server.stop(0.2)
-        end_metrics()
-        signals.restore()
-    if watchdog.failure is not None:
-        raise watchdog.failure
-    log.info("watchdog_stopped")
+        server = shell.listen(Role.WATCHDOG, threads=_RPC_THREADS)
+        watchdog = Watchdog(
+            coordinator,
+            store,
+            meta,
+            endpoint=advertised(server.endpoint, own.advertise),
+            resync_s=own.resync_s,
+            log=log,
+            metrics=metrics,
+            metrics_at=advertised_metrics(shell.measured.address, own.advertise),
+            credentials=credentials,
+        )
+        reach = StarterReach(watchdog.living, log)
+        answering = LeaderAnswering(
+            watchdog,
+            store.facts,
+            hosts=config.cluster.hosts_and_chroot()[0],
+            operators=config.security.operators,
+            log=log,
+            ends_s=lambda snapshot: certificate_ends(shell.trust, credentials, snapshot),
+            unreached=reach.unreached,
+        )
+        server.add_generic(leader_handler(answering))
+        machine.Thread(target=answering.watch_health, args=(log,), name="health", daemon=True).start()
+        ClusterMetrics(answering.measured, metrics.registry)
+        server.add_generic(rpc_metaserver.handler_of(CallAnswering(watchdog, metrics)))
+        if credentials is not None:
+            server.add_generic(join_handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
+        server.add_generic(use_handler(LeaderUse(watchdog, shell.bounds, config.security.operators)))
+        with shell.serving(metrics.registry, watchdog.stop, watchdog.unable, whose="the WatchDog's", stall_s=STALL_S) as guard:
+            log.info("watchdog_listens", endpoint=server.endpoint, address=shell.measured.address)
+            set_for_daemon()
+            reach.start()
+            try:
+                watchdog.serve(guard, shell.notifier if shell.notifier.is_on else None)
+            finally:
+                watchdog.close()  # first of all, because the successor waits for it
+                reach.stop()
+        if watchdog.failure is not None:
+            raise watchdog.failure
+        log.info("watchdog_stopped")
     return 0

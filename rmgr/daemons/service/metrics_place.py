@@ -224,6 +224,15 @@ def _cut(sock: socket.socket) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
+class ClusterDaemonMetrics:
+    """Metrics that each daemon with a data store and a gRPC server of its own adds to its registry."""
+
+    def __init__(self, registry: CollectorRegistry, is_up: Callable[[], bool], refused: Callable[[], int]) -> None:
+        Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry).set_function(is_up)
+        what = "connections refused to callers with too many"
+        Gauge("rmgr_refused_connections", what, registry=registry).set_function(refused)
+
+
 _RELEASE = ["version", "protocol", "python"]
 
 

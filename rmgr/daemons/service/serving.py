@@ -1,29 +1,39 @@
-"""What every daemon uses: ZooKeeper, the data store, its gRPC server and the rights of callers; and its self-checks."""
+"""What every daemon uses: its shell (ZooKeeper, the data store, a gRPC server, signals), the rights of callers, and self-checks."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import TypeAlias
 
+from prometheus_client.registry import CollectorRegistry
+
+from rmgr import log as logs
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.identity.trust import Trust
+from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.config import Config
+from rmgr.config import Config, StarterConfig, SubmitterConfig, WatchdogConfig
 from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.protocol.ports import Coordinator
+from rmgr.daemons.service.keepers import LimitsKeeper, SecretKeeper
+from rmgr.daemons.service.metrics_place import ClusterDaemonMetrics, MetricsPlace
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, RmgrError, Unavailable
 from rmgr.log import audit
 from rmgr.model.base.units import format_duration
-from rmgr.model.cluster.identity import Identity
+from rmgr.model.cluster.identity import Identity, Role
+from rmgr.model.cluster.node import Meta
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Log
-from rmgr.runtime.secured import open_zookeeper
+from rmgr.runtime.mailbox import SignalMessages
+from rmgr.runtime.secured import check_exposure, credentials_of, open_trust, open_zookeeper
 from rmgr.runtime.store_watch import WatchedStore, meet_store
-from rmgr.runtime.supervision import StallGuard
+from rmgr.runtime.supervision import Notifier, StallGuard
+
+Section: TypeAlias = StarterConfig | WatchdogConfig | SubmitterConfig
 
 #: Interval of questions to the own server, time limit of an answer, and silence after which it is mute. A flood costs some seconds.
 _ASK_S, _ANSWER_S, MUTE_S = 15.0, 10.0, 60.0
@@ -59,26 +69,117 @@ def open_server(
     return RpcServer(listen, threads=threads, credentials=credentials, is_revoked=is_revoked, refused=refused, bounds=bounds)
 
 
-@contextmanager
-def opened(
-    config: Config, credentials: Credentials | None, log: Log, *, insecure: bool, create: bool = True
-) -> Iterator[tuple[ZkCoordinator, WatchedStore, str | None]]:
-    """Yields a connected session, the store, and the cluster id in the store (None if there is none, or the store is away).
+class DaemonShell:
+    """What each daemon with ZooKeeper has around its own parts, from its start to its end.
 
-    Args: insecure: see `runtime.secured.check_exposure`. create: makes the store if it is a file.
-    Raises: NotConnected after `connect_timeout_s`; ConfigError, StoreUnavailable as `meet_store`.
+    `opened` connects it; then the daemon finds out which cluster that is, and says so (`belong_to`); `listen` makes its gRPC server; while
+    `serving` lasts, others are answered.
+
+    Attributes: own: the daemon's section of the configuration. known: cluster id in the store (None: there is none, or the store is away).
+    credentials, trust: None in an open cluster. bounds: of users. at_end: gets what is to be closed when the server has stopped.
     """
-    coordinator = open_zookeeper(config, credentials, insecure=insecure)
-    try:
-        wait_s = config.cluster.connect_timeout_s
-        coordinator.require_connected(wait_s)
-        store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s, create=create)
+
+    meta: Meta
+    server: RpcServer
+    measured: MetricsPlace
+
+    def __init__(
+        self, config: Config, own: Section, log: Log, coordinator: ZkCoordinator, store: WatchedStore, known: str | None,
+        credentials: Credentials | None,
+    ) -> None:  # fmt: skip
+        self.config, self.own, self.log = config, own, log
+        self.coordinator, self.store, self.known = coordinator, store, known
+        self.credentials = credentials
+        self.trust: Trust | None = None
+        self.bounds = Bounds()
+        self.at_end = ExitStack()
+        self.notifier = Notifier.from_environment()
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, config: Config, own: Section, role: Role, *, insecure: bool, create: bool = True, **bound: object
+    ) -> Iterator[DaemonShell]:
+        """Yields a shell with a connected session.
+
+        Args: insecure: see `runtime.secured.check_exposure`. create: makes the store if it is a file. bound: to each line of the log.
+        Raises: NotConnected after `connect_timeout_s`; ConfigError, StoreUnavailable as `meet_store`.
+        """
+        credentials = credentials_of(config, role)
+        check_exposure(credentials, listen=own.listen, metrics=own.metrics, insecure=insecure)
+        log = logs.setup(config.log, role.value, **bound)
+        coordinator = open_zookeeper(config, credentials, insecure=insecure)
         try:
-            yield coordinator, store, known
+            wait_s = config.cluster.connect_timeout_s
+            coordinator.require_connected(wait_s)
+            store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s, create=create)
+            try:
+                yield cls(config, own, log, coordinator, store, known, credentials)
+            finally:
+                store.close()
         finally:
-            store.close()
-    finally:
-        coordinator.close(timeout_s=2.0)
+            coordinator.close(timeout_s=2.0)
+
+    def belong_to(self, meta: Meta, credentials: Credentials | None) -> None:
+        """Takes the cluster that it belongs to, and the credentials that are valid there. Publishes its certificate, for readers of what
+        it signs.
+        """
+        self.meta, self.credentials = meta, credentials
+        self.store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+        if credentials is not None:
+            publish(self.coordinator, credentials, timeout_s=self.config.cluster.connect_timeout_s)
+        self.trust = open_trust(self.coordinator, credentials)
+        check_key(self.trust, credentials, self.log)
+
+    def listen(
+        self, role: Role, *, threads: int = 96, rations: bool = True, count: Callable[[str, str], None] = lambda *_: None
+    ) -> RpcServer:
+        """Makes the gRPC server. rations: its threads among users. count: see `open_server`."""
+        bounds = self.bounds if rations else None
+        self.server = open_server(self.own.listen, self.credentials, self.trust, self.log, threads=threads, bounds=bounds, count=count)
+        self.measured = MetricsPlace(self.own.metrics, role)
+        return self.server
+
+    @contextmanager
+    def serving(
+        self,
+        registry: CollectorRegistry,
+        stop: Callable[[], None],
+        *unable: Callable[[], str],
+        whose: str,
+        stall_s: float,
+        ends_if_mute: bool = True,
+        patience: int = 1,
+        grace_s: float = 0.2,
+        secret: SecretKeeper | None = None,
+    ) -> Iterator[StallGuard]:
+        """Serves until the end of the block, which runs the daemon's loop under the guard that it yields.
+
+        Args: registry: its metrics. stop: called for SIGTERM and SIGINT, `patience` times. unable: see `Working`. whose: "the Starter's".
+            stall_s: longest turn of the loop. grace_s: time for calls under way at the end. secret: ends first.
+        """
+        server, log = self.server, self.log
+        ClusterDaemonMetrics(registry, lambda: self.store.is_up, lambda: server.refused_connections)
+        LimitsKeeper(self.coordinator, self.bounds, log).start()
+        server.start()
+        check_voice(server, self.credentials, log)
+        signals = SignalMessages(lambda _signal: stop(), patience=patience)
+        signals.install()
+        guard = StallGuard(stall_s, name=f"{whose} loop", on_progress=self.notifier.beat).start()
+        voice = VoiceCheck(server.is_mute, ending(whose) if ends_if_mute else telling(whose, log)).start()
+        working = Working(self.coordinator, self.store, guard, *unable, lambda: voice.trouble)
+        end_metrics = self.measured.serve(registry, working.trouble, credentials=self.credentials, trust=self.trust)
+        try:
+            yield guard
+        finally:
+            if secret is not None:
+                secret.stop()
+            guard.stop()
+            voice.stop()
+            server.stop(grace_s)
+            self.at_end.close()
+            end_metrics()
+            signals.restore()
 
 
 def person_of(caller: Caller | None, operators: Iterable[str] = ()) -> Person:

@@ -12,22 +12,19 @@ from zlib import crc32
 
 import psutil
 
-from rmgr import log as logs
 from rmgr.adapters import terminals as rpc_terminal
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.cgroup import CgroupConfig
 from rmgr.adapters.host.process import NodeRunner, gpus_here
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.identity.trust import Trust, publish
+from rmgr.adapters.identity.trust import Trust
 from rmgr.adapters.rpc.ranks import handler_of
 from rmgr.adapters.rpc.services import node_handler
-from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import MAX_NODES, Config, StarterConfig
 from rmgr.coord.protocol.ports import Coordinator, Store
-from rmgr.daemons.service.keepers import LimitsKeeper, SecretKeeper, WrittenKeeper, recognise
-from rmgr.daemons.service.metrics_place import MetricsPlace
-from rmgr.daemons.service.serving import VoiceCheck, Working, check_key, check_voice, open_server, opened, telling
+from rmgr.daemons.service.keepers import SecretKeeper, WrittenKeeper, recognise
+from rmgr.daemons.service.serving import DaemonShell
 from rmgr.daemons.starter.execution.lanes import processors_of
 from rmgr.daemons.starter.jobs.ranks import RanksAnswering, TerminalAnswering
 from rmgr.daemons.starter.node.loop import Registrant, Starter
@@ -46,10 +43,8 @@ from rmgr.model.wire.frames import MAX_INLINE_VALUE
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.machine import Log
-from rmgr.runtime.mailbox import Mailbox, SignalMessages
-from rmgr.runtime.secured import advertised, advertised_metrics, check_exposure, credentials_of, open_trust
-from rmgr.runtime.store_watch import WatchedStore
-from rmgr.runtime.supervision import Notifier, StallGuard
+from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime.secured import advertised, advertised_metrics
 
 __all__ = ["run"]
 
@@ -67,20 +62,67 @@ def run(config: Config, *, insecure: bool = False) -> int:
     Raises: ConfigError; NotConnected, CoordinationUnavailable, WrongCluster at the start; StateConflict if another live
         Starter serves the node. A data store that does not answer is awaited in the background.
     """
-    names = node_names(config.starter)
-    offered_cores(config.starter)  # checked before anything is begun
-    credentials = credentials_of(config, Role.STARTER)
-    check_exposure(credentials, listen=config.starter.listen, metrics=config.starter.metrics, insecure=insecure)
-    log = logs.setup(config.log, "starter", nodes=list(names))
-    directory = work_directory(config.starter, names[0], shared=runs_as_user(config.security, euid=os.geteuid()))
-    with opened(config, credentials, log, insecure=insecure) as (coordinator, store, known):
-        meta, credentials = recognise(coordinator, credentials, config, known, wait_s=_META_WAIT_S, log=log)
-        store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+    own, operators = config.starter, config.security.operators
+    names = node_names(own)
+    offered_cores(own)  # checked before anything is begun
+    directory = work_directory(own, names[0], shared=runs_as_user(config.security, euid=os.geteuid()))
+    with DaemonShell.opened(config, own, Role.STARTER, insecure=insecure, nodes=list(names)) as shell:
+        coordinator, store, log, notifier = shell.coordinator, shell.store, shell.log, shell.notifier
+        meta, credentials = recognise(coordinator, shell.credentials, config, shell.known, wait_s=_META_WAIT_S, log=log)
         where = {"zookeeper": coordinator.hosts, "store": config.cluster.store, "directory": str(directory)}
         log.info("starter_started", cluster_id=meta.cluster_id, **where)
+        shell.belong_to(meta, credentials)
+        server = shell.listen(Role.STARTER)
+        agents: dict[str, NodeAgent] = {}
+        lines = _open_lines(shell, agents)
+        endpoint = advertised(server.endpoint, own.advertise)
+        identity = Registrant(
+            endpoint=endpoint,
+            key_id=credentials.identity.key_id if credentials is not None else "",
+            line=f"{endpoint.rpartition(':')[0]}:{lines.port}" if lines is not None else "",
+            metrics=advertised_metrics(shell.measured.address, own.advertise),
+        )
+        starter = build(
+            config,
+            names,
+            directory,
+            coordinator,
+            store,
+            meta,
+            log,
+            identity,
+            cgroups=CgroupConfig(),
+            store_note=store.note,
+            credentials=credentials,
+            trust=shell.trust,
+            bounds=shell.bounds,
+        )
+        agents.update(starter.agents)
+        secret = None
         if credentials is not None:
-            publish(coordinator, credentials)  # for readers of what it signs
-        return _serve(config, names, directory, coordinator, store, meta, log, credentials)
+            secret = SecretKeeper(coordinator, credentials, config, log).start()
+            written = WrittenKeeper(store, f"starter-{names[0]}", shell.bounds, log).start(waits=False)
+            shell.at_end.callback(written.close)
+        shell.at_end.callback(starter.close)
+        if lines is not None:
+            shell.at_end.callback(lines.close)
+        server.add_generic(node_handler(NodeAnswering(starter, operators)))
+        server.add_generic(handler_of(RanksAnswering(starter)))
+        server.add_generic(rpc_terminal.handler_of(TerminalAnswering(starter, operators)))
+        with shell.serving(
+            starter.shared.metrics.registry, starter.stop, starter.unable, whose="the Starter's", stall_s=STALL_S,
+            ends_if_mute=False, patience=2, secret=secret,
+        ) as guard:  # fmt: skip
+            log.info("starter_listens", endpoint=server.endpoint, address=shell.measured.address)
+            set_for_daemon()
+            try:
+                starter.serve(guard, notifier if notifier.is_on else None)
+            finally:
+                coordinator.close(timeout_s=2.0)  # first: the cluster need not wait for the session to expire
+        if starter.failure is not None:
+            raise starter.failure
+        log.info("starter_stopped")
+    return 0
 
 
 def node_names(config: StarterConfig) -> tuple[str, ...]:
@@ -216,100 +258,15 @@ def build(
     return Starter(shared, identity)
 
 
-def _open_lines(
-    own: StarterConfig, nodes: dict[str, NodeAgent], credentials: Credentials | None, trust: Trust | None, log: Log, bounds: Bounds
-) -> Switchboard | None:
+def _open_lines(shell: DaemonShell, nodes: dict[str, NodeAgent]) -> Switchboard | None:
     """Opens the port for direct lines of clients; None if there is none, and everything works without."""
+    own, trust = shell.config.starter, shell.trust
     if own.line_port < 0:
         return None
     is_revoked = trust.is_revoked if trust is not None else lambda _: False
     try:
-        host = own.listen.rpartition(":")[0].strip("[]")
-        return Switchboard((host, own.line_port), nodes, credentials=credentials, is_revoked=is_revoked, log=log, bounds=bounds)
+        address = own.listen.rpartition(":")[0].strip("[]"), own.line_port
+        return Switchboard(address, nodes, credentials=shell.credentials, is_revoked=is_revoked, log=shell.log, bounds=shell.bounds)
     except OSError as error:
-        log.warning("no_lines", error=str(error))
+        shell.log.warning("no_lines", error=str(error))
         return None
-
-
-def _serve(
-    config: Config,
-    names: tuple[str, ...],
-    directory: Path,
-    coordinator: ZkCoordinator,
-    store: WatchedStore,
-    meta: Meta,
-    log: Log,
-    credentials: Credentials | None = None,
-) -> int:
-    notifier = Notifier.from_environment()
-    guard = StallGuard(STALL_S, name="the Starter's loop", on_progress=notifier.beat)
-    trust = open_trust(coordinator, credentials)
-    check_key(trust, credentials, log)
-    bounds = Bounds()
-    server = open_server(config.starter.listen, credentials, trust, log, bounds=bounds)
-    agents: dict[str, NodeAgent] = {}
-    lines = _open_lines(config.starter, agents, credentials, trust, log, bounds)
-    endpoint = advertised(server.endpoint, config.starter.advertise)
-    measured = MetricsPlace(config.starter.metrics, Role.STARTER)
-    identity = Registrant(
-        endpoint=endpoint,
-        key_id=credentials.identity.key_id if credentials is not None else "",
-        line=f"{endpoint.rpartition(':')[0]}:{lines.port}" if lines is not None else "",
-        metrics=advertised_metrics(measured.address, config.starter.advertise),
-    )
-    starter = build(
-        config,
-        names,
-        directory,
-        coordinator,
-        store,
-        meta,
-        log,
-        identity,
-        cgroups=CgroupConfig(),
-        store_note=store.note,
-        credentials=credentials,
-        trust=trust,
-        bounds=bounds,
-    )
-    agents.update(starter.agents)
-    metrics, operators = starter.shared.metrics, config.security.operators
-    keeper = SecretKeeper(coordinator, credentials, config, log).start() if credentials is not None else None
-    metrics.store_up.set_function(lambda: store.is_up)
-    metrics.refused_connections.set_function(lambda: server.refused_connections)
-    server.add_generic(node_handler(NodeAnswering(starter, operators)))
-    server.add_generic(handler_of(RanksAnswering(starter)))
-    server.add_generic(rpc_terminal.handler_of(TerminalAnswering(starter, operators)))
-    LimitsKeeper(coordinator, bounds, log).start()
-    written = WrittenKeeper(store, f"starter-{names[0]}", bounds, log).start(waits=False) if credentials is not None else None
-    voice = VoiceCheck(server.is_mute, telling("the Starter's", log))
-    working = Working(coordinator, store, guard, starter.unable, lambda: voice.trouble)
-    end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)
-    server.start()
-    check_voice(server, credentials, log)
-    voice.start()
-    log.info("starter_listens", endpoint=server.endpoint, address=measured.address)
-    signals = SignalMessages(lambda _signal: starter.stop(), patience=2)
-    signals.install()
-    set_for_daemon()
-    guard.start()
-    try:
-        starter.serve(guard, notifier if notifier.is_on else None)
-    finally:
-        coordinator.close(timeout_s=2.0)  # first: the cluster need not wait for the session to expire
-        if keeper is not None:
-            keeper.stop()
-        guard.stop()
-        voice.stop()
-        server.stop(0.2)
-        if lines is not None:
-            lines.close()
-        starter.close()
-        if written is not None:
-            written.close()
-        end_metrics()
-        signals.restore()
-    if starter.failure is not None:
-        raise starter.failure
-    log.info("starter_stopped")
-    return 0

@@ -276,8 +276,6 @@ class StarterMetrics:
         self.gang_late = Counter("rmgr_gang_late_switches", late, registry=registry)
         self.gang_out_of_turn = Counter("rmgr_gang_out_of_turn_seconds", "for how long parts ran out of their turn", registry=registry)
         self.gang_clock_error = Gauge("rmgr_gang_clock_error_seconds", "error of the clock by which slots are counted", registry=registry)
-        self.refused_connections = Gauge("rmgr_refused_connections", "connections refused to callers with too many", registry=registry)
-        self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)
         self.loop_errors = Counter("rmgr_starter_loop_errors", "messages whose handling raised (always 0)", registry=registry)
         self.pass_seconds = Histogram("rmgr_starter_pass_seconds", "time of one turn of the loop", registry=registry)
         self._by_state = {state: self.tasks_completed.labels(state.value) for state in State if state.is_final}
