@@ -1,7 +1,7 @@
 """Checks a request against the limits of its queue, its partition's nodes and its user, before anything is written.
 
 A client checks with `admit`, and gateways check any client's request again with `check_admitted`: both are pure. `check_jobs` reads the
-user's open jobs; gateways check them again, too (`daemons/gateway/limits.py`).
+user's open jobs; gateways check them again, too (`daemons/gateway/door.py`).
 
 A queue class belongs to the pipeline of a partition. A user who names one (`-q CLASS`) chooses it by hand: the job goes to the first place
 queue of that partition that takes the work, and its record contains the class. What a class does not admit is refused at once.

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import CollectorRegistry
 
-from rmgr.daemons.gateway.metrics import GatewayMetrics
+from rmgr.daemons.gateway.calls import GatewayMetrics
 from rmgr.daemons.leader.metrics import LeaderMetrics, families
 from rmgr.daemons.server.owner import ServerMetrics
 from rmgr.daemons.service.metrics_place import ClusterDaemonMetrics, CommonMetrics

@@ -1,26 +1,37 @@
-"""What a client of a gateway may submit, and how a submission may grow: the one place for every rule, for any client.
+"""What a client of a gateway may submit, and how a submission may grow: the form of new work, and the limits of its user.
 
-Records and blocks were checked field by field when they were decoded (`coord/validity`). This file checks them together: a new
-submission belongs to its sender, its tasks follow one another without a gap, its blocks request what the submission requests, and contain
-nothing that only a Starter or the leader writes. Pure.
+The one place for every rule, for any client. Records and blocks were checked field by field when they were decoded (`coord/validity`).
+The first half of this file checks them together: a new submission belongs to its sender, its tasks follow one another without a gap, its
+blocks request what the submission requests, and contain nothing that only a Starter or the leader writes. Pure.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.rpc.services import UseAnswer, UserUse
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths
-from rmgr.errors import InvalidRecord, PermissionDenied
+from rmgr.daemons.gateway.values import GatewayContext
+from rmgr.daemons.leader.use import wanted
+from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError, Throttled
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.queue import CORES, JOBS
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail, as_signed
+from rmgr.runtime import machine
+from rmgr.submitter.messages import Grow, Place
 from rmgr.submitter.port import Growth, Order
 
 #: Most characters of the stamp that makes a tail unique.
@@ -36,6 +47,17 @@ _UNTOUCHED = tuple(
     for name, default in zip(BlockData.__struct_fields__, BlockData.__struct_defaults__, strict=True)
     if name not in _OF_USER
 )
+#: Interval of questions to the leader, and how long they go on after the last submission.
+ASK_S, BUSY_S = 3.0, 15.0
+#: Time until the leader has seen a commit; greatest age of an answer on which a refusal is based.
+SETTLE_S, FRESH_S = 2.0, 0.5
+#: Estimate of ZooKeeper's memory for a znode besides its data, in bytes.
+_ZNODE_BYTES = 200
+#: Znodes of a submission besides its blocks.
+_ZNODES = 6
+#: Answers in parallel; delay of an answer to a user who asks too often.
+_AT_ONCE, _SLOW_S = 8, 0.2
+_CLUSTER = (JOBS, "open_submissions", "unfinished_tasks", "zookeeper_bytes")
 
 
 def check_order(order: Order, person: Person) -> None:
@@ -121,3 +143,209 @@ def _check_indices(start: int, end: int, blocks: Sequence[Block], ended: Sequenc
 def _require(is_so: bool, why: str) -> None:
     if not is_so:
         raise InvalidRecord(f"a gateway takes no such work: {why}", hint="is the client of the cluster's release? rmgr version")
+
+
+# -- limits of users -------------------------------------------------------------------------------------------------------
+# Checks the limits of a gateway's users before it commits more work for them, by their use of the whole cluster. The leader counts (its
+# memory has every submission); a gateway asks it every few seconds while work is submitted, and adds what it has committed itself since.
+# So a user can exceed a limit only by what the user commits within those seconds through other gateways, or past all of them. Before a
+# refusal the leader is asked again, so that no user is refused because of work that has ended meanwhile. The leader's memory does not
+# contain arguments in ZooKeeper, so the gateway sorts the tasks that it has committed by size. The N largest tasks of a user with N
+# unfinished tasks are assumed to be left, which never counts too few bytes. `GatewayUse` shows users their use and limits (`rmgr limits`).
+
+
+@dataclass(frozen=True, slots=True)
+class _Addition:
+    """What a user adds: `sizes` are (tasks, bytes) of blocks, `size` is the bytes of everything else."""
+
+    submissions: int
+    tasks: int
+    size: int
+    sizes: tuple[tuple[int, int], ...]
+
+
+def _sizes_of(blocks: Sequence[Block], written: Sequence[tuple[str, bytes]]) -> tuple[tuple[int, int], ...]:
+    """Returns (tasks, bytes) of each block; written: the encoded blocks."""
+    return tuple((key.count, len(data) + _ZNODE_BYTES) for (key, _), (_, data) in zip(blocks, written, strict=True))
+
+
+class _Ledger:
+    """Recent commits of one user, and bytes of the user's waiting tasks by powers of two."""
+
+    def __init__(self) -> None:
+        self.recent: deque[tuple[float, int, int, int]] = deque()  # when, submissions, tasks, bytes
+        self.tasks = [0] * 32
+        self.sizes = [0] * 32
+
+    def add(self, now_s: float, new: _Addition) -> None:
+        self.recent.append((now_s, new.submissions, new.tasks, new.size))
+        for count, size in new.sizes:
+            at = min(31, (size // max(1, count)).bit_length())
+            self.tasks[at] += count
+            self.sizes[at] += size
+
+    def settle(self, before_s: float, unfinished: int) -> None:
+        """Drops commits that the leader has seen; `unfinished` tasks are left of them."""
+        while self.recent and self.recent[0][0] < before_s:
+            self.recent.popleft()
+        gone = sum(self.tasks) - unfinished - sum(tasks for _, _, tasks, _ in self.recent)
+        for at, count in enumerate(self.tasks):
+            if gone <= 0:
+                break
+            some = min(gone, count)
+            if some:
+                self.sizes[at] -= self.sizes[at] * some // count
+                self.tasks[at] -= some
+                gone -= some
+
+
+class ClusterUse:
+    """The use of the whole cluster by each user, as far as this gateway knows. Thread-safe.
+
+    Args:
+        ask: returns the leader's numbers of all users (fresh); raises RmgrError. clock: monotonic seconds.
+    A check may ask the leader once before it refuses.
+    """
+
+    def __init__(self, bounds: Bounds, ask: Callable[[bool], UseAnswer], *, clock: Callable[[], float] | None = None) -> None:
+        self._bounds = bounds
+        self._ask = ask
+        self._clock = clock or machine.monotonic
+        self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        self._ledgers: dict[str, _Ledger] = {}
+        self._known: dict[str, UserUse] = {}
+        self._asked_s = -math.inf
+        self._added_s = -math.inf
+        self._wake = threading.Event()
+        self._ended = False
+        self.problem = ""
+
+    def start(self) -> ClusterUse:
+        """Starts asking in the background, while work is submitted."""
+        machine.Thread(target=self._run, name="limits", daemon=True).start()
+        return self
+
+    def close(self) -> None:
+        """Ends the asking. Idempotent."""
+        self._ended = True
+        self._wake.set()
+
+    def check_order(self, user: str, place: Place, order: Order) -> None:
+        """Checks a user's submission. place: the encoded message. Raises LimitReached. Cost: 1 us a block."""
+        size = len(place.record) + _ZNODES * _ZNODE_BYTES
+        self._check(user, _Addition(1, order.tasks, size, _sizes_of(order.blocks, place.blocks)))
+
+    def check_growth(self, user: str, grow: Grow, growth: Growth) -> None:
+        """Checks a user's growth. grow: the encoded message. Raises LimitReached. Cost: as `check_order`."""
+        sizes = _sizes_of(growth.blocks, grow.blocks)
+        ended = sum(len(data) + _ZNODE_BYTES for data in grow.ended)
+        self._check(user, _Addition(0, sum(count for count, _ in sizes), ended, sizes))
+
+    def _check(self, user: str, new: _Addition) -> None:
+        name = self._exceeded(user, new)
+        if name and self._clock() - self._asked_s > FRESH_S:
+            self.refresh(fresh=True)
+            name = self._exceeded(user, new)
+        if name:
+            raise self._bounds.refuse(name, user, self._bounds.limits.of(name, user))
+        now_s = self._clock()
+        with self._lock:
+            self._ledgers.setdefault(user, _Ledger()).add(now_s, new)
+        if now_s - self._added_s > ASK_S:
+            self._added_s = now_s
+            self._wake.set()
+
+    def used(self, user: str) -> dict[str, int]:
+        """Returns the user's use of the cluster, by bound."""
+        known = self._known.get(user)
+        with self._lock:
+            ledger = self._ledgers.get(user)
+            recent = list(ledger.recent) if ledger is not None else []
+            waiting = sum(ledger.sizes) if ledger is not None else 0
+        used = dict.fromkeys(_CLUSTER, 0) if known is None else {name: known.used.get(name, 0) for name in _CLUSTER}
+        for name in (JOBS, "open_submissions"):
+            used[name] += sum(one[1] for one in recent)
+        if known is not None and CORES in known.used:
+            used[CORES] = known.used[CORES]
+        used["unfinished_tasks"] += sum(one[2] for one in recent)
+        used["zookeeper_bytes"] += waiting + sum(one[3] for one in recent)
+        return used
+
+    def users(self) -> set[str]:
+        """Returns all users of whom anything is known."""
+        with self._lock:
+            return {*self._ledgers, *self._known}
+
+    def refresh(self, *, fresh: bool = False) -> None:
+        """Asks the leader; without an answer the last numbers stay, and `problem` says why."""
+        with self._asking:
+            began_s = self._clock()
+            if began_s - self._asked_s <= (FRESH_S if fresh else ASK_S / 2):
+                return  # another thread has asked meanwhile
+            try:
+                use_answer = self._ask(fresh)
+            except RmgrError as error:
+                self.problem = f"the leader does not say what is in the cluster: {error.message}"
+                self._asked_s = began_s
+                return
+            self.problem = ""
+            with self._lock:
+                self._known = dict(use_answer.users)
+                for user, ledger in list(self._ledgers.items()):
+                    known = self._known.get(user)
+                    ledger.settle(began_s - use_answer.age_s - SETTLE_S, known.used.get("unfinished_tasks", 0) if known is not None else 0)
+                    if known is None and not ledger.recent:
+                        del self._ledgers[user]
+            self._asked_s = began_s
+
+    def _exceeded(self, user: str, new: _Addition) -> str:
+        """Returns the limit that the user would exceed, "" if none."""
+        limits = self._bounds.limits
+        amounts = (new.submissions, new.submissions, new.tasks, new.size + sum(size for _, size in new.sizes))
+        if not any(amounts):
+            return ""
+        used = self.used(user)
+        for name, amount in zip(_CLUSTER, amounts, strict=True):
+            limit = limits.of(name, user)
+            if limit and amount and used[name] + amount > limit:
+                return name
+        return ""
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._wake.wait()
+            self._wake.clear()
+            while not self._ended and self._clock() - self._added_s < BUSY_S:
+                self.refresh()
+                if self._wake.wait(ASK_S) and self._ended:
+                    return
+                self._wake.clear()
+
+
+class GatewayUse:
+    """Implements `UseAnswers` in a gateway: its own numbers and, through `cluster`, the leader's."""
+
+    def __init__(self, context: GatewayContext, cluster: ClusterUse) -> None:
+        self._bounds = context.bounds
+        self._cluster = cluster
+        self._operators = context.operators
+        self._room = threading.BoundedSemaphore(_AT_ONCE)
+
+    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
+        """See `UseAnswers`."""
+        with self._room:
+            try:
+                self._bounds.spend(caller.user)
+            except Throttled:  # a refused user may still see why, slowly
+                machine.sleep(_SLOW_S)
+            return self._answer(users, fresh=fresh, caller=caller)
+
+    def _answer(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
+        names = wanted(users, caller, self._operators, lambda: sorted({*self._cluster.users(), *self._bounds.users()}))
+        self._cluster.refresh(fresh=fresh)
+        uses = {
+            user: UserUse(used={**self._bounds.used(user), **self._cluster.used(user)}, refused=self._bounds.refused(user))
+            for user in names
+        }
+        return UseAnswer(users=uses, limits=self._bounds.limits, problem=self._cluster.problem)

@@ -26,12 +26,10 @@ from rmgr.config import Config
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import glance_fragment
-from rmgr.daemons.gateway.asking import Asking, Loose
-from rmgr.daemons.gateway.calls import LEADER_S, Calls
-from rmgr.daemons.gateway.limits import ClusterUse, GatewayUse
-from rmgr.daemons.gateway.metrics import GatewayMetrics
-from rmgr.daemons.gateway.talking import Desk
-from rmgr.daemons.gateway.values import OwnedStore, Owners, UserRows
+from rmgr.daemons.gateway.calls import LEADER_S, Calls, GatewayMetrics
+from rmgr.daemons.gateway.door import ClusterUse, GatewayUse
+from rmgr.daemons.gateway.talking import Asking, Desk
+from rmgr.daemons.gateway.values import GatewayContext, OwnedStore, Owners, UserRows
 from rmgr.daemons.service.keepers import SecretKeeper, WrittenKeeper, recognise
 from rmgr.daemons.service.serving import DaemonShell
 from rmgr.daemons.starter.staging.inputs import Inputs
@@ -128,8 +126,10 @@ def _serve(shell: DaemonShell) -> int:
     routes = ClusterRoutes(coordinator, metrics.count)
     leader_use = LeaderLink(routes, partial(UseClient, role=Role.WATCHDOG, credentials=credentials, timeout_s=_USE_S))
     cluster_use = ClusterUse(bounds, lambda fresh: leader_use.ask(lambda leader: leader.use(fresh=fresh))).start()
-    operators = config.security.operators
-    owners = Owners(coordinator, store)
+    owners, operators = Owners(coordinator, store), config.security.operators
+    context = GatewayContext(
+        coordinator=coordinator, store=store, log=log, bounds=bounds, owner_of=owners, operators=operators, count=metrics.count
+    )
     owned: Callable[[Person], OwnedStore] | None = None
     if credentials is not None and trust is not None:
         deeds = Deeds(trust, meta.cluster_id, credentials, settings=FreshSettings(partial(read_settings, coordinator)))
@@ -159,23 +159,12 @@ def _serve(shell: DaemonShell) -> int:
         believes=authenticity.believes if authenticity is not None else None,
         decode=glance_fragment,
     )
-    asking = Asking(
-        coordinator,
-        store,
-        log,
-        owner_of=owners,
-        loose=Loose(coordinator),
-        operators=operators,
-        ca_pem=credentials.ca_pem if credentials is not None else None,
-        count=metrics.count,
-    )
-    desk = Desk(submitter, log, bounds, asking.answer, use=cluster_use, operators=operators, count=metrics.count)
+    asking = Asking(context, ca_pem=credentials.ca_pem if credentials is not None else None)
+    desk = Desk(context, submitter, asking.answer, cluster_use)
     submitter_thread.start()
     talks = Talks(desk.talker, most=MAX_TALKS, is_revoked=is_revoked, bounds=bounds, count=metrics.count)
-    message = use_handler(GatewayUse(bounds, cluster_use, operators))
-    rows = UserRows(store, log, owner_of=owners, owned=owned, operators=operators, count=metrics.count, bounds=bounds)
-    tunnels = Tunnels(forwarder, bounds=bounds)
-    for handler in (talks.handler, rows.handler, *forwarder.handlers, tunnels.handler, message):
+    use = use_handler(GatewayUse(context, cluster_use))
+    for handler in (talks.handler, UserRows(context, owned).handler, *forwarder.handlers, Tunnels(forwarder, bounds=bounds).handler, use):
         server.add_generic(handler)
     if calls is not None:
         server.add_generic(calls.relay.handler)

@@ -1,41 +1,46 @@
 """Serves the streams of clients (`submitter/messages.py`): each client that submits or follows has a `DirectWork` on the one Submitter.
 
 What may block (orders, questions, reads before a submission is kept) runs on a few threads, users taking turns; everything else runs on
-the Submitter's thread, which never blocks. Nothing here matters when the gateway dies: clients repeat everything to another one.
+the Submitter's thread, which never blocks. Questions are answered with the rights of the asking client (`Asking`). Nothing here matters
+when the gateway dies: clients repeat everything to another one.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, cast
 
 from rmgr.adapters.access.auth import Caller
-from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.turns import Had, UserTurns
 from rmgr.adapters.gateway.talk import Stream
-from rmgr.coord.decisions.rights import check
-from rmgr.coord.protocol.ports import SessionState
+from rmgr.adapters.identity.pki import signing_certificate
+from rmgr.coord.decisions.rights import Person, check
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Multi, Outcome
+from rmgr.coord.protocol.ports import Coordinator, SessionState
 from rmgr.coord.protocol.records import encode_record
-from rmgr.daemons.gateway.door import check_growth, check_order
-from rmgr.daemons.service.serving import audited, person_of
+from rmgr.daemons.gateway.door import ClusterUse, check_growth, check_order
+from rmgr.daemons.gateway.values import GatewayContext
+from rmgr.daemons.service.serving import audited
 from rmgr.errors import DaemonFailed, InvalidRecord, LimitReached, PermissionDenied, RmgrError, Throttled, Unavailable, VersionMismatch
+from rmgr.log import audit
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.procedures.admission import check_admitted
+from rmgr.procedures.output_keys import Fates
 from rmgr.runtime import machine
-from rmgr.runtime.machine import Log
 from rmgr.submitter import messages
+from rmgr.submitter.answers import Answers
 from rmgr.submitter.direct import DirectWork, Submitter
 from rmgr.submitter.port import Grown, Growth, Read, Stored, Submitted
+from rmgr.submitter.questions import ORDERS, RIGHTS, Question, Right, decode_question, encode_answer, target_of
 from rmgr.submitter.upkeep import Upkeep
-
-if TYPE_CHECKING:
-    from rmgr.daemons.gateway.limits import ClusterUse
 
 #: Threads for orders, which wait for commits, and most of them for one user; the same for reads. Reads get few threads, because they
 #: compute, and the gateway's other threads need the interpreter in between.
@@ -49,6 +54,23 @@ _READ_S, _LONGEST_S, _LONGEST_ANSWER_S = 10.0, 120.0, 60.0
 _AGAIN_S = 0.5
 #: Most messages about a submission that wait until its record was read; rmgr's own client has sent three by then.
 _MOST_EARLY = 64
+#: Most tasks in one answer.
+_MOST_TASKS = 20_000
+#: Root -> most znodes of one user below one parent (for orders: below each node's inbox), and bytes of their data; per gateway.
+MOST: Mapping[str, tuple[int, int]] = {
+    paths.REQUESTS: (1000, 1 << 20),
+    paths.INBOX: (500, 1 << 18),
+}
+_WHAT = {
+    paths.REQUESTS: ("requests to the leader within a minute", "wait a minute, or ask for more tasks at once"),
+    paths.INBOX: ("orders that a node has not obeyed", "wait until it has, or is known to be dead; rmgr nodes"),
+}
+_OPERATIONS = {"ASK", "ORDER"}
+_TIMEOUT_S = 5.0
+#: Longest expected duration of a commit; pause between looks for a user who has reached the bound.
+_ON_ITS_WAY_S, _LOOK_S = 2.0, 0.25
+#: Most pairs of user and parent that are remembered.
+_KEEP = 20_000
 
 
 @dataclass(slots=True, eq=False)
@@ -146,33 +168,20 @@ def _decrement(counts: Counter[str], user: str) -> None:
 class Desk:
     """What the streams of a gateway share.
 
-    Args:
-        submitter: on the gateway's session and store. answer: returns the answer to a question within some seconds, or raises.
-        use: use of the whole cluster by users, None = not checked.
-        operators: from the gateway's configuration.
+    Args: submitter: on the gateway's session and store. answer: returns the answer to a question within some seconds, or raises.
+        use: of the whole cluster by users, None = not checked.
     """
 
     def __init__(
-        self,
-        submitter: Submitter,
-        log: Log,
-        bounds: Bounds,
-        answer: Callable[[bytes, Caller, float], bytes],
-        *,
-        use: ClusterUse | None,
-        operators: Collection[str],
-        count: Callable[[str, str], None],
+        self, context: GatewayContext, submitter: Submitter, answer: Callable[[bytes, Caller, float], bytes], use: ClusterUse | None
     ) -> None:
+        self.context = context
         self.submitter = submitter
-        self.log = log
-        self.bounds = bounds
+        self.log, self.bounds, self.count = context.log, context.bounds, context.count
         self.answer = answer
         self.use = use
-        self.operators = tuple(operators)
-        self.count = count
         self.orders = TurnsPool(Had(), _ORDERS_AT_ONCE, _ORDERS_OF_ONE)  # counts orders alone: a user who asks a lot may still submit
-        self.reads = TurnsPool(bounds.had, _READS_AT_ONCE, _READS_OF_ONE)
-
+        self.reads = TurnsPool(context.bounds.had, _READS_AT_ONCE, _READS_OF_ONE)
         self._lingering: dict[str, deque[tuple[float, DirectWork]]] = {}  # user -> until when; on the Submitter's thread
 
     def talker(self, caller: Caller, stream: Stream) -> ClientTalk:
@@ -207,7 +216,7 @@ class ClientTalk:
     def __init__(self, desk: Desk, caller: Caller, stream: Stream) -> None:
         self._desk = desk
         self._caller = caller
-        self._person = person_of(caller, desk.operators)
+        self._person = desk.context.person_of(caller)
         self._stream = stream
         self._work: DirectWork | None = None
         self._guid = ""
@@ -281,7 +290,7 @@ class ClientTalk:
             raise InvalidRecord("a stream has one hello", hint="rmgr version")
         if self._caller.is_open:
             self._caller = replace(self._caller, claimed=hello.user)
-            self._person = person_of(self._caller, self._desk.operators)
+            self._person = self._desk.context.person_of(self._caller)
         user = "" if self._caller.is_open else self._caller.user
         self._guid = hello.guid
         entry = SubmitterEntry(guid=hello.guid, host=hello.host, pid=hello.pid, since_us=hello.since_us, user=user)
@@ -618,3 +627,121 @@ class _KeptSubmission:
         self._is_over = True
         self._talk.say(messages.Dead(self.keep.id, messages.Fault.of(error)))
         self._talk.forget(self.keep.id)
+
+
+# -- questions -------------------------------------------------------------------------------------------------------------
+
+
+class Loose:
+    """Bounds the znodes that users leave beside their submissions: requests to the leader, orders to nodes. Thread-safe.
+
+    They vanish soon, once they are obeyed or answered. So a gateway remembers what it made for each user, and checks what is left only when
+    that is much. Cost: 2 us; at the bound, one list of children.
+    """
+
+    def __init__(self, coordinator: Coordinator, *, clock: Callable[[], float] | None = None) -> None:
+        self._coordinator = coordinator
+        self._lock = threading.Lock()
+        self._clock = clock or machine.monotonic
+        self._made: OrderedDict[tuple[str, str], list[tuple[str, int, float]]] = OrderedDict()  # (user, parent) -> (name, bytes, when)
+        self._full_s: dict[tuple[str, str], float] = {}  # when the last look found too much left
+
+    def check(self, user: str, multi: Multi) -> None:
+        """Counts what `multi` creates. Raises LimitReached, CoordinationUnavailable."""
+        if multi.name not in _OPERATIONS or not isinstance(op := multi.ops[0], Create):
+            return
+        parent, _, name = op.path.rpartition("/")
+        root = f"/{parent.split('/')[1]}"
+        most, most_bytes = MOST[root]
+        if self._has_counted(user, parent, name, len(op.data), most, most_bytes):
+            return
+        if self._clock() - self._full_s.get((user, parent), -math.inf) > _LOOK_S:
+            names = self._coordinator.children(parent, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
+            self._settle(user, parent, names or [])
+            if self._has_counted(user, parent, name, len(op.data), most, most_bytes):
+                return
+            self._full_s = {key: at for key, at in self._full_s.items() if self._clock() - at < _LOOK_S} | {(user, parent): self._clock()}
+        what, advice = _WHAT[root]
+        raise LimitReached(f"{user} has {most}, or {most_bytes} bytes, of {what}", hint=advice)
+
+    def _has_counted(self, user: str, parent: str, name: str, size: int, most: int, most_bytes: int) -> bool:
+        with self._lock:
+            made = self._made.setdefault((user, parent), [])
+            self._made.move_to_end((user, parent))
+            if len(made) >= most or sum(size for _, size, _ in made) + size > most_bytes:
+                return False
+            made.append((name, size, self._clock()))
+            while len(self._made) > _KEEP:
+                self._made.popitem(last=False)
+            return True
+
+    def _settle(self, user: str, parent: str, names: list[str]) -> None:
+        """Keeps the names that are left, and names so recent that their commit may still be in flight."""
+        left = Counter(names)
+        kept = []
+        with self._lock:
+            for name, size, at_s in self._made.get((user, parent), []):
+                if left[name] > 0 or self._clock() - at_s < _ON_ITS_WAY_S:
+                    left[name] -= 1
+                    kept.append((name, size, at_s))
+            self._made[user, parent] = kept
+
+
+class _BoundedCoordinator:
+    """The gateway's coordinator for orders of one user; bounds what they leave beside submissions."""
+
+    def __init__(self, coordinator: Coordinator, loose: Loose, user: str) -> None:
+        self._coordinator = coordinator
+        self._loose = loose
+        self._user = user
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coordinator, name)
+
+    def commit(self, multi: Multi, *, timeout_s: float = 10.0) -> Future[Outcome]:
+        """See `Coordinator`. Raises LimitReached."""
+        self._loose.check(self._user, multi)
+        return self._coordinator.commit(multi, timeout_s=timeout_s)
+
+
+class Asking:
+    """Answers clients' questions to a gateway. ca_pem: of a secured cluster, None in an open one."""
+
+    def __init__(self, context: GatewayContext, *, ca_pem: bytes | None = None) -> None:
+        self._context = context
+        self._loose = Loose(context.coordinator)
+        self._certify = partial(signing_certificate, ca_pem=ca_pem) if ca_pem is not None else None
+        self._fates = Fates(context.store, context.coordinator)
+
+    def answer(self, data: bytes, caller: Caller, timeout_s: float) -> bytes:
+        """Returns the answer to a question. Raises the reason of a refusal. May block."""
+        question = decode_question(data)
+        kind, name = type(question), type(question).__name__
+        self._context.count("asked", name)
+        person = self._context.person_of(caller)
+        with audited(self._context.log, person, ORDERS.get(kind, name), target_of(question)):
+            return encode_answer(self._answers(person, caller).ask(question, timeout_s=timeout_s))
+
+    def _answers(self, person: Person, caller: Caller) -> Answers:
+        coordinator, store = self._context.coordinator, self._context.store
+        bounded = cast(Coordinator, _BoundedCoordinator(coordinator, self._loose, person.name))
+        return Answers(
+            coordinator if person.is_free else bounded,
+            lambda: store,
+            person,
+            owner_of=self._context.owner_of,
+            is_direct=person.is_open,
+            own_key=caller.identity.key_id if caller.identity is not None else "",
+            certify=self._certify,
+            most_tasks=_MOST_TASKS,
+            ordered=partial(self._audit_order, person),
+            fates=self._fates,
+        )
+
+    def _audit_order(self, person: Person, question: Question[Any], others: Collection[str]) -> None:
+        """Audits what operators do to others' work, and to the whole cluster."""
+        if person.is_open or not (others or RIGHTS[type(question)] is Right.OPERATOR):
+            return
+        why = f"{person.name} is an operator" + (f", it is work of {', '.join(sorted(others))}" if others else "")
+        what, target = ORDERS[type(question)], target_of(question)
+        audit(self._context.log, who=person.name, role=person.role, what=what, target=target, allowed=True, why=why)

@@ -12,6 +12,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -379,51 +380,51 @@ class OwnedStore(Store):
         """Does nothing: the store is the gateway's."""
 
 
-class UserRows(Rows):
-    """The rows of a gateway, with the rights of its users.
-
-    Args:
-        owned: returns the store for one person; None if values have no owners. operators: from the gateway's configuration.
-        count, bounds: as for `Rows`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayContext:
+    """What the parts of a gateway share. owner_of: the user of a submission. operators: of its configuration. count: see `GatewayMetrics`.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        log: Log,
-        *,
-        owner_of: OwnerOf,
-        owned: Callable[[Person], OwnedStore] | None,
-        operators: Sequence[str],
-        count: Callable[[str, str, float], None],
-        bounds: Bounds,
-    ) -> None:
-        super().__init__(count=count, bounds=bounds)
-        self._store = store
-        self._log = log
-        self._owner_of = owner_of
+    coordinator: Coordinator
+    store: Store
+    log: Log
+    bounds: Bounds
+    owner_of: OwnerOf
+    operators: tuple[str, ...] = ()
+    count: Callable[..., None] = lambda *_: None
+
+    def person_of(self, caller: Caller) -> Person:
+        """Returns the caller as a person."""
+        return person_of(caller, self.operators)
+
+
+class UserRows(Rows):
+    """The rows of a gateway, with the rights of its users. owned: returns the store for one person; None if values have no owners."""
+
+    def __init__(self, context: GatewayContext, owned: Callable[[Person], OwnedStore] | None) -> None:
+        super().__init__(count=context.count, bounds=context.bounds)
+        self._context = context
         self._owned = owned
-        self._operators = tuple(operators)
 
     def person_of(self, caller: Caller) -> Person:
         """See `Rows`."""
-        return person_of(caller, self._operators)
+        return self._context.person_of(caller)
 
     def store_of(self, person: Person) -> Store:
         """See `Rows`."""
-        return self._store if self._owned is None else self._owned(person)
+        return self._context.store if self._owned is None else self._owned(person)
 
     def permit(self, person: Person, verb: str, keys: Sequence[str]) -> None:
         """See `check_rows`; audits a refusal."""
-        with audited(self._log, person, verb, keys[0] if keys else ""):
-            check_rows(person, verb, keys, self._owner_of)
+        with audited(self._context.log, person, verb, keys[0] if keys else ""):
+            check_rows(person, verb, keys, self._context.owner_of)
 
     def permit_content(self, person: Person, key: str, digest: str) -> None:
         """See `check_content`; audits a refusal."""
-        with audited(self._log, person, "PUT", key):
+        with audited(self._context.log, person, "PUT", key):
             check_content(key, digest)
 
     def visible(self, person: Person, keys: Sequence[str]) -> list[str]:
         """See `Rows`."""
-        rows = visible(person, keys, self._owner_of)
+        rows = visible(person, keys, self._context.owner_of)
         return rows if self._owned is None else self._owned(person).listed(rows)

@@ -17,8 +17,7 @@ from rmgr.adapters.calls.links import ServerLink
 from rmgr.adapters.rpc.channels import MAX_MESSAGE_BYTES
 from rmgr.adapters.rpc.metaserver import MetaserverClient, handler_of
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.daemons.gateway.calls import LEADER_S, Calls
-from rmgr.daemons.gateway.metrics import GatewayMetrics
+from rmgr.daemons.gateway.calls import LEADER_S, Calls, GatewayMetrics
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import UsageError
 from rmgr.model.calls.interface import ALL_BYTES, LENGTHS, encode_interface, interface_of

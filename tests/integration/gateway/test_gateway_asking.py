@@ -18,9 +18,8 @@ from rmgr.adapters.rpc.server import RpcServer
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record
-from rmgr.daemons.gateway.asking import Asking, Loose
-from rmgr.daemons.gateway.talking import Desk
-from rmgr.daemons.gateway.values import Owners
+from rmgr.daemons.gateway.talking import Asking, Desk
+from rmgr.daemons.gateway.values import GatewayContext, Owners
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, RequestTooLarge, StateConflict, Throttled, Unavailable, UsageError
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.node import NodeRecord, NodeState
@@ -48,13 +47,11 @@ class Place:
         self.store = MemoryStore()
         bootstrap(self.coordinator)
         self.bounds = Bounds()
-        self.asking = Asking(
-            self.coordinator,
-            self.store,
-            None,
+        self.context = GatewayContext(
+            coordinator=self.coordinator, store=self.store, log=structlog.get_logger(), bounds=self.bounds,
             owner_of=Owners(self.coordinator, self.store),
-            loose=Loose(self.coordinator),
-        )
+        )  # fmt: skip
+        self.asking = Asking(self.context)
         self.thread = SubmitterThread()
         self.submitter = Submitter(self.thread, self.coordinator, self.store)
         self.thread.start()
@@ -65,7 +62,7 @@ class Place:
     def gateway(self, answer: Callable[[bytes, Caller, float], bytes] | None = None) -> RpcServer:
         server = RpcServer("127.0.0.1:0")
         count = lambda *_: None  # noqa: E731
-        desk = Desk(self.submitter, structlog.get_logger(), self.bounds, answer or self.asking.answer, use=None, operators=(), count=count)
+        desk = Desk(self.context, self.submitter, answer or self.asking.answer, None)
         server.add_generic(Talks(desk.talker, most=100, is_revoked=lambda _: False, bounds=self.bounds, count=count).handler)
         server.start()
         self.desks.append(desk)

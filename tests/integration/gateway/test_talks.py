@@ -22,8 +22,8 @@ from rmgr.adapters.rpc.services import NodeClient
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi, Set
 from rmgr.coord.protocol.records import encode_record
+from rmgr.daemons.gateway.calls import GatewayMetrics
 from rmgr.daemons.gateway.main import SessionWatch
-from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.errors import (
     CoordinationUnavailable,
     InvalidRecord,

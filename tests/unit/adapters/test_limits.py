@@ -18,8 +18,8 @@ from rmgr.cli.control.settings import parse_settings, to_document, to_toml
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi
-from rmgr.daemons.gateway.asking import MOST, Loose
-from rmgr.daemons.gateway.limits import ASK_S, SETTLE_S, ClusterUse
+from rmgr.daemons.gateway.door import ASK_S, SETTLE_S, ClusterUse
+from rmgr.daemons.gateway.talking import MOST, Loose
 from rmgr.daemons.service.keepers import WrittenKeeper
 from rmgr.errors import ConfigError, LimitReached, QueueFull, Throttled, Unavailable
 from rmgr.model.cluster.queue import BOUND, BOUNDS, ClusterSettings, UserLimits

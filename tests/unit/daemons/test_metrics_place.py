@@ -19,7 +19,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from rmgr.adapters.identity.credentials import Credentials, context_of
-from rmgr.daemons.gateway.metrics import GatewayMetrics
+from rmgr.daemons.gateway.calls import GatewayMetrics
 from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.daemons.server.owner import ServerMetrics
 from rmgr.daemons.service import metrics_place

@@ -10,16 +10,19 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.limits import Bounds
 from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_block, encode_record
-from rmgr.daemons.gateway.asking import MOST, Asking, Loose
+from rmgr.daemons.gateway.talking import MOST, Asking
+from rmgr.daemons.gateway.values import GatewayContext
 from rmgr.errors import LimitReached, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.identity import Identity, Role
@@ -351,7 +354,10 @@ def test_whatever_a_user_sends_others_work_stays_as_it_is(data: bytes) -> None:
 
 
 def gateway(scene: Scene) -> Asking:
-    return Asking(scene.coordinator, scene.store, None, owner_of=owner_of(scene), loose=Loose(scene.coordinator))
+    context = GatewayContext(
+        coordinator=scene.coordinator, store=scene.store, log=structlog.get_logger(), bounds=Bounds(), owner_of=owner_of(scene)
+    )
+    return Asking(context)
 
 
 CALLER = Caller(identity=Identity(name="ann", role=Role.USER, cluster="c", key_id="0" * 32))

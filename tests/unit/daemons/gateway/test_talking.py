@@ -19,6 +19,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record, encode_block, encode_record
 from rmgr.daemons.gateway.talking import ClientTalk, Desk
+from rmgr.daemons.gateway.values import GatewayContext
 from rmgr.errors import InvalidRecord, NotFound, PermissionDenied, RmgrError, Throttled, VersionMismatch
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.model.cluster.queue import UserLimits
@@ -75,7 +76,10 @@ class Gateway:
         log: Any = Silent()
         submitter = Submitter(self.thread, self.coordinator, self.cluster.store)
         self.answer: Callable[[bytes, Caller, float], bytes] = lambda data, _caller, _left_s: data
-        self.desk = Desk(submitter, log, Bounds(), self._answer, use=None, operators=("olga",), count=lambda *_: None)
+        context = GatewayContext(
+            coordinator=self.coordinator, store=self.cluster.store, log=log, bounds=Bounds(), owner_of={}.get, operators=("olga",)
+        )
+        self.desk = Desk(context, submitter, self._answer, None)
         self.thread.start()
         eventually(lambda: self.desk.submitter.session_state is SessionState.CONNECTED, "the gateway is connected")
         self.talks: list[ClientTalk] = []
