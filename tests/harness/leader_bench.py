@@ -27,8 +27,7 @@ from rmgr.coord.protocol.multi import Committed, Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
 from rmgr.daemons.leader.leader import Leader
-from rmgr.daemons.leader.metrics import LeaderMetrics
-from rmgr.daemons.leader.tree import LeaderContext, LeaderTree, Term
+from rmgr.daemons.leader.tree import LeaderContext, LeaderMetrics, LeaderTree, Term
 from rmgr.model.base.resources import Capacity, NodeAttributes
 from rmgr.model.cluster.node import EpochRecord, InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec

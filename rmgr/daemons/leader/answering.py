@@ -16,13 +16,16 @@ from __future__ import annotations
 import math
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
@@ -40,15 +43,16 @@ from rmgr.coord.views import answers, health
 from rmgr.coord.views.answers import on_the_move
 from rmgr.coord.views.health import CertificateHolder, unreached, with_part
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
-from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.daemons.leader.placement.view import copied, tried
+from rmgr.daemons.leader.tree import LeaderMetrics
 from rmgr.daemons.leader.use import UserTotals, usage, wanted
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.daemons.service.serving import audited, person_of
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, RmgrError, Unavailable, UsageError
 from rmgr.log import audit
+from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import AclRecord, Identity, Invitation, Role, SealedSecret
-from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import CORES, JOBS
 from rmgr.model.cluster.servers import GatewayReport, Pick, PickRequest, ReportAnswer, ServersView
 from rmgr.model.tasks.submission import Submission
@@ -85,6 +89,10 @@ BEGINS_S = 0.8
 _EVERY_S, _DIAL_S, _AT_ONCE = 10.0, 3.0, 16
 #: Failed dials in a row before a Starter is reported: a Starter may just be restarting.
 _SURE = 2
+#: Most pairs of queue and user with a row of their own in the metrics; user name of the merged rows.
+MOST_PAIRS, OTHERS = 100, "(others)"
+#: Greatest age of the cluster's metrics: scrapers that ask more often get the same answer again.
+METRICS_S = 5.0
 #: Time limit of one request to ZooKeeper for a machine that joins, and how often a lost race for its invitation is run again.
 _TIMEOUT_S, _TRIES = 5.0, 5
 
@@ -533,3 +541,72 @@ class Joining:
         current = decode_record(acl.data, AclRecord, paths.ACL).generation if acl is not None else record.generation
         self._log.info("secret_renewed", role=str(role), generation=record.generation, why=f"the caller had {generation} of {current}")
         return record.generation, credential(role, open_secret(self._secrets[Role.WATCHDOG], role, record))
+
+
+# -- metrics of the cluster ------------------------------------------------------------------------------------------------
+
+
+class ClusterMetrics(Collector):
+    """Collects the cluster's metrics, on demand. Their label sets are bounded: smaller pairs of queue and user are merged into one.
+
+    Args: facts: returns all nodes and the open submissions. Raises RmgrError if this WatchDog does not lead, or is busy.
+    Cost: O(submissions), at most once in `METRICS_S`.
+    """
+
+    def __init__(self, facts: Callable[[], tuple[Sequence[NodeView], Sequence[JobView]]], registry: CollectorRegistry) -> None:
+        self._facts = facts
+        self._lock = threading.Lock()
+        self._made_s = float("-inf")
+        self._made: list[GaugeMetricFamily] = []
+        registry.register(self)
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Returns the names; called at the registration, when there are no facts yet."""
+        return iter(families((), (), 0))
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Returns the current values, nothing if there are none."""
+        with self._lock:
+            if machine.monotonic() - self._made_s >= METRICS_S:
+                try:
+                    nodes, jobs = self._facts()
+                    self._made = families(nodes, jobs, machine.wall_us())
+                except RmgrError:
+                    self._made = []
+                self._made_s = machine.monotonic()
+            return iter(self._made)
+
+
+def families(nodes: Sequence[NodeView], jobs: Sequence[JobView], now_us: int) -> list[GaugeMetricFamily]:
+    """Builds the metrics from these facts. Pure."""
+    up = [node for node in nodes if node.state == NodeState.UP]
+    cores = GaugeMetricFamily("rmgr_cluster_cores", "cores of nodes that take work", value=sum(node.cores for node in up))
+    busy = GaugeMetricFamily("rmgr_cluster_cores_busy", "cores of these that are in use", value=sum(node.cores_used for node in up))
+    states = GaugeMetricFamily("rmgr_cluster_nodes", "nodes by state", labels=["state"])
+    counts = Counter(str(node.state) for node in nodes)
+    for state in NodeState:
+        states.add_metric([str(state)], counts[str(state)])
+    waiting = GaugeMetricFamily("rmgr_cluster_waiting_tasks", "tasks that wait, by queue and user", labels=["queue", "user"])
+    for (queue, user), tasks in sorted(_count_tasks(jobs).items()):
+        waiting.add_metric([queue, user], tasks)
+    oldest = GaugeMetricFamily("rmgr_cluster_oldest_wait_seconds", "wait of the oldest submission that has not begun", labels=["queue"])
+    first: dict[str, int] = {}
+    for job in jobs:
+        if job.state is State.INITIAL and job.counts.get(State.INITIAL):
+            first[job.queue] = min(first.get(job.queue, job.submitted_us), job.submitted_us)
+    for queue, since_us in sorted(first.items()):
+        oldest.add_metric([queue], max(0, now_us - since_us) / 1e6)
+    return [cores, busy, states, waiting, oldest]
+
+
+def _count_tasks(jobs: Sequence[JobView]) -> Counter[tuple[str, str]]:
+    """Counts waiting tasks by queue and user, smaller pairs merged."""
+    tasks: Counter[tuple[str, str]] = Counter()
+    for job in jobs:
+        if count := job.counts.get(State.INITIAL, 0):
+            tasks[job.queue, job.user] += count
+    found = Counter(dict(tasks.most_common(MOST_PAIRS)))
+    for (queue, user), count in tasks.items():
+        if (queue, user) not in found:
+            found[queue, OTHERS] += count
+    return found

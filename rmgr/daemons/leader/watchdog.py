@@ -29,10 +29,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.answering import CallAnswering, Joining, LeaderAnswering, LeaderUse, StarterReach, certificate_ends
+from rmgr.daemons.leader.answering import CallAnswering, ClusterMetrics, Joining, LeaderAnswering, LeaderUse, StarterReach, certificate_ends
 from rmgr.daemons.leader.leader import Leader
-from rmgr.daemons.leader.metrics import ClusterMetrics, LeaderMetrics
-from rmgr.daemons.leader.tree import LeaderContext, LeaderTree, Term
+from rmgr.daemons.leader.tree import LeaderContext, LeaderMetrics, LeaderTree, Term
 from rmgr.daemons.service.serving import DaemonShell
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.cluster.identity import Role

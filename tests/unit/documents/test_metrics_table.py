@@ -9,7 +9,8 @@ from contextlib import closing
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
-from rmgr.daemons.leader.metrics import FRESH_S, MOST_PAIRS, OTHERS, ClusterMetrics, LeaderMetrics, families
+from rmgr.daemons.leader.answering import METRICS_S, MOST_PAIRS, OTHERS, ClusterMetrics, families
+from rmgr.daemons.leader.tree import LeaderMetrics
 from rmgr.daemons.service import metrics_http  # noqa: F401 - importing it leaves the second rows out, as in every daemon that answers
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.starter.node.service import StarterMetrics
@@ -90,7 +91,7 @@ def test_who_does_not_lead_tells_nothing_of_the_cluster_and_who_asks_often_has_t
     metrics = ClusterMetrics(facts, registry)
     assert not asked  # it is registered before there is a leader
     assert "rmgr_cluster" not in generate_latest(registry).decode()
-    metrics._made_s -= FRESH_S
+    metrics._made_s -= METRICS_S
     for _ in range(3):
         assert "rmgr_cluster_cores 4.0" in generate_latest(registry).decode()
     assert len(asked) == 2

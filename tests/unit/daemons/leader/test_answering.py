@@ -17,8 +17,8 @@ from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.daemons.leader import answering as place
 from rmgr.daemons.leader.answering import CallAnswering, LeaderAnswering, StarterReach
 from rmgr.daemons.leader.leader import MOST_BYTES, CallLog, LeaderCalls
-from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.daemons.leader.placement.event_log import EVERY_S, MOST_PIECES, PIECE_BYTES
+from rmgr.daemons.leader.tree import LeaderMetrics
 from rmgr.errors import CoordinationUnavailable, Unavailable
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.node import NodeRecord, NodeState

@@ -11,10 +11,9 @@ import structlog
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Multi, Op
-from rmgr.daemons.leader.metrics import LeaderMetrics
 from rmgr.daemons.leader.placement import arrivals
 from rmgr.daemons.leader.placement.arrivals import LONG, QUIET_S, LongList
-from rmgr.daemons.leader.tree import LeaderTree, Term
+from rmgr.daemons.leader.tree import LeaderMetrics, LeaderTree, Term
 from rmgr.errors import StateConflict
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.submission import Phase, Rigid
