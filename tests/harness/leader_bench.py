@@ -35,7 +35,7 @@ from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange, Fra
 from rmgr.model.tasks.block import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
-from rmgr.runtime.gang_clock import ClockReading
+from rmgr.runtime.gang_clock import ClockReader, ClockReading
 from rmgr.runtime.mailbox import Mailbox
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
@@ -325,31 +325,27 @@ class Tree:
         return found
 
 
-class HandClock:
+class HandClock(ClockReader):
     """Reads the boot clocks of a bench's machines, without delay."""
 
     def __init__(self, bench: Bench, told: Callable[[], None]) -> None:
-        self._bench, self._told = bench, told
-        self._target = ("", 0)
-        self._reading: ClockReading | None = None
+        super().__init__(None, told)
+        self._bench = bench
+        self.problem = "nobody answers"
         bench.readers.append(self)
 
     @property
     def reading(self) -> ClockReading | None:
         """Returns the first reading, which stays; the next Starter of the node is followed anew."""
-        if self._reading is None and (ahead_us := self._bench.boot_us.get(self._target[0])) is not None:
+        node = self._target[0] if self._target is not None else ""
+        if self._reading is None and (ahead_us := self._bench.boot_us.get(node)) is not None:
             self._reading = ClockReading(ahead_us, 50, 0)
         return self._reading
 
-    @property
-    def problem(self) -> str:
-        return "" if self.reading is not None else "nobody answers"
-
     def follow(self, node: str, incarnation: int, endpoint: str) -> None:
         assert incarnation
-        assert endpoint
-        if (node, incarnation) != self._target:
-            self._target, self._reading = (node, incarnation), None
+        if self._target is None or (node, incarnation) != self._target[:2]:
+            self._target, self._reading = (node, incarnation, endpoint), None
 
     def answer(self) -> None:
         """Reports that there is a first reading."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,7 @@ from rmgr.model.base.units import counted, spanned
 from rmgr.model.cluster.node import LEAD_US, MOST_LEAVES, GangClock, GangRecord, NodeRecord, NodeState
 from rmgr.model.views import GangSummary
 from rmgr.runtime import machine
-from rmgr.runtime.gang_clock import ClockReading
+from rmgr.runtime.gang_clock import ClockReader
 from rmgr.sched.capacity.gangs import Carousel, numbered
 from rmgr.sched.job import Node, Running, nodes_of
 from rmgr.sched.policy import Cause
@@ -37,31 +37,9 @@ if TYPE_CHECKING:
 #: Smaller differences of clocks are not logged: they would fill the log.
 _NEAR_US = 1_000
 #: Makes a reader of a Starter's clock; its argument is called when there is a reading.
-OpenClock = Callable[[Callable[[], None]], "NodeClock"]
+OpenClock = Callable[[Callable[[], None]], ClockReader]
 #: Upper estimates in bytes: one job in a record (queue entry and attempt), the share of one leaf in the front, and the rest.
 _JOB, _LEAF, _REST = 80, 40, 2048
-
-
-class NodeClock(Protocol):
-    """A reader of one Starter's boot clock (`runtime/gang_clock.py`)."""
-
-    @property
-    def reading(self) -> ClockReading | None:
-        """The last reading, None if there is none yet."""
-        ...
-
-    @property
-    def problem(self) -> str:
-        """Why there is no reading, "" if there is one."""
-        ...
-
-    def follow(self, node: str, incarnation: int, endpoint: str) -> None:
-        """Sets the Starter to ask from now on."""
-        ...
-
-    def close(self) -> None:
-        """Stops asking."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -77,8 +55,8 @@ class _PartitionClock:
     written_us: int = 0
     record: GangRecord | None = None
     clock: GangClock | None = None
-    reader: NodeClock | None = None
-    next: NodeClock | None = None
+    reader: ClockReader | None = None
+    next: ClockReader | None = None
     is_due: bool = False
 
 
@@ -191,13 +169,14 @@ class GangKeeper:
         """Returns a summary by partition, for partitions that have a gang."""
         found = {}
         for name, part in self._placer.partitions.items():
-            clock, generation = self.clock_of(name) or ("", 0), self.generation(name)
-            gangs, jobs = list(part.gangs), len(part.gangs.of)
-            if gangs and generation is not None:
+            kept, gangs = self._kept.get(name), list(part.gangs)
+            if gangs and kept is not None and kept.version is not None:
                 if self._rounds.get(name, ([], 0))[0] != gangs:
                     self._rounds[name] = gangs, max(Carousel(gang).rotation.rounds[0] for gang in gangs)
-                most = self._rounds[name][1]
-                found[name] = GangSummary(generation=generation, jobs=jobs, max_tqlb=most, reference=clock[0], error_us=clock[1])
+                reading = kept.reader.reading if kept.reader is not None else None
+                node, error_us = (kept.clock.node, reading.error_us) if kept.clock is not None and reading is not None else ("", 0)
+                most, jobs = self._rounds[name][1], len(part.gangs.of)
+                found[name] = GangSummary(generation=kept.version, jobs=jobs, max_tqlb=most, reference=node, error_us=error_us)
         return found
 
     # -- nodes ---------------------------------------------------------------------------------------------------------------
@@ -245,13 +224,6 @@ class GangKeeper:
         if kept is None or kept.clock is None or kept.reader is None or (reading := kept.reader.reading) is None:
             return None
         return machine.boottime_ns() // 1000 + reading.offset_us + kept.clock.offset_us
-
-    def clock_of(self, partition: str) -> tuple[str, int] | None:
-        """Returns (reference, error in us) of the clock that is read."""
-        kept = self._kept.get(partition)
-        if kept is None or kept.clock is None or kept.reader is None or (reading := kept.reader.reading) is None:
-            return None
-        return kept.clock.node, reading.error_us
 
     def _shift_us(self, partition: str, now_us: int, *, is_used: bool) -> tuple[int | None, str]:
         kept = self._kept.setdefault(partition, _PartitionClock())
