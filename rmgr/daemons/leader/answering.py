@@ -228,10 +228,10 @@ class LeaderAnswering:
         leader = self._watchdog.leader
         if leader is None:
             return view
-        if refusal := leader.refusal:
+        if refusal := leader.context.tree.refusal:
             message = f"ZooKeeper refuses what the leader has to commit: {refusal}"
             view = with_part(view, PartView(kind="zookeeper", id="", state="refuses", reason=message, fix="rmgr doctor"))
-        view, mass = leader.server_calls.shown_in(view), leader.mass_loss
+        view, mass = leader.server_calls.shown_in(view), leader.nodes.mass
         if mass is None:
             return view
         message = f"{mass.lost} of {mass.known} Starters were lost at once: their work is requeued slowly"
@@ -284,7 +284,7 @@ class LeaderAnswering:
             read_s, took_s, _ = self._claimed
             if read_s < (asked_s if took_s < _QUICK_S else asked_s - CLAIMED_S):
                 started_s = machine.monotonic()
-                names = _required(self._watchdog).node_names
+                names = sorted(_required(self._watchdog).nodes.records)
                 found = claimed_blocks(self._coordinator, names, timeout_s=ANSWER_S)
                 self._claimed = (started_s, machine.monotonic() - started_s, found)
             return self._claimed[2]

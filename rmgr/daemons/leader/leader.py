@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import msgspec
 
-from rmgr.coord.decisions.liveness import MassLoss
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Stamped
@@ -29,7 +28,7 @@ from rmgr.daemons.leader.placement.pipeline import pipeline_of
 from rmgr.daemons.leader.placement.placer import Placer
 from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
 from rmgr.daemons.leader.submissions.sweep import Census
-from rmgr.daemons.leader.tree import LeaderContext
+from rmgr.daemons.leader.tree import LeaderContext, read_again
 from rmgr.daemons.leader.use import CapKeeper
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import ConfigError, WrongCluster
@@ -39,7 +38,6 @@ from rmgr.model.cluster.queue import ClusterSettings, UserLimits
 from rmgr.model.cluster.servers import CALLS
 from rmgr.model.views import FaultView, Level, PartView, PolicyView, StatusView
 from rmgr.runtime import machine
-from rmgr.runtime.aside import Aside
 from rmgr.runtime.gang_clock import ClockReader
 from rmgr.runtime.release import release
 from rmgr.runtime.story import Pause, Story, each, insist
@@ -101,10 +99,6 @@ class Leader:
         self.server_calls.close()
         self._tree.close()
 
-    def pause(self) -> None:
-        """Sends nothing from now on: the session is in doubt."""
-        self._tree.pause()
-
     def revalidate(self) -> None:
         """Reads the fence before anything is written, because the same session is back (CAMEL-24457 used the opposite order)."""
         self._tree.stories.end("the fence")
@@ -164,7 +158,7 @@ class Leader:
     def _resync(self) -> None:
         self._tree.tell(self._keep_release(), paths.META)
         self.nodes.resync()  # records before the list of entries
-        self._tree.tell(self._tree.mirror.read_again(), "what is mirrored")
+        self._tree.tell(read_again(self._tree.mirror.current()), "what is mirrored")
         self.submissions.resync()
         self.placer.resync()
         self._term.metrics.backlog.set(self._tree.backlog)
@@ -195,26 +189,6 @@ class Leader:
         return [record for record in self.nodes.records.values() if record.guid in self.nodes.alive]
 
     # -- answers
-
-    @property
-    def node_names(self) -> list[str]:
-        """Names of all nodes, sorted. From any thread."""
-        return sorted(self.nodes.records)
-
-    @property
-    def mass_loss(self) -> MassLoss | None:
-        """The current mass loss, or None. From any thread."""
-        return self.nodes.mass
-
-    @property
-    def refusal(self) -> str:
-        """Why ZooKeeper refuses commits of this leader, "" if it does not. From any thread."""
-        return self.context.tree.refusal
-
-    @property
-    def aside(self) -> Aside:
-        """What raised in this term; `rmgr status` shows it."""
-        return self._term.aside
 
     def hurry(self) -> bool:
         """Sends the reads that were put off. Returns whether memory is as new as ZooKeeper was at the first call."""
@@ -356,10 +330,7 @@ class CallLog:
         if hurry:
             self._loop.soon(self.flush)
         elif first:
-            self._loop.soon(self._flush_later)
-
-    def _flush_later(self) -> None:
-        self._loop.after(EVERY_S, self.flush)
+            self._loop.soon(lambda: self._loop.after(EVERY_S, self.flush))
 
     def flush(self) -> None:
         """Passes all written lines to the store. In the loop."""

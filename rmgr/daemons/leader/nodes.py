@@ -241,9 +241,7 @@ class NodeKeeper:
                 self._clearer.clear(name, self._versions[name])
             else:
                 self._clearer.leave(name)
-        self._term.metrics.nodes_up.set(
-            sum(record.state is NodeState.UP and record.guid in self.alive for record in self.records.values())
-        )
+        self._term.metrics.nodes_up.set(sum(record.state is NodeState.UP and record.guid in self.alive for record in self.records.values()))
 
     def _drop(self, name: str) -> None:
         case = self._cases.pop(name)

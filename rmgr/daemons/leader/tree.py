@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -623,17 +623,22 @@ class Mirror:
         reading = [cache.hurry() for cache in self._caches]
         return not any(reading)
 
-    def read_again(self) -> Story[None]:
-        """Reads everything again, watched or not, in portions: the loop has other things to do."""
+    def current(self) -> list[WatchedCache[Any]]:
+        """Returns all copies that are still kept."""
         self._caches = [cache for cache in self._caches if not cache.is_stopped]
-        for at, cache in enumerate(list(self._caches), start=1):
-            cache.refresh()
-            if at % _AT_ONCE == 0:
-                yield Pause(_APART_S)
+        return list(self._caches)
 
     def _register(self, cache: WatchedCache[C]) -> WatchedCache[C]:
         self._caches.append(cache)
         return cache
+
+
+def read_again(caches: Iterable[WatchedCache[Any]]) -> Story[None]:
+    """Reads copies again, watched or not, in portions: the loop has other things to do."""
+    for at, cache in enumerate(caches, start=1):
+        cache.refresh()
+        if at % _AT_ONCE == 0:
+            yield Pause(_APART_S)
 
 
 def _is_same(old: C | None, new: C | None) -> bool:

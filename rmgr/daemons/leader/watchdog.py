@@ -286,7 +286,7 @@ class Watchdog:
         if message is not None:
             started_s = machine.perf_counter()
             # Loop boundary: one bad record must not cost the cluster its leader.
-            (self._aside if self.leader is None else self.leader.aside).attempt(message)
+            (self._aside if self.leader is None else self.leader.context.term.aside).attempt(message)
             self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
         return not self._stopping
 
@@ -322,7 +322,7 @@ class Watchdog:
                 self._candidacy.look()
             case SessionState.SUSPENDED if self.leader is not None:
                 self._log.warning("leadership_suspended", epoch=self.leader.record.epoch)
-                self.leader.pause()
+                self.leader.context.tree.pause()
             case SessionState.SUSPENDED:
                 pass
             case SessionState.LOST:
@@ -370,8 +370,7 @@ class Watchdog:
         self._log.warning("leadership_ended", epoch=leader.record.epoch, why=why)
 
     def _watch_lease(self, leader: Leader) -> Story[None]:
-        """Ends the leadership when no answer came for longer than the lease: another WatchDog may lead by now, whatever the session says.
-        """
+        """Ends the leadership when no answer came for longer than the lease: another WatchDog may lead by now, whatever the session says."""
         while self.leader is leader and self._lease.is_valid():
             # Wakes at the end of the lease, and soon after it even if the host was suspended, which stops the timers' clock.
             yield Pause(max(0.1, min(self._lease.remaining_s(), self._lease.length_s / 2)))

@@ -23,22 +23,7 @@ from typing import TypeAlias
 from prometheus_client.metrics import Counter, Gauge
 from prometheus_client.registry import CollectorRegistry
 
-from rmgr.adapters.calls.serving import (
-    Acknowledged,
-    Asked,
-    CallEnd,
-    Cancelled,
-    GatewayLine,
-    Given,
-    Joined,
-    LineEvent,
-    Offered,
-    Orphaned,
-    Outlived,
-    Parted,
-    Said,
-    Taken,
-)
+from rmgr.adapters.calls import serving
 from rmgr.adapters.host.workevents import NodeEvent
 from rmgr.coord.calls import ledger as book
 from rmgr.coord.calls.ledger import CallId, Ending, Ledger, Refused
@@ -106,14 +91,14 @@ class _Call:
     directory: Path
     attempt: int
     stage: Stage = Stage.COMING
-    line: GatewayLine | None = None
+    line: serving.GatewayLine | None = None
     key: bytes = b""
     coming: bytes = b""
     is_said: bool = False
     said_bytes: int = 0
     ready_s: float = 0.0
     started_s: float = 0.0
-    end: CallEnd | None = None
+    end: serving.CallEnd | None = None
 
     @property
     def arguments(self) -> Path:
@@ -136,7 +121,7 @@ class Worked:
     events: tuple[NodeEvent, ...]
 
 
-Message: TypeAlias = LineEvent | Stop | Worked
+Message: TypeAlias = serving.LineEvent | Stop | Worked
 
 
 class ServerMetrics:
@@ -200,7 +185,7 @@ class Server:
         self._giving: dict[bytes, _Call] = {}  #: by try: calls whose answers are on their way
         self._count = 0
         self._used: Counts[str] = Counts()  #: user -> bytes in the spool
-        self._up: dict[GatewayLine, None] = {}
+        self._up: dict[serving.GatewayLine, None] = {}
         self._told: dict[str, set[str]] = {}  #: by gateway: reasons of its absence logged since it left
         self._looks_s = machine.monotonic()
         self.leaves_s = math.inf  #: calls may end until then
@@ -253,37 +238,37 @@ class Server:
 
     def _take_in(self, message: Message, now_s: float) -> None:
         match message:
-            case Offered():
+            case serving.Offered():
                 self._on_offered(message, now_s)
-            case Said():
+            case serving.Said():
                 self._on_said(message, now_s)
-            case Taken():
+            case serving.Taken():
                 self._on_taken(message, now_s)
-            case Given():
+            case serving.Given():
                 self._on_given(message)
             case Worked():
                 for event in message.events:
                     for ended in self._work.take_in(event):
                         self._on_ended(ended, now_s)
-            case Asked():
+            case serving.Asked():
                 message.line.load(message.number, self._load.now(now_s, self.running, self.waiting, message.line))
-            case Cancelled():
+            case serving.Cancelled():
                 self._ledger.cancelled(message.id, _us(now_s))
-            case Orphaned():
+            case serving.Orphaned():
                 call = self._calls.get(message.id)
                 if call is not None and call.line is message.line:
                     self._leave(call)
-            case Acknowledged():
+            case serving.Acknowledged():
                 self._on_acknowledged(message, now_s)
-            case Joined():
+            case serving.Joined():
                 self._up[message.line] = None
                 self._told.pop(message.line.endpoint, None)
                 self._log.info("gateway_joined", endpoint=message.line.endpoint)
                 if self.is_leaving:
                     message.line.leaving()
-            case Parted():
+            case serving.Parted():
                 self._on_parted(message)
-            case Outlived():
+            case serving.Outlived():
                 self.is_outlived = True
                 self._log.warning("life_given_up", endpoint=message.line.endpoint, why=message.why)
             case Stop():
@@ -302,7 +287,7 @@ class Server:
         never_ran = (call for call in self._calls.values() if call.stage in (Stage.COMING, Stage.WAITING))
         for call in [call for call in never_ran if _us(now_s) >= call.deadline_us]:
             where = "for a slot" if call.stage is Stage.WAITING else "for its arguments"
-            self._end(call, CallEnd(kind="TIMEOUT", error=f"it never ran: it waited {where} until its deadline"))
+            self._end(call, serving.CallEnd(kind="TIMEOUT", error=f"it never ran: it waited {where} until its deadline"))
 
     def _obey(self) -> None:
         """Carries out the ledger's orders."""
@@ -317,7 +302,7 @@ class Server:
 
     # -- offers
 
-    def _on_offered(self, offer: Offered, now_s: float) -> None:
+    def _on_offered(self, offer: serving.Offered, now_s: float) -> None:
         failpoint("server.offered")
         verdict = self._ledger.offered(
             offer.id,
@@ -354,10 +339,10 @@ class Server:
                     call.line, call.key, call.said_bytes = offer.line, offer.key, offer.said_bytes
                     self._give(call)
                 else:
-                    end = CallEnd(kind=_KINDS[verdict.outcome], error=verdict.why)
+                    end = serving.CallEnd(kind=_KINDS[verdict.outcome], error=verdict.why)
                     offer.line.give(offer.key, end, said_bytes=offer.said_bytes)
 
-    def _refusal(self, offer: Offered) -> Refused | None:
+    def _refusal(self, offer: serving.Offered) -> Refused | None:
         """Returns why the call would be refused if it were new, or None.
 
         Room is promised to arguments before they come. A user who has some gets more only while a third as much stays free for others:
@@ -381,10 +366,10 @@ class Server:
             return Refused(why)
         return None
 
-    def _function(self, offer: Offered) -> Function | None:
+    def _function(self, offer: serving.Offered) -> Function | None:
         return self._functions.get(f"{offer.function}@{offer.version}" if offer.version else offer.function)
 
-    def _made(self, offer: Offered, now_s: float) -> _Call:
+    def _made(self, offer: serving.Offered, now_s: float) -> _Call:
         function = self._function(offer)
         assert function is not None
         self._count += 1
@@ -396,7 +381,7 @@ class Server:
         self._load.arrived()
         return call
 
-    def _fetch(self, call: _Call, offer: Offered) -> None:
+    def _fetch(self, call: _Call, offer: serving.Offered) -> None:
         call.line, call.key, call.said_bytes = offer.line, offer.key, offer.said_bytes
         call.coming, call.is_said = offer.key, offer.is_said
         self._coming[offer.key] = call
@@ -409,7 +394,7 @@ class Server:
         if not offer.is_said:
             offer.line.take(offer.key, str(path), call.size_bytes)
 
-    def _on_said(self, said: Said, now_s: float) -> None:
+    def _on_said(self, said: serving.Said, now_s: float) -> None:
         call, trouble = self._coming.get(said.key), ""
         if call is None:
             return
@@ -420,9 +405,9 @@ class Server:
             trouble = f"{path}: {error.strerror}"
         if len(said.data) != call.size_bytes:
             trouble = f"its arguments have {call.size_bytes:,} bytes, and {len(said.data):,} came"
-        self._on_taken(Taken(said.key, trouble), now_s)
+        self._on_taken(serving.Taken(said.key, trouble), now_s)
 
-    def _on_taken(self, taken: Taken, now_s: float) -> None:
+    def _on_taken(self, taken: serving.Taken, now_s: float) -> None:
         call = self._coming.pop(taken.key, None)
         if call is None:
             return  # of an abandoned try
@@ -482,7 +467,7 @@ class Server:
             self._obey()  # no client wants it
             return
         is_own = ending is own
-        end = CallEnd(
+        end = serving.CallEnd(
             kind=_KINDS[ending.outcome],
             error=ending.why[:_MOST_TEXT],
             traceback=ended.traceback[-_MOST_TEXT:] if is_own else "",
@@ -492,7 +477,7 @@ class Server:
         )
         self._end(call, end)
 
-    def _end(self, call: _Call, end: CallEnd) -> None:
+    def _end(self, call: _Call, end: serving.CallEnd) -> None:
         """Records a call's outcome, and sends it to the client that waits for it."""
         failpoint("server.ended")
         self._metrics.count("calls", end.kind.lower())
@@ -516,7 +501,7 @@ class Server:
         self._giving[call.key] = call
         call.line.give(call.key, call.end, str(call.answer) if call.end.kind == "OK" else "", said_bytes=call.said_bytes)
 
-    def _on_given(self, given: Given) -> None:
+    def _on_given(self, given: serving.Given) -> None:
         call = self._giving.pop(given.key, None)
         if call is None or not given.trouble:
             return
@@ -524,7 +509,7 @@ class Server:
         if given.is_ours and call.end is not None and call.end.kind == "OK":
             self._lose_answer(call, call.end, given.trouble)
 
-    def _lose_answer(self, call: _Call, end: CallEnd, why: str) -> None:
+    def _lose_answer(self, call: _Call, end: serving.CallEnd, why: str) -> None:
         """Replaces an answer whose file is unreadable by LOST: askers learn it at once, not at the deadline. The call runs only once."""
         self._log.warning("answer_lost", what=str(call.id), why=why)
         self._use(call, -end.bytes)
@@ -535,12 +520,12 @@ class Server:
 
     # -- clients and gateways that leave
 
-    def _on_acknowledged(self, message: Acknowledged, now_s: float) -> None:
+    def _on_acknowledged(self, message: serving.Acknowledged, now_s: float) -> None:
         mine = [one for one in self._calls if (one.user, one.guid) == (message.user, message.guid) and one.number < message.lowest]
         for one in [*mine, *(CallId(message.user, message.guid, number) for number in message.numbers)]:
             self._ledger.acknowledged(one, _us(now_s))
 
-    def _on_parted(self, parted: Parted) -> None:
+    def _on_parted(self, parted: serving.Parted) -> None:
         line = parted.line
         self._up.pop(line, None)
         told = self._told.setdefault(line.endpoint, set())

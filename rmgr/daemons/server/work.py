@@ -14,18 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rmgr.adapters.host import workevents
 from rmgr.adapters.host.process import NodeRunner, Slot, Worker, WorkerSpec
-from rmgr.adapters.host.workevents import (
-    NodeEvent,
-    SlotLost,
-    SlotUp,
-    Surprised,
-    TasksEnded,
-    TasksReturned,
-    WorkerEnded,
-    WorkerFailed,
-    WorkerUnblocking,
-)
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import format_duration, format_size
 from rmgr.model.cluster.servers import ServerLoad
@@ -150,31 +140,31 @@ class Work:
                 if seat.worker is not None:
                     seat.worker.stop(seat.seq, reason=Reason.USER_CANCEL, grace_us=GRACE_US)
 
-    def take_in(self, event: NodeEvent) -> list[Ended]:
+    def take_in(self, event: workevents.NodeEvent) -> list[Ended]:
         """Returns the ends of runs that an event of the runner means."""
         match event:
-            case TasksEnded():
+            case workevents.TasksEnded():
                 return [ended for end in event.ends for ended in self._on_end(end)]
-            case WorkerEnded():
+            case workevents.WorkerEnded():
                 return self._on_worker_ended(event)
-            case WorkerFailed():
+            case workevents.WorkerFailed():
                 seat = self._seat_of(event.worker)
                 self._log.warning("worker_failed", slot=event.slot.name, error=event.summary)
                 if seat is not None and seat.run is not None:
                     seat.tries = _TRIES  # the next worker would fail, too
-            case TasksReturned():
+            case workevents.TasksReturned():
                 seat = next((seat for seat in self._seats if seat.seq in event.seqs), None)
                 if seat is not None and seat.run is not None:
                     return self._again(seat, "it was stopped before it began")
-            case WorkerUnblocking():
+            case workevents.WorkerUnblocking():
                 event.worker.grant(event.seq)
-            case SlotUp():
+            case workevents.SlotUp():
                 seat = next((seat for seat in self._seats if seat.slot is event.slot), None)
                 if seat is not None:
                     seat.losses = 0
-            case SlotLost():
+            case workevents.SlotLost():
                 return self._on_slot_lost(event)
-            case Surprised():
+            case workevents.Surprised():
                 self._log.warning("slot_surprised", slot=event.slot.name, what=event.what, detail=event.detail)
         return []
 
@@ -265,14 +255,12 @@ class Work:
                 told = served.Answer(kind="FAILED", error=f"{run.name} has spoilt its worker, and what that says of it: {spoilt}")
                 if seat.worker is not None:
                     seat.worker.stop(grace_us=0)
-            ended = Ended(
-                number=number, kind=told.kind, error=told.error, traceback=told.traceback, bytes=told.bytes, ran_us=ran_us
-            )
+            ended = Ended(number=number, kind=told.kind, error=told.error, traceback=told.traceback, bytes=told.bytes, ran_us=ran_us)
             return self._done(seat, ended)
         kind, error = _meaning(run, extra.reason, extra.summary, ran_us)
         return self._done(seat, Ended(number=number, kind=kind, error=error, traceback=shown, ran_us=ran_us))
 
-    def _on_worker_ended(self, event: WorkerEnded) -> list[Ended]:
+    def _on_worker_ended(self, event: workevents.WorkerEnded) -> list[Ended]:
         shown = _shown(event.out, event.err)
         seat = self._seat_of(event.worker)
         if seat is not None:
@@ -296,7 +284,7 @@ class Work:
         kind, error = _meaning(run, event.reason, detail, event.elapsed_us)
         return self._done(seat, Ended(number=run.number, kind=kind, error=error, traceback=shown, ran_us=event.elapsed_us))
 
-    def _on_slot_lost(self, event: SlotLost) -> list[Ended]:
+    def _on_slot_lost(self, event: workevents.SlotLost) -> list[Ended]:
         seat = next((seat for seat in self._seats if seat.slot is event.slot), None)
         if seat is None:
             return []
@@ -351,9 +339,7 @@ class LoadMeter:
         boot, None if unknown. own_s: the same for this server's slots.
     """
 
-    def __init__(
-        self, slots: int, cores: int, now_s: float, *, busy_s: Callable[[], float | None], own_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, slots: int, cores: int, now_s: float, *, busy_s: Callable[[], float | None], own_s: Callable[[], float]) -> None:
         self._free_cores = max(0, cores - slots)
         self._busy_s, self._own_s = busy_s, own_s
         self._begun_s = self._changed_s = now_s

@@ -32,7 +32,7 @@ from rmgr.daemons.leader.facts import job_of, known_of, marked, misplaced, node_
 from rmgr.daemons.leader.placement.job_table import PlacedJob, Records, decode_records
 from rmgr.daemons.leader.placement.orders import standing
 from rmgr.daemons.leader.placement.stops import PendingStop
-from rmgr.daemons.leader.tree import LeaderTree, Thunk, WatchedCache, names_below
+from rmgr.daemons.leader.tree import LeaderTree, Thunk, WatchedCache, names_below, read_again
 from rmgr.errors import InvalidRecord, RmgrError, StateConflict
 from rmgr.model.cluster.node import MOST_QUANTUM_US
 from rmgr.model.tasks.block import MAX_INDEX, Allocation, BlockKey, job_id
@@ -56,8 +56,6 @@ _PAUSE_S, _LONG_PAUSE_S = 1.0, 60.0
 _MOST_UNREADABLE = 1000
 #: Least time between two reads of one list, and the addition for each of its names: where thousands wait, a new job waits longer anyway.
 PACE_S, PACE_A_NAME_S = 0.005, 50e-6
-#: A resync reads this many lists at a time, with this pause between.
-_AT_ONCE, _APART_S = 50, 0.02
 #: A shorter list is simply read.
 LONG = 200
 #: When no name was taken for this long, the list is read once more, and watched.
@@ -274,16 +272,10 @@ class JobLists:
 
     def resync(self) -> None:
         """Reads the watched lists again, in portions: the loop has other things to do."""
-        self._tree.tell(self._read_again([cache for cache in self._all_caches() if cache.is_watched]), "lists of jobs")
+        self._tree.tell(read_again([cache for cache in self._all_caches() if cache.is_watched]), "lists of jobs")
 
     def _all_caches(self) -> tuple[WatchedCache[list[str]], ...]:
         return (*self.pending.values(), *self.running.values())
-
-    def _read_again(self, lists: list[WatchedCache[list[str]]]) -> Story[None]:
-        for at, cache in enumerate(lists, start=1):
-            cache.refresh()
-            if at % _AT_ONCE == 0:
-                yield Pause(_APART_S)
 
     def _waiting_in(self, queue: str) -> WatchedCache[list[str]]:
         cache = LongList(self._tree, paths.pending(queue), lambda: self._on_list(cache), lambda: self._job_table.took[queue])

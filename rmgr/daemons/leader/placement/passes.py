@@ -187,9 +187,7 @@ class Passes:
         """Whether a pass is running: then the state must not be touched."""
         return self._running is not None
 
-    def run(
-        self, state: ClusterState, causes: frozenset[Cause], stages: tuple[Stage, ...], *, now_us: int
-    ) -> Story[tuple[Plan, float]]:
+    def run(self, state: ClusterState, causes: frozenset[Cause], stages: tuple[Stage, ...], *, now_us: int) -> Story[tuple[Plan, float]]:
         """Runs one pass. Returns its plan and duration in s. Raises: PassLost."""
         served = self.faults.served(stages)
         pipeline = tuple(Stage(Vetted(stage.policy, self._at_turn), stage.partitions) for stage in served)  # type: ignore[arg-type]

@@ -25,15 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from rmgr.coord import contents, nonces, validity
-from rmgr.coord.decisions.keeping import (
-    Bar,
-    DropFailed,
-    FailedSeen,
-    Page,
-    Resubmit,
-    is_to_be_abandoned,
-    is_to_be_broken_off,
-)
+from rmgr.coord.decisions import keeping
 from rmgr.coord.decisions.progress import EndFold
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops.leader import Again, forget_nonces, removal, rule
@@ -90,7 +82,7 @@ class ReconcileActions:
 
     # -- failed ranges
 
-    def resubmit(self, followed: Followed, action: Resubmit) -> Story[bool]:
+    def resubmit(self, followed: Followed, action: keeping.Resubmit) -> Story[bool]:
         """Puts a failed range back into its queue, or ends it."""
         found = yield from self._read_failed(followed, action)
         if isinstance(found, bool):
@@ -123,7 +115,7 @@ class ReconcileActions:
         failpoint("leader.after_resubmit")
         return True
 
-    def drop(self, followed: Followed, action: DropFailed) -> Story[bool]:
+    def drop(self, followed: Followed, action: keeping.DropFailed) -> Story[bool]:
         """Ends a failed range of a cancelled submission as CANCELLED."""
         found = yield from self._read_failed(followed, action)
         if isinstance(found, bool):
@@ -138,7 +130,7 @@ class ReconcileActions:
             self._delete_outputs(followed, action, failed, is_final=False)
         return isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, action))
 
-    def _read_failed(self, followed: Followed, action: Resubmit | DropFailed) -> Story[_Believed | bool]:
+    def _read_failed(self, followed: Followed, action: keeping.Resubmit | keeping.DropFailed) -> Story[_Believed | bool]:
         """Reads the range. Returns a bool instead if it is not to be settled as planned: whether that counts as success."""
         path = _failed_path(followed, action)
         found = yield self._tree.get(path)
@@ -147,7 +139,7 @@ class ReconcileActions:
             followed.failed.pop(_failed_name(action), None)
             followed.refresh_failed()
             return True
-        if isinstance(action, Resubmit) and submission.phase is Phase.CANCELLED:
+        if isinstance(action, keeping.Resubmit) and submission.phase is Phase.CANCELLED:
             return True  # the plan decides otherwise now
         try:
             failed = validity.decode(found.data, FailedRange, path)
@@ -159,7 +151,7 @@ class ReconcileActions:
             return isinstance(outcome, Committed) or _was_done(outcome, path)
         return _Believed(submission, failed, found.version)
 
-    def _settle(self, followed: Followed, action: Resubmit | DropFailed, multi: Multi) -> Story[Outcome]:
+    def _settle(self, followed: Followed, action: keeping.Resubmit | keeping.DropFailed, multi: Multi) -> Story[Outcome]:
         outcome: Outcome = yield self._tree.commit(multi)
         if isinstance(outcome, Committed):
             followed.failed.pop(_failed_name(action), None)
@@ -167,7 +159,7 @@ class ReconcileActions:
             followed.refresh_failed()
         return outcome
 
-    def _waits(self, followed: Followed, action: Resubmit, failed: FailedRange, backoff_us: int, max_losses: int) -> bool:
+    def _waits(self, followed: Followed, action: keeping.Resubmit, failed: FailedRange, backoff_us: int, max_losses: int) -> bool:
         """Whether the back-off, known only after the record was read, still runs."""
         name = _failed_name(action)
         seen = followed.failed.get(name)
@@ -175,17 +167,19 @@ class ReconcileActions:
             return False
         ruling = rule(failed.reason, decode_block(failed.block), alone=failed.alone, backoff_us=backoff_us, max_losses=max_losses)
         backoff_s = max(failed.backoff_us, ruling.backoff_us if isinstance(ruling, Again) else 0) / 1e6
-        followed.failed[name] = FailedSeen(seen.first, seen.count, seen.attempt, seen.seen_s, backoff_s)
+        followed.failed[name] = keeping.FailedSeen(seen.first, seen.count, seen.attempt, seen.seen_s, backoff_s)
         return seen.seen_s + backoff_s > self._tree.clock()
 
-    def _delete_outputs(self, followed: Followed, action: Resubmit | DropFailed, failed: FailedRange, *, is_final: bool) -> None:
+    def _delete_outputs(
+        self, followed: Followed, action: keeping.Resubmit | keeping.DropFailed, failed: FailedRange, *, is_final: bool
+    ) -> None:
         submission, (first, count, attempt) = followed.submission, (action.first, action.count, action.attempt)
         if submission is not None:
             self._tree.in_store(lambda store: delete_outputs(store, submission, first, count, attempt, failed, is_final=is_final))
 
     # -- records
 
-    def bar(self, followed: Followed, action: Bar) -> Story[bool]:
+    def bar(self, followed: Followed, action: keeping.Bar) -> Story[bool]:
         """Holds or cancels a submission whose user's key was revoked."""
         assert followed.submission is not None
         changed, multi = leader_ops.barred(followed.submission, followed.version, cancels=action.cancels, detail=action.detail)
@@ -196,7 +190,7 @@ class ReconcileActions:
         """Breaks off a submission with more failed tasks than its user allows."""
         submission, failures = followed.submission, followed.progress.failures
         assert submission is not None
-        if not is_to_be_broken_off(submission, failures):  # cancelled meanwhile
+        if not keeping.is_to_be_broken_off(submission, failures):  # cancelled meanwhile
             return True
         changed, multi = leader_ops.break_off(submission, followed.version, failures)
         event, why = "submission_broken_off", changed.reason_detail
@@ -206,7 +200,7 @@ class ReconcileActions:
         """Ends a list of jobs that was never released: its submitter went away before the list was complete."""
         submission = followed.submission
         assert submission is not None
-        if not is_to_be_abandoned(submission, followed.progress.tail):  # released just now
+        if not keeping.is_to_be_abandoned(submission, followed.progress.tail):  # released just now
             return True
         changed, multi = leader_ops.abandoned(submission, followed.version)
         return (yield from self._change(followed, changed, multi, name="abandon", event="submission_abandoned"))
@@ -276,7 +270,7 @@ class ReconcileActions:
 
     # -- pages
 
-    def page(self, followed: Followed, action: Page) -> Story[bool]:
+    def page(self, followed: Followed, action: keeping.Page) -> Story[bool]:
         """Moves the oldest fragments to one row of the store; /done records that they are there."""
         wanted = [paths.fragment(followed.number, number) for number in range(action.first, action.first + action.count)]
         found = yield self._tree.get_all(wanted)
@@ -303,11 +297,11 @@ class ReconcileActions:
         return True
 
 
-def _failed_name(action: Resubmit | DropFailed) -> str:
+def _failed_name(action: keeping.Resubmit | keeping.DropFailed) -> str:
     return f"{action.first}.{action.count}.{action.attempt}"
 
 
-def _failed_path(followed: Followed, action: Resubmit | DropFailed) -> str:
+def _failed_path(followed: Followed, action: keeping.Resubmit | keeping.DropFailed) -> str:
     return paths.failed_range(followed.number, action.first, action.count, action.attempt)
 
 

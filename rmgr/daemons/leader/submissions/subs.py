@@ -23,26 +23,6 @@ from typing import TYPE_CHECKING
 from rmgr.coord import validity
 from rmgr.coord.contents import Needs
 from rmgr.coord.decisions import keeping
-from rmgr.coord.decisions.keeping import (
-    GONE_S,
-    Abandon,
-    Bar,
-    BreakOff,
-    Close,
-    Collect,
-    DropFailed,
-    EndTail,
-    Met,
-    Open,
-    Page,
-    ReconcileAction,
-    Resubmit,
-    SubmissionEnd,
-    SweepPending,
-    Unmet,
-    Weigh,
-    weigh,
-)
 from rmgr.coord.decisions.progress import overall_state
 from rmgr.coord.nonces import place_of
 from rmgr.coord.ops.leader import let_go, order, tidy_bucket, unmet
@@ -238,7 +218,7 @@ class SubmissionKeeper:
         """
         while True:
             try:
-                nodes = self.leader.node_names
+                nodes = sorted(self.leader.nodes.records)
                 lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
                 sent: list[Future[Outcome]] = []
                 for node, names in zip(nodes, lists, strict=True):
@@ -358,7 +338,7 @@ class SubmissionKeeper:
             # A day at most: the wall clock, on which retention is counted, may have moved by then.
             followed.timer = self._tree.after(min(86_400.0, max(0.0, min(again) - now_s)), self.mark, followed.number)
 
-    def _act(self, followed: Followed, action: ReconcileAction) -> Story[None]:
+    def _act(self, followed: Followed, action: keeping.ReconcileAction) -> Story[None]:
         """Carries out one action to its end."""
         try:
             success = yield from self._story_of(followed, action)
@@ -367,40 +347,40 @@ class SubmissionKeeper:
             raise
         self._on_action_done(followed, action, success=success)
 
-    def _story_of(self, followed: Followed, action: ReconcileAction) -> Story[bool]:
+    def _story_of(self, followed: Followed, action: keeping.ReconcileAction) -> Story[bool]:
         """Returns the story of an action; it ends with whether the action succeeded."""
         match action:
-            case Resubmit():
+            case keeping.Resubmit():
                 return self._actions.resubmit(followed, action)
-            case DropFailed():
+            case keeping.DropFailed():
                 return self._actions.drop(followed, action)
-            case Bar():
+            case keeping.Bar():
                 return self._actions.bar(followed, action)
-            case BreakOff():
+            case keeping.BreakOff():
                 return self._actions.break_off(followed)
-            case SweepPending():
+            case keeping.SweepPending():
                 return self._sweeper.sweep(followed)
-            case Weigh():
+            case keeping.Weigh():
                 return self._weigh(followed)
-            case Abandon():
+            case keeping.Abandon():
                 return self._actions.abandon(followed)
-            case EndTail():
+            case keeping.EndTail():
                 return self._actions.end_tail(followed)
-            case Close():
+            case keeping.Close():
                 return self._actions.close(followed)
-            case Page():
+            case keeping.Page():
                 return self._actions.page(followed, action)
-            case Collect():
+            case keeping.Collect():
                 return self._collector.collect(followed)
 
-    def _on_action_done(self, followed: Followed, action: ReconcileAction, *, success: bool) -> None:
+    def _on_action_done(self, followed: Followed, action: keeping.ReconcileAction, *, success: bool) -> None:
         followed.doing.discard(action)
         if success:
             followed.retry_s.pop(action, None)
         else:
             delay_s = min(_LONGEST_RETRY_S, followed.retry_s.get(action, (-math.inf, _RETRY_S / 2))[1] * 2)
             followed.retry_s[action] = (self._tree.clock() + delay_s * machine.uniform(0.5, 1.0), delay_s)
-        if self.followed.get(followed.number) is followed and not (success and isinstance(action, Weigh)):
+        if self.followed.get(followed.number) is followed and not (success and isinstance(action, keeping.Weigh)):
             self.mark(followed.number)
 
     # -- dependencies
@@ -412,14 +392,14 @@ class SubmissionKeeper:
             self._dependents.setdefault(item.submission, {})[followed.number] = None
             if item.submission in self._young:
                 self._grow(self._young[item.submission])
-        match weigh(submission.after, self._endings(followed, submission)):
-            case Met():
+        match keeping.weigh(submission.after, self._endings(followed, submission)):
+            case keeping.Met():
                 failpoint("leader.before_met")
                 event, (changed, multi) = "dependencies_met", let_go(submission, followed.version)
-            case Unmet(detail):
+            case keeping.Unmet(detail):
                 failpoint("leader.before_unmet")
                 event, (changed, multi) = "dependency_failed", unmet(submission, followed.version, detail)
-            case Open(_, missing):
+            case keeping.Open(_, missing):
                 for number in missing:
                     self._tree.tell(self._look_up(followed, number), f"end of submission {number}", key=(followed, number))
                 return True  # the end of one of them, or the answer about a missing one, marks it again
@@ -431,14 +411,14 @@ class SubmissionKeeper:
         followed.put_record(changed, version_of(outcome))
         return True
 
-    def _endings(self, followed: Followed, submission: Submission) -> dict[int, SubmissionEnd]:
+    def _endings(self, followed: Followed, submission: Submission) -> dict[int, keeping.SubmissionEnd]:
         endings = dict(followed.endings)
         for item in submission.after:
             other = self.followed.get(item.submission)
             if other is not None and other.submission is not None and other.is_loaded:
                 endings[item.submission] = _ending(other, other.submission)
             elif other is not None:
-                endings[item.submission] = SubmissionEnd()  # it exists, and is still being read
+                endings[item.submission] = keeping.SubmissionEnd()  # it exists, and is still being read
         return endings
 
     def _look_up(self, followed: Followed, number: int) -> Story[None]:
@@ -464,19 +444,19 @@ class SubmissionKeeper:
             self._dependents.pop(number, None)
 
 
-def _ending(other: Followed, submission: Submission) -> SubmissionEnd:
+def _ending(other: Followed, submission: Submission) -> keeping.SubmissionEnd:
     counts = other.progress.counts
     spoiled = bool(counts[State.FAILED] or counts[State.CANCELLED]) or submission.phase is Phase.CANCELLED
     state = overall_state(submission, other.progress, 0) if other.is_ended else None
-    return SubmissionEnd(state=state, spoiled=spoiled, began=other.progress.began)
+    return keeping.SubmissionEnd(state=state, spoiled=spoiled, began=other.progress.began)
 
 
-def _kept_end(store: Store, number: int) -> SubmissionEnd:
+def _kept_end(store: Store, number: int) -> keeping.SubmissionEnd:
     """Returns how a submission ended, from the history. On a thread that may block."""
     try:
         return ending_of(store, number)
     except DataLost:  # not what a leader has written there
-        return SubmissionEnd(known=False)
+        return keeping.SubmissionEnd(known=False)
 
 
 class NoEntry(Enum):
@@ -528,7 +508,7 @@ class LivingOwners:
     def has_gone(self, number: int) -> bool:
         """Whether the owner of a submission has been missing so long that nothing more is expected of it."""
         since_s = self._gone.get(number)
-        return since_s is not None and self._tree.clock() - since_s >= GONE_S
+        return since_s is not None and self._tree.clock() - since_s >= keeping.GONE_S
 
     def forget(self, number: int) -> None:
         """Forgets a submission that is gone, or whose owner lives."""
@@ -584,13 +564,13 @@ class RevokedKeeper:
         """Starts reading."""
         self._revoked.refresh()
 
-    def bar_of(self, followed: Followed) -> Bar | None:
+    def bar_of(self, followed: Followed) -> keeping.Bar | None:
         """Returns what is due to a submission, None if its user lost no key since it was made. Cost: 0.2 us if the user never lost one."""
         found = self._newest_revocation(followed)
         if found is None:
             return None
         detail = f"the credentials of {found.name} were revoked" + (f": {found.reason[:200]}" if found.reason else "")
-        return Bar(cancels=found.work == RevokedWork.CANCEL, detail=detail)
+        return keeping.Bar(cancels=found.work == RevokedWork.CANCEL, detail=detail)
 
     def _newest_revocation(self, followed: Followed) -> Revocation | None:
         """Returns the newest revocation that concerns the submission."""

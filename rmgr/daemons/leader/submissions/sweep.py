@@ -56,8 +56,7 @@ Found: TypeAlias = list[Stamped | list[str] | None]
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """One submission in one look at its queue. ended: the answer to its story. final: final tasks when the look began (`keeping.room_of`).
-    """
+    """One submission in one look at its queue. ended: the answer to its story. final: final tasks when the look began (`keeping.room_of`)."""
 
     followed: Followed
     ended: Future[bool] = field(default_factory=Future)
@@ -365,11 +364,11 @@ class Census:
         """Returns block names from all places for these submissions (None if nodes were left out), and the answers to `wanted`, `lists`."""
         known = [item.submission for number in numbers if (item := self._followed.get(number)) is not None and item.submission]
         queues = {queue for submission in known for queue in submission.queues}
-        nodes = sorted({*self._leader.node_names, *self._more})
+        nodes = sorted({*self._leader.nodes.records, *self._more})
         places = [place(queue) for queue in sorted(queues) for place in (paths.held, paths.pending)]
         found: Found = yield self._tree.at_one_moment(wanted, [*lists, paths.RUNNING, *places, *map(paths.running_node, nodes)])
         own, (running, *blocks) = found[: len(wanted) + len(lists)], found[len(wanted) + len(lists) :]
-        self._more = frozenset(running if isinstance(running, list) else ()) - set(self._leader.node_names)
+        self._more = frozenset(running if isinstance(running, list) else ()) - self._leader.nodes.records.keys()
         return (blocks if self._more <= set(nodes) else None), own  # the next round includes those nodes
 
     def _decide(self, number: int, records: Found, failed: Stamped | list[str] | None) -> _Facts | None:

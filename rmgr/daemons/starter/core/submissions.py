@@ -548,9 +548,7 @@ class Gate:
     def sign(self, submission: int, fragment: Fragment) -> Fragment:
         """Returns the fragment with this Starter's seal."""
         mine = self._credentials
-        return seal_fragment(
-            fragment, cluster_id=self._cluster_id, submission=submission, key_id=mine.identity.key_id, sign=mine.sign
-        )
+        return seal_fragment(fragment, cluster_id=self._cluster_id, submission=submission, key_id=mine.identity.key_id, sign=mine.sign)
 
     def _on_revocations(self) -> None:
         """Notes, on any thread, that keys may have been revoked."""

@@ -13,21 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rmgr.adapters.host import workevents
 from rmgr.adapters.host.process import Worker
 from rmgr.adapters.host.slot import lost_words
-from rmgr.adapters.host.workevents import (
-    CommandsEnded,
-    SlotLost,
-    SlotUp,
-    Surprised,
-    TasksEnded,
-    TasksReturned,
-    WorkerBlocked,
-    WorkerEnded,
-    WorkerFailed,
-    WorkerUnblocking,
-    WorkEvent,
-)
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.paths import user_tag
 from rmgr.coord.protocol.ports import Store
@@ -36,22 +24,8 @@ from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.execution.holds import HeldPart
 from rmgr.daemons.starter.execution.lanes import Reopening, Task, WorkerLane
+from rmgr.daemons.starter.staging import outputs
 from rmgr.daemons.starter.staging.logs import LOG_PART_BYTES, Flushed
-from rmgr.daemons.starter.staging.outputs import (
-    Charges,
-    Ending,
-    StoringEnding,
-    Written,
-    conclude,
-    crowded,
-    is_users_fault,
-    of_command,
-    of_task,
-    of_worker,
-    over_limit,
-    plain_outcome,
-    remove_directory,
-)
 from rmgr.errors import LimitReached, RmgrError
 from rmgr.log import BOOK, audit
 from rmgr.model.base.states import Reason, State
@@ -126,9 +100,9 @@ class Ends:
         self._aside = node.shared.aside
         self.reopening = Reopening(node.lanes, node.strike)
         self._spool = spool
-        self._refused: dict[Worker, Ending] = {}
+        self._refused: dict[Worker, outputs.Ending] = {}
 
-    def take(self, events: list[WorkEvent]) -> None:
+    def take(self, events: list[workevents.WorkEvent]) -> None:
         """Takes in the reports of slots."""
         now_s = machine.monotonic()
         for event in events:
@@ -136,12 +110,12 @@ class Ends:
             if error is not None:
                 self._give_up(event, error, now_s)
 
-    def _give_up(self, event: WorkEvent, error: Exception, now_s: float) -> None:
+    def _give_up(self, event: workevents.WorkEvent, error: Exception, now_s: float) -> None:
         """Ends the slot of a failed event, since its state is unknown; the tasks of a slot that is already gone end here."""
         match event:
-            case WorkerEnded():
+            case workevents.WorkerEnded():
                 lane = self._lanes.drop_worker(event.worker)
-            case SlotLost():
+            case workevents.SlotLost():
                 lane = self._lanes.drop_slot(event.slot)
             case _:
                 lane = None
@@ -150,35 +124,35 @@ class Ends:
             block.live -= 1
             self._end_for_good(block, (index,), Reason.WORKER_LOST, error, now_s)
 
-    def _take(self, event: WorkEvent, now_s: float) -> None:
+    def _take(self, event: workevents.WorkEvent, now_s: float) -> None:
         match event:
-            case TasksEnded():
+            case workevents.TasksEnded():
                 self._tasks_ended(event, now_s)
-            case CommandsEnded():
+            case workevents.CommandsEnded():
                 self._commands_ended(event, now_s)
-            case TasksReturned():
+            case workevents.TasksReturned():
                 lane = self._lanes.of_worker(event.worker) if event.worker is not None else self._lanes.of_slot(event.slot)
                 if lane is not None:
                     self.returned(self._lanes.ended(lane, event.seqs, None), now_s)
                     lane.recalling = False
-            case WorkerBlocked():
+            case workevents.WorkerBlocked():
                 if (lane := self._lanes.of_worker(event.worker)) is not None:
                     self._lanes.block(lane, event.seq)
-            case WorkerUnblocking():
+            case workevents.WorkerUnblocking():
                 if (lane := self._lanes.of_worker(event.worker)) is not None:
                     self._lanes.unblock(lane, event.seq)
-            case WorkerFailed():
+            case workevents.WorkerFailed():
                 error = f"{INITIALIZER_FAILED}: {event.summary}" if event.initializer else event.summary
-                self._refused[event.worker] = Ending(
+                self._refused[event.worker] = outputs.Ending(
                     reason=Reason.START_FAILED, error=error, data=event.error, out=event.out, err=event.err
                 )
-            case WorkerEnded():
+            case workevents.WorkerEnded():
                 self._worker_ended(event, now_s)
-            case SlotUp():
+            case workevents.SlotUp():
                 self.reopening.up(event.slot)
-            case SlotLost():
+            case workevents.SlotLost():
                 self._slot_lost(event, now_s)
-            case Surprised():
+            case workevents.Surprised():
                 self._shared.metrics.surprised(event.what)
                 if event.what == _FORK_FAILED and event.slot.uses <= 1 and not self._lanes.is_his_own_doing(event.slot):
                     self._node.strike(event.what, event.detail, event.slot.account)
@@ -191,7 +165,7 @@ class Ends:
 
     # -- calls ---------------------------------------------------------------------------------------------------------------
 
-    def _tasks_ended(self, event: TasksEnded, now_s: float) -> None:
+    def _tasks_ended(self, event: workevents.TasksEnded, now_s: float) -> None:
         lane = self._lanes.of_worker(event.worker)
         if lane is None:
             return
@@ -232,13 +206,13 @@ class Ends:
             if count > others:
                 self._node.ended(State.COMPLETED, count - others, busy_us / 1e6 / count)
 
-    def _task_ended(self, event: TasksEnded, end: TaskEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
+    def _task_ended(self, event: workevents.TasksEnded, end: TaskEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
         """Takes the end of a call that is not quick."""
-        ending = of_task(end)
+        ending = outputs.of_task(end)
         ending.home = str(event.slot.directory)
         self._flushed(block, index, end.seq, ending, now_s)
 
-    def _flushed(self, block: ClaimedBlock, index: int, seq: int, ending: Ending, now_s: float) -> None:
+    def _flushed(self, block: ClaimedBlock, index: int, seq: int, ending: outputs.Ending, now_s: float) -> None:
         ending.flushed = self._logs.take(seq)
         self.ended(block, index, ending, now_s)
 
@@ -253,7 +227,7 @@ class Ends:
         if (error := self._aside.attempt(settle)) is not None:
             self._end_for_good(block, [outcome.index for outcome in outcomes], Reason.BAD_OUTPUT, error, now_s)
 
-    def _worker_ended(self, event: WorkerEnded, now_s: float) -> None:
+    def _worker_ended(self, event: workevents.WorkerEnded, now_s: float) -> None:
         lane = self._lanes.of_worker(event.worker)
         refusal = self._refused.pop(event.worker, None)
         if lane is None:
@@ -263,12 +237,12 @@ class Ends:
             where = f"on {next(iter(tasks.values()))[0].node} " if tasks else ""
             python = self._lanes.python_of(event.slot)
             message = f"the interpreter {python} {where}cannot run rmgr's worker ({event.detail}): is rmgr in it?"
-            refusal = Ending(reason=Reason.START_FAILED, error=message)
+            refusal = outputs.Ending(reason=Reason.START_FAILED, error=message)
         self._lanes.drop_worker(event.worker)
         if event.seq and event.seq in tasks:
             block, index = tasks.pop(event.seq)
             with _AttemptBoundary(self, block, index, Reason.WORKER_LOST, now_s):
-                self._flushed(block, index, event.seq, of_worker(event), now_s)
+                self._flushed(block, index, event.seq, outputs.of_worker(event), now_s)
             block.in_vain = 0
         if refusal is None:
             self._unbegun(list(tasks.values()), event.detail or "its worker has died", now_s)
@@ -279,7 +253,7 @@ class Ends:
 
     # -- commands ------------------------------------------------------------------------------------------------------------
 
-    def _commands_ended(self, event: CommandsEnded, now_s: float) -> None:
+    def _commands_ended(self, event: workevents.CommandsEnded, now_s: float) -> None:
         lane = self._lanes.of_slot(event.slot)
         if lane is None:
             return
@@ -300,7 +274,7 @@ class Ends:
             counts[0] += 1
             counts[1] += end.elapsed_us
             outcomes = plain.get(block)
-            if outcomes is not None and not self._logs.has(end.seq) and (outcome := plain_outcome(block, index, end)) is not None:
+            if outcomes is not None and not self._logs.has(end.seq) and (outcome := outputs.plain_outcome(block, index, end)) is not None:
                 outcomes.append(outcome)
                 if end.out.size or end.err.size:
                     self._logs.remember(block.key.submission, block.key.attempt, outcome, index)
@@ -323,13 +297,13 @@ class Ends:
         if not block.is_placed:
             self._shared.turns[block.queue].charge(user_tag(block.info.record.user), block.key.cores, busy_s, count, now_s)
 
-    def _command_ended(self, event: CommandsEnded, end: CommandEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
-        ending = of_command(end)
+    def _command_ended(self, event: workevents.CommandsEnded, end: CommandEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
+        ending = outputs.of_command(end)
         ending.home = str(event.slot.directory)
         self._collect(block, index, end, ending)
         self._flushed(block, index, end.seq, ending, now_s)
 
-    def _collect(self, block: ClaimedBlock, index: int, end: CommandEnd, ending: Ending) -> None:
+    def _collect(self, block: ClaimedBlock, index: int, end: CommandEnd, ending: outputs.Ending) -> None:
         """Notes a command's output files, and the files that the user named for its streams."""
         command = block.info.record.command
         if command is None:
@@ -343,9 +317,7 @@ class Ends:
 
     # -- the boundary of one attempt -------------------------------------------------------------------------------------
 
-    def failed(
-        self, block: ClaimedBlock, index: int, reason: Reason, error: Exception, now_s: float, *, counts: tuple[int, int]
-    ) -> None:
+    def failed(self, block: ClaimedBlock, index: int, reason: Reason, error: Exception, now_s: float, *, counts: tuple[int, int]) -> None:
         """Ends an attempt whose handling has raised. counts: live and writing tasks of its block after this end."""
         self._aside.add(place_of(error), None, error)
         block.live, block.writing = counts
@@ -362,7 +334,7 @@ class Ends:
 
     # -- slots ---------------------------------------------------------------------------------------------------------------
 
-    def _slot_lost(self, event: SlotLost, now_s: float) -> None:
+    def _slot_lost(self, event: workevents.SlotLost, now_s: float) -> None:
         lane = self._lanes.of_slot(event.slot)
         tasks, owner = (dict(lane.tasks), lane.owner) if lane is not None else ({}, None)
         running = frozenset(event.running)
@@ -371,7 +343,7 @@ class Ends:
         for seq, (block, index) in tasks.items():
             if seq in running:
                 ran_us = int((now_s - lane.since_s) * 1e6) if lane is not None else 0
-                ending = Ending(
+                ending = outputs.Ending(
                     reason=Reason.WORKER_LOST, error=lost_words(event.why), started_us=machine.wall_us() - ran_us, elapsed_us=ran_us
                 )
                 with _AttemptBoundary(self, block, index, Reason.WORKER_LOST, now_s):
@@ -400,7 +372,7 @@ class Ends:
             if block.in_vain >= MOST_IN_VAIN:
                 error = f"what was to run it died {block.in_vain} times before it began, the last time: {why}"
                 with _AttemptBoundary(self, block, index, Reason.WORKER_LOST, now_s):
-                    self.ended(block, index, Ending(reason=Reason.WORKER_LOST, error=error, started_us=machine.wall_us()), now_s)
+                    self.ended(block, index, outputs.Ending(reason=Reason.WORKER_LOST, error=error, started_us=machine.wall_us()), now_s)
 
     # -- from an end to an outcome ---------------------------------------------------------------------------------------------
 
@@ -423,7 +395,7 @@ class Ends:
         for index in indices:
             block.live += 1
             now_us = machine.wall_us()
-            ending = Ending(reason=failure.reason, error=failure.error, started_us=now_us, is_final=failure.is_final)
+            ending = outputs.Ending(reason=failure.reason, error=failure.error, started_us=now_us, is_final=failure.is_final)
             with _AttemptBoundary(self, block, index, failure.reason, now_s):
                 self.ended(block, index, ending, now_s)
         if failure.is_refusal and indices:
@@ -436,49 +408,49 @@ class Ends:
             user = "" if is_own else block.info.record.user
             self._node.strike("start_failed", f"{block.key.submission}: {failure.error}", user=user)
 
-    def ended(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
+    def ended(self, block: ClaimedBlock, index: int, ending: outputs.Ending, now_s: float) -> None:
         """Takes the end of a live attempt."""
         if block.is_placed and self._node.jobs.is_awaited(block, ending, lambda: self._end_run(block, index, ending, machine.monotonic())):
             return
         self._end_run(block, index, ending, now_s)
 
-    def _end_run(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
+    def _end_run(self, block: ClaimedBlock, index: int, ending: outputs.Ending, now_s: float) -> None:
         block.live -= 1
         if ending.reason is Reason.NODE_LOST or (ending.reason is Reason.WORKER_LOST and block.info.account is not None):
             self._node.missed()  # processes of a user never report that the node was at fault (`adapters/host/distrust.py`)
         elif ending.reason is Reason.DISK_LIMIT:
             ending.error = block.over_limit.get(index, ending.error)
         elif not (block.is_placed and ending.reason is Reason.OUT_OF_MEMORY and ending.error):  # ranks report which node had no more
-            ending.error = over_limit(ending, block.info.record) or ending.error
+            ending.error = outputs.over_limit(ending, block.info.record) or ending.error
         if ending.error.startswith(DISK_WAS_FULL):  # the node looks well again once the work's files are gone
             self._node.strike("disk_full", f"{block.key.submission}_{index}: {ending.error}", block.info.account)
         ending.account, ending.output_cap = block.info.account, self._shared.config.log_cap_bytes
         ending.file_cap = self._shared.disk_caps.user_bytes
-        if block.payloads is not None and crowded(block, index, ending):
+        if block.payloads is not None and outputs.crowded(block, index, ending):
             ending.log_rows = True
         if not ending.needs_store:
             self._conclude(block, index, ending, None, now_s)
             return
         block.writing += 1
         done = partial(self._on_stored, block, index, ending)
-        self._rows.add(StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._shared.settings.log_ttl_s, done=done))
+        self._rows.add(outputs.StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._shared.settings.log_ttl_s, done=done))
 
-    def _on_stored(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
+    def _on_stored(self, block: ClaimedBlock, index: int, ending: outputs.Ending, result: outputs.Written | Exception) -> None:
         counts = block.live, block.writing - 1
         try:
             self._written(block, index, ending, result)
         except Exception as error:  # noqa: BLE001 - the boundary of one attempt
             self.failed(block, index, Reason.BAD_OUTPUT, error, machine.monotonic(), counts=counts)
 
-    def _written(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
+    def _written(self, block: ClaimedBlock, index: int, ending: outputs.Ending, result: outputs.Written | Exception) -> None:
         block.writing -= 1
-        written = result if isinstance(result, Written) else None
+        written = result if isinstance(result, outputs.Written) else None
         if written is not None and written.bad_output:
             ending.reason, ending.error = Reason.BAD_OUTPUT, written.bad_output
             self._rows.delete(block, index)
         if isinstance(result, Exception):
             what = result.message if isinstance(result, RmgrError) else f"{type(result).__name__}: {result}"
-            his, is_gone = is_users_fault(result, ending)
+            his, is_gone = outputs.is_users_fault(result, ending)
             user: str = block.info.record.user
             if not his or BOOK.admits(f"outputs of {user}", lambda more: self._node.log.info("outputs_not_stored", user=user, count=more)):
                 self._node.log.error("output_not_stored", task_id=f"{block.key.submission}_{index}", error=what)
@@ -494,14 +466,16 @@ class Ends:
         failpoint("starter.output_written")
         self._conclude(block, index, ending, written, machine.monotonic())
 
-    def _conclude(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, now_s: float) -> None:
+    def _conclude(self, block: ClaimedBlock, index: int, ending: outputs.Ending, written: outputs.Written | None, now_s: float) -> None:
         if ending.reason is Reason.NONE and self._stager.left.has(block):
             block.writing += 1
             self._stager.left.when_claimed(block, index, lambda refusal: self._on_claimed(block, index, ending, written, refusal))
         else:
             self._end(block, index, ending, written, now_s)
 
-    def _on_claimed(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, refusal: Exception | None) -> None:
+    def _on_claimed(
+        self, block: ClaimedBlock, index: int, ending: outputs.Ending, written: outputs.Written | None, refusal: Exception | None
+    ) -> None:
         """Ends a task once its output keys are claimed, or another process has them (its client died before it claimed them)."""
         block.writing -= 1
         if refusal is not None:
@@ -513,9 +487,9 @@ class Ends:
             written = None
         self._end(block, index, ending, written, machine.monotonic())
 
-    def _end(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, now_s: float) -> None:
+    def _end(self, block: ClaimedBlock, index: int, ending: outputs.Ending, written: outputs.Written | None, now_s: float) -> None:
         key, record = block.key, block.info.record
-        ended = conclude(
+        ended = outputs.conclude(
             block,
             index,
             ending,
@@ -536,7 +510,7 @@ class Ends:
             self._logs.remember(key.submission, key.attempt, ended, index)
         self._stager.done(block, index)
         if ending.directory and not self._stager.is_needed(block):  # else its staged files are being removed: two would collide
-            self._shared.io.run(lambda _store: remove_directory(ending), lambda _result: None)
+            self._shared.io.run(lambda _store: outputs.remove_directory(ending), lambda _result: None)
 
 
 def _is_plain(block: ClaimedBlock) -> bool:
@@ -569,7 +543,7 @@ class LiveLogs:
     ttl_s: how long new rows are kept, None = for ever. output_cap: about so many bytes of a stream are stored.
     """
 
-    def __init__(self, io: StoreIO, ttl_s: Callable[[], float | None], output_cap: int, charges: Charges) -> None:
+    def __init__(self, io: StoreIO, ttl_s: Callable[[], float | None], output_cap: int, charges: outputs.Charges) -> None:
         self._io = io
         self._charges = charges
         self._ttl_s = ttl_s

@@ -28,7 +28,6 @@ from rmgr.runtime.story import Pause, Story
 from rmgr.sched.capacity.gangs import SlotRow, Timetable
 
 if TYPE_CHECKING:
-
     from rmgr.adapters.host.slot import Slot
     from rmgr.coord.protocol.multi import Stamped
     from rmgr.daemons.starter.core.blocks import ClaimedBlock

@@ -750,9 +750,7 @@ class Reopening:
 # Assigns the machine's processors to the nodes of a Starter, so that slots and ranks can have their own.
 
 
-def processors_of(
-    names: Sequence[str], *, cores: int, mode: str, has_all: bool, available: Sequence[int]
-) -> dict[str, tuple[int, ...]]:
+def processors_of(names: Sequence[str], *, cores: int, mode: str, has_all: bool, available: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Returns the processors of each node; empty if work is not bound.
 
     Args:

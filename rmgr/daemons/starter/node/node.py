@@ -359,9 +359,7 @@ class NodeAgent:
 
     # -- orders ----------------------------------------------------------------------------------------------------------
 
-    def cancel(
-        self, block: ClaimedBlock, index: int | None, words: str, grace_us: int, *, reason: Reason = Reason.USER_CANCEL
-    ) -> None:
+    def cancel(self, block: ClaimedBlock, index: int | None, words: str, grace_us: int, *, reason: Reason = Reason.USER_CANCEL) -> None:
         """Ends tasks of a block as CANCELLED (None: all): waiting ones at once, running ones when they are dead."""
         now_s = machine.monotonic()
         if index is None:

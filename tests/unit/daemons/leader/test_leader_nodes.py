@@ -232,13 +232,13 @@ def test_losing_most_starters_at_once_is_requeued_slowly_and_told(bench: Bench) 
     bench.advance(0.4)
     fenced = sum(bench.look.node(f"n{i}").state is NodeState.FENCED for i in range(6))
     assert 1 <= fenced <= 4
-    assert (leader.mass_loss.lost, leader.mass_loss.known) == (5, 6)
+    assert (leader.nodes.mass.lost, leader.nodes.mass.known) == (5, 6)
     assert len(bench.events("mass_loss_began")) == 1
     bench.advance(10.0)
     assert sum(bench.look.node(f"n{i}").state is NodeState.FENCED for i in range(6)) == 5
     assert len(bench.look.pending()) == 5
     bench.advance(20.0)  # nothing is left to requeue: still it ends, and `rmgr status` is healthy again
-    assert (leader.mass_loss, len(bench.events("mass_loss_ended"))) == (None, 1)
+    assert (leader.nodes.mass, len(bench.events("mass_loss_ended"))) == (None, 1)
 
 
 def test_starters_lost_together_are_fenced_together_except_the_one_that_comes_back_in_between() -> None:
@@ -299,7 +299,7 @@ def test_a_registration_under_a_new_name_is_seen(bench: Bench) -> None:
     leader = bench.lead()
     starter = bench.starter("n1")
     bench.run()
-    assert leader.node_names == ["n1"]
+    assert list(leader.nodes.records) == ["n1"]
     assert leader.nodes.alive == {starter.guid}
     assert bench.count(bench.metrics.nodes_up) == 1
 

@@ -49,7 +49,7 @@ def test_a_story_reads_and_commits_under_the_fence_and_ends_with_the_leadership(
 
 
 def test_what_escapes_from_a_story_sets_aside_what_it_is_about_until_one_of_it_ends_well(bench: Bench) -> None:
-    tree, aside = tree_of(bench), bench.leader.aside
+    tree, aside = tree_of(bench), bench.leader.context.term.aside
 
     def story(error: Exception | None) -> Story[None]:
         yield Pause(0.0)

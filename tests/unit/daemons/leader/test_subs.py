@@ -395,7 +395,7 @@ def test_a_submission_goes_through_its_stages_and_no_other_way(bench: Bench) -> 
     followed.stop()
     assert followed.stage is Stage.STOPPED
     followed.load()
-    assert list(leader.aside.told().values()) == [f"ValueError: submission {number} is STOPPED, and cannot become READING"]
+    assert list(leader.context.term.aside.told().values()) == [f"ValueError: submission {number} is STOPPED, and cannot become READING"]
 
 
 def on_the_way(bench: Bench, *nodes: str) -> int:
