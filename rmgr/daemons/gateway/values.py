@@ -382,7 +382,7 @@ class OwnedStore(Store):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayContext:
-    """What the parts of a gateway share. owner_of: the user of a submission. operators: of its configuration. count: see `GatewayMetrics`."""
+    """What the parts of a gateway share. owner_of: the user of a submission. operators: as configured. count: see `GatewayMetrics`."""
 
     coordinator: Coordinator
     store: Store

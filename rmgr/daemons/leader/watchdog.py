@@ -370,7 +370,7 @@ class Watchdog:
         self._log.warning("leadership_ended", epoch=leader.record.epoch, why=why)
 
     def _watch_lease(self, leader: Leader) -> Story[None]:
-        """Ends the leadership when no answer came for longer than the lease: another WatchDog may lead by now, whatever the session says."""
+        """Ends the leadership when no answer came for longer than the lease: another WatchDog may lead now, whatever the session says."""
         while self.leader is leader and self._lease.is_valid():
             # Wakes at the end of the lease, and soon after it even if the host was suspended, which stops the timers' clock.
             yield Pause(max(0.1, min(self._lease.remaining_s(), self._lease.length_s / 2)))

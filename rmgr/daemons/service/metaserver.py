@@ -23,8 +23,24 @@ import msgspec
 from rmgr.coord.calls.ledger import OVER_US
 from rmgr.model.base.units import format_duration
 from rmgr.model.calls.interface import Interface, offers, readable
-from rmgr.model.cluster import servers
 from rmgr.model.cluster.queue import PipelineSpec
+from rmgr.model.cluster.servers import (
+    CALLS,
+    DEFAULT_CALL_POLICY,
+    REFRESH_US,
+    Candidate,
+    GatewayReport,
+    LifeHeard,
+    LinkView,
+    Pick,
+    PickRequest,
+    ReportAnswer,
+    ServerLoad,
+    ServerReport,
+    ServersView,
+    ServerView,
+    TermView,
+)
 from rmgr.sched.catalogue import call_policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
@@ -75,8 +91,8 @@ class LogLines(Protocol):
 
 def default_pipeline() -> PipelineSpec:
     """Returns the pipeline that picks if none was set."""
-    document = json.dumps({"stage": [{"policy": servers.DEFAULT_CALL_POLICY}]})
-    return PipelineSpec(partition=servers.CALLS, document=document, name=servers.DEFAULT_CALL_POLICY)
+    document = json.dumps({"stage": [{"policy": DEFAULT_CALL_POLICY}]})
+    return PipelineSpec(partition=CALLS, document=document, name=DEFAULT_CALL_POLICY)
 
 
 class Metaserver:
@@ -112,12 +128,12 @@ class Metaserver:
         self._now_us = 0
         self._bench: tuple[int, str] | None = None  # until when RR picks, and why
         self._spec = pipeline or default_pipeline()
-        self._stage = stage_for_calls(self._spec.tables(), servers.CALLS)
-        self._instead = Stage(call_policy_named(INSTEAD), (servers.CALLS,))
+        self._stage = stage_for_calls(self._spec.tables(), CALLS)
+        self._instead = Stage(call_policy_named(INSTEAD), (CALLS,))
 
     def set_pipeline(self, pipeline: PipelineSpec) -> bool:
         """Picks by this policy from now on. Returns whether it is new. Raises: ConfigError if it cannot send calls; the old one stays."""
-        stage = stage_for_calls(pipeline.tables(), servers.CALLS)
+        stage = stage_for_calls(pipeline.tables(), CALLS)
         with self._lock:
             if (pipeline.document, pipeline.name) == (self._spec.document, self._spec.name):
                 return False
@@ -132,13 +148,13 @@ class Metaserver:
 
     # -- reports and servers ----------------------------------------------------------------------------------------------------
 
-    def report(self, report: servers.GatewayReport) -> servers.ReportAnswer:
+    def report(self, report: GatewayReport) -> ReportAnswer:
         """Takes in a gateway's measurements. Cost: O(servers known), some 20 us each."""
         with self._lock:
             now_us = self._begin_change()
             for name in self._book.report(report, now_us):
                 if name in self._servers:
-                    self._tell("server_left", name, servers.CALLS)
+                    self._tell("server_left", name, CALLS)
             for ruling in self._book.rulings.values():
                 self._tell_server(ruling.record())
             for server in report.servers:
@@ -146,16 +162,16 @@ class Metaserver:
                     self._answers += 1
                     submit_us = max(now_us - call.took_us, 0)
                     numbers = (submit_us, now_us, call.operations, call.ran_us, call.alone_us, call.predicted_us)
-                    self._tell("call_answered", Answered(self._answers, server.name, *numbers, call.function, servers.CALLS))
+                    self._tell("call_answered", Answered(self._answers, server.name, *numbers, call.function, CALLS))
             lives = self._book.heard(report, now_us)
             untold = tuple(server.life for server in report.servers if self._book.find(server.name, server.life) is None)
-            return servers.ReportAnswer(epoch=self._epoch, policy=self._spec.name, pipeline=self._spec.document, lives=lives, untold=untold)
+            return ReportAnswer(epoch=self._epoch, policy=self._spec.name, pipeline=self._spec.document, lives=lives, untold=untold)
 
-    def servers(self, name: str = "") -> servers.ServersView:
+    def servers(self, name: str = "") -> ServersView:
         """Returns all servers, or one by name; a server with two known lives has two rows."""
         with self._lock:
             now_us = self._now()
-            return servers.ServersView(servers=self._book.views(name, now_us), policy=self._policy_name(now_us), epoch=self._epoch)
+            return ServersView(servers=self._book.views(name, now_us), policy=self._policy_name(now_us), epoch=self._epoch)
 
     def instead(self) -> str:
         """Returns which policy picks in place of the set one, and why; "" while the set one picks."""
@@ -165,7 +181,7 @@ class Metaserver:
 
     # -- picks ------------------------------------------------------------------------------------------------------------------
 
-    def pick(self, asked: servers.PickRequest) -> servers.Pick:
+    def pick(self, asked: PickRequest) -> Pick:
         """Picks the server for a call, and counts the call there, unless it was only to be explained.
 
         Cost: one pass, and a fact for each candidate whose link has changed.
@@ -173,7 +189,7 @@ class Metaserver:
         with self._lock:
             now_us = self._begin_change()
             able, notes, unknown = self._usable_servers(asked, now_us)
-            found = servers.Pick(epoch=self._epoch, policy=self._policy_name(now_us), unknown=unknown)
+            found = Pick(epoch=self._epoch, policy=self._policy_name(now_us), unknown=unknown)
             if asked.explain:
                 return self._explained_pick(asked, able, notes, found, now_us)
             if not able:
@@ -191,7 +207,7 @@ class Metaserver:
             for decision in plan.decisions:
                 self._state.carried_out(decision, now_us)
             if sent is None or option is None:
-                self._tell("call_left", call.id, servers.CALLS)
+                self._tell("call_left", call.id, CALLS)
                 why = plan.left.get(call.id)
                 return msgspec.structs.replace(found, policy=self._policy_name(now_us), why=_explain(why, plan))
             one, _ = able[sent.to]
@@ -206,9 +222,7 @@ class Metaserver:
                 transfer_s=option.forecast.transfer_s,
             )
 
-    def _usable_servers(
-        self, request: servers.PickRequest, now_us: int
-    ) -> tuple[dict[str, tuple[Life, float]], dict[str, str], tuple[str, ...]]:
+    def _usable_servers(self, request: PickRequest, now_us: int) -> tuple[dict[str, tuple[Life, float]], dict[str, str], tuple[str, ...]]:
         """Returns usable candidates with their bytes/s, why others are not usable, and those that are unknown here."""
         able: dict[str, tuple[Life, float]] = {}
         notes: dict[str, str] = {}
@@ -233,7 +247,7 @@ class Metaserver:
             able = fresh
         return able, notes, tuple(unknown)
 
-    def _tell_link(self, one: Life, rate: float, request: servers.PickRequest, candidate: servers.Candidate, now_us: int) -> None:
+    def _tell_link(self, one: Life, rate: float, request: PickRequest, candidate: Candidate, now_us: int) -> None:
         """Tells the state the current link of a candidate, if it has changed. Cost: 1 us if not."""
         self._book.link_told(one, request, candidate, now_us)
         known = self._servers.get(one.name)
@@ -269,22 +283,17 @@ class Metaserver:
         return self._spec.name if self._current_stage(now_us) is self._stage else f"{INSTEAD} instead of {self._spec.name}"
 
     def _explained_pick(
-        self,
-        request: servers.PickRequest,
-        able: Mapping[str, tuple[Life, float]],
-        notes: Mapping[str, str],
-        found: servers.Pick,
-        now_us: int,
-    ) -> servers.Pick:
+        self, request: PickRequest, able: Mapping[str, tuple[Life, float]], notes: Mapping[str, str], found: Pick, now_us: int
+    ) -> Pick:
         """Returns all terms, and the pick that would be made, computed on a copy of the state."""
         state = ClusterState.restored(self._state.snapshot())
-        terms = {name: servers.TermView(server=name, note=note) for name, note in notes.items()}
+        terms = {name: TermView(server=name, note=note) for name, note in notes.items()}
         for one, rate in able.values():
             state.server_changed(one.record(request.gateway, rate))
         if not able:
             why = _why_none(request, notes, found.unknown)
             return msgspec.structs.replace(found, why=why, terms=tuple(terms[name] for name in sorted(terms)))
-        call = self._call(request, state.partitions[servers.CALLS].servers.keys() - able.keys(), now_us)
+        call = self._call(request, state.partitions[CALLS].servers.keys() - able.keys(), now_us)
         state.call_submitted(call)
         plan = run_pass(state, frozenset({Cause.CALL_SUBMITTED}), now=now_us, seed=_SEED, pipeline=(self._current_stage(now_us),))
         sent = next((one for one in plan.decisions if isinstance(one, Send)), None)
@@ -293,7 +302,7 @@ class Metaserver:
             rate = throughput_of(option.server, call.client) or 0.0
             policy = self._current_stage(now_us).policy
             mean = isinstance(policy, Choosing) and policy.load == "mean"
-            terms[name] = servers.TermView(
+            terms[name] = TermView(
                 server=name,
                 load=(option.server.mean_load if mean else option.server.load) + option.added.load,
                 mops=option.speed / 1e6,
@@ -318,7 +327,7 @@ class Metaserver:
         """Returns what the policy expects of this call on that server, before the pick is carried out."""
         policy = self._current_stage(now_us).policy
         assert isinstance(policy, Choosing)  # as all policies for calls in the catalogue are
-        part = state.partitions[servers.CALLS]
+        part = state.partitions[CALLS]
         draft = Draft(part, now_us, _SEED, (policy.name,))
         draft.policy = policy.name
         try:
@@ -330,12 +339,12 @@ class Metaserver:
 
     @property
     def _servers(self) -> Mapping[str, Server]:
-        part = self._state.partitions.get(servers.CALLS)
+        part = self._state.partitions.get(CALLS)
         return {} if part is None else part.servers
 
-    def _call(self, request: servers.PickRequest, excluded: Collection[str], now_us: int) -> Call:
+    def _call(self, request: PickRequest, excluded: Collection[str], now_us: int) -> Call:
         barred = tuple(sorted(excluded))
-        return Call(self._calls, now_us, request.operations, request.bytes, request.gateway, servers.CALLS, request.function, barred)
+        return Call(self._calls, now_us, request.operations, request.bytes, request.gateway, CALLS, request.function, barred)
 
     def _tell_server(self, record: Server) -> None:
         if self._servers.get(record.name) != record:
@@ -399,7 +408,7 @@ class Metaserver:
             self._begin_log()
 
 
-def _why_none(request: servers.PickRequest, notes: Mapping[str, str], unknown: tuple[str, ...]) -> str:
+def _why_none(request: PickRequest, notes: Mapping[str, str], unknown: tuple[str, ...]) -> str:
     """Returns why no candidate can have the call."""
     if not request.servers:
         return "no server offers it"
@@ -453,10 +462,10 @@ class Life:
     life: int
     first_us: int
     seen_us: int
-    about: servers.ServerReport
-    load: servers.ServerLoad | None = None
+    about: ServerReport
+    load: ServerLoad | None = None
     measured_us: int = 0
-    refresh_us: int = servers.REFRESH_US
+    refresh_us: int = REFRESH_US
     words: dict[str, _GatewayReport] = field(default_factory=dict)
     sent_us: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_SENT))
     sent_before: int = 0
@@ -481,7 +490,7 @@ class Life:
 
     def record(self, gateway: str = "", rate: float = 0.0) -> Server:
         """Returns the scheduler's record. gateway, rate: bytes/s of that link, 0 = as measured."""
-        load, about = self.load or servers.ServerLoad(), self.about
+        load, about = self.load or ServerLoad(), self.about
         speed = about.mops * 1e6
         rates = self.rates() | ({gateway: rate} if rate else {})
         return Server(
@@ -490,7 +499,7 @@ class Life:
             load.running + load.waiting + load.other,
             throughput=tuple(sorted(rates.items())),
             at_us=self.measured_us,
-            partition=servers.CALLS,
+            partition=CALLS,
             slots=max(about.slots, 1),
             functions=self.offered,
             site=about.site,
@@ -534,7 +543,7 @@ class ServerBook:
     def find(self, name: str, life: int) -> Life | None:
         return self._lives.get(name, {}).get(life)
 
-    def report(self, report: servers.GatewayReport, now_us: int) -> list[str]:
+    def report(self, report: GatewayReport, now_us: int) -> list[str]:
         """Takes in a gateway's measurements. Returns the names that are forgotten. Cost: O(servers known), some 10 us each."""
         listed = {(server.name, server.life) for server in report.servers}
         for one in self._all_lives():
@@ -550,7 +559,7 @@ class ServerBook:
         self.rulings = {name: ruling for name in sorted(self._lives) if (ruling := self._ruling_life(name, now_us)) is not None}
         return gone
 
-    def link_told(self, one: Life, asked: servers.PickRequest, candidate: servers.Candidate, now_us: int) -> None:
+    def link_told(self, one: Life, asked: PickRequest, candidate: Candidate, now_us: int) -> None:
         """Takes in the gateway's newest measurement of its link, which came with a pick."""
         word = one.words.get(asked.gateway)
         if is_rate(candidate.bytes_per_s) and (word is None or word.bytes_per_s != candidate.bytes_per_s):
@@ -570,17 +579,17 @@ class ServerBook:
             return known.get(gateway, 0.0)
         return min((rate for other in self._all_lives() for rate in other.rates().values()), default=UNMEASURED)
 
-    def heard(self, report: servers.GatewayReport, now_us: int) -> tuple[servers.LifeHeard, ...]:
+    def heard(self, report: GatewayReport, now_us: int) -> tuple[LifeHeard, ...]:
         """Returns what other gateways know of each life: calls bound to it may come to any gateway."""
-        found: list[servers.LifeHeard] = []
+        found: list[LifeHeard] = []
         for one in self._all_lives():
             others = [word.hears_us(now_us) for gateway, word in one.words.items() if gateway != report.gateway]
             if others or one.over:
                 ago_us = now_us - max(others, default=one.seen_us)
-                found.append(servers.LifeHeard(name=one.name, life=one.life, heard_ago_us=ago_us, over=one.over))
+                found.append(LifeHeard(name=one.name, life=one.life, heard_ago_us=ago_us, over=one.over))
         return tuple(found)
 
-    def views(self, name: str, now_us: int) -> tuple[servers.ServerView, ...]:
+    def views(self, name: str, now_us: int) -> tuple[ServerView, ...]:
         """Returns all servers, or those of one name; a server with several known lives has several views."""
         lives = [one for one in self._all_lives() if name in {"", one.name}]
         return tuple(self._view(one, now_us) for one in sorted(lives, key=lambda one: (one.name, one.first_us, one.life)))
@@ -613,12 +622,12 @@ class ServerBook:
     def _all_lives(self) -> Iterator[Life]:
         return (one for lives in self._lives.values() for one in lives.values())
 
-    def _take_report(self, report: servers.GatewayReport, server: servers.ServerReport, now_us: int) -> None:
+    def _take_report(self, report: GatewayReport, server: ServerReport, now_us: int) -> None:
         lives = self._lives.setdefault(server.name, {})
         one = lives.get(server.life)
         if one is None:
             one = lives[server.life] = Life(server.name, server.life, now_us, now_us, server)
-        refresh_us = report.refresh_us or servers.REFRESH_US
+        refresh_us = report.refresh_us or REFRESH_US
         one.unfit = _unsound_number(server)
         if one.unfit:  # nothing of it gets into a formula, a log or a view
             server = msgspec.structs.replace(server, mops=0.0, bytes_per_s=0.0, round_trip_s=0.0, load=None)
@@ -671,11 +680,11 @@ class ServerBook:
         older = (one for one in there[:-1] if _runs_beside(one, there[-1]) and not one.is_stale(now_us))
         return next(older, there[-1]) if there else None
 
-    def _view(self, one: Life, now_us: int) -> servers.ServerView:
+    def _view(self, one: Life, now_us: int) -> ServerView:
         state, why = self.standing(one, now_us)
-        load, about = one.load or servers.ServerLoad(), one.about
+        load, about = one.load or ServerLoad(), one.about
         links = tuple(
-            servers.LinkView(
+            LinkView(
                 site=word.site,
                 gateway=gateway,
                 bytes_per_s=word.bytes_per_s,
@@ -684,7 +693,7 @@ class ServerBook:
             )
             for gateway, word in sorted(one.words.items())
         )
-        return servers.ServerView(
+        return ServerView(
             name=one.name,
             state=state,
             site=about.site,
@@ -718,9 +727,9 @@ def is_rate(value: float) -> bool:
     return value > 0 and isfinite(value)
 
 
-def _unsound_number(server: servers.ServerReport) -> str:
+def _unsound_number(server: ServerReport) -> str:
     """Returns which number of a report cannot be computed with, "" if all are sound."""
-    load = server.load or servers.ServerLoad()
+    load = server.load or ServerLoad()
     numbers = {name: getattr(load, name) for name in ("other", "mean_load", "arrivals_per_s", "service_s", "service_cv")}
     numbers |= {name: getattr(server, name) for name in ("mops", "bytes_per_s", "round_trip_s")}
     wrong = next((name for name, value in numbers.items() if not (isfinite(value) and (value > 0 if name == "mops" else value >= 0))), "")

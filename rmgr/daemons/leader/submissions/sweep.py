@@ -56,7 +56,7 @@ Found: TypeAlias = list[Stamped | list[str] | None]
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """One submission in one look at its queue. ended: the answer to its story. final: final tasks when the look began (`keeping.room_of`)."""
+    """One submission in one look at its queue. ended: what its story returns. final: final tasks at its beginning (`keeping.room_of`)."""
 
     followed: Followed
     ended: Future[bool] = field(default_factory=Future)
