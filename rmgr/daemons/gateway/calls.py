@@ -113,7 +113,6 @@ class Calls:
     # -- functions ----------------------------------------------------------------------------------------------------------------
 
     def understood(self, caller: Caller, ask: Any) -> Wanted | Any:
-        """See `relay.Choosing`."""
         began_s = machine.perf_counter()
         failpoint("calls.request")
         interface = self._find(ask.function, ask.function_version)
@@ -186,7 +185,6 @@ class Calls:
     # -- picks -------------------------------------------------------------------------------------------------------------------
 
     def pick(self, wanted: Wanted, user: str, links: Sequence[ServerLink]) -> tuple[Any, Sequence[Any]]:
-        """See `relay.Choosing`."""
         began_s = machine.perf_counter()
         found = self._request_pick(self._request(wanted, user, links))
         took_s = machine.perf_counter() - began_s
@@ -195,7 +193,6 @@ class Calls:
         return to_message(found), self._trace(wanted, links, found, took_s)
 
     def explain(self, caller: Caller, request: Any) -> Any:
-        """See `relay.Choosing`."""
         interface = self._find(request.function, request.function_version)
         if interface is None:
             raise NotFound(f"no server offers {request.function}", hint="rmgr functions")
@@ -261,12 +258,10 @@ class Calls:
     # -- measurements ------------------------------------------------------------------------------------------------------------
 
     def forwarding(self, count: int) -> None:
-        """See `relay.Choosing`."""
         failpoint("calls.forward")
         self._metrics.call_bytes.inc(count)
 
     def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, out_s: float, pick: Any) -> None:
-        """See `relay.Choosing`."""
         self._metrics.calls.labels(pb.CallOutcome.Kind.Name(outcome.kind).lower()).inc()
         parts = (("in", outcome.in_us / 1e6), ("waited", outcome.waited_us / 1e6), ("ran", outcome.ran_us / 1e6), ("out", out_s))
         for part, part_s in parts:
@@ -287,11 +282,9 @@ class Calls:
             )
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
-        """See `relay.Choosing`."""
         self._metrics.count(what, kind, amount)
 
     def servers(self, request: Any) -> Any:
-        """See `relay.Choosing`."""
         found: ServersView | None = self._ask_leader(lambda leader: leader.servers(request.name))
         return to_message(msgspec.structs.replace(self._own.servers(request.name), degraded=True) if found is None else found)
 

@@ -333,7 +333,6 @@ class GatewayUse:
         self._room = threading.BoundedSemaphore(_AT_ONCE)
 
     def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
-        """See `UseAnswers`."""
         with self._room:
             try:
                 self._bounds.spend(caller.user)

@@ -271,11 +271,9 @@ class ClientTalk:
             post(self._release_work)
 
     def taken(self) -> None:
-        """See `Talker`."""
         self._desk.submitter.post(self._resume_kept)
 
     def over(self) -> None:
-        """See `Talker`."""
         self._desk.submitter.post(self._end)
 
     # -- begin and end
@@ -595,7 +593,6 @@ class _KeptSubmission:
     # -- port.KeptListener
 
     def on_fragments(self, fragments: Sequence[Read]) -> None:
-        """See `KeptListener`."""
         self._tell_left()
         for message in messages.fragments_of(self.keep.id, fragments):
             self._talk.say(message)
@@ -603,27 +600,21 @@ class _KeptSubmission:
             self._upkeep.rest(is_resting=True)
 
     def on_tail(self, tail: Tail) -> None:
-        """See `KeptListener`."""
         self._talk.say(messages.TailIs(self.keep.id, encode_record(tail)))
 
     def on_record(self, record: Submission | None, version: int) -> None:
-        """See `KeptListener`."""
         self._talk.say(messages.RecordIs(self.keep.id, encode_record(record) if record is not None else b"", version))
 
     def on_owned(self, stored: Stored) -> None:
-        """See `KeptListener`."""
         self._talk.say(messages.owned_of(self.keep.id, stored))
 
     def on_full(self, most: int) -> None:
-        """See `KeptListener`."""
         self._talk.say(messages.Full(self.keep.id, most))
 
     def on_trouble(self, error: RmgrError) -> None:
-        """See `KeptListener`."""
         self._talk.say(messages.Trouble(self.keep.id, messages.Fault.of(error)))
 
     def on_dead(self, error: RmgrError) -> None:
-        """See `KeptListener`."""
         self._is_over = True
         self._talk.say(messages.Dead(self.keep.id, messages.Fault.of(error)))
         self._talk.forget(self.keep.id)

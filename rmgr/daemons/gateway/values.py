@@ -185,7 +185,6 @@ class OwnedStore(Store):
     # -- writing
 
     def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
-        """See `Store.put`."""
         if names.family(key) not in {_NAMED, _SHARED}:
             self._store.write(key, value, how)
             return
@@ -314,7 +313,6 @@ class OwnedStore(Store):
         return found
 
     def stream(self, key: str, **how: Any) -> Iterator[bytes] | None:
-        """See `Store.stream`."""
         with audited(self._log, self._person, "GET", key):
             return self._store.stream(self._row(key), **how)
 
@@ -369,11 +367,9 @@ class OwnedStore(Store):
     # -- the rest
 
     def sweep(self, **how: Any) -> int:
-        """See `Store.sweep`."""
         return self._store.sweep(**how)
 
     def health(self, **how: Any) -> str | None:
-        """See `Store.health`."""
         return self._store.health(**how)
 
     def close(self) -> None:
@@ -406,11 +402,9 @@ class UserRows(Rows):
         self._owned = owned
 
     def person_of(self, caller: Caller) -> Person:
-        """See `Rows`."""
         return self._context.person_of(caller)
 
     def store_of(self, person: Person) -> Store:
-        """See `Rows`."""
         return self._context.store if self._owned is None else self._owned(person)
 
     def permit(self, person: Person, verb: str, keys: Sequence[str]) -> None:
@@ -424,6 +418,5 @@ class UserRows(Rows):
             check_content(key, digest)
 
     def visible(self, person: Person, keys: Sequence[str]) -> list[str]:
-        """See `Rows`."""
         rows = visible(person, keys, self._context.owner_of)
         return rows if self._owned is None else self._owned(person).listed(rows)

@@ -321,13 +321,11 @@ class CallAnswering:
         self._metrics = metrics
 
     def report(self, report: GatewayReport) -> ReportAnswer:
-        """See `MetaserverAnswers`."""
         answer = self._metaserver().report(report)
         self._metrics.call_reports.inc()
         return answer
 
     def pick(self, asked: PickRequest) -> Pick:
-        """See `MetaserverAnswers`."""
         metaserver = self._metaserver()
         began_s = machine.perf_counter()
         failpoint("calls.scheduler")
@@ -340,7 +338,6 @@ class CallAnswering:
         return msgspec.structs.replace(found, took_us=round(took_s * 1e6))
 
     def servers(self, name: str) -> ServersView:
-        """See `MetaserverAnswers`."""
         return self._metaserver().servers(name)
 
     def _metaserver(self) -> Metaserver:
@@ -363,7 +360,6 @@ class LeaderUse:
         self._found: dict[str, UserTotals] = {}
 
     def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
-        """See `UseAnswers`."""
         found, read_s = self._read(FRESH_S if fresh else OLD_S)
         leader, told = self._watchdog.leader, {}
         cores = {} if leader is None else leader.caps.cores

@@ -311,11 +311,9 @@ class CallLog:
 
     @property
     def has_room(self) -> bool:
-        """See `LogLines`."""
         return self._bytes < MOST_BYTES and self._pieces.has_room
 
     def begin(self) -> None:
-        """See `LogLines`."""
         with self._lock:
             self._lines.append(None)
 

@@ -310,7 +310,6 @@ class LongList(WatchedCache[list[str]]):
         self._moved_s = -math.inf
 
     def refresh(self) -> None:
-        """See `WatchedCache.refresh`."""
         if self._changed is not None and not self._reading and len(self.value or ()) >= LONG:
             self._tree.heard(self._tree.stat(self.path), self._note, about=self.path)  # answered before the list
         super().refresh()

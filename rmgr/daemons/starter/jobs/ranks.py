@@ -57,16 +57,13 @@ class RanksAnswering:
         self._starter = starter
 
     def prepare(self, node: str, hold: str, *, head: str, cores: int) -> Future[Any]:
-        """See `RanksAnswers.prepare`."""
         ready: Future[Any] = self._ask(node, lambda agent: agent.jobs.holds.when_ready(hold, head=head, cores=cores))
         return ready
 
     def suspend(self, node: str, hold: str, *, resume: bool, out_of_turn_us: int = 0) -> None:
-        """See `RanksAnswers.suspend`."""
         self._ask(node, lambda agent: agent.jobs.holds.suspend(hold, resume=resume, out_of_turn_us=out_of_turn_us))
 
     def checkpoint(self, node: str, hold: str, step: Step) -> tuple[int, str]:
-        """See `RanksAnswers.checkpoint`."""
         part = self._ask(node, lambda agent: agent.jobs.helped.get(hold, resume=step.step == "ask" and step.stop))
         try:
             return answer(part, step)
@@ -74,7 +71,6 @@ class RanksAnswering:
             raise RmgrError(f"node {node}: {sentence(error)}") from None
 
     def launch(self, node: str, hold: str) -> RanksLink:
-        """See `RanksAnswers.launch`."""
         found = self._ask(node, lambda agent: agent.jobs.holds.get(hold), _CONNECT_S)  # it may be registering, which takes a while
         if found.place is None:
             raise _nothing_on(node)

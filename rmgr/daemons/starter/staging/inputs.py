@@ -336,15 +336,12 @@ class UserKeys:
 
     @property
     def user(self) -> Person | None:
-        """See `KeyTable`."""
         return Person(name=self._name) if self._deeds is not None else None
 
     def noted(self, rows: Sequence[str], *, largest: int, timeout: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
-        """See `KeyTable`."""
         return self._store.get_noted_many(rows, largest=largest, timeout_s=timeout)
 
     def about(self, rows: Sequence[str], *, timeout: float = 30.0) -> dict[str, About]:
-        """See `KeyTable`."""
         return self._store.about_many(rows, timeout_s=timeout) if rows else {}
 
     def check_writable(self, key: str, about: About) -> Holder | None:
@@ -366,7 +363,6 @@ class UserKeys:
         decided: Callable[[], None] | None = None,
         timeout: float = 30.0,
     ) -> None:
-        """See `KeyTable`."""
         del owners, decided
         beside: dict[str, Any] = {"replaces": replaces} if replaces else {}
         if self._deeds is not None:

@@ -796,7 +796,6 @@ class ChargedStore:
         return getattr(self._store, name)
 
     def put(self, key: str, value: bytes | Iterable[bytes | memoryview], **options: Any) -> None:
-        """See `Store.put`."""
         if isinstance(value, bytes):
             self._charge.row(key, len(value))
             self._store.put(key, value, **options)
