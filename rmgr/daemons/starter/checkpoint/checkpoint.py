@@ -1,15 +1,26 @@
 """Checkpoints of the jobs whose script one node runs: requests, their results, how an attempt is given up, and how a job begins with one.
 
-`way.py` has the table of steps; `Checkpoints.happened` runs it, with a method for each effect: effects that take time are stories. All
-waiting (for files, the store, other nodes) is done on separate threads, whose results come as messages. A checkpoint that is refused, too
-large or not stored is noted in the job's story (NOTE), in the log and in a metric. The job goes on, unless it has ended. A later attempt
-begins with the newest readable checkpoint (`Restores`).
+A checkpoint is one story, `_run`, up to its answer or its refusal; `_store` follows: at once for a job that goes on, at the end of the
+attempt for one that stops.
+
+    go-on      MEASURING -> ASKED -> COPYING -> OVER        it is copied when it has answered, else at the end of its grace
+    stop       MEASURING -> ASKED -> ENDING -> COPYING -> LEAVING       it ends (85), or is ended after its grace; STOP: the job waits again
+    policy     MEASURING -> ASKED -> WITHDRAWING -> OVER    the same, but a job that does not answer in its grace goes on
+    preempt    ENDING -> COPYING -> LEAVING                 nothing is asked or stored
+
+A stop of a job with restart = start begins with ASKED: it is asked, so that it can end in order, but nothing is measured or stored. What
+happens meanwhile ends the story at its wait: the end of the attempt, an order that kills, a stop instead of a checkpoint, a lost node.
+
+All waiting (for files, the store, other nodes) is done on separate threads, whose results come as messages. A checkpoint that is refused,
+too large or not stored is noted in the job's story (NOTE), in the log and in a metric. The job goes on, unless it has ended. A later
+attempt begins with the newest readable checkpoint (`Restores`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -36,18 +47,6 @@ from rmgr.daemons.starter.checkpoint.files import (
     united,
     write_checkpoint,
 )
-from rmgr.daemons.starter.checkpoint.way import (
-    CheckpointEffect,
-    CheckpointEvent,
-    CheckpointKind,
-    CheckpointPhase,
-    OpenCheckpoint,
-    kind_of,
-    next_step,
-    rigid_of,
-    says_saved,
-    was_stopped,
-)
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.execution.lanes import WorkerLane
@@ -59,7 +58,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.base.units import format_duration, utc
 from rmgr.model.cluster.node import InboxOrder
 from rmgr.model.tasks.block import PastAttempt, story_line
-from rmgr.model.tasks.submission import FROM_START
+from rmgr.model.tasks.submission import FROM_START, Rigid
 from rmgr.model.wire.frames import NO_OUTPUT
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story
@@ -84,6 +83,72 @@ KILL_US = 2_000_000
 NOTHING = "nothing was saved: its checkpoint directory has no files"
 
 
+class CheckpointPhase(StrEnum):
+    """Phase of a checkpoint."""
+
+    BEGUN = "begun"
+    MEASURING = "measuring"
+    ASKED = "asked"
+    WITHDRAWING = "withdrawing"  #: its grace is over and the job goes on: the program is being told
+    ENDING = "ending"
+    COPYING = "copying"
+    LEAVING = "leaving"  #: its STOP is being committed
+    OVER = "over"
+
+
+class CheckpointKind(StrEnum):
+    """What becomes of the job."""
+
+    GO_ON = "go-on"
+    STOP = "stop"
+    POLICY = "policy"  #: it stops if it saves its state within its grace, else it goes on
+    PREEMPT = "preempt"  #: it ends at once
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class OpenCheckpoint:
+    """A checkpoint under way. ending: of the attempt, once it has ended; tell: reports that end.
+
+    by_policy: a policy moves the job. is_telling: its processes are being told. answered: the program has reported that it saved.
+    is_waiting: its files wait for the data store, and people were told.
+    """
+
+    block: ClaimedBlock
+    number: int
+    kind: CheckpointKind = CheckpointKind.GO_ON
+    why: str
+    grace_us: int
+    by_policy: bool = False
+    is_telling: bool = False
+    answered: bool = False
+    is_waiting: bool = False
+    made_us: int  #: always the same, since a stored row never changes
+    orders: list[str] = field(default_factory=list)
+    phase: CheckpointPhase = CheckpointPhase.BEGUN
+    ending: Ending | None = None
+    tell: Callable[[], None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is over."""
+        return self.phase is CheckpointPhase.OVER
+
+    @property
+    def is_stop(self) -> bool:
+        """Whether the job is to stop, if it can."""
+        return self.kind is not CheckpointKind.GO_ON
+
+    @property
+    def kills(self) -> bool:
+        """Whether the attempt ends now, without anything being stored."""
+        return self.kind is CheckpointKind.PREEMPT
+
+    @property
+    def reason(self) -> Reason:
+        """Reason of the attempt's end."""
+        return Reason.PREEMPTED if self.kills else Reason.MIGRATED
+
+
 class Checkpoints:
     """Checkpoints of one node. directory: contains a directory for each job."""
 
@@ -97,37 +162,6 @@ class Checkpoints:
         self._timed: set[ClaimedBlock] = set()
         self._asked: set[ClaimedBlock] = set()  #: blocks whose program has been asked
         self.restores = Restores(node, self.directories)
-        self._effects: dict[CheckpointEffect, Callable[[OpenCheckpoint, str | Exception], Story[None] | None]] = {
-            CheckpointEffect.NOTHING: lambda _case, _detail: None,
-            CheckpointEffect.MEASURE: self._measure,
-            CheckpointEffect.ASK: self._ask,
-            CheckpointEffect.WITHDRAW: self._withdraw,
-            CheckpointEffect.PREEMPT: self._preempt,
-            CheckpointEffect.END: lambda case, _detail: self._end(case, case.grace_us),
-            CheckpointEffect.END_SILENT: self._end_silent,
-            CheckpointEffect.COPY: self._copy,
-            CheckpointEffect.COPY_SOON: self._copy_soon,
-            CheckpointEffect.TELL: lambda case, words: node.notes.tell(case.block, str(words), orders=case.orders, saving=""),
-            CheckpointEffect.LEAVE: self._leave,
-            CheckpointEffect.LEAVE_UNSTORED: self._leave_unstored,
-            CheckpointEffect.REFUSE: self._refuse,
-            CheckpointEffect.REFUSE_SILENT: lambda case, why: self._refuse(case, why, outcome="ignored"),
-            CheckpointEffect.TELL_CANCELLED: lambda case, why: self._end_as(case, why, reason=Reason.USER_CANCEL),
-            CheckpointEffect.TELL_LOST: lambda case, why: self._end_as(case, why, reason=Reason.NODE_LOST),
-        }
-
-    def happened(self, case: OpenCheckpoint, event: CheckpointEvent, detail: str | Exception = "") -> bool:
-        """Takes the table's step for an event. False: the event came too late, and nothing changes."""
-        step = next_step(case.phase, event, case.kind)
-        if step is None:
-            return False
-        case.phase = step.phase
-        if case.is_over and self._open.get(case.block) is case:  # an open request stays; a late answer is ignored
-            del self._open[case.block]
-        story = self._effects[step.effect](case, detail)
-        if story is not None:  # an effect that takes time
-            self._node.jobs.stories.begin(story)
-        return True
 
     def lane_of(self, block: ClaimedBlock) -> WorkerLane | None:
         """Returns the lane that runs its script, None if it does not run."""
@@ -162,14 +196,15 @@ class Checkpoints:
         grace_us = given_us or (KILL_US if kills else rigid_of(block).checkpoint_grace_us)
         if case is not None and (not is_stop or case.is_stop):
             case.orders.append(guid)
-            if kills and not case.kills and case.ending is None:
+            if kills and not case.kills and case.ending is None:  # an attempt that has ended leaves as planned
                 case.kind, case.grace_us = CheckpointKind.PREEMPT, grace_us
-                self.happened(case, CheckpointEvent.KILL)
+                self._node.jobs.stories.end(case)
+                self._end(case, grace_us)
             return
         orders = [guid]
         if case is not None:  # a stop does not wait for a checkpoint of a job that goes on
             orders += case.orders
-            self.happened(case, CheckpointEvent.REPLACED)
+            self._over(case)
         self._begin(self._case(block, why, grace_us, kind=kind, by_policy=by_policy, orders=orders))
 
     def is_obeying(self, guid: str) -> bool:
@@ -213,27 +248,19 @@ class Checkpoints:
         return found
 
     def _begin(self, case: OpenCheckpoint) -> None:
-        block, is_stop, why = case.block, case.is_stop, case.why
-        self._node.log.info("checkpoint_begun", block=paths.block_name(block.key), kind="stop" if is_stop else "go-on", why=why)
-        if is_stop and not block.data.resubmit:
-            self.happened(case, CheckpointEvent.RUNS_ONCE, "its job may run only once (--no-requeue)")
-        elif rigid_of(block).restart == FROM_START:
-            self.happened(case, CheckpointEvent.FROM_START, "its job always begins from the start (--restart-from start)")
-        else:
-            self.happened(case, CheckpointEvent.SAVES)
+        block, kind = paths.block_name(case.block.key), "stop" if case.is_stop else "go-on"
+        self._node.log.info("checkpoint_begun", block=block, kind=kind, why=case.why)
+        self._node.jobs.stories.begin(self._run(case), key=case)
 
-    def _measure(self, case: OpenCheckpoint, _detail: str | Exception) -> Story[None]:
-        parts = self.directories.parts(case.block, lambda: case.is_over)
-        store, limit = self._shared.io.store, self._shared.config.checkpoint_max_bytes
-        try:
-            yield self.directories.background(lambda: check(parts, store, limit))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job is told
-            self.happened(case, CheckpointEvent.UNFIT, error)
-        else:
-            self.happened(case, CheckpointEvent.FITS)
+    def _over(self, case: OpenCheckpoint) -> None:
+        """Ends a checkpoint: what still comes of it is ignored."""
+        case.phase = CheckpointPhase.OVER
+        if self._open.get(case.block) is case:
+            del self._open[case.block]
+        self._node.jobs.stories.end(case)
 
-    def _ask(self, case: OpenCheckpoint, _detail: str | Exception) -> Story[None]:
-        """Asks the program to save its state, and waits for its answer within its grace.
+    def _run(self, case: OpenCheckpoint) -> Story[None]:
+        """Measures, asks the program to save its state, and waits for its answer within its grace.
 
         asked -> answered                         it has saved its state, which is stored (if the job is to stop: once it has ended)
         asked -> silent -> what lies there        of a job that goes on: its files are stored as they are
@@ -242,12 +269,47 @@ class Checkpoints:
 
         Each step is noted in the block (`saving`, `stopping`, `story`), for people and for any leader.
         """
+        block, from_start = case.block, rigid_of(case.block).restart == FROM_START
+        if case.is_stop and not block.data.resubmit:  # it cannot go back to its queue; it can save its state and go on
+            self._refuse(case, "its job may run only once (--no-requeue)")
+            return
+        if case.kills:  # a preemption does not wait for an answer
+            self._node.notes.tell(block, "", stopping=case.why or "preempted")
+            self._end(case, case.grace_us)
+            return
+        if from_start and case.kind is not CheckpointKind.STOP:  # useless, and a policy would move it at the price of all its work
+            self._refuse(case, "its job always begins from the start (--restart-from start)")
+            return
+        parts = self.directories.parts(block, lambda: case.is_over)
+        if not from_start:  # it is better known before the program is disturbed that its files cannot be stored
+            case.phase = CheckpointPhase.MEASURING
+            store, limit = self._shared.io.store, self._shared.config.checkpoint_max_bytes
+            try:
+                yield self.directories.background(lambda: check(parts, store, limit))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the job is told
+                self._refuse(case, error)
+                return
+        case.phase, own = CheckpointPhase.ASKED, self.directories.own_part(block)
+        end_s = machine.monotonic() + case.grace_us / 1e6
+        self._ask(case, own, parts)
+        while True:
+            yield Pause(_LOOK_S)
+            case.answered = case.answered or answered(own.directory, block.info.account) >= case.number
+            if (case.answered and not case.is_stop) or machine.monotonic() >= end_s:
+                break
+        if not case.is_stop:  # without an answer it may have saved its state earlier; the copy notices if files change meanwhile
+            yield from self._store(case)
+        elif case.answered or case.kind is CheckpointKind.STOP:  # it should have ended by itself
+            self._node.log.warning("checkpoint_ignored", block=paths.block_name(block.key), seconds=case.grace_us / 1e6)
+            self._end(case, KILL_US)
+        else:
+            yield from self._withdraw(case, parts)
+
+    def _ask(self, case: OpenCheckpoint, own: LocalPart, parts: list[JobDirectory]) -> None:
         block, now_us = case.block, machine.wall_us()
         self._asked.add(block)
-        case.end_s = machine.monotonic() + case.grace_us / 1e6
         asked = SaveRequest(number=case.number, stop=case.is_stop, deadline_us=now_us + case.grace_us)
-        lane, own = self.lane_of(block), self.directories.own_part(block)
-        parts = self.directories.parts(block, lambda: case.is_over)
+        lane = self.lane_of(block)
         if lane is not None:
             own.marker, own.spare = lane.slot.marker, (lane.slot.pid,)
         saving = f"asked at {utc(now_us)} ({case.why or 'stop'}), has until {utc(asked.deadline_us)}"
@@ -257,20 +319,10 @@ class Checkpoints:
         if case.is_stop and lane is not None:  # a stopped job could not answer
             lane.suspend(resume=True)
         self._node.jobs.stories.begin(self._remind(case, parts, asked))
-        while True:
-            yield Pause(_LOOK_S)
-            if not case.is_asked:
-                return
-            if not case.answered and answered(own.directory, block.info.account) >= case.number:
-                case.answered = True
-                self.happened(case, CheckpointEvent.ANSWERED)
-            if machine.monotonic() >= case.end_s:
-                self.happened(case, CheckpointEvent.LATE if case.answered else CheckpointEvent.SILENT)
-                return
 
     def _remind(self, case: OpenCheckpoint, parts: list[JobDirectory], asked: SaveRequest) -> Story[None]:
         """Repeats the request until the program answers: it may begin to listen only now."""
-        while case.is_asked:  # later its slot may belong to another job
+        while case.phase is CheckpointPhase.ASKED:  # later its slot may belong to another job
             case.is_telling = True
             try:
                 yield self.directories.background(lambda: each(parts, lambda part: part.ask(asked)))
@@ -278,39 +330,28 @@ class Checkpoints:
                 if not case.is_over:
                     self._node.log.warning("checkpoint_not_asked", block=paths.block_name(case.block.key), error=sentence(error))
             case.is_telling = False
-            if case.phase is CheckpointPhase.WITHDRAWING:
-                yield from self._tell_withdrawn(case)
-                return
             yield Pause(_AGAIN_S)
 
-    def _withdraw(self, case: OpenCheckpoint, _detail: str | Exception) -> Story[None] | None:
-        """Tells the program that it need not stop any more, after any request that is still being sent."""
-        self._node.log.warning("checkpoint_withdrawn", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
-        return None if case.is_telling else self._tell_withdrawn(case)
+    def _withdraw(self, case: OpenCheckpoint, parts: list[JobDirectory]) -> Story[None]:
+        """Tells a program that did not answer that it need not stop any more: a policy must not cost work.
 
-    def _tell_withdrawn(self, case: OpenCheckpoint) -> Story[None]:
-        """Sends a last request that does not ask for a stop: a program that saves its state only now goes on after that."""
+        The last request does not ask for a stop: a program that saves its state only now goes on after that.
+        """
+        case.phase = CheckpointPhase.WITHDRAWING
+        self._node.log.warning("checkpoint_withdrawn", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
+        while case.is_telling:  # a request is still being sent
+            yield Pause(_LOOK_S)
         case.number = self.next_number(case.block)
-        parts = self.directories.parts(case.block, lambda: case.is_over)
         asked = SaveRequest(number=case.number, stop=False, deadline_us=machine.wall_us())
         try:
             yield self.directories.background(lambda: each(parts, lambda part: part.ask(asked)))
         except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
-            if case.phase is CheckpointPhase.WITHDRAWING:
-                self._node.log.warning("checkpoint_not_withdrawn", block=paths.block_name(case.block.key), error=sentence(error))
-        why = f"it has not saved its state within {format_duration(case.grace_us / 1e6)}"
-        self.happened(case, CheckpointEvent.WITHDRAWN, why)
-
-    def _preempt(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
-        self._node.notes.tell(case.block, "", stopping=case.why or "preempted")
-        self._end(case, case.grace_us)
-
-    def _end_silent(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
-        self._node.log.warning("checkpoint_ignored", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
-        self._end(case, KILL_US)
+            self._node.log.warning("checkpoint_not_withdrawn", block=paths.block_name(case.block.key), error=sentence(error))
+        self._refuse(case, f"it has not saved its state within {format_duration(case.grace_us / 1e6)}", outcome="ignored")
 
     def _end(self, case: OpenCheckpoint, grace_us: int) -> None:
-        """Ends the attempt now."""
+        """Ends the attempt now; `is_awaited` goes on."""
+        case.phase = CheckpointPhase.ENDING
         self._node.stop_tasks(case.block, None, case.reason, grace_us)
 
     # -- the end of the attempt --------------------------------------------------------------------------------------------------
@@ -332,18 +373,61 @@ class Checkpoints:
         case.ending, case.tell = ending, tell
         case.answered = case.answered or (again and not case.kills)
         ending.account, ending.log_rows = block.info.account, True
-        self.happened(case, CheckpointEvent.ENDED)
+        self._node.jobs.stories.end(case)
+        self._node.jobs.stories.begin(self._store(case), key=case)
         return True
 
     def _ended_as_stop(self, block: ClaimedBlock, case: OpenCheckpoint | None) -> OpenCheckpoint:
         """Opens a STOP for a job that was only asked to save its state, but has ended and wants to run again."""
         if case is not None:
-            self.happened(case, CheckpointEvent.REPLACED)
+            self._over(case)
         why = f"it ended with {SAVED_EXIT_CODE} after it was asked to save its state"
         return self._case(block, why, 0, kind=CheckpointKind.STOP, answered=True, orders=case.orders if case is not None else [])
 
-    def _copy(self, case: OpenCheckpoint, _detail: str | Exception = "") -> Story[None]:
-        """Stores the content of its directories, and the output of an attempt that has ended."""
+    def _store(self, case: OpenCheckpoint) -> Story[None]:
+        """Stores the content of its directories, and the output of an attempt that has ended, which then leaves."""
+        block, name, copies = case.block, paths.block_name(case.block.key), 0
+        case.phase = CheckpointPhase.COPYING
+        if case.answered and not block.data.answered:  # the next commit carries it
+            block.data = msgspec.structs.replace(block.data, answered=True)
+        while True:
+            self._shared.after(_LONG_COPY_S, lambda: self._tell_copy(case))
+            result, error = "", None
+            try:
+                result = yield self._copied(case)
+            except Exception as caught:  # noqa: BLE001 - whatever it is, what follows is below
+                error = caught
+            if result and not result.startswith(NOTHING):
+                self._node.log.info("checkpoint_stored", block=name, detail=result)
+                self._shared.metrics.checkpoints.labels("stored").inc()
+            if case.is_stop and block.cancel_words(block.key.first) is not None:  # cancelled meanwhile, and that wins
+                self._end_as(case, "", Reason.USER_CANCEL)
+            elif isinstance(error, StoreUnavailable) and case.is_stop:  # the work is saved here, and waits for the store
+                if not case.is_waiting:
+                    case.is_waiting = True
+                    self._node.log.warning("checkpoint_waits_for_the_store", block=name, error=error.message)
+                    self._node.notes.tell(block, "", saving=story_line(f"its files wait for the data store: {error.message}"))
+                yield Pause(_STORE_PAUSE_S)
+                continue
+            elif isinstance(error, StateConflict) and not case.is_stop and copies < _COPIES:  # the files of an ended job do not change
+                copies += 1
+                yield Pause(_COPY_PAUSE_S)
+                continue
+            elif error is not None and not case.is_stop:  # it will be asked another time
+                self._refuse(case, error)
+            elif error is not None:  # it has ended: it waits again, with its previous checkpoint
+                words = f"checkpoint {block.key.attempt}.{case.number} was not stored: {sentence(error)}"
+                self._node.log.error("checkpoint_not_stored", block=name, error=words)
+                self._shared.metrics.checkpoints.labels("too_large" if isinstance(error, ValueTooLarge) else "not_stored").inc()
+                self._leave(case, words)
+            elif case.is_stop:
+                self._leave(case, result)
+            else:
+                self._over(case)
+                self._node.notes.tell(block, result, orders=case.orders, saving="")
+            return
+
+    def _copied(self, case: OpenCheckpoint) -> Future[str]:
         block, ending, key = case.block, case.ending, case.block.key
         keeps = not case.kills and rigid_of(block).restart != FROM_START
         parts = self.directories.parts(block, lambda: case.is_over)
@@ -361,73 +445,28 @@ class Checkpoints:
                 stop, made_us = case.is_stop, case.made_us
                 return take(parts, store, saved, base, stop=stop, limit=limit, made_us=made_us, is_over=lambda: case.is_over, seals=seals)
 
-        self._learn(case)
-        self._shared.after(_LONG_COPY_S, lambda: self._tell_copy(case))
-        try:
-            result: str | Exception = yield self.directories.background(job, copies=True)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the table says what follows
-            result = error
-        self._on_copied(case, result)
+        return self.directories.background(job, copies=True)
 
     def _tell_copy(self, case: OpenCheckpoint) -> None:
         if case.phase is CheckpointPhase.COPYING and not case.is_waiting:
             how = "it has answered" if case.answered else "without an answer"
             self._node.notes.tell(case.block, "", saving=f"{how}: its files are being stored")
 
-    def _learn(self, case: OpenCheckpoint) -> None:
-        """Notes in the block that its program answers; the next commit carries it."""
-        if case.answered and not case.block.data.answered:
-            case.block.data = msgspec.structs.replace(case.block.data, answered=True)
-
-    def _on_copied(self, case: OpenCheckpoint, result: str | Exception) -> None:
-        if case.is_over:
-            return
-        block = case.block
-        if isinstance(result, str) and result and not result.startswith(NOTHING):
-            self._node.log.info("checkpoint_stored", block=paths.block_name(block.key), detail=result)
-            self._shared.metrics.checkpoints.labels("stored").inc()
-        if case.is_stop and block.cancel_words(block.key.first) is not None:  # cancelled meanwhile
-            self.happened(case, CheckpointEvent.CANCELLED)
-        elif isinstance(result, StoreUnavailable):
-            self.happened(case, CheckpointEvent.STORE_AWAY, result)
-        elif isinstance(result, StateConflict) and case.copies < _COPIES:
-            case.copies += 1
-            self.happened(case, CheckpointEvent.CHANGED, result)
-        else:
-            self.happened(case, CheckpointEvent.NOT_STORED if isinstance(result, Exception) else CheckpointEvent.COPIED, result)
-
-    def _copy_soon(self, case: OpenCheckpoint, why: str | Exception) -> Story[None]:
-        pause_s = _COPY_PAUSE_S
-        if isinstance(why, StoreUnavailable):
-            pause_s = _STORE_PAUSE_S
-            if not case.is_waiting:
-                case.is_waiting = True
-                self._node.log.warning("checkpoint_waits_for_the_store", block=paths.block_name(case.block.key), error=why.message)
-                self._node.notes.tell(case.block, "", saving=story_line(f"its files wait for the data store: {why.message}"))
-        yield Pause(pause_s)
-        if not case.is_over:
-            yield from self._copy(case)
-
-    def _leave_unstored(self, case: OpenCheckpoint, error: str | Exception) -> None:
-        why = sentence(error) if isinstance(error, Exception) else error
-        words = f"checkpoint {case.block.key.attempt}.{case.number} was not stored: {why}"
-        self._node.log.error("checkpoint_not_stored", block=paths.block_name(case.block.key), error=words)
-        self._shared.metrics.checkpoints.labels("too_large" if isinstance(error, ValueTooLarge) else "not_stored").inc()
-        self._leave(case, words)
-
-    def _end_as(self, case: OpenCheckpoint, why: str | Exception, *, reason: Reason) -> None:
+    def _end_as(self, case: OpenCheckpoint, why: str, reason: Reason) -> None:
         """Ends the attempt, which has ended, with this reason."""
+        self._over(case)
         assert case.ending is not None
         assert case.tell is not None
-        case.ending.reason, case.ending.error = reason, str(why) or case.ending.error
+        case.ending.reason, case.ending.error = reason, why or case.ending.error
         case.tell()
 
-    def _leave(self, case: OpenCheckpoint, words: str | Exception) -> None:
+    def _leave(self, case: OpenCheckpoint, words: str) -> None:
         """Gives the attempt up with a STOP."""
+        case.phase = CheckpointPhase.LEAVING
         block, ending = case.block, case.ending
         assert ending is not None
-        error = "; ".join(filter(None, (case.why, str(words))))
-        self._node.log.info("job_given_up", block=paths.block_name(block.key), reason=case.reason.value, why=case.why, detail=str(words))
+        error = "; ".join(filter(None, (case.why, words)))
+        self._node.log.info("job_given_up", block=paths.block_name(block.key), reason=case.reason.value, why=case.why, detail=words)
         past = PastAttempt(
             attempt=block.key.attempt,
             node=self._node.name,
@@ -439,16 +478,19 @@ class Checkpoints:
             cpu_us=ending.cpu_us,
             max_rss_kib=ending.max_rss_kib,
         )
-        self._node.notes.give_up(block, past, str(words), case.orders, moved=case.by_policy)
+        self._node.notes.give_up(block, past, words, case.orders, moved=case.by_policy)
 
     def lose(self, block: ClaimedBlock, node: str) -> bool:
         """Handles the loss of a node. True: the attempt had been stopped, and ends as a loss, since its files there are gone."""
         case = self._open.get(block)
-        why = f"node {node} was lost while the job was being stopped"
-        return case is not None and self.happened(case, CheckpointEvent.NODE_LOST, why)
+        if case is None or case.ending is None or case.phase is not CheckpointPhase.COPYING:
+            return False
+        self._end_as(case, f"node {node} was lost while the job was being stopped", Reason.NODE_LOST)
+        return True
 
     def _refuse(self, case: OpenCheckpoint, why: str | Exception, *, outcome: str = "refused") -> None:
         """Refuses the checkpoint; the job goes on."""
+        self._over(case)
         large, why = isinstance(why, ValueTooLarge), sentence(why) if isinstance(why, Exception) else why
         what = "stop" if case.is_stop else "checkpoint"
         words = f"{what}{f' ({case.why})' if case.why else ''} refused: {why}"
@@ -469,13 +511,44 @@ class Checkpoints:
         """Forgets a block that is over, or no longer the node's own."""
         case = self._open.get(block)
         if case is not None:
-            self.happened(case, CheckpointEvent.FORGOTTEN)
+            self._over(case)
         self._timed.discard(block)
         self._asked.discard(block)
         self._numbers.pop(block, None)
         self.directories.forget(block)
         self._node.notes.forget(block)
         self.restores.forget(block)
+
+
+def kind_of(order: Mapping[str, str]) -> CheckpointKind:
+    """Returns the kind that an order asks for in its `extra`."""
+    if order.get("then") != "stop":
+        return CheckpointKind.GO_ON
+    if order.get("kill") == "1":
+        return CheckpointKind.PREEMPT
+    return CheckpointKind.POLICY if order.get("unsaved") == "go-on" else CheckpointKind.STOP
+
+
+def rigid_of(block: ClaimedBlock) -> Rigid:
+    """Returns its job's request."""
+    found: Rigid | None = block.info.record.rigid
+    return found or Rigid()
+
+
+def was_stopped(case: OpenCheckpoint, ending: Ending) -> bool:
+    """Returns whether an attempt ended because it was asked to stop, or was stopped."""
+    if ending.reason in {Reason.MIGRATED, Reason.PREEMPTED}:
+        return True
+    if case.phase not in {CheckpointPhase.ASKED, CheckpointPhase.WITHDRAWING, CheckpointPhase.ENDING}:
+        return False
+    return says_saved(ending)
+
+
+def says_saved(ending: Ending) -> bool:
+    """Returns whether the program ended with the code for "saved, run me again"."""
+    if ending.reason is Reason.EXCEPTION:
+        return ending.error.startswith(f"SystemExit: {SAVED_EXIT_CODE}")
+    return ending.reason is Reason.EXIT_CODE and ending.exit_code == SAVED_EXIT_CODE
 
 
 # -- taking a checkpoint ---------------------------------------------------------------------------------------------------

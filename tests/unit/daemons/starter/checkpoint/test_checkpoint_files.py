@@ -1,4 +1,4 @@
-"""The table of checkpoint steps; checkpoint files into pieces and back, restored only with the seal of one of the cluster's Starters."""
+"""The way of a checkpoint; checkpoint files into pieces and back, restored only with the seal of one of the cluster's Starters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
-from itertools import product
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,20 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.seal import CheckpointSeal
-from rmgr.daemons.starter.checkpoint import directories, files
-from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints, RestoredCheckpoint, newest, take
+from rmgr.daemons.starter.checkpoint import checkpoint, directories, files
+from rmgr.daemons.starter.checkpoint.checkpoint import (
+    CheckpointKind,
+    Checkpoints,
+    OpenCheckpoint,
+    RestoredCheckpoint,
+    kind_of,
+    newest,
+    take,
+)
 from rmgr.daemons.starter.checkpoint.directories import DirectoryPool, LocalPart, RemotePart, Untouched, answer
 from rmgr.daemons.starter.checkpoint.files import (
     OPEN,
@@ -34,21 +41,13 @@ from rmgr.daemons.starter.checkpoint.files import (
     seals_of,
     united,
 )
-from rmgr.daemons.starter.checkpoint.way import (
-    STEPS,
-    CheckpointEffect,
-    CheckpointEvent,
-    CheckpointKind,
-    CheckpointPhase,
-    CheckpointStep,
-    OpenCheckpoint,
-    kind_of,
-    next_step,
-)
-from rmgr.errors import DataLost, PermissionDenied, StateConflict, ValueTooLarge
+from rmgr.daemons.starter.staging.outputs import Ending
+from rmgr.errors import DataLost, PermissionDenied, StateConflict, StoreUnavailable, ValueTooLarge
+from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.tasks.block import BlockData
+from rmgr.model.tasks.submission import FROM_START, Rigid
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.story import Stories
@@ -599,100 +598,246 @@ def _wait_for_the_clock_of(directory: Path) -> None:
             return
 
 
-P, K, E, F = CheckpointPhase, CheckpointKind, CheckpointEvent, CheckpointEffect
-STOPS = (K.STOP, K.POLICY, K.PREEMPT)
-State = tuple[CheckpointPhase, CheckpointKind]
-#: Effects after which the attempt does not go on.
-ENDS = {F.PREEMPT, F.END, F.END_SILENT, F.LEAVE, F.LEAVE_UNSTORED}
+K = CheckpointKind
 
 
-def after(state: State, event: CheckpointEvent) -> tuple[State, CheckpointStep | None]:
-    """As `Checkpoints` does it: an order that kills makes a stop one of that kind before it is looked up."""
-    phase, kind = state
-    if event is E.KILL:
-        if kind is K.GO_ON or next_step(phase, event, K.PREEMPT) is None:
-            return state, None
-        kind = K.PREEMPT
-    step = next_step(phase, event, kind)
-    return ((step.phase, kind) if step is not None else state), step
+class Way:
+    """One checkpoint on a node that is a mock; the test ends its waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, kind: CheckpointKind, **rigid: Any) -> None:
+        self.answer, self.now_s = 0, 0.0
+        self.asked: list[Future[Any]] = []
+        self._timers: list[Callable[[], None]] = []
+        monkeypatch.setattr(checkpoint, "answered", lambda *_: self.answer)
+        monkeypatch.setattr(machine, "monotonic", lambda: self.now_s)
+        self.node = Mock(lanes=[])
+        self.node.jobs.stories = Stories(Mock(after=lambda _s, call: self._timers.append(call), post=lambda job: job()))
+        self.some = Checkpoints(self.node, Path("/nonexistent"))
+        self.some.directories = Mock(background=self._background)
+        self.block = Mock(live=1, ready=[], cancel_words=Mock(return_value=None))
+        self.block.info.record.rigid = Rigid(checkpoint=True, **rigid)
+        self.block.key.attempt = 1
+        self.block.data = BlockData(resubmit=True)
+        self.case = self.some._case(self.block, "", 10_000_000, kind=kind, orders=["o"])
+
+    def _background(self, _job: Callable[[], Any], *, copies: bool = False) -> Future[Any]:
+        self.asked.append(Future())
+        return self.asked[-1]
+
+    def begin(self) -> None:
+        self.some._begin(self.case)
+
+    def measured(self) -> None:
+        """Its files are small enough; the request to the program is under way."""
+        self.begin()
+        self.answers(None)
+
+    def answers(self, value: Any) -> None:
+        """Answers the oldest question to the threads that wait."""
+        first = self.asked.pop(0)
+        if isinstance(value, Exception):
+            first.set_exception(value)
+        else:
+            first.set_result(value)
+
+    def wait(self) -> None:
+        """Lets the timers that run end, once each."""
+        timers, self._timers = self._timers, []
+        for call in timers:
+            call()
+
+    def is_silent(self) -> None:
+        """Its grace ends without an answer."""
+        self.answers(None)  # it was told
+        self.now_s = 11.0
+        self.wait()
+
+    def ends(self, reason: Reason = Reason.MIGRATED) -> bool:
+        """The attempt ends."""
+        self.tell = Mock()
+        ending = Ending(reason=reason, exit_code=85) if reason is Reason.EXIT_CODE else Ending(reason=reason)
+        return self.some.is_awaited(self.block, ending, self.tell)
+
+    @property
+    def told(self) -> list[str]:
+        """What the job's story was told, without what is only shown."""
+        return [call.args[1] for call in self.node.notes.tell.call_args_list if call.args[1]]
+
+    @property
+    def left(self) -> list[str]:
+        return [call.args[2] for call in self.node.notes.give_up.call_args_list]
+
+    @property
+    def ended(self) -> list[tuple[Reason, int]]:
+        return [call.args[2:] for call in self.node.stop_tasks.call_args_list]
 
 
-def reachable(*, without: frozenset[CheckpointEvent] = frozenset(), start: State | None = None) -> set[State]:
-    seen: set[State] = {start} if start is not None else {(P.BEGUN, kind) for kind in K}
-    new = set(seen)
-    while new:
-        new = {after(state, event)[0] for state in new for event in E if event not in without} - seen
-        seen |= new
-    return seen
+@pytest.fixture
+def way(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Way]:
+    return partial(Way, monkeypatch)
 
 
-def test_each_state_has_an_answer_to_each_event() -> None:
-    for phase, event, kind in product(P, E, K):
-        step = next_step(phase, event, kind)
-        if phase is P.OVER:
-            assert step is None, "what is over stays so"
-        elif event is E.FORGOTTEN:
-            assert step == (P.OVER, F.NOTHING), "a block that is gone takes its checkpoint with it"
-        elif step is not None:
-            assert (step.phase, step.effect) != (phase, F.NOTHING) or event is E.ANSWERED, "an edge that does nothing is none"
+def test_a_job_that_goes_on_is_copied_when_it_has_answered(way: Callable[..., Way]) -> None:
+    some = way(kind=K.GO_ON)
+    some.measured()
+    some.answer = 1
+    some.wait()
+    some.answers(None)  # it was told
+    some.answers("stored")
+    assert (some.told, some.case.is_over, some.ended, some.left) == (["stored"], True, [], [])
+    assert some.block.data.answered
+    assert not some.some.is_obeying("x")
 
 
-def test_no_edge_is_there_in_vain() -> None:
-    taken = {(state[0], event, after(state, event)[0][1] if event is E.KILL else state[1]) for state in reachable() for event in E}
-    assert [key for key in STEPS if key not in taken and key[1] is not E.FORGOTTEN] == []
+def test_a_silent_job_that_goes_on_is_copied_as_it_is_and_again_if_its_files_change(way: Callable[..., Way]) -> None:
+    some = way(kind=K.GO_ON)
+    some.measured()
+    some.is_silent()
+    for _ in range(4):
+        some.answers(StateConflict("a file changed"))
+        some.wait()
+    some.answers(StateConflict("a file changed once more"))
+    assert some.told == ["checkpoint refused: a file changed once more"]
+    assert (some.asked, some.ended, some.left) == ([], [], [])
 
 
-def test_each_checkpoint_can_end_by_itself() -> None:
-    for state in reachable():
-        ends = {phase for phase, _ in reachable(start=state, without=frozenset({E.FORGOTTEN}))}
-        assert ends & {P.OVER, P.LEAVING}, state
+@pytest.mark.parametrize("kind", [K.GO_ON, K.STOP, K.POLICY])
+def test_a_job_whose_files_cannot_be_stored_is_not_disturbed(way: Callable[..., Way], kind: CheckpointKind) -> None:
+    some = way(kind=kind)
+    some.begin()
+    some.answers(ValueTooLarge("too large"))
+    assert some.told[0].endswith(" refused: too large")
+    assert (len(some.told), some.asked, some.ended, some.case.is_over) == (1, [], [], True)
 
 
-def test_a_job_that_goes_on_is_never_ended_and_one_that_a_policy_moves_only_when_it_has_answered() -> None:
-    assert [key for key, step in STEPS.items() if key[2] is K.GO_ON and step.effect in ENDS] == []
-    silent = [step.effect for (_, event, kind), step in STEPS.items() if kind is K.POLICY and event is E.SILENT]
-    assert silent == [F.WITHDRAW]
+@pytest.mark.parametrize("kind", [K.STOP, K.POLICY, K.PREEMPT])
+def test_a_job_that_may_run_only_once_is_not_stopped(way: Callable[..., Way], kind: CheckpointKind) -> None:
+    some = way(kind=kind)
+    some.block.data = BlockData(resubmit=False)
+    some.begin()
+    assert some.told == ["stop refused: its job may run only once (--no-requeue)"]
+    assert (some.asked, some.ended) == ([], [])
 
 
-def test_what_leaves_has_ended() -> None:
-    for (phase, event, kind), step in STEPS.items():
-        if step.effect in {F.LEAVE, F.LEAVE_UNSTORED, F.TELL_CANCELLED, F.TELL_LOST}:
-            assert (phase, kind is not K.GO_ON) == (P.COPYING, True)
-        if step.phase is P.COPYING and phase is not P.COPYING and kind is not K.GO_ON:
-            assert event is E.ENDED, "the attempt's end is known when what it saved is copied"
+@pytest.mark.parametrize("kind", list(K))
+def test_a_job_that_begins_from_the_start_is_only_stopped_and_nothing_of_it_is_measured(
+    way: Callable[..., Way], kind: CheckpointKind
+) -> None:
+    some = way(kind=kind, restart=FROM_START)
+    some.begin()
+    assert (some.told == []) == (kind in {K.STOP, K.PREEMPT})
+    assert len(some.asked) == (kind is K.STOP)  # the request to the program
+    assert bool(some.ended) == (kind is K.PREEMPT)
 
 
-@given(st.sampled_from(list(K)), st.lists(st.sampled_from(list(E)), max_size=30))
-def test_whatever_happens_it_takes_the_table(kind: CheckpointKind, events: list[CheckpointEvent]) -> None:
-    state: State = (P.BEGUN, kind)
-    refused = left = 0
-    for event in events:
-        state, step = after(state, event)
-        refused += step is not None and step.effect in {F.REFUSE, F.REFUSE_SILENT}
-        left += step is not None and step.effect in {F.LEAVE, F.LEAVE_UNSTORED}
-        assert state in REACHABLE
-    assert refused + left <= 1, "it ends once"
+def test_a_silent_job_is_ended_by_a_person_and_told_to_go_on_by_a_policy(way: Callable[..., Way]) -> None:
+    person = way(kind=K.STOP)
+    person.measured()
+    person.is_silent()
+    assert [reason for reason, _ in person.ended] == [Reason.MIGRATED]
+    policy = way(kind=K.POLICY)
+    policy.measured()
+    policy.now_s = 11.0
+    policy.wait()
+    assert len(policy.asked) == 1, "a request is still being sent"
+    policy.answers(None)
+    policy.wait()
+    policy.answers(None)
+    assert policy.told == ["stop refused: it has not saved its state within 10s"]
+    assert (policy.ended, policy.left, policy.case.is_over) == ([], [], True)
 
 
-REACHABLE = reachable()
+@pytest.mark.parametrize("kind", [K.STOP, K.POLICY])
+def test_a_job_that_has_answered_but_not_ended_is_ended(way: Callable[..., Way], kind: CheckpointKind) -> None:
+    some = way(kind=kind)
+    some.measured()
+    some.answer = 1
+    some.wait()
+    assert not some.ended
+    some.is_silent()
+    assert [reason for reason, _ in some.ended] == [Reason.MIGRATED]
 
 
-def test_production_has_a_method_for_each_effect_and_runs_the_table() -> None:
-    some = Checkpoints(Mock(), Path("/nonexistent"))
-    assert set(some._effects) == set(F)
-    seen: list[tuple[CheckpointEffect, Any]] = []
-    for effect in F:
-        some._effects[effect] = lambda _case, detail, effect=effect: seen.append((effect, detail))
-    block = Mock()
-    case = some._case(block, "periodic", 0)
-    assert some._open[block] is case
-    assert case.kind is K.GO_ON
-    assert some.happened(case, E.SAVES)
-    assert not some.happened(case, E.COPIED, "too early")
-    assert some.happened(case, E.UNFIT, "too large")
-    assert seen == [(F.MEASURE, ""), (F.REFUSE, "too large")]
-    assert case.is_over
-    assert block not in some._open
+@pytest.mark.parametrize("when", ["measured", "asked", "ending", "withdrawn"])
+def test_an_order_that_kills_waits_for_nothing(way: Callable[..., Way], when: str) -> None:
+    some = way(kind=K.POLICY if when == "withdrawn" else K.STOP)
+    some.begin()
+    if when != "measured":
+        some.answers(None)
+    if when in {"ending", "withdrawn"}:
+        some.is_silent()
+    some.some.order(some.block, "kill", Mock(detail="", extra={"then": "stop", "kill": "1", "grace_us": "5"}))
+    assert some.ended[-1] == (Reason.PREEMPTED, 5)
+    assert some.some.is_obeying("kill")
+    while some.asked:  # what was under way changes nothing
+        some.answers(None)
+    some.wait()
+    assert some.told == []
+    assert some.ends(Reason.PREEMPTED)
+    some.answers("")
+    assert some.left == [""]
+
+
+@pytest.mark.parametrize("when", ["measured", "asked", "silent"])
+def test_a_stopped_attempt_leaves_when_what_it_saved_is_stored(way: Callable[..., Way], when: str) -> None:
+    some = way(kind=K.STOP)
+    some.measured()
+    some.is_silent() if when == "silent" else some.answers(None)
+    assert some.ends(Reason.EXIT_CODE)
+    assert some.left == []
+    some.answers(StoreUnavailable("away"))
+    assert some.left == []
+    some.wait()
+    some.answers("stored")
+    assert (some.left, some.told) == (["stored"], [])
+
+
+def test_an_attempt_leaves_with_the_checkpoint_before_it_if_this_one_is_not_stored(way: Callable[..., Way]) -> None:
+    some = way(kind=K.STOP)
+    some.measured()
+    some.is_silent()
+    assert some.ends()
+    some.asked[-1].set_exception(StateConflict("changed"))
+    assert [words.endswith("was not stored: changed") for words in some.left] == [True]
+
+
+def test_a_cancel_and_a_lost_node_win_over_a_stop_whose_files_are_being_stored(way: Callable[..., Way]) -> None:
+    for reason in (Reason.USER_CANCEL, Reason.NODE_LOST):
+        some = way(kind=K.STOP)
+        some.measured()
+        some.is_silent()
+        assert not some.some.lose(some.block, "n2"), "it has not ended"
+        assert some.ends()
+        if reason is Reason.NODE_LOST:
+            assert some.some.lose(some.block, "n2")
+        else:
+            some.block.cancel_words = Mock(return_value="cancelled")
+        some.asked[-1].set_result("stored")
+        assert (some.case.ending.reason, some.tell.call_count, some.left) == (reason, 1, [])
+
+
+def test_a_job_that_was_asked_only_to_save_and_wants_to_run_again_is_given_up(way: Callable[..., Way]) -> None:
+    some = way(kind=K.GO_ON)
+    some.measured()
+    assert some.ends(Reason.EXIT_CODE)
+    some.asked[-1].set_result("stored")
+    assert (some.left, some.case.is_over) == (["stored"], True)
+
+
+def test_a_stop_takes_over_the_orders_of_a_checkpoint_under_way_and_a_forgotten_one_is_over(way: Callable[..., Way]) -> None:
+    some = way(kind=K.GO_ON)
+    some.measured()
+    some.some.order(some.block, "stop", Mock(detail="", extra={"then": "stop"}))
+    assert some.case.is_over
+    assert some.some.is_obeying("o")
+    assert some.some.is_obeying("stop")
+    some.some.forget(some.block)
+    while some.asked:
+        some.answers(None)
+    some.wait()
+    some.node.notes.carries.return_value = False
+    assert not some.some.is_obeying("stop")
+    assert (some.told, some.ended, some.left, len(some.node.jobs.stories)) == ([], [], [], 0)
 
 
 def test_periodic_checkpoints_of_a_job_that_shares_its_cores_count_served_time() -> None:
