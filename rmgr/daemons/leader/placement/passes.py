@@ -10,11 +10,9 @@ sandbox: the process has the user and the files of the WatchDog. Everything runs
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import pickle
-import select
+import socket
 import subprocess
 import sys
 import threading
@@ -453,8 +451,7 @@ class PolicyProcess:
 
     def __init__(self, limit_s: float = POLICY_LIMIT_S) -> None:
         self._limit_s = limit_s
-        self._child: subprocess.Popen[bytes] | None = None
-        self._answers = -1
+        self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._closed = False
         self._lock = threading.Lock()
 
@@ -463,21 +460,22 @@ class PolicyProcess:
 
         Raises: PolicyFailed if the process raised, ended, or did not answer in time and was killed.
         """
-        is_new = self._child is None
+        is_new = self._running is None
         limit_s = self._limit_s + (START_S if is_new else 0.0)
         end_s = machine.monotonic() + limit_s
-        child = self._start(self._limit_s + START_S + _SPARE_S)
+        line = self._start(self._limit_s + START_S + _SPARE_S)
         data = pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
         try:
-            self._write(child, LENGTH.pack(len(data)) + data, end_s)
-            (length,) = LENGTH.unpack(self._read(LENGTH.size, end_s))
+            line.settimeout(limit_s)
+            line.sendall(LENGTH.pack(len(data)) + data)
+            (length,) = LENGTH.unpack(_received(line, LENGTH.size, end_s))
             if length > _MOST_ANSWER:
                 raise PolicyFailed(f"its answer has {length} bytes")
-            answer = json.loads(self._read(length, end_s))
+            answer = json.loads(_received(line, length, end_s))
         except TimeoutError:
             self.end()
             raise PolicyFailed(f"did not end within {format_duration(limit_s)}") from None
-        except (EOFError, BrokenPipeError):
+        except (EOFError, ConnectionError):
             code = self.end()
             raise PolicyFailed(f"its process ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})") from None
         except UNREADABLE_TEXT as error:
@@ -490,71 +488,47 @@ class PolicyProcess:
     def end(self) -> int:
         """Kills the process. Returns its exit code."""
         with self._lock:
-            child, self._child = self._child, None
-            if child is None:
+            running, self._running = self._running, None
+            if running is None:
                 return 0
+            child, line = running
             child.kill()
-            code = child.wait()
-            assert child.stdin is not None
-            with contextlib.suppress(OSError):
-                child.stdin.close()
-            os.close(self._answers)
-            return code
+            line.close()
+            return child.wait()
 
     def close(self) -> None:
         """Kills the process permanently; a request under way fails."""
         self._closed = True
-        child = self._child
-        if child is not None:
-            child.kill()  # the asking thread notices, and ends it
+        running = self._running
+        if running is not None:
+            running[0].kill()  # the asking thread notices, and ends it
 
-    def _start(self, seconds: float) -> subprocess.Popen[bytes]:
+    def _start(self, seconds: float) -> socket.socket:
         with self._lock:
             if self._closed:
                 raise PolicyFailed("the leadership is over")
-            if self._child is None:
-                mine, its = os.pipe()
+            if self._running is None:
+                mine, its = socket.socketpair()
+                words = [sys.executable, "-m", "rmgr.daemons.leader.placement.plugin_child", str(seconds), str(MOST_BYTES)]
+                nowhere = subprocess.DEVNULL
                 try:
-                    words = [sys.executable, "-m", "rmgr.daemons.leader.placement.plugin_child", str(its), str(seconds), str(MOST_BYTES)]
-                    self._child = subprocess.Popen(
-                        words,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
-                        pass_fds=(its,),
-                        start_new_session=True,
-                    )
+                    child = subprocess.Popen(words, stdin=its.fileno(), stdout=nowhere, stderr=nowhere, start_new_session=True)
                 except OSError as error:
-                    os.close(mine)
+                    mine.close()
                     raise PolicyFailed(f"its process cannot be started: {error}") from error
                 finally:
-                    os.close(its)
-                self._answers = mine
-                assert self._child.stdin is not None
-                os.set_blocking(self._child.stdin.fileno(), False)
-            return self._child
-
-    def _write(self, child: subprocess.Popen[bytes], data: bytes, end_s: float) -> None:
-        assert child.stdin is not None
-        fd, view = child.stdin.fileno(), memoryview(data)
-        while view:
-            _wait(fd, select.POLLOUT, end_s)
-            view = view[os.write(fd, view) :]
-
-    def _read(self, length: int, end_s: float) -> bytes:
-        parts = bytearray()
-        while len(parts) < length:
-            _wait(self._answers, select.POLLIN, end_s)
-            part = os.read(self._answers, min(1 << 20, length - len(parts)))
-            if not part:
-                raise EOFError
-            parts += part
-        return bytes(parts)
+                    its.close()
+                self._running = child, mine
+            return self._running[1]
 
 
-def _wait(fd: int, event: int, end_s: float) -> None:
-    """Waits until the descriptor is ready. (`select` takes no descriptor above 1023.) Raises: TimeoutError."""
-    poll = select.poll()
-    poll.register(fd, event)
-    if not poll.poll(max(0.0, end_s - machine.monotonic()) * 1e3):
-        raise TimeoutError
+def _received(line: socket.socket, length: int, end_s: float) -> bytes:
+    """Raises: TimeoutError, EOFError, ConnectionError."""
+    parts = bytearray()
+    while len(parts) < length:
+        line.settimeout(max(0.001, end_s - machine.monotonic()))
+        part = line.recv(min(1 << 20, length - len(parts)))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)

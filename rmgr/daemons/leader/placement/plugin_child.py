@@ -1,8 +1,8 @@
-"""Runs the policies of one partition in a process of their own: `python -m rmgr.daemons.leader.placement.plugin_child FD SECONDS BYTES`.
+"""Runs the policies of one partition in a process of their own: `python -m rmgr.daemons.leader.placement.plugin_child SECONDS BYTES`.
 
-Requests come on stdin, answers go to descriptor FD, each preceded by its length: pickles of the parent in, JSON out. The kernel ends the
-process if one request takes much longer than SECONDS, even without the parent; more than BYTES of memory raises MemoryError.
-The standard streams lead nowhere: a policy may print what it likes.
+Requests and answers go through the socket that is its stdin, each preceded by its length: pickles of the parent in, JSON out. The kernel
+ends the process if one request takes much longer than SECONDS, even without the parent; more than BYTES of memory raises MemoryError. The
+standard streams lead nowhere: a policy may print what it likes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LENGTH = struct.Struct(">Q")
 
 
 def main(words: list[str]) -> int:
-    """Answers requests until stdin ends."""
-    answers, seconds, most_bytes = int(words[0]), float(words[1]), int(words[2])
+    """Answers requests until their socket is closed."""
+    seconds, most_bytes = float(words[0]), int(words[1])
     for limit, most in ((resource.RLIMIT_DATA, most_bytes), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(limit, (most, most))
-    requests = os.fdopen(os.dup(0), "rb")
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(0)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
@@ -42,7 +42,9 @@ def main(words: list[str]) -> int:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         answer = json.dumps(_answer(request, known)).encode()
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _write(answers, LENGTH.pack(len(answer)) + answer)
+        view = memoryview(LENGTH.pack(len(answer)) + answer)
+        while view:
+            view = view[os.write(answers, view) :]
     return 0
 
 
@@ -79,12 +81,6 @@ def _read(requests: BinaryIO) -> dict[str, Any] | None:
         return None
     request: dict[str, Any] = pickle.loads(data)  # noqa: S301 - of the WatchDog that started this process
     return request
-
-
-def _write(answers: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(answers, view) :]
 
 
 if __name__ == "__main__":
