@@ -251,15 +251,6 @@ class RequestStage(Enum):
     OVER = auto()  #: it has its answer
 
 
-#: BEGUN -> OPEN: everything was read again, and its order is not there.
-_NEXT = {
-    RequestStage.OPEN: {RequestStage.BEGUN, RequestStage.SENT, RequestStage.OVER},
-    RequestStage.BEGUN: {RequestStage.OPEN, RequestStage.SENT, RequestStage.OVER},
-    RequestStage.SENT: {RequestStage.OVER},
-    RequestStage.OVER: set[RequestStage](),
-}
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class UserRequest:
     """One open request, or its part for one job.
@@ -294,15 +285,9 @@ class UserRequest:
         """Whether the result is known."""
         return self.stage is RequestStage.OVER
 
-    def become(self, stage: RequestStage) -> None:
-        """Moves to another stage; the current one changes nothing. Raises: ValueError for an illegal change."""
-        if stage is not self.stage and stage not in _NEXT[self.stage]:
-            raise ValueError(f"request {self.guid} is {self.stage.name}, and cannot become {stage.name}")
-        self.stage = stage
-
     def end(self, what: str | RmgrError) -> None:
         """Records the result."""
-        self.become(RequestStage.OVER)
+        self.stage = RequestStage.OVER
         if isinstance(what, RmgrError):
             self.error = what
         else:
@@ -333,7 +318,7 @@ class UserRequests:
         for user_request in self._open.values():
             for one in (user_request, *(user_request.parts or ())):
                 if one.stage is RequestStage.BEGUN:
-                    one.become(RequestStage.OPEN)
+                    one.stage = RequestStage.OPEN
 
     # -- from a request's znode to its answer
 
@@ -439,7 +424,7 @@ class UserRequests:
             ]
         asked = [one for part in user_request.parts for one in self._step(state, part, now_us)]
         if all(part.is_over for part in user_request.parts):
-            user_request.become(RequestStage.OVER)
+            user_request.stage = RequestStage.OVER
         return asked
 
     def _part(self, user_request: UserRequest, job: int) -> UserRequest:
@@ -456,7 +441,7 @@ class UserRequests:
                 raise _refusal_error(shown, stop.why)
             if not user_request.has_begun and stop.guid != user_request.guid and request.kind is StopKind.MIGRATE and not request.node:
                 self._redirect(user_request, stop)
-            user_request.become(RequestStage.SENT)
+            user_request.stage = RequestStage.SENT
             return []
         left = placed is None or placed.name != user_request.block
         if user_request.block and user_request.stage is RequestStage.SENT and left and self._is_young(user_request, _ORDER_S):
@@ -519,7 +504,7 @@ class UserRequests:
             self._job_table.marks[job] = mark
         else:
             self._job_table.marks.pop(job, None)
-        user_request.become(RequestStage.BEGUN)
+        user_request.stage = RequestStage.BEGUN
         return SentOrder(job, user_request.guid, order, stop)
 
     def _redirect(self, user_request: UserRequest, stop: PendingStop) -> None:
@@ -536,7 +521,7 @@ class UserRequests:
         if submission is not None and submission.rigid is not None and submission.rigid.restart == FROM_START:
             why = f"job {self._label(user_request.job)} was submitted with --restart-from start: nothing of it is stored"
             raise StateConflict(why, hint="submit it without that option")
-        user_request.become(RequestStage.BEGUN)
+        user_request.stage = RequestStage.BEGUN
         self._tree.tell(self._checkpoint(user_request, placed), f"the checkpoint of job {user_request.job}", key=user_request)
 
     def _checkpoint(self, user_request: UserRequest, placed: PlacedJob) -> Story[None]:
@@ -554,7 +539,7 @@ class UserRequests:
             # A conflict: an earlier leader has sent it already; unknown: the inbox will show.
             if isinstance(outcome, Unknown):
                 self._term.log.warning("checkpoint_order_unknown", submission=request.submission, cause=outcome.cause)
-            user_request.become(RequestStage.SENT)
+            user_request.stage = RequestStage.SENT
             yield from self._tree.mirror.until_gone(paths.inbox(placed.node, user_request.guid))
             try:
                 block = yield self._tree.get(paths.running_block(placed.node, placed.key))

@@ -54,20 +54,11 @@ class SentOrder:
 class StopStage(Enum):
     """What has become of a job that was asked to give up its nodes."""
 
-    ASKED = auto()  #: its order lies in the inbox of its head, or is in flight
-    OBEYED = auto()  #: the order is crossed off: the block shows how
+    ASKED = auto()  #: its order is in flight, in the inbox of its head, or just obeyed
     REFUSED = auto()  #: it goes on; the scheduler is told once no other job counts on its nodes
     GONE = auto()  #: its block is no longer under /running
     BACK = auto()  #: it waits in its queue
     ENDED = auto()  #: it has ended, or was set aside
-
-
-_NEXT = {
-    StopStage.ASKED: {StopStage.OBEYED, StopStage.GONE},
-    StopStage.OBEYED: {StopStage.REFUSED, StopStage.GONE},
-    StopStage.REFUSED: {StopStage.GONE},
-    StopStage.GONE: {StopStage.BACK, StopStage.ENDED},
-}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -99,12 +90,6 @@ class PendingStop:
     def is_back(self) -> bool:
         """Whether the job waits in its queue."""
         return self.stage is StopStage.BACK
-
-    def become(self, stage: StopStage) -> None:
-        """Moves to another stage. Raises: ValueError for an illegal change."""
-        if stage not in _NEXT.get(self.stage, ()):
-            raise ValueError(f"the stop of job {self.job} is {self.stage.name}, and cannot become {stage.name}")
-        self.stage = stage
 
 
 def _next_names(placed: PlacedJob) -> tuple[BlockKey, BlockKey]:
@@ -175,11 +160,10 @@ class Stops:
     def _follow(self, stop: PendingStop) -> Story[None]:
         """Waits until the order is obeyed, then looks how: the job gave up its nodes, ended, or refused."""
         yield from self._tree.mirror.until_gone(paths.inbox(stop.placed.node, stop.guid))
-        stop.become(StopStage.OBEYED)
         found = yield from insist(lambda: self._tree.get(paths.running_block(stop.placed.node, stop.placed.key)), _RETRY_S)
         if found is None:
             return
-        stop.become(StopStage.REFUSED)
+        stop.stage = StopStage.REFUSED
         stop.why = self.said_of(stop.job, found.data)
         submission, index = task_of(stop.job)
         self._term.log.warning("stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why)
@@ -192,7 +176,7 @@ class Stops:
         stop = self.by_job.get(job)
         if stop is None:
             return False
-        stop.become(StopStage.GONE)
+        stop.stage = StopStage.GONE
         self._tree.stories.end(stop)
         self._tree.tell(self._look_for_return(stop, placed), f"the return of job {stop.job}", key=(stop.guid, "returned"))
         return True
@@ -202,7 +186,7 @@ class Stops:
         wanted = [paths.pending_block(placed.queue, key) for key in _next_names(placed)]
         found = yield from insist(lambda: self._tree.get_all(wanted), _RETRY_S)
         if self._is_open(stop):
-            stop.become(StopStage.BACK if any(found) else StopStage.ENDED)
+            stop.stage = StopStage.BACK if any(found) else StopStage.ENDED
             stop.back_s = self._tree.clock()
             self._lists.look_at(paths.pending(stop.placed.queue))
 

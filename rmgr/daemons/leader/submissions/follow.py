@@ -59,14 +59,6 @@ class Stage(Enum):
     STOPPED = auto()  #: forgotten
 
 
-_NEXT = {
-    Stage.LISTED: {Stage.TO_READ, Stage.YOUNG},
-    Stage.TO_READ: {Stage.READING},
-    Stage.YOUNG: {Stage.READING, Stage.OVER},
-    Stage.READING: {Stage.FOLLOWED},
-}
-
-
 class Followed:
     """The leader's knowledge about submission `number`.
 
@@ -124,12 +116,6 @@ class Followed:
 
     # -- life cycle
 
-    def become(self, stage: Stage) -> None:
-        """Moves to another stage. Raises: ValueError for an illegal change."""
-        if stage is not Stage.STOPPED and stage not in _NEXT.get(self.stage, ()):
-            raise ValueError(f"submission {self.number} is {self.stage.name}, and cannot become {stage.name}")
-        self.stage = stage
-
     def start(self) -> None:
         """Reads the record; `load` reads the rest."""
         self._record.refresh()
@@ -140,7 +126,7 @@ class Followed:
 
     def stop(self) -> None:
         """Stops its caches, stories and timers. Idempotent."""
-        self.become(Stage.STOPPED)
+        self.stage = Stage.STOPPED
         self._tree.stories.end(self)
         for cache in (self._record, self._tail, self._failed):
             cache.stop()
@@ -325,7 +311,7 @@ class Followed:
     def _touch(self) -> None:
         is_known = (self._tail.is_known or self._is_grown) and self._failed.is_known and self._caught_up
         if self.stage is Stage.READING and is_known:
-            self.become(Stage.FOLLOWED)
+            self.stage = Stage.FOLLOWED
         self.active_s = self._tree.clock()
         if self.progress.is_ended and self.is_loaded:
             self.ended_s = self.active_s if self.ended_s is None else self.ended_s
@@ -380,10 +366,10 @@ class Followed:
             with suppress(CoordinationUnavailable, PermissionDenied):  # then everything is read
                 end = yield from self._glance()
             if end is None and self._is_grown and self.progress.is_ended:
-                self.become(Stage.OVER)
+                self.stage = Stage.OVER
                 self._touch()
                 return
-        self.become(Stage.READING)
+        self.stage = Stage.READING
         self._tail.is_watched = self._failed.is_watched = not self.is_closed
         if not self._is_grown:
             self._tail.refresh()

@@ -274,11 +274,11 @@ class SubmissionKeeper:
         if followed.submission is not None and followed.stage is Stage.LISTED:
             self._loading.pop(followed.number, None)
             if not followed.is_closed and self._is_young(followed):
-                followed.become(Stage.YOUNG)
+                followed.stage = Stage.YOUNG
                 self._young[followed.number] = followed
                 self._tree.after(LAZY_S, self._grow, followed)
             else:
-                followed.become(Stage.TO_READ)
+                followed.stage = Stage.TO_READ
                 (self._later if followed.is_closed else self._waiting).append(followed)
             self._load()
         elif followed.is_loaded and self._loading.pop(followed.number, None) is not None:

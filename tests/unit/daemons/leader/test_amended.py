@@ -157,6 +157,7 @@ def queues() -> Iterator[Bench]:
     yield one
     one.close()
 
+
 MINE = Doer(name="u", now_us=1)
 
 

@@ -383,19 +383,15 @@ def test_two_leaders_at_once_do_nothing_twice(bench: Bench, starter: Starter) ->
     assert bench.look.node("n1").guid == starter.guid
 
 
-def test_a_submission_goes_through_its_stages_and_no_other_way(bench: Bench) -> None:
+def test_a_submission_is_followed_until_it_is_stopped(bench: Bench) -> None:
     leader = bench.lead()
     number = bench.submitter.submit(4)
     bench.advance(1.0)
     followed = leader.submissions.followed[number]
     assert followed.stage is Stage.FOLLOWED
-    with pytest.raises(ValueError, match="is FOLLOWED, and cannot become YOUNG"):
-        followed.become(Stage.YOUNG)
     followed.stop()
     followed.stop()
     assert followed.stage is Stage.STOPPED
-    followed.load()
-    assert list(leader.context.term.aside.told().values()) == [f"ValueError: submission {number} is STOPPED, and cannot become READING"]
 
 
 def on_the_way(bench: Bench, *nodes: str) -> int:

@@ -349,7 +349,7 @@ PLANS = {
     "            draft.start(job.id, WHY)",
     "shares": "for job in draft.by_arrival():\n            draft.start(job.id, WHY)",
 }
-MODULE = '''
+MODULE = """
 from dataclasses import dataclass, field
 from typing import ClassVar
 from rmgr.sched.draft import Draft
@@ -368,7 +368,7 @@ class Mine:
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
         {plan}
-'''
+"""
 TOPS = {"import_loops": "while True:\n    pass", "import_raises": "raise SystemExit(3)"}
 
 
