@@ -718,7 +718,7 @@ class Restores:
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this node's trouble
                 if not case.is_over:
                     words = f"its checkpoint cannot be restored on {self._node.name}: {sentence(error)}"
-                    self._node.unstartable(block, block.take_ready(), FetchFailure(Reason.NODE_LOST, words))
+                    self._node.ends.unstartable(block, block.take_ready(), FetchFailure(Reason.NODE_LOST, words))
                 return
         if case.is_over:
             return

@@ -127,7 +127,7 @@ class Dispatcher:
                 is_reserved = is_reserved or block.is_placed
                 continue
             if isinstance(launch, FetchFailure):
-                self._node.unstartable(block, block.take_ready(), launch)
+                self._node.ends.unstartable(block, block.take_ready(), launch)
                 continue
             if block.is_placed and not self._jobs.may_start(block):
                 is_reserved = is_crowded = is_reserved or block.seat is None
@@ -138,7 +138,7 @@ class Dispatcher:
                 raise  # the node is at fault: no slot can be opened
             except Exception as error:  # noqa: BLE001 - the boundary of one block: all behind it start
                 failure = FetchFailure.of(error, f"the node cannot start it: {words_of(error)}")
-                self._node.unstartable(block, block.take_ready(), failure)
+                self._node.ends.unstartable(block, block.take_ready(), failure)
                 continue
             if block.is_placed:
                 is_reserved = is_reserved or waits_for_room
@@ -349,7 +349,7 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - as above
             self._take_back(lane, block, indices)
             failure = FetchFailure.of(error, f"the node cannot hand it to a worker: {words_of(error)}")
-            self._node.unstartable(block, block.take_ready(indices), failure)
+            self._node.ends.unstartable(block, block.take_ready(indices), failure)
             return
         if not lane.tasks or lane.since_s == -math.inf or len(lane.tasks) == len(indices):
             lane.since_s = now_s

@@ -153,7 +153,9 @@ class Ends:
             case workevents.SlotLost():
                 self._slot_lost(event, now_s)
             case workevents.Surprised():
-                self._shared.metrics.surprised(event.what)
+                self._shared.metrics.surprises.labels(event.what).inc()
+                if event.what == "lease_kill":
+                    self._shared.metrics.lease_kills.inc()
                 if event.what == _FORK_FAILED and event.slot.uses <= 1 and not self._lanes.is_his_own_doing(event.slot):
                     self._node.strike(event.what, event.detail, event.slot.account)
                 elif event.what == _FORK_FAILED:

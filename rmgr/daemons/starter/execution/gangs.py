@@ -192,7 +192,7 @@ class Gangs:
                         hold.killed = OVERRAN
                 self._node.log.warning("part_stubborn", name=event.part, why=why)
             case TurnerRestarted():
-                self._node.log.warning("turner_restarted", node=self._node.name)
+                self._node.log.warning("turner_restarted")
 
     def reset(self) -> None:
         """Starts all watches again after a new registration."""

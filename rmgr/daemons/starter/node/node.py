@@ -24,7 +24,7 @@ from rmgr.config import Config
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.daemons.starter.checkpoint.files import seals_of
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
+from rmgr.daemons.starter.core.fetch import Fetcher
 from rmgr.daemons.starter.core.home import DiskWatch, Home
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.shares import Caps, TaskTimes, Turns
@@ -96,7 +96,11 @@ class NodeAgent:
             resources=capacity.resources,
             processors=processors,
         )
-        self.accounts = shared.accounts(name, directory / "private", self.log)
+        self.accounts: Accounts | None = None  #: whose rights work has here, None: the Starter's
+        if shared.users is not None:
+            reach, clock = Reach(python=own.python, directory=shared.directory), machine.monotonic
+            private = directory / "private"
+            self.accounts = Accounts(shared.users, shared.io, node=name, directory=private, clock=clock, log=self.log, reach=reach)
         self.aside = shared.aside  #: errors where none should be
         self.logs = LiveLogs(shared.io, lambda: shared.settings.log_ttl_s, own.log_cap_bytes, shared.charge_of)
         self.strikes = Strikes()
@@ -319,10 +323,6 @@ class NodeAgent:
         if is_his and self.accounts is not None:
             self.accounts.bar(user, f"{what}: {detail}", OUT_S)
 
-    def unstartable(self, block: ClaimedBlock, indices: list[int], failure: FetchFailure) -> None:
-        """Ends tasks (no longer in ready) that cannot be started."""
-        self.ends.unstartable(block, indices, failure)
-
     def over(self, block: ClaimedBlock) -> None:
         """Forgets a block with nothing left to do here."""
         self.blocks.pop(block.key, None)
@@ -497,14 +497,6 @@ class Shared:
     def open_clock(self, told: Callable[[], None]) -> ClockReader:
         """Opens a reader of another machine's clock; `told` is called on a thread of its own."""
         return ClockReader(self.credentials, told)
-
-    def accounts(self, node: str, directory: Path, log: Log) -> Accounts | None:
-        """Returns whose rights work has on a node, None if the Starter's. directory: for copies of files."""
-        if self.users is None:
-            return None
-        reach = Reach(python=self.config.python, directory=self.directory)
-        clock = machine.monotonic
-        return Accounts(self.users, self.io, node=node, directory=directory, clock=clock, log=log, reach=reach)
 
 
 def passing_directories(directory: Path, nodes: Iterable[str]) -> list[Path]:

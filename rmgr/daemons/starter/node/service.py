@@ -286,21 +286,10 @@ class StarterMetrics:
         (self._by_state[state] if state is not None else self._again).inc(count)
         self.task_seconds.observe(seconds)
 
-    def surprised(self, what: str) -> None:
-        """Counts something unusual that a slot reported."""
-        self.surprises.labels(what).inc()
-        if what == "lease_kill":
-            self.lease_kills.inc()
-
-    def claimed(self, *, won: bool) -> None:
-        """Counts the answer to a claim."""
-        (self.claims if won else self.claim_conflicts).inc()
-
     def committed(self, outcomes: int, failures: int) -> None:
         """Counts a committed COMPLETE."""
         self.outcomes_committed.inc(outcomes)
-        if failures:
-            self.failures_committed.inc(failures)
+        self.failures_committed.inc(failures)
 
     def count(self, event: str) -> None:
         """Counts an event of the committer."""

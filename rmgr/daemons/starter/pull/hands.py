@@ -230,7 +230,7 @@ class Hands:
                 self._met[key] = block, found.version
                 return
         except RmgrError as error:
-            self._node.log.warning("block_not_readable", node=self._node.name, block=name, error=error.message)
+            self._node.log.warning("block_not_readable", block=name, error=error.message)
         self._strange.add(name)
 
     def _take(self, key: BlockKey, boards: Sequence[PendingQueue]) -> None:
@@ -262,7 +262,7 @@ class Hands:
         if not why and caps.is_on and caps.room(info.record.user, key.cores, machine.monotonic()) == 0:
             why = caps.why(info.record.user)
         if why:
-            self._node.log.warning("block_refused", node=node.name, block=paths.block_name(key), why=why)
+            self._node.log.warning("block_refused", block=paths.block_name(key), why=why)
             block.judge(BlockVerdict.TURNED_AWAY, why)
             node.giving.give_back(block, block.tail(key.count), name="RETURN", held=False)
 

@@ -232,7 +232,7 @@ class Puller:
                 return _Choice.NEXT
         if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid):
             if not candidate.pauses and not info.record.changes:  # otherwise its name may be an old one until the leader renames it
-                self._node.log.warning("block_not_admitted", node=self._node.name, block=candidate.name, why=why)
+                self._node.log.warning("block_not_admitted", block=candidate.name, why=why)
             board.pause(candidate, now_s, _GATE_PAUSE_S)
             return _Choice.NEXT
         if self._shared.gate is not None and self._shared.gate.is_barred(candidate.data.seal, info):
@@ -449,10 +449,10 @@ class Puller:
             failpoint("starter.after_claim")
             flying.board.taken(flying.candidate)
             node.claimed(flying.block)
-            self._shared.metrics.claimed(won=True)
+            self._shared.metrics.claims.inc()
             return
         assert isinstance(outcome, Conflict)
-        self._shared.metrics.claimed(won=False)
+        self._shared.metrics.claim_conflicts.inc()
         self._node.stager.forget(flying.block)
         self._lost(flying, outcome)
 
@@ -470,7 +470,7 @@ class Puller:
             self._node.hands.look()
             board.put_back(candidate, flying.rest)
         elif conflict.path == paths.running_block(self._node.name, key) and conflict.kind is ConflictKind.NODE_EXISTS:
-            self._node.log.error("claim_met_its_own_block", node=self._node.name, block=candidate.name)
+            self._node.log.error("claim_met_its_own_block", block=candidate.name)
             board.pause(candidate, now_s, _GATE_PAUSE_S)
             board.put_back(candidate, flying.rest)
         else:

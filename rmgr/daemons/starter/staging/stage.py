@@ -307,7 +307,7 @@ class Stager:
             state.here[index] = result
             state.is_fetched = True
         elif index in block.ready:
-            self._node.unstartable(block, block.take_ready([index]), FetchFailure.of(result, _sentence(result)))
+            self._node.ends.unstartable(block, block.take_ready([index]), FetchFailure.of(result, _sentence(result)))
 
     # -- when the room is full -------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ def dispatch(
         stager=Stager(),
         jobs=SimpleNamespace(gangs=SimpleNamespace(label=lambda _block: "")),
         accounts=None,
-        unstartable=lambda *_: pytest.fail("nothing is unstartable"),
+        ends=SimpleNamespace(unstartable=lambda *_: pytest.fail("nothing is unstartable")),
     )
     runner.node = node
     return Dispatcher(node), runner
@@ -205,7 +205,7 @@ def test_a_starter_reads_no_names_or_lines_without_end(tmp_path: Path, monkeypat
     monkeypatch.setattr(fetcher, "get", lambda _key, _user: row)
     node, runner = dispatch(waiting, fetcher=fetcher)
     failures: list[Any] = []
-    monkeypatch.setattr(runner.node, "unstartable", lambda _block, _indices, failure: failures.append(failure))
+    monkeypatch.setattr(runner.node.ends, "unstartable", lambda _block, _indices, failure: failures.append(failure))
     node.run()
     [failure] = failures
     assert (failure.reason, failure.blames_node) == (Reason.START_FAILED, False)
@@ -219,7 +219,7 @@ def test_arguments_that_begin_behind_their_tasks_are_lost_data(tmp_path: Path, m
     monkeypatch.setattr(fetcher, "get", lambda _key, _user: decode("args/1", encode_payloads((b"a", b"b")), tmp_path))
     node, runner = dispatch(waiting, fetcher=fetcher)
     failures: list[Any] = []
-    monkeypatch.setattr(runner.node, "unstartable", lambda _block, _indices, failure: failures.append(failure))
+    monkeypatch.setattr(runner.node.ends, "unstartable", lambda _block, _indices, failure: failures.append(failure))
     node.run()
     assert [failure.reason for failure in failures] == [Reason.DATA_LOST]
 
@@ -260,7 +260,7 @@ def test_what_makes_the_preparation_of_a_block_raise_ends_its_tasks_and_holds_up
     bad.info = Info(RECORD, QueueSpec(name="q"), None)
     monkeypatch.setattr(bad.info, "record", None)  # nothing that a record may be: whatever is asked of it raises
     failures: list[tuple[list[int], FetchFailure]] = []
-    monkeypatch.setattr(runner.node, "unstartable", lambda _block, indices, failure: failures.append((list(indices), failure)))
+    monkeypatch.setattr(runner.node.ends, "unstartable", lambda _block, indices, failure: failures.append((list(indices), failure)))
     node.run()
     [(indices, failure)] = failures
     assert (indices, failure.reason) == ([0, 1], Reason.START_FAILED)

@@ -105,7 +105,7 @@ class Node(StoreMail):
         config = StarterConfig(values_cap_bytes=values_cap)
         self.shared = SimpleNamespace(io=self.io, inputs=inputs, fetcher=uploads, claims=None, config=config)
         self.accounts, self.log = None, structlog.get_logger()
-        self.stager = Stager(self, self.stage)
+        self.ends, self.stager = self, Stager(self, self.stage)
 
     def pace(self, _block: ClaimedBlock) -> None:
         """It is not known."""
