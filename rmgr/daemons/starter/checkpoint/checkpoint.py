@@ -18,7 +18,6 @@ attempt begins with the newest readable checkpoint (`Restores`).
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -32,27 +31,27 @@ from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.ports import Store
-from rmgr.daemons.starter.checkpoint.directories import JobDirectories, JobDirectory, LocalPart, SaveRequest, answered, each, sentence
-from rmgr.daemons.starter.checkpoint.files import (
-    OPEN,
-    FileEntry,
-    Manifest,
-    Seals,
-    check_size,
-    checkpoints_of,
-    clear,
-    prune_checkpoints,
-    read_checkpoint,
-    size_text,
-    united,
-    write_checkpoint,
+from rmgr.daemons.starter.checkpoint.directories import (
+    NOTHING,
+    JobDirectories,
+    JobDirectory,
+    LocalPart,
+    RestoredCheckpoint,
+    SaveRequest,
+    answered,
+    check,
+    each,
+    newest,
+    sentence,
+    take,
 )
+from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.daemons.starter.staging.logs import Flushed, StoredStream
 from rmgr.daemons.starter.staging.outputs import Ending, discard, remove_directory, write
-from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, RmgrError, StateConflict, StoreUnavailable, ValueTooLarge
+from rmgr.errors import CoordinationUnavailable, DataLost, StateConflict, StoreUnavailable, ValueTooLarge
 from rmgr.log import audit
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import format_duration, utc
@@ -79,8 +78,6 @@ _SERVED_S = 0.5
 _LOOK_S, _AGAIN_S = 0.1, 1.0
 #: Time between SIGTERM and SIGKILL for a job that has not ended by itself.
 KILL_US = 2_000_000
-#: Result of `take` for directories without files.
-NOTHING = "nothing was saved: its checkpoint directory has no files"
 
 
 class CheckpointPhase(StrEnum):
@@ -551,60 +548,6 @@ def says_saved(ending: Ending) -> bool:
     return ending.reason is Reason.EXIT_CODE and ending.exit_code == SAVED_EXIT_CODE
 
 
-# -- taking a checkpoint ---------------------------------------------------------------------------------------------------
-# Takes a checkpoint: from the directories of a job to its rows in the store. Called on a thread that may wait.
-
-
-def check(parts: Sequence[JobDirectory], store: Store, limit: int) -> None:
-    """Raises: ValueTooLarge naming both sizes, StoreUnavailable if nothing could be stored now."""
-    wrong = store.health()
-    if wrong is not None:
-        raise StoreUnavailable(f"the data store is not there: {wrong}")
-    check_size(sum(each(parts, lambda part: part.measure())), limit)
-
-
-def take(
-    parts: Sequence[JobDirectory],
-    store: Store,
-    saved: Checkpoint,
-    base: Sequence[FileEntry],
-    *,
-    stop: bool,
-    limit: int,
-    made_us: int,
-    is_over: Callable[[], bool],
-    seals: Seals = OPEN,
-) -> str:
-    """Makes one checkpoint and describes it. Raises: ValueTooLarge, StateConflict, StoreUnavailable, OSError, RmgrError."""
-    files = united(each(parts, lambda part: part.collect(stop=stop, max_bytes=limit)), base)
-    size = sum(entry.size for entry in files)
-    check_size(size, limit)
-    count = sum(not entry.is_dir for entry in files)
-    lacks = "".join(f"; {part.lacks}" for part in parts if part.lacks)
-    if not count:
-        return NOTHING + lacks
-    if is_over():
-        raise StateConflict("the job has ended meanwhile")
-    write_checkpoint(
-        store,
-        seals.seal(
-            Manifest(
-                sub=saved.sub,
-                index=saved.index,
-                attempt=saved.attempt,
-                n=saved.n,
-                made_us=made_us,
-                nodes=tuple(part.node for part in parts),
-                size_bytes=size,
-                files=files,
-            )
-        ),
-    )
-    with contextlib.suppress(RmgrError):  # else the next checkpoint, or the submission's end, removes them
-        prune_checkpoints(store, saved.sub, saved.index, saved.attempt, seals)
-    return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {size_text(size)}{lacks}"
-
-
 def put_away(store: Store, saved: Checkpoint, ending: Ending, *, log_ttl_s: float | None) -> None:
     """Stores the output of an ended attempt and removes its files. May be repeated.
 
@@ -622,16 +565,6 @@ def put_away(store: Store, saved: Checkpoint, ending: Ending, *, log_ttl_s: floa
 # Puts a job's newest readable checkpoint into its directory on every node before it starts. The head chooses one by restoring it (every
 # byte is compared with its hash), then has its helpers restore the same. An unreadable checkpoint is noted in the job's story (DATA_LOST,
 # or UNTRUSTED if no Starter has sealed it), and the one before it is taken; without any, the job begins from the start.
-
-
-@dataclass(slots=True, kw_only=True)
-class RestoredCheckpoint:
-    """Result of a restore here. manifest: None if the job begins from the start. lost: sentences about unreadable checkpoints."""
-
-    manifest: Manifest | None = None
-    key: str = ""
-    lost: list[str] = field(default_factory=list)
-    bad: set[str] = field(default_factory=set)
 
 
 class _Stage(StrEnum):
@@ -760,29 +693,3 @@ class Restores:
         else:
             if not case.is_over:
                 case.stage = _Stage.EVERYWHERE
-
-
-def newest(store: Store, part: LocalPart, sub: int, index: int, found: RestoredCheckpoint) -> RestoredCheckpoint:
-    """Restores the newest checkpoint of a task that can be read, was sealed and is not in `found.bad`.
-
-    Raises: StoreUnavailable, CoordinationUnavailable, OSError.
-    """
-    for checkpoint in checkpoints_of(store, sub, index):
-        if checkpoint.key in found.bad:
-            continue
-        try:
-            manifest = read_checkpoint(store, checkpoint, part.seals)
-            part.restore(manifest, checkpoint.key)
-        except PermissionDenied as error:
-            found.bad.add(checkpoint.key)
-            found.lost.append(f"checkpoint {checkpoint} is refused (UNTRUSTED): {error.message}")
-            continue
-        except DataLost as error:
-            found.bad.add(checkpoint.key)
-            found.lost.append(f"checkpoint {checkpoint} cannot be read (DATA_LOST): {error.message}")
-            continue
-        found.manifest, found.key = manifest, checkpoint.key
-        return found
-    clear(part.directory, part.account)
-    found.manifest, found.key = None, ""
-    return found

@@ -26,6 +26,7 @@ from rmgr.adapters.host.accounts import Account, acting, open_regular, uid_of
 from rmgr.adapters.rpc.ranks import Peers, Step
 from rmgr.checkpoint import CONTROL, NUMBER, REQUEST, SAVED, STOP
 from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.checkpoint.files import (
@@ -34,6 +35,8 @@ from rmgr.daemons.starter.checkpoint.files import (
     FileEntry,
     Manifest,
     Seals,
+    check_size,
+    checkpoints_of,
     clear,
     decode_files,
     encode_files,
@@ -41,15 +44,19 @@ from rmgr.daemons.starter.checkpoint.files import (
     pack,
     piece_reader,
     piece_writer,
+    prune_checkpoints,
     read_checkpoint,
     scan,
+    size_text,
+    united,
     unpack,
+    write_checkpoint,
 )
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import on_thread
 from rmgr.daemons.starter.execution.holds import CHECKPOINTS, HeldParts
 from rmgr.daemons.starter.staging.outputs import charged
-from rmgr.errors import DataLost, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
+from rmgr.errors import DataLost, NotFound, PermissionDenied, RmgrError, StateConflict, StoreUnavailable, Unavailable
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.block import run_label
 from rmgr.procedures.bounded import row_of
@@ -80,6 +87,8 @@ _RANK_CLIENT = b"rmgr.runner.ranks.client"
 #: How long a process must have had a handler for SIGUSR1.
 _SETTLED_S = 0.1
 _KILL_ROUNDS, _KILL_PAUSE_S = 200, 0.01
+#: Result of `take` for directories without files.
+NOTHING = "nothing was saved: its checkpoint directory has no files"
 
 
 class JobDirectories:
@@ -643,3 +652,93 @@ class Untouched:
         """Forgets a directory that is gone, or belongs to another owner."""
         self._made.pop(place, None)
         self._lent_s.pop(place, None)
+
+
+# -- one checkpoint --------------------------------------------------------------------------------------------------------
+# From the directories of a job to its rows in the store, and back. Called on a thread that may wait.
+
+
+def check(parts: Sequence[JobDirectory], store: Store, limit: int) -> None:
+    """Raises: ValueTooLarge naming both sizes, StoreUnavailable if nothing could be stored now."""
+    wrong = store.health()
+    if wrong is not None:
+        raise StoreUnavailable(f"the data store is not there: {wrong}")
+    check_size(sum(each(parts, lambda part: part.measure())), limit)
+
+
+def take(
+    parts: Sequence[JobDirectory],
+    store: Store,
+    saved: Checkpoint,
+    base: Sequence[FileEntry],
+    *,
+    stop: bool,
+    limit: int,
+    made_us: int,
+    is_over: Callable[[], bool],
+    seals: Seals = OPEN,
+) -> str:
+    """Makes one checkpoint and describes it. Raises: ValueTooLarge, StateConflict, StoreUnavailable, OSError, RmgrError."""
+    files = united(each(parts, lambda part: part.collect(stop=stop, max_bytes=limit)), base)
+    size = sum(entry.size for entry in files)
+    check_size(size, limit)
+    count = sum(not entry.is_dir for entry in files)
+    lacks = "".join(f"; {part.lacks}" for part in parts if part.lacks)
+    if not count:
+        return NOTHING + lacks
+    if is_over():
+        raise StateConflict("the job has ended meanwhile")
+    write_checkpoint(
+        store,
+        seals.seal(
+            Manifest(
+                sub=saved.sub,
+                index=saved.index,
+                attempt=saved.attempt,
+                n=saved.n,
+                made_us=made_us,
+                nodes=tuple(part.node for part in parts),
+                size_bytes=size,
+                files=files,
+            )
+        ),
+    )
+    with contextlib.suppress(RmgrError):  # else the next checkpoint, or the submission's end, removes them
+        prune_checkpoints(store, saved.sub, saved.index, saved.attempt, seals)
+    return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {size_text(size)}{lacks}"
+
+
+@dataclass(slots=True, kw_only=True)
+class RestoredCheckpoint:
+    """Result of a restore here. manifest: None if the job begins from the start. lost: sentences about unreadable checkpoints."""
+
+    manifest: Manifest | None = None
+    key: str = ""
+    lost: list[str] = field(default_factory=list)
+    bad: set[str] = field(default_factory=set)
+
+
+def newest(store: Store, part: LocalPart, sub: int, index: int, found: RestoredCheckpoint) -> RestoredCheckpoint:
+    """Restores the newest checkpoint of a task that can be read, was sealed and is not in `found.bad`.
+
+    Raises: StoreUnavailable, CoordinationUnavailable, OSError.
+    """
+    for checkpoint in checkpoints_of(store, sub, index):
+        if checkpoint.key in found.bad:
+            continue
+        try:
+            manifest = read_checkpoint(store, checkpoint, part.seals)
+            part.restore(manifest, checkpoint.key)
+        except PermissionDenied as error:
+            found.bad.add(checkpoint.key)
+            found.lost.append(f"checkpoint {checkpoint} is refused (UNTRUSTED): {error.message}")
+            continue
+        except DataLost as error:
+            found.bad.add(checkpoint.key)
+            found.lost.append(f"checkpoint {checkpoint} cannot be read (DATA_LOST): {error.message}")
+            continue
+        found.manifest, found.key = manifest, checkpoint.key
+        return found
+    clear(part.directory, part.account)
+    found.manifest, found.key = None, ""
+    return found

@@ -16,17 +16,8 @@ import msgspec
 
 from rmgr.adapters.host.process import WorkerSpec
 from rmgr.coord.protocol import keys
+from rmgr.daemons.starter.core import fetch
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.fetch import (
-    MOST_READ_BYTES,
-    Arguments,
-    ArgumentsPiece,
-    Blob,
-    FetchFailure,
-    OwnPiece,
-    too_large,
-    where,
-)
 from rmgr.daemons.starter.core.shares import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, batch_size
 from rmgr.daemons.starter.core.submissions import Admission, Info, admission_of
 from rmgr.daemons.starter.execution.lanes import WorkerLane
@@ -73,7 +64,7 @@ class Dispatcher:
     def forget(self, block: ClaimedBlock) -> None:
         """Forgets a block that is over."""
         block.is_dropped = True
-        if isinstance(block.payloads, Arguments) and not block.data.keyed:
+        if isinstance(block.payloads, fetch.Arguments) and not block.data.keyed:
             block.payloads = None  # a file may go with it, and a circle of references keeps it for long
         self._launches.pop(block.key, None)
         self._coming.discard(block.key)
@@ -98,7 +89,7 @@ class Dispatcher:
             if not all(map(os.path.lexists, launch.files)):
                 del self._launches[key]
         for block in self._blocks.values():
-            if isinstance(block.payloads, Arguments) and block.payloads.path and not os.path.lexists(block.payloads.path):
+            if isinstance(block.payloads, fetch.Arguments) and block.payloads.path and not os.path.lexists(block.payloads.path):
                 block.payloads = None
 
     def run(self) -> None:
@@ -126,7 +117,7 @@ class Dispatcher:
                 self._coming.add(block.key)
                 is_reserved = is_reserved or block.is_placed
                 continue
-            if isinstance(launch, FetchFailure):
+            if isinstance(launch, fetch.FetchFailure):
                 self._node.ends.unstartable(block, block.take_ready(), launch)
                 continue
             if block.is_placed and not self._jobs.may_start(block):
@@ -137,7 +128,7 @@ class Dispatcher:
             except OSError:
                 raise  # the node is at fault: no slot can be opened
             except Exception as error:  # noqa: BLE001 - the boundary of one block: all behind it start
-                failure = FetchFailure.of(error, f"the node cannot start it: {words_of(error)}")
+                failure = fetch.FetchFailure.of(error, f"the node cannot start it: {words_of(error)}")
                 self._node.ends.unstartable(block, block.take_ready(), failure)
                 continue
             if block.is_placed:
@@ -173,7 +164,7 @@ class Dispatcher:
 
     # -- one block ---------------------------------------------------------------------------------------------------------
 
-    def _launch(self, block: ClaimedBlock) -> LaunchSpec | FetchFailure | None:
+    def _launch(self, block: ClaimedBlock) -> LaunchSpec | fetch.FetchFailure | None:
         launch = self._launches.get(block.key)
         if launch is not None:
             return launch
@@ -182,30 +173,30 @@ class Dispatcher:
         except OSError:
             raise  # the node is at fault
         except Exception as error:  # noqa: BLE001 - the boundary of one block: whatever it is, it is this block's alone
-            return FetchFailure.of(error, f"the node cannot start it: {words_of(error)}")
+            return fetch.FetchFailure.of(error, f"the node cannot start it: {words_of(error)}")
 
-    def _prepare(self, block: ClaimedBlock) -> LaunchSpec | FetchFailure | None:
+    def _prepare(self, block: ClaimedBlock) -> LaunchSpec | fetch.FetchFailure | None:
         admission = admission_of(block, self._shared.gate)
         if admission is not Admission.GRANTED:
-            return admission if isinstance(admission, FetchFailure) else None
+            return admission if isinstance(admission, fetch.FetchFailure) else None
         if block.payloads is None:
             row = self._shared.fetcher.rows.get(block.data.row, block.info.record.user)
-            if row is None or isinstance(row, FetchFailure):
+            if row is None or isinstance(row, fetch.FetchFailure):
                 return row
             if block.base > block.key.first or len(row) < block.key.end - block.base:
-                return FetchFailure(Reason.DATA_LOST, f"the arguments {block.data.row} are fewer than the tasks", blames_node=False)
-            if row.largest > MOST_READ_BYTES and (block.data.keyed or not block.info.is_python):
-                return FetchFailure(Reason.START_FAILED, too_large(block.data.row, row), blames_node=False)
+                return fetch.FetchFailure(Reason.DATA_LOST, f"the arguments {block.data.row} are fewer than the tasks", blames_node=False)
+            if row.largest > fetch.MOST_READ_BYTES and (block.data.keyed or not block.info.is_python):
+                return fetch.FetchFailure(Reason.START_FAILED, fetch.too_large(block.data.row, row), blames_node=False)
             block.payloads = row
         info: Info = block.info
         if self._node.accounts is not None:
             account = self._node.accounts.get(info.record.user)
-            if account is None or isinstance(account, FetchFailure):
+            if account is None or isinstance(account, fetch.FetchFailure):
                 return account
             info.account = account
-            if info.is_python and not block.data.keyed and isinstance(block.payloads, Arguments):
+            if info.is_python and not block.data.keyed and isinstance(block.payloads, fetch.Arguments):
                 handed = self._node.accounts.arguments(account, block.payloads)
-                if not isinstance(handed, Arguments):
+                if not isinstance(handed, fetch.Arguments):
                     return handed
                 block.payloads = handed
         key = block.key
@@ -220,7 +211,7 @@ class Dispatcher:
             self._coming.discard(key)
         return made
 
-    def _own(self, launch: LaunchSpec, info: Info) -> LaunchSpec | FetchFailure | None:
+    def _own(self, launch: LaunchSpec, info: Info) -> LaunchSpec | fetch.FetchFailure | None:
         """Gives a launch specification files that its user may read, and workers of the user's own."""
         if self._shared.separate and launch.spec is not None:
             size = launch.shape.cores, launch.shape.memory_bytes
@@ -249,45 +240,45 @@ class Dispatcher:
                 launch.stdin = replace(blob, path=copy)
         return launch
 
-    def _python_launch(self, block: ClaimedBlock, info: Info, shape: BatchShape) -> LaunchSpec | FetchFailure | None:
+    def _python_launch(self, block: ClaimedBlock, info: Info, shape: BatchShape) -> LaunchSpec | fetch.FetchFailure | None:
         spec = info.worker_spec(block.key.cores, block.key.memory_mib, self._shared.fetcher)
         blob = self._shared.fetcher.blobs.get(keys.function(block.data.function), info.record.user)
         if info.python:
             admission = self._python_admission(info, block.node)
             if admission is not Admission.GRANTED:
-                return admission if isinstance(admission, FetchFailure) else None
-        if spec is None or isinstance(spec, FetchFailure):
+                return admission if isinstance(admission, fetch.FetchFailure) else None
+        if spec is None or isinstance(spec, fetch.FetchFailure):
             return spec
-        if blob is None or isinstance(blob, FetchFailure):
+        if blob is None or isinstance(blob, fetch.FetchFailure):
             return blob
         return LaunchSpec(shape, spec=spec, function=block.data.function, blob=blob)
 
-    def _python_admission(self, info: Info, node: str) -> FetchFailure | Admission:
+    def _python_admission(self, info: Info, node: str) -> fetch.FetchFailure | Admission:
         """Returns whether an interpreter chosen by a user can be used, else why not."""
         if self._node.accounts is None or info.account is None:
             missing = f"there is no Python interpreter {info.python} on node {node}"
-            return Admission.GRANTED if os.access(info.python, os.X_OK) else FetchFailure(Reason.START_FAILED, missing)
+            return Admission.GRANTED if os.access(info.python, os.X_OK) else fetch.FetchFailure(Reason.START_FAILED, missing)
         problem = self._node.accounts.python(info.account, info.python)
         if not problem:
             return Admission.AWAITED if problem is None else Admission.GRANTED
         why = f"{info.account.name} cannot use the Python interpreter {info.python} on node {node}: {problem}"
-        return FetchFailure(Reason.START_FAILED, why, blames_node=False)
+        return fetch.FetchFailure(Reason.START_FAILED, why, blames_node=False)
 
-    def _command_launch(self, info: Info, shape: BatchShape) -> LaunchSpec | FetchFailure | None:
+    def _command_launch(self, info: Info, shape: BatchShape) -> LaunchSpec | fetch.FetchFailure | None:
         command = info.record.command
         if command is None:
             return LaunchSpec(shape, command=Command())
         launch = LaunchSpec(shape, command=command)
         if command.script_sha256:
             script = self._shared.fetcher.content(keys.upload(command.script_sha256), _MOST_SCRIPT_BYTES, info.record.user)
-            if script is None or isinstance(script, FetchFailure):
+            if script is None or isinstance(script, fetch.FetchFailure):
                 return script
             if not script:
-                return FetchFailure(Reason.START_FAILED, "its script is empty: submit one with a line in it", blames_node=False)
+                return fetch.FetchFailure(Reason.START_FAILED, "its script is empty: submit one with a line in it", blames_node=False)
             launch.script = script.decode(errors="surrogateescape")
         if command.stdin_sha256:
             stdin = self._shared.fetcher.blobs.get(keys.upload(command.stdin_sha256), info.record.user)
-            if stdin is None or isinstance(stdin, FetchFailure):
+            if stdin is None or isinstance(stdin, fetch.FetchFailure):
                 return stdin
             launch.stdin = stdin
         return launch
@@ -348,7 +339,7 @@ class Dispatcher:
             sent = send(lane, block, launch, indices)
         except Exception as error:  # noqa: BLE001 - as above
             self._take_back(lane, block, indices)
-            failure = FetchFailure.of(error, f"the node cannot hand it to a worker: {words_of(error)}")
+            failure = fetch.FetchFailure.of(error, f"the node cannot hand it to a worker: {words_of(error)}")
             self._node.ends.unstartable(block, block.take_ready(indices), failure)
             return
         if not lane.tasks or lane.since_s == -math.inf or len(lane.tasks) == len(indices):
@@ -373,10 +364,10 @@ class Dispatcher:
         size = 0
         for at, index in enumerate(indices):
             staged = self._stager.take(block, index) if keyed else None
-            payload: bytes | str | ArgumentsPiece = argument(index) if staged is None else staged.payload
-            if self._node.accounts is not None and isinstance(payload, ArgumentsPiece) and not isinstance(payload, OwnPiece):
+            payload: bytes | str | fetch.ArgumentsPiece = argument(index) if staged is None else staged.payload
+            if self._node.accounts is not None and isinstance(payload, fetch.ArgumentsPiece) and not isinstance(payload, fetch.OwnPiece):
                 payload = payload.read()  # the file does not belong to the task's user
-            data, there = (payload, _INLINE) if isinstance(payload, bytes) else (b"", where(payload))
+            data, there = (payload, _INLINE) if isinstance(payload, bytes) else (b"", fetch.where(payload))
             size += len(data)
             if size > _BATCH_BYTES and items:
                 block.put_back(indices[at:])
@@ -408,7 +399,7 @@ class Dispatcher:
             lane.tasks[seq] = (block, index)
             staged: Staged | None = self._stager.take(block, index) if is_staged else None
             payload = block.payload(index)
-            payload = payload.read() if isinstance(payload, ArgumentsPiece) else payload
+            payload = payload.read() if isinstance(payload, fetch.ArgumentsPiece) else payload
             environ = {"RMGR_ENTRY": os_text(payload)} if payload else None
             out, err = self._stager.named_outputs(block, index) if has_named else ("", "")
             items.append(
@@ -502,10 +493,10 @@ class LaunchSpec:
     shape: BatchShape
     spec: WorkerSpec | None = None
     function: str = ""
-    blob: Blob | None = None
+    blob: fetch.Blob | None = None
     command: Command | None = None
     script: str = ""
-    stdin: Blob | None = None
+    stdin: fetch.Blob | None = None
 
     @property
     def files(self) -> list[str]:

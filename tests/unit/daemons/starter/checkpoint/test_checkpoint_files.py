@@ -20,16 +20,17 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.seal import CheckpointSeal
 from rmgr.daemons.starter.checkpoint import checkpoint, directories, files
-from rmgr.daemons.starter.checkpoint.checkpoint import (
-    CheckpointKind,
-    Checkpoints,
-    OpenCheckpoint,
+from rmgr.daemons.starter.checkpoint.checkpoint import CheckpointKind, Checkpoints, OpenCheckpoint, kind_of
+from rmgr.daemons.starter.checkpoint.directories import (
+    DirectoryPool,
+    LocalPart,
+    RemotePart,
     RestoredCheckpoint,
-    kind_of,
+    Untouched,
+    answer,
     newest,
     take,
 )
-from rmgr.daemons.starter.checkpoint.directories import DirectoryPool, LocalPart, RemotePart, Untouched, answer
 from rmgr.daemons.starter.checkpoint.files import (
     OPEN,
     FileEntry,
