@@ -157,22 +157,30 @@ class Completing:
                 self._node.over(block)
             return
         assert isinstance(outcome, Conflict)
-        self.refused(block, outcome, part.orders)
+        self.refused([(block, part.orders)], outcome)
 
-    def refused(self, block: ClaimedBlock, conflict: Conflict, orders: Sequence[str] = ()) -> None:
-        """Handles the conflict of a COMPLETE or SPLIT: the mark, an order that is gone, or an unexpected block."""
-        now_s = machine.monotonic()
-        self._node.orders.released(orders)
-        if conflict.path == paths.idle(self._node.name):
-            block.refused(now_s)
-        elif any(conflict.path == paths.inbox(self._node.name, guid) for guid in orders):
-            self._node.orders.gone(conflict.path.rpartition("/")[2])
-            block.refused(now_s)
-        elif conflict.path.startswith(f"{paths.sub(block.key.submission)}/"):
-            discard(self._node, block, conflict)
-        else:
-            block.way_back_barred(now_s)
-            self.reread(block, conflict)
+    def refused(self, some: Sequence[tuple[ClaimedBlock, Sequence[str]]], conflict: Conflict) -> None:
+        """Handles the conflict of a COMPLETE or SPLIT of blocks, with orders: the mark, an order that is gone, or an unexpected block.
+
+        What the others carried goes with the next commit.
+        """
+        node, path, now_s = self._node, conflict.path, machine.monotonic()
+        gone = {paths.inbox(node.name, guid): guid for _, orders in some for guid in orders}.get(path)
+        is_lost = path.startswith(f"{paths.sub(some[0][0].key.submission)}/")
+        odd = [block for block, _ in some if paths.running_block(node.name, block.key) == path]
+        if gone is None and not odd and path != paths.idle(node.name):
+            odd = [block for block, _ in some]
+        for block, orders in some:
+            node.orders.released(orders)
+            if is_lost:
+                discard(node, block, conflict)
+            elif block in odd:
+                block.way_back_barred(now_s)
+                self.reread(block, conflict)
+            else:
+                block.refused(now_s)
+        if gone is not None:
+            node.orders.gone(gone)
 
     def reread(self, block: ClaimedBlock, conflict: Conflict) -> None:
         """Reads an unexpected block again from its znode; if that is gone, another process has decided its fate."""
@@ -302,7 +310,7 @@ class Joint:
             self._node.idle.answered(stands=stands_after(self._node, outcome))
         if not isinstance(outcome, Committed):
             assert isinstance(outcome, Conflict)
-            self._on_conflict(some, outcome)
+            self._node.completing.refused([(block, part.orders) for block, part in some], outcome)
             return
         failpoint("starter.after_complete")
         self._shared.metrics.committed(len(some), 0)
@@ -310,28 +318,6 @@ class Joint:
             block.committed()
             self._node.orders.settled(part.orders)
             self._node.over(block)
-
-    def _on_conflict(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], conflict: Conflict) -> None:
-        """Handles the conflict of a joint commit: the mark, an order that is gone, or an unexpected block. The other jobs go with the next
-        commit."""
-        node = self._node
-        gone = {paths.inbox(node.name, guid): guid for _, part in some for guid in part.orders}.get(conflict.path)
-        odd = [block for block, _ in some if paths.running_block(node.name, block.key) == conflict.path]
-        if conflict.path.startswith(f"{paths.sub(some[0][0].key.submission)}/"):
-            for block, part in some:
-                node.orders.released(part.orders)
-                discard(node, block, conflict)
-            return
-        if gone is None and not odd and conflict.path != paths.idle(node.name):
-            odd = [block for block, _ in some]
-        for block, part in some:
-            node.orders.released(part.orders)
-            if block in odd:
-                node.completing.reread(block, conflict)
-            else:
-                block.refused(0.0)
-        if gone is not None:
-            node.orders.gone(gone)
 
 
 def stands_after(node: NodeAgent, outcome: Outcome) -> bool:
@@ -516,7 +502,7 @@ class Giving:
                 self._node.over(block)
             return
         assert isinstance(outcome, Conflict)
-        self._node.completing.refused(block, outcome)
+        self._node.completing.refused([(block, ())], outcome)
 
 
 # -- placed jobs while they run --------------------------------------------------------------------------------------------
