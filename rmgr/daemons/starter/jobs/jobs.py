@@ -741,14 +741,14 @@ class Lookouts:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Case:
-    """One end that is not yet reported. tell: reports `ending` as it is then. left: nodes that have not answered."""
+    """One end that is not yet reported. tell: reports `ending` as it is then. helpers: its other nodes; left: those without an answer."""
 
     block: ClaimedBlock
     ending: Ending
     tell: Callable[[], None]
+    helpers: frozenset[str]
     left: set[str]
     end_s: float
-    is_decided: bool = False
 
 
 class Verdicts:
@@ -766,27 +766,21 @@ class Verdicts:
             return False
         if block.cancel_words(block.key.first) is not None:
             return False
-        helpers = {node for node, _ in allocation.helpers}
-        end_s = machine.monotonic() + _LONGEST_S
-        case = self._open[block] = _Case(block=block, ending=ending, tell=tell, left=helpers, end_s=end_s)
+        helpers, end_s = frozenset(node for node, _ in allocation.helpers), machine.monotonic() + _LONGEST_S
+        case = self._open[block] = _Case(block=block, ending=ending, tell=tell, helpers=helpers, left=set(helpers), end_s=end_s)
         for helper in sorted(helpers):
-            self._node.jobs.stories.begin(self._question(case, helper))
+            self._node.jobs.stories.begin(self._question(case, helper), key=(case, helper))
         return True
 
     def _question(self, case: _Case, helper: str) -> Story[None]:
         """Asks a node until it is known to be unchanged or another one, or was silent for too long."""
         jobs = self._node.jobs
-        while not case.is_decided:
+        while True:
             try:
                 record: NodeRecord | None = yield from record_of(self._shared.coordinator, helper)
             except RmgrError:
                 case.end_s = max(case.end_s, machine.monotonic() + _LONGEST_S)
-                record, is_known = None, False
             else:
-                is_known = True
-            if case.is_decided:
-                return
-            if is_known:
                 promise = jobs.barriers.promise_of(case.block, helper)
                 if record is None or (record.state is NodeState.FENCED if promise is None else promise.is_broken(record)):
                     self._decide(case, helper)
@@ -794,24 +788,21 @@ class Verdicts:
                 try:
                     now: Promise = yield _request_promise(self._node, case.block, helper, record.endpoint, cores=0, timeout_s=_ASK_S)
                 except RmgrError:
-                    if not case.is_decided and jobs.lost_ranks(case.block):  # this is known, whatever the node would answer
+                    if jobs.lost_ranks(case.block):  # this is known, whatever the node would answer
                         self._decide(case, "")
+                        return
                 else:
-                    if not case.is_decided:
-                        self._on_promise(case, helper, now)
+                    promise = jobs.barriers.promise_of(case.block, helper)
+                    case.left.discard(helper)
+                    if promise is not None and now.life != promise.life:  # all work there was killed meanwhile
+                        self._decide(case, helper)
+                    elif not case.left:
+                        self._decide(case, "")
                     return
-            if not case.is_decided and machine.monotonic() >= case.end_s:
+            if machine.monotonic() >= case.end_s:
                 self._decide(case, helper)
+                return
             yield Pause(_QUESTION_PAUSE_S)
-
-    def _on_promise(self, case: _Case, helper: str, now: Promise) -> None:
-        promise = self._node.jobs.barriers.promise_of(case.block, helper)
-        if promise is not None and now.life != promise.life:  # all work there was killed meanwhile
-            self._decide(case, helper)
-            return
-        case.left.discard(helper)
-        if not case.left:
-            self._decide(case, "")
 
     def lose(self, block: ClaimedBlock, node: str) -> bool:
         """Takes the loss of a node, as reported by the cluster. False: the job's end is not awaited."""
@@ -834,12 +825,11 @@ class Verdicts:
     def forget(self, block: ClaimedBlock) -> None:
         """Forgets a block that is no longer the node's own."""
         case = self._open.pop(block, None)
-        if case is not None:
-            case.is_decided = True
+        for helper in case.helpers if case is not None else ():
+            self._node.jobs.stories.end((case, helper))
 
     def _decide(self, case: _Case, lost: str) -> None:
-        case.is_decided = True
-        self._open.pop(case.block, None)
+        self.forget(case.block)
         if why := f"node {lost} was lost" if lost else self._node.jobs.lost_ranks(case.block):
             name = paths.block_name(case.block.key)
             self._node.log.warning("job_lost_a_node", block=name, target=lost, why=why, exit_code=case.ending.exit_code)
