@@ -583,10 +583,6 @@ class _Case:
     stage: _Stage = _Stage.COMING
     is_waiting: bool = False  #: for the store, and that is in the log
 
-    @property
-    def is_over(self) -> bool:
-        return self.stage is _Stage.OVER
-
 
 class Restores:
     """Restores jobs of one node."""
@@ -627,6 +623,7 @@ class Restores:
         case = self._cases.pop(block, None)
         if case is not None:
             case.stage = _Stage.OVER
+            self._node.jobs.stories.end(("restore", case))
 
     # -- on this node ------------------------------------------------------------------------------------------------------------
 
@@ -640,21 +637,14 @@ class Restores:
                 )
                 break
             except (StoreUnavailable, CoordinationUnavailable) as error:
-                if case.is_over:
-                    return
                 if not case.is_waiting:
                     case.is_waiting = True
                     self._node.log.warning("checkpoint_waits_for_the_store", block=paths.block_name(key), error=error.message)
                 yield Pause(_STORE_PAUSE_S)
-                if case.is_over:
-                    return
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this node's trouble
-                if not case.is_over:
-                    words = f"its checkpoint cannot be restored on {self._node.name}: {sentence(error)}"
-                    self._node.ends.unstartable(block, block.take_ready(), FetchFailure(Reason.NODE_LOST, words))
+                words = f"its checkpoint cannot be restored on {self._node.name}: {sentence(error)}"
+                self._node.ends.unstartable(block, block.take_ready(), FetchFailure(Reason.NODE_LOST, words))
                 return
-        if case.is_over:
-            return
         case.stage = _Stage.HERE
         for words in result.lost:
             reason = Reason.UNTRUSTED if "(UNTRUSTED)" in words else Reason.DATA_LOST
@@ -675,21 +665,16 @@ class Restores:
 
     def _spread(self, case: _Case, manifest: Manifest, key: str) -> Story[None]:
         block = case.block
-        others: list[JobDirectory] = self._parts.parts(block, lambda: case.is_over or block.goes_back)[1:]
+        others: list[JobDirectory] = self._parts.parts(block, lambda: case.stage is _Stage.OVER or block.goes_back)[1:]
         try:
             yield self._parts.background(lambda: each(others, lambda part: part.restore(manifest, key)))
         except DataLost as error:  # readable here but not there: take the one before it
-            if case.is_over:
-                return
             case.found.bad.add(key)
             case.found.lost.append(f"checkpoint {key.rpartition('/')[2]} cannot be read (DATA_LOST): {error.message}")
             case.found.manifest, case.stage = None, _Stage.COMING
             yield from self._restore(case, self._parts.own_part(block))
         except Exception as error:  # noqa: BLE001 - whatever it is, the job begins elsewhere
-            if case.is_over:
-                return
             self._node.log.error("checkpoint_not_restored", block=paths.block_name(block.key), error=sentence(error))
             self._node.giving.revoke(block)
         else:
-            if not case.is_over:
-                case.stage = _Stage.EVERYWHERE
+            case.stage = _Stage.EVERYWHERE
