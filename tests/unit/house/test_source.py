@@ -42,6 +42,7 @@ MAY = {
 ELSEWHERE = {
     "daemons/leader/tree.py": "it gives it to jobs, on threads of its own",
     "daemons/service/keepers.py": "a thread of its own; at the start, before anything is served",
+    "daemons/service/serving.py": "at the start, before anything is served",
     "daemons/starter/checkpoint/directories.py": "it gives it to the thread of a checkpoint, also of one for another node",
     "daemons/starter/core/io.py": "it gives it to jobs, on threads of its own; what `put_soon` begins waits for nothing, and reads nothing",
     "daemons/starter/node/service.py": "the thread of a call",

@@ -109,7 +109,7 @@ def test_claimed_blocks_are_as_new_as_the_question_where_reading_them_is_quick(
 
     monkeypatch.setattr(place, "machine", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(place, "claimed_blocks", claimed_blocks)
-    leader: Any = SimpleNamespace(node_names=())
+    leader: Any = SimpleNamespace(nodes=SimpleNamespace(records={}))
     answering: Any = LeaderAnswering(SimpleNamespace(coordinator=None, leader=leader), dict)
     found = list[bool]()
     for at_s in (10.0, 10.2, 10.6):

@@ -505,7 +505,7 @@ def test_the_processes_end_with_the_leadership(world: Callable[[str], World]) ->
     it.submit("batch")
     it.until(lambda: bool(it.running("n1", "n2")))
     part = it.bench.leader.placer._foreign._parts["default"]
-    pid = part.process._child.pid
+    pid = part.process._running[0].pid
     it.bench.leader.close()
     end_s = time.monotonic() + 60
     while Path(f"/proc/{pid}").exists():

@@ -53,6 +53,7 @@ from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.story import Stories
 from tests.harness.bundles import session_bundles
+from tests.harness.claimed import a_key
 from tests.harness.memory_store import MemoryStore
 from tests.harness.sparing_store import SparingStore
 
@@ -612,12 +613,13 @@ class Way:
         monkeypatch.setattr(checkpoint, "answered", lambda *_: self.answer)
         monkeypatch.setattr(machine, "monotonic", lambda: self.now_s)
         self.node = Mock(lanes=[])
+        self.node.notes.carries.return_value = False
         self.node.jobs.stories = Stories(Mock(after=lambda _s, call: self._timers.append(call), post=lambda job: job()))
         self.some = Checkpoints(self.node, Path("/nonexistent"))
         self.some.directories = Mock(background=self._background)
         self.block = Mock(live=1, ready=[], cancel_words=Mock(return_value=None))
         self.block.info.record.rigid = Rigid(checkpoint=True, **rigid)
-        self.block.key.attempt = 1
+        self.block.key = a_key()
         self.block.data = BlockData(resubmit=True)
         self.case = self.some._case(self.block, "", 10_000_000, kind=kind, orders=["o"])
 
@@ -687,7 +689,7 @@ def test_a_job_that_goes_on_is_copied_when_it_has_answered(way: Callable[..., Wa
     some.answers("stored")
     assert (some.told, some.case.is_over, some.ended, some.left) == (["stored"], True, [], [])
     assert some.block.data.answered
-    assert not some.some.is_obeying("x")
+    assert not some.some.is_obeying("o")
 
 
 def test_a_silent_job_that_goes_on_is_copied_as_it_is_and_again_if_its_files_change(way: Callable[..., Way]) -> None:
@@ -836,7 +838,6 @@ def test_a_stop_takes_over_the_orders_of_a_checkpoint_under_way_and_a_forgotten_
     while some.asked:
         some.answers(None)
     some.wait()
-    some.node.notes.carries.return_value = False
     assert not some.some.is_obeying("stop")
     assert (some.told, some.ended, some.left, len(some.node.jobs.stories)) == ([], [], [], 0)
 

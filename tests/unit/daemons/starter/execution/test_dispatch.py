@@ -19,6 +19,7 @@ import pytest
 from rmgr.config import StarterConfig
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.records import encode_payloads
+from rmgr.daemons.starter.core import fetch as starter_fetch
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import ArgumentsPiece, Blob, FetchFailure, check_content, decode, where
 from rmgr.daemons.starter.core.shares import TaskTimes
@@ -193,7 +194,7 @@ def test_large_arguments_are_a_file_that_workers_read_and_that_goes_with_them(tm
 
 @pytest.mark.parametrize("what", ["keyed", "command"])
 def test_a_starter_reads_no_names_or_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.setattr(starter_dispatch, "MOST_READ_BYTES", MIB)
+    monkeypatch.setattr(starter_fetch, "MOST_READ_BYTES", MIB)
     monkeypatch.setattr(ArgumentsPiece, "read", lambda _piece: pytest.fail("it is read"))
     row = decode("args/1", encode_payloads((bytes(MIB + 1), b"")), tmp_path)
     waiting = block(0, row="args/1", count=2)

@@ -247,7 +247,7 @@ def test_what_raises_once_it_is_stored_ends_the_task(monkeypatch: pytest.MonkeyP
     block = node.give(1, output_files=(("k", "f"),))
     node.ends.take([CommandsEnded(node.slot, (CommandEnd(seq=1, directory="/slot/t1"),))])
     assert (block.live, block.writing) == (0, 1)
-    monkeypatch.setattr("rmgr.daemons.starter.execution.ends.conclude", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("rmgr.daemons.starter.staging.outputs.conclude", lambda *_, **__: 1 / 0)
     node.stored[0].done(Written())
     assert told(block) == [(0, BAD)]
 
