@@ -23,7 +23,6 @@ from rmgr.adapters.host.process import Slot
 from rmgr.adapters.host.workevents import Surprised
 from rmgr.adapters.sqlite.store import ValueFiles
 from rmgr.coord.protocol import keys
-from rmgr.daemons.starter.execution import ends
 from rmgr.daemons.starter.execution.ends import LiveLogs
 from rmgr.daemons.starter.node.service import NodeAnswering
 from rmgr.daemons.starter.staging import outputs
@@ -124,8 +123,8 @@ def test_an_end_that_cannot_be_taken_in_is_its_tasks_alone_and_cancels_go_on(
             raise PermissionError(13, "Permission denied")
         return real(end)
 
-    real = ends.of_command
-    monkeypatch.setattr(ends, "of_command", of_command)
+    real = outputs.of_command
+    monkeypatch.setattr(outputs, "of_command", of_command)
     waits = rig.submit(Command(argv=("sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 1")))
     bad = rig.submit(
         Command(argv=("sh", "-c", "exit $((RMGR_ARRAY_INDEX == 3 ? 7 : 0))"), out=str(tmp_path / "o-%a")), [b""] * 6, array="0-5"
