@@ -20,22 +20,12 @@ from rmgr.coord.views.answers import STOPPING, SUSPENDED
 from rmgr.daemons.leader.facts import NOTHING_KNOWN, Names, allocation_of, allows, job_of, misplaced, node_mark
 from rmgr.daemons.leader.placement.job_table import JobTable
 from rmgr.errors import Infeasible, RmgrError
+from rmgr.model import views
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.units import utc
 from rmgr.model.tasks.array import shown_index
 from rmgr.model.tasks.block import MAX_INDEX, NO_SEQ, BlockKey, job_label, task_of
 from rmgr.model.tasks.submission import Rigid, Submission
-from rmgr.model.views import (
-    ClassView,
-    HeldView,
-    PartitionView,
-    PlacedView,
-    PlacingView,
-    PromiseView,
-    QueueView,
-    ShareView,
-    WhatIfView,
-)
 from rmgr.procedures.admission import class_view, state_of
 from rmgr.runtime import machine
 from rmgr.sched.engine import run_pass
@@ -68,10 +58,10 @@ _NEVER = (0,) * len(Trigger)
 LIMIT_S, PASSES = 2.0, 2000
 
 
-def placing_view(placer: Placer) -> PlacingView:
+def placing_view(placer: Placer) -> views.PlacingView:
     """Returns the placer's state as users see it. Cost: O(jobs)."""
     promised = promised_starts(placer)
-    return PlacingView(
+    return views.PlacingView(
         partitions=_partitions(placer),
         jobs=_jobs(placer, promised),
         ledger=_ledger(placer, promised),
@@ -80,15 +70,15 @@ def placing_view(placer: Placer) -> PlacingView:
     )
 
 
-def _jobs(placer: Placer, promised: Mapping[int, int]) -> dict[tuple[int, int], PlacedView]:
+def _jobs(placer: Placer, promised: Mapping[int, int]) -> dict[tuple[int, int], views.PlacedView]:
     """Returns where each job stands, and what it waits for."""
-    jobs: dict[tuple[int, int], PlacedView] = {}
+    jobs: dict[tuple[int, int], views.PlacedView] = {}
     job_table, stages, turns = placer.job_table, placer.pipeline[0], placer.gangs.turns()
     records = job_table.submissions
     for job, waiting in job_table.waiting.items():
         why = _NO_POLICY if waiting.partition in placer.served.problems else placer.plan.why(job, waiting.partition) or _NOT_YET
         saves, moves = job_table.known.get(job, NOTHING_KNOWN)
-        jobs[task_of(job)] = PlacedView(
+        jobs[task_of(job)] = views.PlacedView(
             state="waiting",
             what=why.rule,
             blocker=_blocker(why, records),
@@ -101,7 +91,7 @@ def _jobs(placer: Placer, promised: Mapping[int, int]) -> dict[tuple[int, int], 
     for name, reason in job_table.refused_blocks.items():
         for _, key in paths.blocks_in((name,)):
             message = f"it is set aside and not tried again: {reason}; rmgr cancel {key.submission} takes it away"
-            jobs.setdefault((key.submission, key.first), PlacedView(state="waiting", what="set aside", reason=message))
+            jobs.setdefault((key.submission, key.first), views.PlacedView(state="waiting", what="set aside", reason=message))
     for job, placed in job_table.placed.items():
         stop, part, turn = placer.stops.by_job.get(job), placer.partitions.get(placed.partition), turns.get(job)
         stands = (part is not None and job in part.suspended) or (turn is not None and not turn.runs)
@@ -109,7 +99,7 @@ def _jobs(placer: Placer, promised: Mapping[int, int]) -> dict[tuple[int, int], 
         if stop is not None and not stop.is_refused and not stop.is_taken_back:  # a job taken back has not begun, and is shown so
             doing = STOPPING
         run = part.running.get(job) if part is not None else None
-        jobs[task_of(job)] = PlacedView(
+        jobs[task_of(job)] = views.PlacedView(
             state=doing,
             reason="" if run is None else _stays(run.job, stages),
             nodes=placed.allocation.shares,
@@ -199,7 +189,7 @@ def _complete_us(part: Partition, hold: Hold) -> int | None:
     return max((part.running[share.run_id].end_us for share in hold.waits_for if share.run_id in part.running), default=None)
 
 
-def _partitions(placer: Placer) -> dict[str, PartitionView]:
+def _partitions(placer: Placer) -> dict[str, views.PartitionView]:
     """Returns which policies place where, and their failures."""
     served, faults, found = placer.served, placer.faults, {}
     left_alone, gangs = placer.backoffs.under_way(), placer.gangs.summary()
@@ -208,7 +198,7 @@ def _partitions(placer: Placer) -> dict[str, PartitionView]:
         stages = dict.fromkeys((*served.stage_names(partition), policy))  # a pipeline of plug-ins fails as a whole
         part = placer.partitions.get(partition)
         resting = ((node, left_s) for node, left_s in left_alone.items() if part is not None and placer.names.id(node) in part.nodes)
-        found[partition] = PartitionView(
+        found[partition] = views.PartitionView(
             policy=policy,
             passes=placer.passes,
             last_pass_s=placer.last_pass_s,
@@ -222,15 +212,15 @@ def _partitions(placer: Placer) -> dict[str, PartitionView]:
     return found
 
 
-def _ledger(placer: Placer, promised: Mapping[int, int]) -> tuple[HeldView, ...]:
+def _ledger(placer: Placer, promised: Mapping[int, int]) -> tuple[views.HeldView, ...]:
     """Returns the cores that are held for waiting jobs."""
-    found: list[HeldView] = []
+    found: list[views.HeldView] = []
     job_table = placer.job_table
     for part in placer.partitions.values():
         for job, hold in sorted(part.holds.items()):
             waiting = job_table.waiting.get(job)
             found += [
-                HeldView(
+                views.HeldView(
                     queue=waiting.queue if waiting is not None else "",
                     job=label(job, job_table.submissions),
                     node=placer.names.name(node),
@@ -243,7 +233,7 @@ def _ledger(placer: Placer, promised: Mapping[int, int]) -> tuple[HeldView, ...]
     return tuple(found)
 
 
-def class_views(placer: Placer, promised: Mapping[int, int]) -> tuple[QueueView, ...]:
+def class_views(placer: Placer, promised: Mapping[int, int]) -> tuple[views.QueueView, ...]:
     """Returns every class of every partition, in the order of its file. Cost: O(jobs).
 
     promised: job -> promised start (us).
@@ -253,7 +243,7 @@ def class_views(placer: Placer, promised: Mapping[int, int]) -> tuple[QueueView,
         return ()
     waiting = Counter((one.partition, job_table.class_of(job)) for job, one in job_table.waiting.items())
     running = Counter((one.partition, job_table.class_of(job)) for job, one in job_table.placed.items())
-    views = []
+    shown = []
     for partition, ladder in sorted(served.classes.items()):
         part, is_open = placer.partitions.get(partition), state_of(partition, placer.context.settings)
         for queue in ladder:
@@ -263,15 +253,17 @@ def class_views(placer: Placer, promised: Mapping[int, int]) -> tuple[QueueView,
             if part is not None:
                 told = _with_records(job_table, part, queue, told, promised)
             where = (partition, queue.name)
-            views.append(msgspec.structs.replace(view, pending=waiting[where], running=running[where], of_class=told))
-    return tuple(views)
+            shown.append(msgspec.structs.replace(view, pending=waiting[where], running=running[where], of_class=told))
+    return tuple(shown)
 
 
-def _with_records(job_table: JobTable, part: Partition, queue: QueueClass, view: ClassView, expected: Mapping[int, int]) -> ClassView:
+def _with_records(
+    job_table: JobTable, part: Partition, queue: QueueClass, view: views.ClassView, expected: Mapping[int, int]
+) -> views.ClassView:
     """Adds what the scheduler's records say about a class."""
     records = job_table.submissions
     promised = [
-        PromiseView(
+        views.PromiseView(
             job=label(job, records),
             cores=sum(_count(share.cores) for share in (*hold.held, *hold.waits_for)),
             held=sum(_count(share.cores) for share in hold.held),
@@ -390,7 +382,7 @@ def copied(scheduler: Placer, submission: Submission) -> WhatIfTrial | None:
     )
 
 
-def tried(trial: WhatIfTrial, clock: Callable[[], float] | None = None) -> WhatIfView:
+def tried(trial: WhatIfTrial, clock: Callable[[], float] | None = None) -> views.WhatIfView:
     """Plays the copy forward until the job starts, nothing can change any more, or the time is up. Cost: a pass for each event.
 
     Raises: Infeasible if the policy rejects the job.
@@ -400,9 +392,9 @@ def tried(trial: WhatIfTrial, clock: Callable[[], float] | None = None) -> WhatI
     route = trial.submission.rigid.queue_class if trial.submission.rigid is not None else ""
     state = ClusterState.restored(trial.snapshot, trial.half_life_us)
     if all(node.closed for node in trial.snapshot.nodes if node.partition == trial.job.partition):
-        return WhatIfView(reason=f"no node of partition {trial.job.partition} takes work now (rmgr nodes)")
+        return views.WhatIfView(reason=f"no node of partition {trial.job.partition} takes work now (rmgr nodes)")
     if trial.elsewhere:
-        return WhatIfView(reason=f"policy {trial.elsewhere} is a plug-in: when and where it would start a job is not tried out")
+        return views.WhatIfView(reason=f"policy {trial.elsewhere} is a plug-in: when and where it would start a job is not tried out")
     job, now_us, causes = trial.job, trial.now_us, frozenset({Cause.JOB_SUBMITTED})
     state.job_submitted(job)
     for _ in range(PASSES):
@@ -415,8 +407,8 @@ def tried(trial: WhatIfTrial, clock: Callable[[], float] | None = None) -> WhatI
                 raise Infeasible(f"it would end at once, FAILED: {why}", hint="ask for less with -n, -c or -t; rmgr policy show")
             if type(decision) is Start and decision.job_id == job.id:
                 shares = allocation_of(trial.submission, decision.placement, trial.names, now_us).shares
-                nodes = tuple(ShareView(node=name, processes=count) for name, count in shares)
-                return WhatIfView(start_us=now_us, nodes=nodes, at_once=now_us == trial.now_us, reason=said(first), route=route)
+                nodes = tuple(views.ShareView(node=name, processes=count) for name, count in shares)
+                return views.WhatIfView(start_us=now_us, nodes=nodes, at_once=now_us == trial.now_us, reason=said(first), route=route)
         if not first.rule:
             first = plan.why(job.id, job.partition) or first
         if clock() > end_s:
@@ -429,7 +421,7 @@ def tried(trial: WhatIfTrial, clock: Callable[[], float] | None = None) -> WhatI
             causes, now_us = _advance(state, following), following
         except RmgrError:
             break  # these decisions cannot be played here
-    return WhatIfView(start_us=max(0, job.begin_us), reason=said(first), route=route)
+    return views.WhatIfView(start_us=max(0, job.begin_us), reason=said(first), route=route)
 
 
 def _next_us(state: ClusterState, plan: Plan, now_us: int) -> int | None:

@@ -31,20 +31,7 @@ from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.ports import Store
-from rmgr.daemons.starter.checkpoint.directories import (
-    NOTHING,
-    JobDirectories,
-    JobDirectory,
-    LocalPart,
-    RestoredCheckpoint,
-    SaveRequest,
-    answered,
-    check,
-    each,
-    newest,
-    sentence,
-    take,
-)
+from rmgr.daemons.starter.checkpoint import directories
 from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
@@ -117,7 +104,7 @@ class OpenCheckpoint:
     grace_us: int
     by_policy: bool = False
     is_telling: bool = False
-    answered: bool = False
+    directories.answered: bool = False
     is_waiting: bool = False
     made_us: int  #: always the same, since a stored row never changes
     orders: list[str] = field(default_factory=list)
@@ -153,7 +140,7 @@ class Checkpoints:
         self._node = node
         self._shared = node.shared
         self._seals = node.shared.seals
-        self.directories = JobDirectories(node, directory)
+        self.directories = directories.JobDirectories(node, directory)
         self._open: dict[ClaimedBlock, OpenCheckpoint] = {}
         self._numbers: dict[ClaimedBlock, int] = {}
         self._timed: set[ClaimedBlock] = set()
@@ -282,7 +269,7 @@ class Checkpoints:
             case.phase = CheckpointPhase.MEASURING
             store, limit = self._shared.io.store, self._shared.config.checkpoint_max_bytes
             try:
-                yield self.directories.background(lambda: check(parts, store, limit))
+                yield self.directories.background(lambda: directories.check(parts, store, limit))
             except Exception as error:  # noqa: BLE001 - whatever it is, the job is told
                 self._refuse(case, error)
                 return
@@ -291,7 +278,7 @@ class Checkpoints:
         self._ask(case, own, parts)
         while True:
             yield Pause(_LOOK_S)
-            case.answered = case.answered or answered(own.directory, block.info.account) >= case.number
+            case.answered = case.answered or directories.answered(own.directory, block.info.account) >= case.number
             if (case.answered and not case.is_stop) or machine.monotonic() >= end_s:
                 break
         if not case.is_stop:  # without an answer it may have saved its state earlier; the copy notices if files change meanwhile
@@ -302,10 +289,10 @@ class Checkpoints:
         else:
             yield from self._withdraw(case, parts)
 
-    def _ask(self, case: OpenCheckpoint, own: LocalPart, parts: list[JobDirectory]) -> None:
+    def _ask(self, case: OpenCheckpoint, own: directories.LocalPart, parts: list[directories.JobDirectory]) -> None:
         block, now_us = case.block, machine.wall_us()
         self._asked.add(block)
-        asked = SaveRequest(number=case.number, stop=case.is_stop, deadline_us=now_us + case.grace_us)
+        asked = directories.SaveRequest(number=case.number, stop=case.is_stop, deadline_us=now_us + case.grace_us)
         lane = self.lane_of(block)
         if lane is not None:
             own.marker, own.spare = lane.slot.marker, (lane.slot.pid,)
@@ -317,19 +304,20 @@ class Checkpoints:
             lane.suspend(resume=True)
         self._node.jobs.stories.begin(self._remind(case, parts, asked))
 
-    def _remind(self, case: OpenCheckpoint, parts: list[JobDirectory], asked: SaveRequest) -> Story[None]:
+    def _remind(self, case: OpenCheckpoint, parts: list[directories.JobDirectory], asked: directories.SaveRequest) -> Story[None]:
         """Repeats the request until the program answers: it may begin to listen only now."""
         while case.phase is CheckpointPhase.ASKED:  # later its slot may belong to another job
             case.is_telling = True
             try:
-                yield self.directories.background(lambda: each(parts, lambda part: part.ask(asked)))
+                yield self.directories.background(lambda: directories.each(parts, lambda part: part.ask(asked)))
             except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
                 if not case.is_over:
-                    self._node.log.warning("checkpoint_not_asked", block=paths.block_name(case.block.key), error=sentence(error))
+                    name = paths.block_name(case.block.key)
+                    self._node.log.warning("checkpoint_not_asked", block=name, error=directories.sentence(error))
             case.is_telling = False
             yield Pause(_AGAIN_S)
 
-    def _withdraw(self, case: OpenCheckpoint, parts: list[JobDirectory]) -> Story[None]:
+    def _withdraw(self, case: OpenCheckpoint, parts: list[directories.JobDirectory]) -> Story[None]:
         """Tells a program that did not answer that it need not stop any more: a policy must not cost work.
 
         The last request does not ask for a stop: a program that saves its state only now goes on after that.
@@ -339,11 +327,11 @@ class Checkpoints:
         while case.is_telling:  # a request is still being sent
             yield Pause(_LOOK_S)
         case.number = self.next_number(case.block)
-        asked = SaveRequest(number=case.number, stop=False, deadline_us=machine.wall_us())
+        asked = directories.SaveRequest(number=case.number, stop=False, deadline_us=machine.wall_us())
         try:
-            yield self.directories.background(lambda: each(parts, lambda part: part.ask(asked)))
+            yield self.directories.background(lambda: directories.each(parts, lambda part: part.ask(asked)))
         except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
-            self._node.log.warning("checkpoint_not_withdrawn", block=paths.block_name(case.block.key), error=sentence(error))
+            self._node.log.warning("checkpoint_not_withdrawn", block=paths.block_name(case.block.key), error=directories.sentence(error))
         self._refuse(case, f"it has not saved its state within {format_duration(case.grace_us / 1e6)}", outcome="ignored")
 
     def _end(self, case: OpenCheckpoint, grace_us: int) -> None:
@@ -394,7 +382,7 @@ class Checkpoints:
                 result = yield self._copied(case)
             except Exception as caught:  # noqa: BLE001 - whatever it is, what follows is below
                 error = caught
-            if result and not result.startswith(NOTHING):
+            if result and not result.startswith(directories.NOTHING):
                 self._node.log.info("checkpoint_stored", block=name, detail=result)
                 self._shared.metrics.checkpoints.labels("stored").inc()
             if case.is_stop and block.cancel_words(block.key.first) is not None:  # cancelled meanwhile, and that wins
@@ -413,7 +401,7 @@ class Checkpoints:
             elif error is not None and not case.is_stop:  # it will be asked another time
                 self._refuse(case, error)
             elif error is not None:  # it has ended: it waits again, with its previous checkpoint
-                words = f"checkpoint {block.key.attempt}.{case.number} was not stored: {sentence(error)}"
+                words = f"checkpoint {block.key.attempt}.{case.number} was not stored: {directories.sentence(error)}"
                 self._node.log.error("checkpoint_not_stored", block=name, error=words)
                 self._shared.metrics.checkpoints.labels("too_large" if isinstance(error, ValueTooLarge) else "not_stored").inc()
                 self._leave(case, words)
@@ -439,8 +427,8 @@ class Checkpoints:
             if not keeps:
                 return ""
             with one_at_a_time:  # an obsolete copy must not remove pieces of this one
-                stop, made_us = case.is_stop, case.made_us
-                return take(parts, store, saved, base, stop=stop, limit=limit, made_us=made_us, is_over=lambda: case.is_over, seals=seals)
+                stop, made_us, is_over = case.is_stop, case.made_us, lambda: case.is_over
+                return directories.take(parts, store, saved, base, stop=stop, limit=limit, made_us=made_us, is_over=is_over, seals=seals)
 
         return self.directories.background(job, copies=True)
 
@@ -488,7 +476,7 @@ class Checkpoints:
     def _refuse(self, case: OpenCheckpoint, why: str | Exception, *, outcome: str = "refused") -> None:
         """Refuses the checkpoint; the job goes on."""
         self._over(case)
-        large, why = isinstance(why, ValueTooLarge), sentence(why) if isinstance(why, Exception) else why
+        large, why = isinstance(why, ValueTooLarge), directories.sentence(why) if isinstance(why, Exception) else why
         what = "stop" if case.is_stop else "checkpoint"
         words = f"{what}{f' ({case.why})' if case.why else ''} refused: {why}"
         self._node.log.warning("checkpoint_refused", block=paths.block_name(case.block.key), kind=what, why=why)
@@ -579,7 +567,7 @@ class _Stage(StrEnum):
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Case:
     block: ClaimedBlock
-    found: RestoredCheckpoint = field(default_factory=RestoredCheckpoint)
+    found: directories.RestoredCheckpoint = field(default_factory=directories.RestoredCheckpoint)
     stage: _Stage = _Stage.COMING
     is_waiting: bool = False  #: for the store, and that is in the log
 
@@ -587,7 +575,7 @@ class _Case:
 class Restores:
     """Restores jobs of one node."""
 
-    def __init__(self, node: NodeAgent, parts: JobDirectories) -> None:
+    def __init__(self, node: NodeAgent, parts: directories.JobDirectories) -> None:
         self._node = node
         self._shared = node.shared
         self._parts = parts
@@ -627,13 +615,13 @@ class Restores:
 
     # -- on this node ------------------------------------------------------------------------------------------------------------
 
-    def _restore(self, case: _Case, part: LocalPart) -> Story[None]:
+    def _restore(self, case: _Case, part: directories.LocalPart) -> Story[None]:
         block, found = case.block, case.found
         store, key = self._shared.io.store, block.key
         while True:
             try:
-                result: RestoredCheckpoint = yield self._parts.background(
-                    lambda: newest(store, part, key.submission, key.first, found), copies=True
+                result: directories.RestoredCheckpoint = yield self._parts.background(
+                    lambda: directories.newest(store, part, key.submission, key.first, found), copies=True
                 )
                 break
             except (StoreUnavailable, CoordinationUnavailable) as error:
@@ -642,7 +630,7 @@ class Restores:
                     self._node.log.warning("checkpoint_waits_for_the_store", block=paths.block_name(key), error=error.message)
                 yield Pause(_STORE_PAUSE_S)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this node's trouble
-                words = f"its checkpoint cannot be restored on {self._node.name}: {sentence(error)}"
+                words = f"its checkpoint cannot be restored on {self._node.name}: {directories.sentence(error)}"
                 self._node.ends.unstartable(block, block.take_ready(), FetchFailure(Reason.NODE_LOST, words))
                 return
         case.stage = _Stage.HERE
@@ -665,16 +653,16 @@ class Restores:
 
     def _spread(self, case: _Case, manifest: Manifest, key: str) -> Story[None]:
         block = case.block
-        others: list[JobDirectory] = self._parts.parts(block, lambda: case.stage is _Stage.OVER or block.goes_back)[1:]
+        others: list[directories.JobDirectory] = self._parts.parts(block, lambda: case.stage is _Stage.OVER or block.goes_back)[1:]
         try:
-            yield self._parts.background(lambda: each(others, lambda part: part.restore(manifest, key)))
+            yield self._parts.background(lambda: directories.each(others, lambda part: part.restore(manifest, key)))
         except DataLost as error:  # readable here but not there: take the one before it
             case.found.bad.add(key)
             case.found.lost.append(f"checkpoint {key.rpartition('/')[2]} cannot be read (DATA_LOST): {error.message}")
             case.found.manifest, case.stage = None, _Stage.COMING
             yield from self._restore(case, self._parts.own_part(block))
         except Exception as error:  # noqa: BLE001 - whatever it is, the job begins elsewhere
-            self._node.log.error("checkpoint_not_restored", block=paths.block_name(block.key), error=sentence(error))
+            self._node.log.error("checkpoint_not_restored", block=paths.block_name(block.key), error=directories.sentence(error))
             self._node.giving.revoke(block)
         else:
             case.stage = _Stage.EVERYWHERE

@@ -29,29 +29,7 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.starter.checkpoint.files import (
-    MOST_LIST_BYTES,
-    OPEN,
-    FileEntry,
-    Manifest,
-    Seals,
-    check_size,
-    checkpoints_of,
-    clear,
-    decode_files,
-    encode_files,
-    missing,
-    pack,
-    piece_reader,
-    piece_writer,
-    prune_checkpoints,
-    read_checkpoint,
-    scan,
-    size_text,
-    united,
-    unpack,
-    write_checkpoint,
-)
+from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import on_thread
 from rmgr.daemons.starter.execution.holds import CHECKPOINTS, HeldParts
@@ -225,10 +203,10 @@ class JobDirectory(Protocol):
     def ask(self, asked: SaveRequest) -> None:
         """Tells each process there once, even if called several times."""
 
-    def collect(self, *, stop: bool, max_bytes: int) -> tuple[FileEntry, ...]:
+    def collect(self, *, stop: bool, max_bytes: int) -> tuple[files.FileEntry, ...]:
         """Stores its content. stop: ends all processes there first; otherwise files must not change meanwhile (StateConflict)."""
 
-    def restore(self, manifest: Manifest, key: str) -> None:
+    def restore(self, manifest: files.Manifest, key: str) -> None:
         """Replaces its content with a checkpoint. Raises: DataLost."""
 
 
@@ -256,10 +234,10 @@ class LocalPart:
     told: set[int] = field(default_factory=set)
     lacks: str = ""
     copying: threading.Lock = field(default_factory=threading.Lock)
-    seals: Seals = OPEN
+    seals: files.Seals = files.OPEN
 
     def measure(self) -> int:
-        listing = scan(self.directory, self.account)
+        listing = files.scan(self.directory, self.account)
         if listing.closed:  # better known now than after the job has ended
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), listing.closed[0])
         return listing.size_bytes
@@ -272,27 +250,27 @@ class LocalPart:
         if self.marker:
             self.told.update(notify(self.marker, self.account, (*self.spare, *self.told)))
 
-    def collect(self, *, stop: bool, max_bytes: int) -> tuple[FileEntry, ...]:
+    def collect(self, *, stop: bool, max_bytes: int) -> tuple[files.FileEntry, ...]:
         if stop and self.ends and self.marker and not end_all(self.marker, self.account, self.spare):
             raise StateConflict(f"processes of the job on node {self.node} do not end")
-        before = scan(self.directory, self.account)
-        put = piece_writer(self.store, self.sub, self.index, self.attempt, self.written)
+        before = files.scan(self.directory, self.account)
+        put = files.piece_writer(self.store, self.sub, self.index, self.attempt, self.written)
         try:
-            files = pack(self.directory, self.account, before, put, max_bytes=max_bytes)
+            packed = files.pack(self.directory, self.account, before, put, max_bytes=max_bytes)
         except FileNotFoundError as error:
             raise StateConflict(f"{error.filename} went while the files were copied") from None
-        if not stop and scan(self.directory, self.account).entries != before.entries:
+        if not stop and files.scan(self.directory, self.account).entries != before.entries:
             raise StateConflict("the files changed while they were copied")
-        self.lacks = missing(before)
-        return files
+        self.lacks = files.missing(before)
+        return packed
 
-    def restore(self, manifest: Manifest, key: str) -> None:
+    def restore(self, manifest: files.Manifest, key: str) -> None:
         del key
-        clear(self.directory, self.account)
+        files.clear(self.directory, self.account)
         try:
-            unpack(manifest.files, self.directory, self.account, piece_reader(self.store, manifest))
+            files.unpack(manifest.files, self.directory, self.account, files.piece_reader(self.store, manifest))
         except DataLost:
-            clear(self.directory, self.account)
+            files.clear(self.directory, self.account)
             raise
 
 
@@ -315,14 +293,14 @@ class RemotePart:
     def ask(self, asked: SaveRequest) -> None:
         self._step(Step(step="ask", number=asked.number, stop=asked.stop, deadline_us=asked.deadline_us))
 
-    def collect(self, *, stop: bool, max_bytes: int) -> tuple[FileEntry, ...]:
+    def collect(self, *, stop: bool, max_bytes: int) -> tuple[files.FileEntry, ...]:
         _, row = self._step(Step(step="collect", stop=stop, max_bytes=max_bytes), timeout_s=_LONG_S)
-        data = row_of(self.store, row, MOST_LIST_BYTES)
+        data = row_of(self.store, row, files.MOST_LIST_BYTES)
         if data is None or hashlib.sha256(data).hexdigest() != row.rpartition("/")[2]:
             raise DataLost(f"the list of files of node {self.node} is not in the data store, or not what that node has stored")
-        return decode_files(data)
+        return files.decode_files(data)
 
-    def restore(self, manifest: Manifest, key: str) -> None:
+    def restore(self, manifest: files.Manifest, key: str) -> None:
         del manifest
         self._step(Step(step="restore", row=key), timeout_s=_LONG_S)
 
@@ -351,7 +329,7 @@ def answer(part: LocalPart, step: Step) -> tuple[int, str]:
         case "ask":
             part.ask(SaveRequest(number=step.number, stop=step.stop, deadline_us=step.deadline_us))
         case "collect":
-            listed = encode_files(part.collect(stop=step.stop, max_bytes=step.max_bytes))
+            listed = files.encode_files(part.collect(stop=step.stop, max_bytes=step.max_bytes))
             digest = hashlib.sha256(listed).hexdigest()
             part.store.put(keys.checkpoint_piece(part.sub, part.index, part.attempt, digest), listed)
             return len(listed), keys.checkpoint_piece(part.sub, part.index, part.attempt, digest)
@@ -360,7 +338,7 @@ def answer(part: LocalPart, step: Step) -> tuple[int, str]:
             if saved is None or (saved.sub, saved.index) != (part.sub, part.index):
                 raise NotFound(f"{step.row!r} is no checkpoint of this job")
             try:
-                part.restore(read_checkpoint(part.store, saved, part.seals), step.row)
+                part.restore(files.read_checkpoint(part.store, saved, part.seals), step.row)
             except PermissionDenied as error:
                 raise DataLost(error.message) from None
         case _:
@@ -663,35 +641,35 @@ def check(parts: Sequence[JobDirectory], store: Store, limit: int) -> None:
     wrong = store.health()
     if wrong is not None:
         raise StoreUnavailable(f"the data store is not there: {wrong}")
-    check_size(sum(each(parts, lambda part: part.measure())), limit)
+    files.check_size(sum(each(parts, lambda part: part.measure())), limit)
 
 
 def take(
     parts: Sequence[JobDirectory],
     store: Store,
     saved: Checkpoint,
-    base: Sequence[FileEntry],
+    base: Sequence[files.FileEntry],
     *,
     stop: bool,
     limit: int,
     made_us: int,
     is_over: Callable[[], bool],
-    seals: Seals = OPEN,
+    seals: files.Seals = files.OPEN,
 ) -> str:
     """Makes one checkpoint and describes it. Raises: ValueTooLarge, StateConflict, StoreUnavailable, OSError, RmgrError."""
-    files = united(each(parts, lambda part: part.collect(stop=stop, max_bytes=limit)), base)
-    size = sum(entry.size for entry in files)
-    check_size(size, limit)
-    count = sum(not entry.is_dir for entry in files)
+    found = files.united(each(parts, lambda part: part.collect(stop=stop, max_bytes=limit)), base)
+    size = sum(entry.size for entry in found)
+    files.check_size(size, limit)
+    count = sum(not entry.is_dir for entry in found)
     lacks = "".join(f"; {part.lacks}" for part in parts if part.lacks)
     if not count:
         return NOTHING + lacks
     if is_over():
         raise StateConflict("the job has ended meanwhile")
-    write_checkpoint(
+    files.write_checkpoint(
         store,
         seals.seal(
-            Manifest(
+            files.Manifest(
                 sub=saved.sub,
                 index=saved.index,
                 attempt=saved.attempt,
@@ -699,20 +677,20 @@ def take(
                 made_us=made_us,
                 nodes=tuple(part.node for part in parts),
                 size_bytes=size,
-                files=files,
+                files=found,
             )
         ),
     )
     with contextlib.suppress(RmgrError):  # else the next checkpoint, or the submission's end, removes them
-        prune_checkpoints(store, saved.sub, saved.index, saved.attempt, seals)
-    return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {size_text(size)}{lacks}"
+        files.prune_checkpoints(store, saved.sub, saved.index, saved.attempt, seals)
+    return f"checkpoint {saved} stored: {count} file{'s' if count > 1 else ''}, {files.size_text(size)}{lacks}"
 
 
 @dataclass(slots=True, kw_only=True)
 class RestoredCheckpoint:
     """Result of a restore here. manifest: None if the job begins from the start. lost: sentences about unreadable checkpoints."""
 
-    manifest: Manifest | None = None
+    manifest: files.Manifest | None = None
     key: str = ""
     lost: list[str] = field(default_factory=list)
     bad: set[str] = field(default_factory=set)
@@ -723,11 +701,11 @@ def newest(store: Store, part: LocalPart, sub: int, index: int, found: RestoredC
 
     Raises: StoreUnavailable, CoordinationUnavailable, OSError.
     """
-    for checkpoint in checkpoints_of(store, sub, index):
+    for checkpoint in files.checkpoints_of(store, sub, index):
         if checkpoint.key in found.bad:
             continue
         try:
-            manifest = read_checkpoint(store, checkpoint, part.seals)
+            manifest = files.read_checkpoint(store, checkpoint, part.seals)
             part.restore(manifest, checkpoint.key)
         except PermissionDenied as error:
             found.bad.add(checkpoint.key)
@@ -739,6 +717,6 @@ def newest(store: Store, part: LocalPart, sub: int, index: int, found: RestoredC
             continue
         found.manifest, found.key = manifest, checkpoint.key
         return found
-    clear(part.directory, part.account)
+    files.clear(part.directory, part.account)
     found.manifest, found.key = None, ""
     return found

@@ -19,7 +19,7 @@ import pytest
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.seal import CheckpointSeal
-from rmgr.daemons.starter.checkpoint import checkpoint, directories, files
+from rmgr.daemons.starter.checkpoint import directories, files
 from rmgr.daemons.starter.checkpoint.checkpoint import CheckpointKind, Checkpoints, OpenCheckpoint, kind_of
 from rmgr.daemons.starter.checkpoint.directories import (
     DirectoryPool,
@@ -610,7 +610,7 @@ class Way:
         self.answer, self.now_s = 0, 0.0
         self.asked: list[Future[Any]] = []
         self._timers: list[Callable[[], None]] = []
-        monkeypatch.setattr(checkpoint, "answered", lambda *_: self.answer)
+        monkeypatch.setattr(directories, "answered", lambda *_: self.answer)
         monkeypatch.setattr(machine, "monotonic", lambda: self.now_s)
         self.node = Mock(lanes=[])
         self.node.notes.carries.return_value = False
