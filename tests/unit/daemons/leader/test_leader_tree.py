@@ -97,9 +97,9 @@ def test_a_refused_commit_is_told_once_and_is_no_unknown_one(bench: Bench, monke
     assert told == [Unknown("the quota of /subs is used up")]
     assert [len(bench.events(event)) for event in ("leader_commit_refused", "leader_commit_unknown")] == [1, 0]
     assert bench.count(bench.metrics.unknown_commits) == 0
-    assert bench.leader.refusal == "the quota of /subs is used up"
+    assert bench.leader.context.tree.refusal == "the quota of /subs is used up"
     bench.advance(61.0)
-    assert bench.leader.refusal == ""
+    assert bench.leader.context.tree.refusal == ""
 
 
 def do(bench: Bench, *ops: Op) -> None:

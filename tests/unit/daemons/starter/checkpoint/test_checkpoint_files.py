@@ -265,7 +265,7 @@ def test_too_much_and_what_changes_is_refused(tmp_path: Path, monkeypatch: pytes
         (home / "file").write_text(f"{len(found.entries)} more")
         return found
 
-    monkeypatch.setattr("rmgr.daemons.starter.checkpoint.directories.scan", slow)
+    monkeypatch.setattr("rmgr.daemons.starter.checkpoint.files.scan", slow)
     with pytest.raises(StateConflict, match="changed while"):
         part(home, store).collect(stop=False, max_bytes=100)
     monkeypatch.setattr(files, "MAX_FILES", 0)
