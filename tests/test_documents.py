@@ -343,10 +343,7 @@ def test_the_numbers_of_rules_are_those_of_the_code() -> None:
             f"WatchDogs: every {WatchdogConfig().resync_s:g} s",
             "L = 2/3 T",
         ),
-        "design.md": (
-            f"({policy_process.POLICY_LIMIT_S:g} s, {policy_process.MOST_BYTES >> 20} MiB a pass)",
-            f"up to {MAX_NODES} virtual",
-        ),
+        "design.md": (f"({policy_process.POLICY_LIMIT_S:g} s, {policy_process.MOST_BYTES >> 20} MiB a pass)", f"up to {MAX_NODES} virtual"),
     }
     for name, sentences in said.items():
         text = " ".join((DOCS / name).read_text(encoding="utf-8").split())

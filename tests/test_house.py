@@ -26,20 +26,7 @@ PURE = ("model", "sched", "coord")
 #: Modules that a pure layer never imports.
 CLOCKS_AND_CHANCE = {"random", "sched", "secrets", "time", "uuid"}
 FILES_AND_NETWORK = {
-    "ctypes",
-    "fcntl",
-    "glob",
-    "http",
-    "io",
-    "os",
-    "pathlib",
-    "select",
-    "selectors",
-    "shutil",
-    "socket",
-    "sqlite3",
-    "tempfile",
-    "urllib",
+    "ctypes", "fcntl", "glob", "http", "io", "os", "pathlib", "select", "selectors", "shutil", "socket", "sqlite3", "tempfile", "urllib"
 }
 PROCESSES_AND_THREADS = {"asyncio", "multiprocessing", "psutil", "queue", "signal", "subprocess", "sys", "threading"}
 LOGS = {"logging", "structlog"}
@@ -49,10 +36,7 @@ IMPURE_METHODS = frozenset({"now", "utcnow", "today"})  # of datetime and date
 
 FORBIDDEN_NAMES = frozenset({"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py", "manager.py"})
 TOP_LEVEL = frozenset({"rmgr", "proto", "deploy", "tests", "docker-compose.yml", "pyproject.toml", "LICENSE"}) | {
-    "README.md",
-    "SECURITY.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
+    "README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"
 }
 
 #: The files that may import a foreign library.

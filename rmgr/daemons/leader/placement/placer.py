@@ -128,7 +128,7 @@ class Placer:
         self._is_other_log = False  # another pipeline places somewhere since the log began
         self._nodes_changed = False
         self._has_amended = False
-        self._due = False
+        self.is_due = False
         self._timer: Timer | None = None
         self._retry_s = _RETRY_S / 2
         self._closed = False
@@ -230,9 +230,9 @@ class Placer:
 
     def wake(self) -> None:
         """Asks for a turn; repeated calls cause one turn."""
-        if not self._due and not self._closed:
-            self._due = True
-            self._tree.soon(self._turn)
+        if not self.is_due and not self._closed:
+            self.is_due = True
+            self._tree.soon(self.turn)
 
     # -- what is known, in the loop
 
@@ -261,8 +261,8 @@ class Placer:
 
     # -- one turn
 
-    def _turn(self) -> None:
-        self._due = False
+    def turn(self) -> None:
+        self.is_due = False
         if self._closed or self._passes.is_running or self._orders.is_busy:
             return  # the end of either begins a turn
         if not self.served.queues and not self.job_table.placed:

@@ -92,12 +92,12 @@ class Checkpoints:
         self._shared = node.shared
         self._seals = node.shared.seals
         self.directories = JobDirectories(node, directory)
-        self._open: dict[ClaimedBlock, OpenCheckpoint] = {}
+        self.open: dict[ClaimedBlock, OpenCheckpoint] = {}
         self._numbers: dict[ClaimedBlock, int] = {}
         self._timed: set[ClaimedBlock] = set()
         self._asked: set[ClaimedBlock] = set()  #: blocks whose program has been asked
         self.restores = Restores(node, self.directories)
-        self._effects: dict[CheckpointEffect, Callable[[OpenCheckpoint, str | Exception], Story[None] | None]] = {
+        self.effects: dict[CheckpointEffect, Callable[[OpenCheckpoint, str | Exception], Story[None] | None]] = {
             CheckpointEffect.NOTHING: lambda _case, _detail: None,
             CheckpointEffect.MEASURE: self._measure,
             CheckpointEffect.ASK: self._ask,
@@ -122,9 +122,9 @@ class Checkpoints:
         if step is None:
             return False
         case.phase = step.phase
-        if case.is_over and self._open.get(case.block) is case:  # an open request stays; a late answer is ignored
-            del self._open[case.block]
-        story = self._effects[step.effect](case, detail)
+        if case.is_over and self.open.get(case.block) is case:  # an open request stays; a late answer is ignored
+            del self.open[case.block]
+        story = self.effects[step.effect](case, detail)
         if story is not None:  # an effect that takes time
             self._node.jobs.stories.begin(story)
         return True
@@ -140,7 +140,7 @@ class Checkpoints:
         extra, kind = order.extra, kind_of(order.extra)
         is_stop, kills = kind is not CheckpointKind.GO_ON, kind is CheckpointKind.PREEMPT
         by_policy = is_stop and not kills and extra.get("why") == "policy"
-        case = self._open.get(block)
+        case = self.open.get(block)
         if case is not None and guid in case.orders:
             return  # read again after a new registration
         if not block.is_placed:
@@ -170,11 +170,11 @@ class Checkpoints:
         if case is not None:  # a stop does not wait for a checkpoint of a job that goes on
             orders += case.orders
             self.happened(case, CheckpointEvent.REPLACED)
-        self._begin(self._case(block, why, grace_us, kind=kind, by_policy=by_policy, orders=orders))
+        self.begin(self.case(block, why, grace_us, kind=kind, by_policy=by_policy, orders=orders))
 
     def is_obeying(self, guid: str) -> bool:
         """Returns whether a commit of a checkpoint will cross the order off."""
-        return any(guid in case.orders for case in self._open.values()) or self._node.notes.carries(guid)
+        return any(guid in case.orders for case in self.open.values()) or self._node.notes.carries(guid)
 
     def started(self, block: ClaimedBlock) -> None:
         """Starts the clock of periodic checkpoints when its script starts."""
@@ -192,8 +192,8 @@ class Checkpoints:
             if served_us is not None and served_us < at_us:
                 yield Pause(max((at_us - served_us) / 1e6, _SERVED_S))
                 continue
-            if block.live and block not in self._open:
-                self._begin(self._case(block, "periodic", rigid_of(block).checkpoint_grace_us))
+            if block.live and block not in self.open:
+                self.begin(self.case(block, "periodic", rigid_of(block).checkpoint_grace_us))
             at_us = (served_us or 0) + every_us
             yield Pause(every_us / 1e6)
 
@@ -204,15 +204,15 @@ class Checkpoints:
         number = self._numbers[block] = self._numbers.get(block, 0) + 1
         return number
 
-    def _case(self, block: ClaimedBlock, why: str, grace_us: int, **more: Any) -> OpenCheckpoint:
+    def case(self, block: ClaimedBlock, why: str, grace_us: int, **more: Any) -> OpenCheckpoint:
         """Opens a new checkpoint. more: its other fields."""
         number = self.next_number(block)
-        found = self._open[block] = OpenCheckpoint(
+        found = self.open[block] = OpenCheckpoint(
             block=block, number=number, why=why, grace_us=grace_us, made_us=machine.wall_us(), **more
         )
         return found
 
-    def _begin(self, case: OpenCheckpoint) -> None:
+    def begin(self, case: OpenCheckpoint) -> None:
         block, is_stop, why = case.block, case.is_stop, case.why
         self._node.log.info("checkpoint_begun", block=paths.block_name(block.key), kind="stop" if is_stop else "go-on", why=why)
         if is_stop and not block.data.resubmit:
@@ -320,7 +320,7 @@ class Checkpoints:
 
         Either it was stopped, or it ended with code 85 after any request: programs need not know whether they may go on.
         """
-        case, again = self._open.get(block), block in self._asked and says_saved(ending)
+        case, again = self.open.get(block), block in self._asked and says_saved(ending)
         if block.cancel_words(block.key.first) is not None:
             return False
         if case is None or not case.is_stop:
@@ -340,7 +340,7 @@ class Checkpoints:
         if case is not None:
             self.happened(case, CheckpointEvent.REPLACED)
         why = f"it ended with {SAVED_EXIT_CODE} after it was asked to save its state"
-        return self._case(block, why, 0, kind=CheckpointKind.STOP, answered=True, orders=case.orders if case is not None else [])
+        return self.case(block, why, 0, kind=CheckpointKind.STOP, answered=True, orders=case.orders if case is not None else [])
 
     def _copy(self, case: OpenCheckpoint, _detail: str | Exception = "") -> Story[None]:
         """Stores the content of its directories, and the output of an attempt that has ended."""
@@ -443,7 +443,7 @@ class Checkpoints:
 
     def lose(self, block: ClaimedBlock, node: str) -> bool:
         """Handles the loss of a node. True: the attempt had been stopped, and ends as a loss, since its files there are gone."""
-        case = self._open.get(block)
+        case = self.open.get(block)
         why = f"node {node} was lost while the job was being stopped"
         return case is not None and self.happened(case, CheckpointEvent.NODE_LOST, why)
 
@@ -460,14 +460,14 @@ class Checkpoints:
 
     def given_up(self, block: ClaimedBlock) -> None:
         """Notes that the STOP is committed."""
-        case = self._open.get(block)
+        case = self.open.get(block)
         if case is not None and case.ending is not None:
             self._shared.metrics.ended(None, 1, case.ending.elapsed_us / 1e6)
         self._node.over(block)
 
     def forget(self, block: ClaimedBlock) -> None:
         """Forgets a block that is over, or no longer the node's own."""
-        case = self._open.get(block)
+        case = self.open.get(block)
         if case is not None:
             self.happened(case, CheckpointEvent.FORGOTTEN)
         self._timed.discard(block)

@@ -173,11 +173,11 @@ class Ends:
                     reason=Reason.START_FAILED, error=error, data=event.error, out=event.out, err=event.err
                 )
             case WorkerEnded():
-                self._worker_ended(event, now_s)
+                self.worker_ended(event, now_s)
             case SlotUp():
                 self.reopening.up(event.slot)
             case SlotLost():
-                self._slot_lost(event, now_s)
+                self.slot_lost(event, now_s)
             case Surprised():
                 self._shared.metrics.surprised(event.what)
                 if event.what == _FORK_FAILED and event.slot.uses <= 1 and not self._lanes.is_his_own_doing(event.slot):
@@ -253,7 +253,7 @@ class Ends:
         if (error := self._aside.attempt(settle)) is not None:
             self._end_for_good(block, [outcome.index for outcome in outcomes], Reason.BAD_OUTPUT, error, now_s)
 
-    def _worker_ended(self, event: WorkerEnded, now_s: float) -> None:
+    def worker_ended(self, event: WorkerEnded, now_s: float) -> None:
         lane = self._lanes.of_worker(event.worker)
         refusal = self._refused.pop(event.worker, None)
         if lane is None:
@@ -362,7 +362,7 @@ class Ends:
 
     # -- slots ---------------------------------------------------------------------------------------------------------------
 
-    def _slot_lost(self, event: SlotLost, now_s: float) -> None:
+    def slot_lost(self, event: SlotLost, now_s: float) -> None:
         lane = self._lanes.of_slot(event.slot)
         tasks, owner = (dict(lane.tasks), lane.owner) if lane is not None else ({}, None)
         running = frozenset(event.running)

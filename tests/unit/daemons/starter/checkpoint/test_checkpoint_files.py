@@ -211,7 +211,7 @@ def test_one_that_cannot_be_read_is_told_and_the_one_before_is_taken(tmp_path: P
 
 
 def test_what_nobody_can_read_pushes_out_nothing_and_keys_of_nothing_stop_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_PAGE", 2)
+    monkeypatch.setattr(files, "PAGE", 2)
     home, store = tmp_path / "a", SparingStore()
     home.mkdir()
     for n in range(1, 4):
@@ -371,14 +371,7 @@ class Job:
         saved = Checkpoint(sub=self.sub, index=0, attempt=attempt, n=n)
         now_us = time.time_ns() // 1000
         told = take(
-            [self.part(attempt)],
-            self.store,
-            saved,
-            (),
-            stop=True,
-            limit=1 << 20,
-            made_us=now_us,
-            is_over=lambda: False,
+            [self.part(attempt)], self.store, saved, (), stop=True, limit=1 << 20, made_us=now_us, is_over=lambda: False,
             seals=by or self.seals,
         )
         assert "stored" in told
@@ -460,7 +453,7 @@ def test_a_piece_or_a_list_of_a_node_that_was_exchanged_is_not_used(tmp_path: Pa
     assert job.restored()[0] == ""
     remote = RemotePart(node="n2", hold="", peers=None, coordinator=None, store=job.store)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RemotePart, "_step", lambda *_args, **_options: (0, row))
+        patch.setattr(RemotePart, "stepped", lambda *_args, **_options: (0, row))
         with pytest.raises(DataLost, match="not what that node has stored"):
             remote.collect(stop=True, max_bytes=100)
         patch.setattr(directories, "MOST_LIST_BYTES", 2)
@@ -679,20 +672,20 @@ REACHABLE = reachable()
 
 def test_production_has_a_method_for_each_effect_and_runs_the_table() -> None:
     some = Checkpoints(Mock(), Path("/nonexistent"))
-    assert set(some._effects) == set(F)
+    assert set(some.effects) == set(F)
     seen: list[tuple[CheckpointEffect, Any]] = []
     for effect in F:
-        some._effects[effect] = lambda _case, detail, effect=effect: seen.append((effect, detail))
+        some.effects[effect] = lambda _case, detail, effect=effect: seen.append((effect, detail))
     block = Mock()
-    case = some._case(block, "periodic", 0)
-    assert some._open[block] is case
+    case = some.case(block, "periodic", 0)
+    assert some.open[block] is case
     assert case.kind is K.GO_ON
     assert some.happened(case, E.SAVES)
     assert not some.happened(case, E.COPIED, "too early")
     assert some.happened(case, E.UNFIT, "too large")
     assert seen == [(F.MEASURE, ""), (F.REFUSE, "too large")]
     assert case.is_over
-    assert block not in some._open
+    assert block not in some.open
 
 
 def test_periodic_checkpoints_of_a_job_that_shares_its_cores_count_served_time() -> None:
@@ -702,8 +695,8 @@ def test_periodic_checkpoints_of_a_job_that_shares_its_cores_count_served_time()
     jobs = Mock(stories=Stories(loop), served_us=lambda _block: served_us[0])
     some = Checkpoints(Mock(jobs=jobs), Path("/nonexistent"))
     begun: list[OpenCheckpoint] = []
-    some._begin = begun.append
-    some._case = Mock()
+    some.begin = begun.append
+    some.case = Mock()
     block = Mock(live=True)
     block.info.record.rigid = Rigid(checkpoint=True, checkpoint_every_us=10_000_000)
     some.started(block)
