@@ -191,8 +191,8 @@ def test_every_relative_link_leads_somewhere() -> None:
 def test_files_and_tests_that_texts_name_are_there() -> None:
     wrong = []
     for path in files(".py", ".md"):
-        if STUBS in path.parents:
-            continue
+        if STUBS in path.parents or not _MODULE.search(path.read_text(encoding="utf-8")):
+            continue  # few files name any, and to parse all takes seconds
         for number, line in words(path):
             for name, test in _MODULE.findall(line):
                 at = there_are(name.replace("NNN", "*"))
