@@ -194,7 +194,7 @@ class Config:
     source: str = ""  #: the file that was read, for `rmgr config show`
 
 
-_SECTIONS: dict[str, type[Any]] = {
+SECTIONS: dict[str, type[Any]] = {
     "cluster": ClusterConfig,
     "starter": StarterConfig,
     "watchdog": WatchdogConfig,
@@ -271,20 +271,20 @@ def load(
     """
     env = os.environ if env is None else env
     path = _find_file(env, file)
-    values: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     if path is not None:
         _merge_file(values, path)
-    variables: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    variables: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for variable, text in env.items():
         target = _SHORT.get(variable) or _variable(variable)
         if target is not None:
-            variables[target[0]][target[1]] = _convert(_SECTIONS[target[0]], target[1], text, f"variable {variable}")
+            variables[target[0]][target[1]] = _convert(SECTIONS[target[0]], target[1], text, f"variable {variable}")
     _merge(values, variables)
-    typed: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    typed: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for section, options in (overrides or {}).items():
         for key, value in options.items():
             if value is not None:
-                typed[section][key] = _convert(_SECTIONS[section], key, value, f"option --{key.replace('_', '-')}")
+                typed[section][key] = _convert(SECTIONS[section], key, value, f"option --{key.replace('_', '-')}")
     _merge(values, typed)
     if not values["cluster"].get("zk") and not values["cluster"].get("gateway"):
         cluster, security = _dev_cluster(env)
@@ -292,7 +292,7 @@ def load(
         values["security"] = security | values["security"]
     if "dir" not in values["security"] and (user_bundle(env) / "ca.crt").is_file():
         values["security"]["dir"] = str(user_bundle(env))
-    return Config(**{name: kind(**values[name]) for name, kind in _SECTIONS.items()}, source=str(path or ""))
+    return Config(**{name: kind(**values[name]) for name, kind in SECTIONS.items()}, source=str(path or ""))
 
 
 def user_name() -> str:
@@ -330,9 +330,9 @@ def dev_file(env: Mapping[str, str] | None = None) -> Path:
 
 def check_file(path: Path) -> Config:
     """Reads one file alone, as `rmgr config check` does. Raises: ConfigError."""
-    values: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     _merge_file(values, path)
-    return Config(**{name: kind(**values[name]) for name, kind in _SECTIONS.items()}, source=str(path))
+    return Config(**{name: kind(**values[name]) for name, kind in SECTIONS.items()}, source=str(path))
 
 
 def _merge(values: dict[str, dict[str, Any]], upper: Mapping[str, Mapping[str, Any]]) -> None:
@@ -364,9 +364,9 @@ def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="name another one: --config FILE or RMGR_CONFIG") from error
     for section, table in document.items():
-        kind = _SECTIONS.get(section)
+        kind = SECTIONS.get(section)
         if kind is None or not isinstance(table, dict):
-            raise ConfigError(f"{path}:{line_of(text, section, '')}: unknown section {section!r}", hint=nearest(section, _SECTIONS))
+            raise ConfigError(f"{path}:{line_of(text, section, '')}: unknown section {section!r}", hint=nearest(section, SECTIONS))
         known = {field.name for field in dataclasses.fields(kind)}
         for key, value in table.items():
             where = f"{path}:{line_of(text, key, section)}"
@@ -392,10 +392,10 @@ def line_of(text: str, key: str, section: str) -> int:
 def _variable(name: str) -> tuple[str, str] | None:
     """Returns section and key: RMGR_STARTER_CORES -> ("starter", "cores"); None for variables that are no settings (RMGR_JOB_ID, ...)."""
     match = re.match(r"^RMGR_([A-Z]+)_([A-Z_]+)$", name)
-    if match is None or match[1].lower() not in _SECTIONS or name == _NO_SETTING:
+    if match is None or match[1].lower() not in SECTIONS or name == _NO_SETTING:
         return None
     section, key = match[1].lower(), match[2].lower()
-    known = {field.name for field in dataclasses.fields(_SECTIONS[section])}
+    known = {field.name for field in dataclasses.fields(SECTIONS[section])}
     for candidate in (key, f"{key}_s", f"{key}_bytes"):
         if candidate in known:
             return section, candidate

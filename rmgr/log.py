@@ -3,7 +3,7 @@
 One fact a line, past tense: `log.info("task_assigned", task_id=..., attempt=2, node=...)`. A field that is not in `FIELDS` is a defect:
 tests raise on it, production renames it to `extra_<name>` and goes on.
 
-A line may be written once for each failed attempt, however many fail: of one event a daemon writes `_TROUBLES` or `_FACTS` lines a minute,
+A line may be written once for each failed attempt, however many fail: of one event a daemon writes `TROUBLES` or `FACTS` lines a minute,
 and one line at its end says how many it left out. Lines of the audit have bounds of their own, debug lines none.
 """
 
@@ -51,13 +51,13 @@ FIELDS = frozenset(
 #: Refusals of one user that are logged in a minute; the settings may change the number.
 BOOK = AuditBook(UserLimits().audit_lines)
 #: Lines of one event in a minute: warnings and errors; facts, which tell of work that was done.
-_TROUBLES, _FACTS = AuditBook(60), AuditBook(600)
+TROUBLES, FACTS = AuditBook(60), AuditBook(600)
 #: Lines of libraries that one place of their code writes in a minute.
-_LIBRARIES = AuditBook(20)
+LIBRARIES = AuditBook(20)
 #: Events that `_bounded` lets pass: nothing audited is lost.
 _UNBOUNDED = frozenset({"audit", "audit_repeats", "lines_left_out"})
 _AUDIT_CHARS = 400
-_SECRETS = ("password", "passwd", "secret", "private_key", "credential")
+SECRETS = ("password", "passwd", "secret", "private_key", "credential")
 _HIDDEN = "***"
 #: Patterns of secrets, wherever they stand: private keys, join tokens, passwords in addresses and assignments.
 _PATTERNS = (
@@ -104,7 +104,7 @@ def _bounded(left_out: Callable[[str, int], object], logger: Any, method: str, e
     name = str(event["event"])
     if name in _UNBOUNDED or method == "debug":
         return event
-    if (_FACTS if method == "info" else _TROUBLES).admits(name, lambda more: left_out(name, more)):
+    if (FACTS if method == "info" else TROUBLES).admits(name, lambda more: left_out(name, more)):
         return event
     raise structlog.DropEvent
 
@@ -119,7 +119,7 @@ def _closed_fields(logger: Any, method: str, event: MutableMapping[str, Any]) ->
 
 def _no_secrets(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:  # noqa: ARG001 - structlog's signature
     for field, value in list(event.items()):
-        if field not in FIELDS and any(word in field.lower() for word in _SECRETS):  # no known field holds a secret
+        if field not in FIELDS and any(word in field.lower() for word in SECRETS):  # no known field holds a secret
             event[field] = _HIDDEN
         elif type(value) is str:
             if _is_suspect(value.casefold()):
@@ -147,7 +147,7 @@ def redacted(value: Any) -> Any:
             value = pattern.sub(instead, value)
         return value
     if isinstance(value, Mapping):
-        return {name: _HIDDEN if any(word in str(name).lower() for word in _SECRETS) else redacted(one) for name, one in value.items()}
+        return {name: _HIDDEN if any(word in str(name).lower() for word in SECRETS) else redacted(one) for name, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [redacted(one) for one in value]
     return value
@@ -178,7 +178,7 @@ def audit(log: Log, *, who: str, role: str, what: str, target: str = "", allowed
 def _admits(record: logging.LogRecord) -> bool:
     """Whether a line of a library is written. A client may cause them, each with a traceback: of one place there are few a minute."""
     place = f"{record.name}:{record.lineno}"
-    return _LIBRARIES.admits(place, lambda more: _Sturdy().write(f"{record.levelname} {place}: {more} more like this\n"))
+    return LIBRARIES.admits(place, lambda more: _Sturdy().write(f"{record.levelname} {place}: {more} more like this\n"))
 
 
 class _Redacting(logging.Formatter):

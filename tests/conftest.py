@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from tests.harness.cassandra_nodes import SharedNode
 
+
+with pytest.MonkeyPatch.context() as patch:
+    # Without rich, structlog writes plain tracebacks: one with all local values, as rich draws it, takes up to ten seconds of processor.
+    patch.setitem(sys.modules, "rich", None)
+    import structlog  # noqa: F401
 
 #: gRPC, which a test may already have loaded, must do nothing at a fork, or it sometimes aborts the child. Connecting programs do the same.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -73,7 +73,7 @@ def test_texts_that_name_modules_name_some_that_there_are() -> None:
 def test_a_module_that_is_gone_is_found() -> None:
     assert resolves("rmgr.cli.main:main")
     assert resolves("rmgr.runner.spawner")
-    assert resolves("rmgr.adapters.identity.trust._RESYNC_S")
+    assert resolves("rmgr.client.tasks.MAP_S")
     for gone in ("runner.spawned", "cli.main:begin"):
         assert not resolves(f"rmgr.{gone}")
 

@@ -10,21 +10,8 @@ from tests.test_house import PACKAGE, ROOT, files
 OTHERS = {"README.md", "rmgr/README.md", "deploy/README.md"}
 #: Rooms that people change; each has a page.
 ROOMS = {
-    "rmgr/adapters",
-    "rmgr/bench",
-    "rmgr/cli",
-    "rmgr/client",
-    "rmgr/coord",
-    "rmgr/daemons/gateway",
-    "rmgr/daemons/leader",
-    "rmgr/daemons/server",
-    "rmgr/daemons/starter",
-    "rmgr/procedures",
-    "rmgr/runner",
-    "rmgr/sched",
-    "rmgr/sim",
-    "rmgr/submitter",
-    "tests",
+    "rmgr/adapters", "rmgr/bench", "rmgr/cli", "rmgr/client", "rmgr/coord", "rmgr/daemons/gateway", "rmgr/daemons/leader",
+    "rmgr/daemons/server", "rmgr/daemons/starter", "rmgr/procedures", "rmgr/runner", "rmgr/sched", "rmgr/sim", "rmgr/submitter", "tests",
 }
 READMES = {str(path.relative_to(ROOT)): path for path in files(".md") if path.name == "README.md"}
 

@@ -39,7 +39,7 @@ _SIMULATED = ("fcfs", "first_fit", "easy", "conservative")
 _SIMULATOR = "simulator, validation off"
 #: As many jobs, processors and work as in the trace KTH-SP2.
 _JOBS, _PROCESSORS, _LOAD = 28_467, 100, Fraction(7, 10)
-_LARGE, _LARGE_POLICIES = (1_000_000, 100_000), ("first_fit", "easy")
+_LARGE, LARGE_POLICIES = (1_000_000, 100_000), ("first_fit", "easy")
 
 #: Cores of a node.
 _CORES = 16
@@ -110,7 +110,7 @@ def simulated(workload: Workload, policy: str) -> None:
 def _large(plan: MeasuringPlan) -> list[Row]:
     rows = []
     jobs, nodes = plan.count(_LARGE[0]), plan.count(_LARGE[1])
-    for policy in _LARGE_POLICIES:
+    for policy in LARGE_POLICIES:
         what = f"{policy}, {jobs} jobs of lublin99 on {nodes} nodes"
         plan.progress(what)
         rate, peak_mib = _in_own_process(_large_rate, policy, jobs, nodes)
@@ -231,7 +231,7 @@ def _curve(
 def _large_passes(plan: MeasuringPlan) -> list[Row]:
     rows = []
     pending, nodes = plan.count(_LARGE[0]), plan.count(_LARGE[1])
-    for policy in _LARGE_POLICIES:
+    for policy in LARGE_POLICIES:
         what = f"{policy} pass, {pending} pending, {nodes} nodes"
         plan.progress(what)
         found, peak_mib = _in_own_process(_timed_once, policy, pending, nodes)

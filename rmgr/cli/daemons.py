@@ -47,7 +47,7 @@ def _security_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 #: role -> module whose `run` is the daemon.
-_MODULES = {
+MODULES = {
     "starter": "rmgr.daemons.starter.main",
     "watchdog": "rmgr.daemons.leader.watchdog",
     "submitter": "rmgr.daemons.gateway.main",
@@ -64,7 +64,7 @@ def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
     config = session.config({role: own, "log": log, "security": {"dir": own.pop("security_dir", None)}})
     typed = {"insecure": True} if insecure else {}
     importlib.import_module("rmgr.log")  # first of all: from here on, modules that no daemon uses are not loaded
-    ended = importlib.import_module(_MODULES[role]).run(config, **typed)
+    ended = importlib.import_module(MODULES[role]).run(config, **typed)
     if isinstance(ended, int) and ended:
         raise WorkEnded(ended)
 

@@ -87,8 +87,8 @@ _INSIDE = {
 #: Topics of `rmgr help` besides commands.
 _TOPICS = {"states", "reasons", "words"}
 #: Commands below one whose other words are ids.
-_BELOW = {("history", "purge"): "listing.work:purge"}
-_COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()} | _INSIDE
+BELOW = {("history", "purge"): "listing.work:purge"}
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()} | _INSIDE
 #: Words of command lines whose process lives long, or starts others; all other processes make a few thousand objects and end.
 _LONG = {*SECTIONS["Daemons"], *SECTIONS["Research"], "dev", "bench", "drill"}
 #: Objects before the collector looks for cycles (700 is Python's own): imports make hardly any cycles.
@@ -118,14 +118,14 @@ class _Table(TableGroup):
         name = args[0]
         if name == "run" and os.environ.get("RMGR_RANKS"):
             return name, self.get_command(ctx, "ranks"), args[1:]
-        if (below := _BELOW.get(tuple(args[:2]))) is not None:  # type: ignore[arg-type]  # of two words
+        if (below := BELOW.get(tuple(args[:2]))) is not None:  # type: ignore[arg-type]  # of two words
             return " ".join(args[:2]), load(below), args[2:]
-        if name not in _COMMANDS and not name.startswith("-"):
+        if name not in COMMANDS and not name.startswith("-"):
             from rmgr.cli.words.foreign import advice_for, command_for
 
             meant = command_for(args)
             advice = "" if meant else advice_for(args)
-            meant = meant or " ".join(f"rmgr {close}" for close in near(name, _COMMANDS, 1))
+            meant = meant or " ".join(f"rmgr {close}" for close in near(name, COMMANDS, 1))
             error = click.UsageError(f"there is no command {name!r}", ctx)
             raise errors.with_hint(error, advice or (f"did you mean: {meant}" if meant else "rmgr --help lists the commands"))
         return super().resolve_command(ctx, args)
@@ -137,7 +137,7 @@ class _Table(TableGroup):
 
 cli = _Table(
     "rmgr",
-    table=_COMMANDS,
+    table=COMMANDS,
     params=global_options(),
     help="A fault-tolerant resource manager for clusters whose parts keep failing.",
     epilog=_EPILOG,
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         gc.set_threshold(_GARBAGE)
     _open_streams()
     code = errors.flush(run(words))
-    if is_brief and _nothing_is_left():
+    if is_brief and nothing_is_left():
         os._exit(code)  # everything is closed and written: taking the interpreter down would cost 10 ms more
     sys.exit(code)
 
@@ -171,7 +171,7 @@ def _open_streams() -> None:
         sys.stdout.reconfigure(errors="replace")  # a name that the terminal's encoding lacks must not hide the other rows
 
 
-def _nothing_is_left() -> bool:
+def nothing_is_left() -> bool:
     """Returns whether no thread, no connection of the library, no debugger or profiler needs Python's own exit."""
     mine = all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate())
     return mine and "rmgr.client.connection" not in sys.modules and sys.gettrace() is None and sys.getprofile() is None
@@ -208,7 +208,7 @@ def _asked_for_help(argv: Sequence[str]) -> list[str]:
 
 def _is_topic(word: str) -> bool:
     """Returns whether the word is a topic of `rmgr help`, nearly one, or a word that a topic explains."""
-    if word in _COMMANDS or not word:
+    if word in COMMANDS or not word:
         return False
     from rmgr.cli.words.glossary import TOPICS
 

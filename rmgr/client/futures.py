@@ -161,7 +161,7 @@ class Future(BaseFuture[Any]):
         """Ends the future as cancelled before the task started."""
         self._finish(CANCELLED_AND_NOTIFIED, None, None)
 
-    def hook(self, hook: _Arrivals) -> bool:
+    def hook(self, hook: Arrivals) -> bool:
         """Registers `hook`, to be called on the Submitter's thread when the future is done. False: it is done already. Drops void hooks."""
         with _lock:
             if self._state in _DONE:
@@ -394,7 +394,7 @@ def as_completed(futures: Iterable[Future], timeout_s: float | None) -> Iterator
     """Yields futures as they end, each once, beginning with those that have ended already. Raises DeadlineExceeded."""
     deadline = Deadline(timeout_s)
     arrived: SimpleQueue[Future] = SimpleQueue()
-    hook = _Arrivals(arrived)
+    hook = Arrivals(arrived)
     seen: set[Future] = set()
     source: Tasks | None = None
     for future in futures:
@@ -410,7 +410,7 @@ def as_completed(futures: Iterable[Future], timeout_s: float | None) -> Iterator
     return _drain(arrived, left, total, deadline, source)
 
 
-class _Arrivals:
+class Arrivals:
     """Collects futures that have ended, for one `as_completed`.
 
     It is void once nothing iterates that `as_completed` any more, so a caller that asks again and again for the next future to

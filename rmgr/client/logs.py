@@ -34,9 +34,9 @@ MAX_STREAMS = 64
 #: How long a stream may take to deliver the last output after its task is known to have ended (s).
 _DRAIN_S = 2.0
 #: How long a silent node is not asked again (s). Shorter after first failures and behind a gateway, which may be at fault itself.
-_SILENT_S, _SILENT_FIRST_S = 10.0, 2.0
+_SILENT_S, SILENT_FIRST_S = 10.0, 2.0
 #: Failures in a row after which output is looked for in the data store: a busy node may miss a call or two.
-_SURE = 3
+SURE = 3
 #: Time limit of one look into the store, and how long a store that did not answer is not asked again (s).
 _STORE_S, _STORE_AWAY_S = 2.0, 10.0
 #: Parts of one stream that one look takes; the next look takes more.
@@ -161,7 +161,7 @@ class LiveOutput:
             for claims in claims_of(self._reach, self._number):
                 if self._silent.get(claims.endpoint, (0, -math.inf))[1] < machine.monotonic():
                     self._look_at(claims.node, claims.endpoint)
-                if self._silent.get(claims.endpoint, (0, 0.0))[0] >= _SURE:
+                if self._silent.get(claims.endpoint, (0, 0.0))[0] >= SURE:
                     silent.append(claims)
             if silent and self._store_away_s < machine.monotonic():
                 self._look_into_store(silent)
@@ -223,7 +223,7 @@ class LiveOutput:
                 running = client.running(self._number)
         except RmgrError as error:  # it is shutting down, or cannot be reached from here
             count = self._silent.get(endpoint, (0, 0.0))[0] + isinstance(error, (Unavailable, DaemonFailed, PermissionDenied))
-            alone_s = _SILENT_S if count >= _SURE and not self._reach.via else _SILENT_FIRST_S
+            alone_s = _SILENT_S if count >= SURE and not self._reach.via else SILENT_FIRST_S
             self._silent[endpoint] = count, machine.monotonic() + alone_s
             return
         self._silent.pop(endpoint, None)

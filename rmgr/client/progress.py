@@ -18,12 +18,12 @@ from rmgr.model.base.units import format_duration
 from rmgr.runtime import machine
 
 #: Seconds between two drawings of the bar, and between two plain lines.
-_REDRAW_S = 0.1
-_LINE_S = 5.0
+REDRAW_S = 0.1
+LINE_S = 5.0
 #: Length of the window for the rate (s).
 _RATE_WINDOW_S = 15.0
 #: Silence of the cluster that is reported (s).
-_SILENCE_S = 2.0
+SILENCE_S = 2.0
 #: Most characters of a text in a notebook.
 _MOST_TEXT = 120
 _BAR = '<progress style="width:20em" value="{done}" max="{total}"></progress>'
@@ -49,7 +49,7 @@ class Rate:
     def add(self, final: int) -> None:
         """Takes the number of tasks that are final now."""
         now = self._clock()
-        if self._samples and now - self._samples[-1][0] < _REDRAW_S / 2:
+        if self._samples and now - self._samples[-1][0] < REDRAW_S / 2:
             return
         self._samples.append((now, final))
         while len(self._samples) > 2 and now - self._samples[0][0] > _RATE_WINDOW_S:
@@ -157,9 +157,9 @@ class ProgressDisplay:
         if not self._enabled:
             return
         if self._bar is not None or self._notebook is not None:
-            if now - self._drawn_s >= _REDRAW_S:
+            if now - self._drawn_s >= REDRAW_S:
                 self._draw()
-        elif now - self._drawn_s >= _LINE_S:
+        elif now - self._drawn_s >= LINE_S:
             self._drawn_s = now
             self._said = line(self._title, self._counts, self._rate)
             self._write(self._said)
@@ -176,7 +176,7 @@ class ProgressDisplay:
             self._silent_since_s, self._is_trouble_told = None, False
         elif self._silent_since_s is None:
             self._silent_since_s = now
-        elif not self._is_trouble_told and self._silent_since_s < now - _SILENCE_S:
+        elif not self._is_trouble_told and self._silent_since_s < now - SILENCE_S:
             self._is_trouble_told = True
             self._write(f"rmgr: {trouble}; still waiting")
 

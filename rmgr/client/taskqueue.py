@@ -73,7 +73,7 @@ _MOST_SHOWN = 60
 #: How long the end of the process waits, for all queues together, until submitted tasks are durable (s).
 _LAST_FLUSH_S = 10.0
 #: How often a wait without news checks that the cluster still answers (s).
-_TICK_S = 1.0
+TICK_S = 1.0
 #: Output keys remembered before the keys of tasks that have claimed theirs are forgotten.
 _MANY_UNCLAIMED = 10_000
 #: Bytes of a row of arguments; a larger row is refused.
@@ -449,7 +449,7 @@ class TaskQueue:
                         hint="they go on; call wait_all again",
                     )
                 left = deadline.left()
-                self._tasks.wait_news(_TICK_S if left is None else min(left, _TICK_S), counts)
+                self._tasks.wait_news(TICK_S if left is None else min(left, TICK_S), counts)
         return _merged_counts(self._tasks.waited(), others)
 
     def follow(self, *, stream: str = "", timeout: float | None = None) -> Iterator[Line]:

@@ -46,7 +46,7 @@ _FAILURES_KEPT = 100
 _CANCEL_S = _FETCH_S = 10.0
 #: What `map` adds at a time: calls, roughly the bytes of their arguments, and what it reads in this time (s). The first calls run while
 #: the rest is still being read and pickled.
-_MAP_BATCH, _MAP_BYTES, _MAP_S = 512, 4 * 1024 * 1024, 0.01
+_MAP_BATCH, _MAP_BYTES, MAP_S = 512, 4 * 1024 * 1024, 0.01
 
 
 class Waited(NamedTuple):
@@ -423,14 +423,14 @@ def calls_at_once(iterables: Iterable[Iterable[Any]]) -> int:
 def batches(payloads: Iterable[Payload], at_once: int) -> Iterator[list[Payload]]:
     """Yields arguments to add together: fewer if they are large or come slowly. What was read before an error comes before the error."""
     batch: list[Payload] = []
-    size, due_s = 0, machine.monotonic() + _MAP_S
+    size, due_s = 0, machine.monotonic() + MAP_S
     try:
         for payload in payloads:
             batch.append(payload)
             size += len(payload)
             if len(batch) >= at_once or size >= _MAP_BYTES or machine.monotonic() >= due_s:
                 yield batch
-                batch, size, due_s = [], 0, machine.monotonic() + _MAP_S
+                batch, size, due_s = [], 0, machine.monotonic() + MAP_S
     except (Exception, KeyboardInterrupt):  # of the user's iterator
         if batch:
             yield batch

@@ -272,7 +272,7 @@ class Rulebook:
         self._everywhere = everywhere
         self._fields: dict[type, tuple[tuple[str, Rule], ...]] = {}
         self._wholes: dict[type, tuple[Rule, ...]] = {}
-        self._asked: dict[type, _FieldColumns] = {}
+        self.asked: dict[type, _FieldColumns] = {}
 
     def add(self, kind: type, /, *together: Rule, **fields: Rule) -> None:
         """Adds rules of a record. together: of the whole record, checked once each field alone is valid."""
@@ -301,9 +301,9 @@ class Rulebook:
         kind = type(record) if type(record) in self._fields else self._kind(record)
         if kind is None:
             return FieldFault("", record, "a record that rmgr writes")
-        columns = self._asked.get(kind)
+        columns = self.asked.get(kind)
         if columns is None:
-            columns = self._asked[kind] = _FieldColumns.of(kind, self._fields[kind])
+            columns = self.asked[kind] = _FieldColumns.of(kind, self._fields[kind])
         values = columns.values(record)
         for index in compress(columns.indices, map(is_not, values, columns.usual)):
             if (fault := columns.rules[index](values[index])) is not None:

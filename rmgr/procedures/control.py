@@ -296,7 +296,7 @@ def _left_s(deadline_s: float) -> float:
 
 
 #: Most blocks of which one commit can check that they still wait.
-_MOST_WAITING = MAX_OPS_OF_ONE_JOB - MOST_CHANGES - 5
+MOST_WAITING = MAX_OPS_OF_ONE_JOB - MOST_CHANGES - 5
 #: Signs an amendment of the submission with this number: "key id:hex".
 Sign = Callable[[int, Amendment], str]
 
@@ -325,7 +325,7 @@ def update_submission(
         if sign is not None:
             made = changing.signed(made, sign(number, made.changes[-1]))
         _check_record(made)
-        if len(waiting) > _MOST_WAITING:
+        if len(waiting) > MOST_WAITING:
             return f"it waits in {counted(len(waiting), 'block')}, and none of so many may start meanwhile: rmgr hold {number} first"
         return made, ops.update(made, version=version, gate=change.gate, waiting=waiting)
 

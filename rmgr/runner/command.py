@@ -30,7 +30,7 @@ _SPARE_NS = 300_000_000
 #: Work directories with at most this many plain files are emptied in place, others by `rm` in the background.
 _FEW = 32
 #: Removes a directory, even what a command has closed to itself.
-_REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; exec rm -rf -- "$1"; } 2>/dev/null'
+REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; exec rm -rf -- "$1"; } 2>/dev/null'
 _OOM_SCORE = 800
 #: Most characters of PATH in the message that no program is found.
 _PATH_CHARS = 200
@@ -284,7 +284,7 @@ class Launcher:
             self._stdin = self._file(f"stdin.{first}", batch.stdin)
         if batch.script:
             path = self._file(f"script.{first}", batch.script.encode())
-            self._script = [*_interpreter_of_script(batch.script), path]
+            self._script = [*interpreter_of_script(batch.script), path]
         self._batch = batch
 
     def _file(self, name: str, data: bytes) -> str:
@@ -529,7 +529,7 @@ class Launcher:
         shell = _find_program("sh", os.defpath)
         if shell is not None:
             with contextlib.suppress(OSError):
-                self.removers.add(os.posix_spawn(shell, [shell, "-c", _REMOVE, "rm", directory], os.environ, setsid=True))
+                self.removers.add(os.posix_spawn(shell, [shell, "-c", REMOVE, "rm", directory], os.environ, setsid=True))
 
 
 def _name_directory(environ: dict[str, str], directory: str) -> None:
@@ -564,7 +564,7 @@ def _attributes_of(directory: str) -> int:
     return 0
 
 
-def _interpreter_of_script(script: str) -> list[str]:
+def interpreter_of_script(script: str) -> list[str]:
     """Returns what runs a script: its #! line (so that the file need not be executable), else /bin/sh."""
     first = script.split("\n", 1)[0].rstrip("\r")
     if not first.startswith("#!"):

@@ -134,7 +134,7 @@ class DirectWork:
         self.submitter = submitter
         self.guid = entry.guid
         self._listener = listener
-        self._entry = OwnerEntry(submitter, entry)
+        self.entry = OwnerEntry(submitter, entry)
 
     # -- port.WorkPort
 
@@ -170,7 +170,7 @@ class DirectWork:
         require_store(submitter.store)
         if not order.draft.token and is_connected:
             check_jobs(submitter.coordinator, self.settings().limits, order.draft.user)
-        submitter.post(self._entry.want)
+        submitter.post(self.entry.want)
         self.settings(timeout_s=timeout_s)
         if order.blocks and not self._has_room(order, timeout_s):
             order = replace(order, blocks=(), tasks=0, complete=False)
@@ -207,7 +207,7 @@ class DirectWork:
         made = Upkeep(self, stored, listener, is_owned=is_owned, wants_ownership=wants_ownership)
         self.submitter.add(made)
         if is_owned or wants_ownership:
-            self._entry.want()
+            self.entry.want()
         made.start(is_fresh=is_fresh, fragment=fragment)
         if wants_ownership:
             self.submitter.owners.begin()
@@ -231,14 +231,14 @@ class DirectWork:
 
     def disown(self) -> None:
         """Ends the owner's life at once, even during `lingers_s`. Idempotent."""
-        self._entry.drop()
+        self.entry.drop()
 
     # -- from the Submitter
 
     def on_session(self, state: SessionState) -> None:
         """Hears whether ZooKeeper answers."""
         if state is SessionState.CONNECTED:
-            self._entry.keep()
+            self.entry.keep()
         self._listener(state)
 
     def _has_room(self, order: Order, timeout_s: float) -> bool:
@@ -263,7 +263,7 @@ class OwnerEntry:
 
     def __init__(self, submitter: Submitter, entry: SubmitterEntry) -> None:
         self._submitter = submitter
-        self._entry = entry
+        self.entry = entry
         self._stories = Stories(submitter.loop)
         self._wanted = False
         self._session = 0  #: session in which the entry was made
@@ -293,7 +293,7 @@ class OwnerEntry:
             if session == self._session:
                 return
             try:
-                outcome = yield coordinator.commit(membership.enter(self._entry), timeout_s=5.0)
+                outcome = yield coordinator.commit(membership.enter(self.entry), timeout_s=5.0)
             except RmgrError:
                 outcome = None
             if isinstance(outcome, Committed):

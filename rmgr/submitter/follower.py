@@ -103,7 +103,7 @@ class Follower:
         self._is_paced = False  # the watched fragment will not be read at once
         self._watched = -1  # number of the fragment with a watch
         self._ahead: tuple[Ahead, Fragment] | None = None  # announced by a Starter that is committing it, and accepted
-        self._heard_s = -math.inf
+        self.heard_s = -math.inf
         self._awaits_silence = False
         self._is_resting = False  # reading pauses
 
@@ -179,7 +179,7 @@ class Follower:
 
     def _rest(self) -> None:
         """Puts off watching the next fragment until direct lines bring no more news: the last fragment did not need a read."""
-        self._heard_s = machine.monotonic()
+        self.heard_s = machine.monotonic()
         if not self._awaits_silence:
             self._awaits_silence = True
             self._stories.begin(self._await_silence())
@@ -188,7 +188,7 @@ class Follower:
         left_s = _REST_S
         while left_s > _REST_S / 10:
             yield Pause(left_s)
-            left_s = self._heard_s + _REST_S - machine.monotonic()
+            left_s = self.heard_s + _REST_S - machine.monotonic()
         self._awaits_silence = False
         self._is_due(Look())
 

@@ -55,8 +55,8 @@ class Handing:
         self._lines = submitter.lines
         self.ran_on = ""
         self._submission = submission
-        self._node = ""
-        self._known: tuple[int, NodeRecord] | None = None  #: version of the record of `_node`, and the record
+        self.node = ""
+        self.known: tuple[int, NodeRecord] | None = None  #: version of the record of `node`, and the record
         self._asked: Future[Stamped | None] | None = None  #: the record is being read
         self._stories = Stories(submitter.loop)
         self._taken = 0
@@ -70,17 +70,17 @@ class Handing:
         key, data = growth.blocks[0]
         if data.serial or not data.resubmit or not self._is_ready():
             return None
-        assert self._known is not None
-        version, record = self._known
+        assert self.known is not None
+        version, record = self.known
         fits = record.state is NodeState.UP and record.takes_handed
-        return (self._node, version) if fits and key.count * key.cores <= record.capacity.cores else None
+        return (self.node, version) if fits and key.count * key.cores <= record.capacity.cores else None
 
     @property
     def most_left(self) -> int:
         """See `port.Kept`."""
-        if self._lines is None or not self._is_ready() or self._known is None:
+        if self._lines is None or not self._is_ready() or self.known is None:
             return 0
-        record = self._known[1]
+        record = self.known[1]
         takes = record.state is NodeState.UP and record.takes_handed and record.takes_left and self._lines.of(record) is not None
         return record.capacity.cores // self._submission.request.cores if takes else 0
 
@@ -100,39 +100,39 @@ class Handing:
             return False  # only the leader places; and the node may have lent other resources
         if machine.monotonic() < self._not_before_s:
             return False
-        if self._node != self.ran_on:
-            self._node, self._known = self.ran_on, None
-        if self._known is None:
-            self._stories.begin(self._ask(self._node), key="record")
-        return self._known is not None
+        if self.node != self.ran_on:
+            self.node, self.known = self.ran_on, None
+        if self.known is None:
+            self._stories.begin(self._ask(self.node), key="record")
+        return self.known is not None
 
     def announce(self, multi: Multi, *, is_early: bool = False) -> None:
         """Announces a HAND to its Starter: it is under way, or (is_early) will be soon."""
         lines = self._lines
-        line = lines.of(self._known[1]) if lines is not None and self._known is not None else None
+        line = lines.of(self.known[1]) if lines is not None and self.known is not None else None
         made = multi.ops[-1]
         if line is not None and isinstance(made, Create):
-            line.send(Hint(self._node, made.path.rpartition("/")[2], made.data, is_early))
+            line.send(Hint(self.node, made.path.rpartition("/")[2], made.data, is_early))
 
     def say_claimed(self, multi: Multi, stage: ClaimStage) -> None:
         """Tells the Starter how far the output keys of a HAND's block are claimed."""
         lines, made = self._lines, multi.ops[-1]
-        line = lines.of(self._known[1]) if lines is not None and self._known is not None else None
+        line = lines.of(self.known[1]) if lines is not None and self.known is not None else None
         if line is not None and isinstance(made, Create):
-            line.send(Claimed(self._node, made.path.rpartition("/")[2], stage))
+            line.send(Claimed(self.node, made.path.rpartition("/")[2], stage))
 
     def taken(self) -> None:
         """Notes that a HAND was committed."""
         self._pauses.reset()
         self._taken += 1
         lines = self._lines
-        if self._taken >= _PAYS and lines is not None and self._known is not None:
-            lines.want(self._known[1])
+        if self._taken >= _PAYS and lines is not None and self.known is not None:
+            lines.want(self.known[1])
 
     def refused(self, path: str) -> None:
         """Notes that a HAND was refused because of `path`."""
-        if path == paths.node(self._node):
-            self._known = None
+        if path == paths.node(self.node):
+            self.known = None
         self._taken = 0
         self._not_before_s = machine.monotonic() + self._pauses.next_s()
 
@@ -140,8 +140,8 @@ class Handing:
         try:
             self._asked = self._submitter.coordinator.get(paths.node(node))
             found = yield self._asked
-            if found is not None and node == self._node:
-                self._known = found.version, decode_record(found.data, NodeRecord, paths.node(node))
+            if found is not None and node == self.node:
+                self.known = found.version, decode_record(found.data, NodeRecord, paths.node(node))
         except RmgrError:
             self.refused(paths.node(node))
         finally:

@@ -92,7 +92,7 @@ sys.path.insert(0, sys.argv[1])
 from ledger import work
 from rmgr import TaskQueue
 from rmgr.client import tasks
-tasks._MAP_S = 600.0  # one batch, however slow the machine is
+tasks.MAP_S = 600.0  # one batch, however slow the machine is
 TaskQueue(work, retries=2, backoff=0.1).map(None, [sys.argv[2]] * int(sys.argv[4]), [float(sys.argv[3])] * int(sys.argv[4]))
 """
 

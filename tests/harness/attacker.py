@@ -129,14 +129,8 @@ class Scene:
         key = BlockKey(priority=0, seq=NO_SEQ, submission=0, first=0, count=len(payloads), attempt=1, cores=1, memory_mib=0)
         data = BlockData(payloads=payloads if any(payloads) else (), retries=record.get("retries", 0))
         made = submit(
-            self.ann.zk,
-            draft,
-            owner="",
-            deadline_s=time.monotonic() + DEADLINE_S,
-            blocks=[] if intercept else [(key, data)],
-            tasks=len(payloads),
-            complete=True,
-            signer=signer,
+            self.ann.zk, draft, owner="", deadline_s=time.monotonic() + DEADLINE_S, blocks=[] if intercept else [(key, data)],
+            tasks=len(payloads), complete=True, signer=signer,
         )
         number = made.submission.id
         key = replace(key, submission=number)

@@ -141,15 +141,8 @@ class PlayedGateway:
         one = PlayedTry(os.urandom(16), arguments, **options)
         self.tries[one.key] = one
         offer = pb.Offer(
-            key=one.key,
-            id=pb.CallId(user=user, guid=guid, number=number),
-            lowest=lowest,
-            attempt=attempt,
-            function=function,
-            function_version=version,
-            bytes=len(arguments) if size is None else size,
-            left_ms=round(left_s * 1000),
-            said_bytes=said_bytes,
+            key=one.key, id=pb.CallId(user=user, guid=guid, number=number), lowest=lowest, attempt=attempt, function=function,
+            function_version=version, bytes=len(arguments) if size is None else size, left_ms=round(left_s * 1000), said_bytes=said_bytes,
         )
         self.tell(offer=offer)
         return one
@@ -238,10 +231,7 @@ class ServerProcess:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RMGR_")}
         with self._log.open("ab") as sink:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rmgr.cli.main", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
+                [sys.executable, "-m", "rmgr.cli.main", *words], stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
                 env={**inherited, "RMGR_STRICT_LOG": "1", "PYTHONFAULTHANDLER": "1", "HOME": str(directory), **(environment or {})},
                 start_new_session=True,
             )

@@ -68,12 +68,8 @@ def _start_keeper(directory: Path) -> SharedNode:
     (directory / "node.json").unlink(missing_ok=True)
     with (directory / "keeper.log").open("wb") as log:
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "tests.harness.cassandra_nodes", str(directory)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=ROOT,
-            start_new_session=True,
+            [sys.executable, "-m", "tests.harness.cassandra_nodes", str(directory)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            cwd=ROOT, start_new_session=True,
         )
     end = time.monotonic() + START_S
     while time.monotonic() < end:

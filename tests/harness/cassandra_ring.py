@@ -34,14 +34,8 @@ class CassandraRing:
         seeds = tuple(f"{address}:{storage_port}" for address in addresses)  # all are seeds, so that none waits for another at its start
         self.nodes = [
             CassandraNode(
-                self.data_dir / address,
-                address=address,
-                port=self.port,
-                storage_port=storage_port,
-                seeds=seeds,
-                heap_mb=heap_mb,
-                settings=settings,
-                die_with_parent=die_with_parent,
+                self.data_dir / address, address=address, port=self.port, storage_port=storage_port, seeds=seeds, heap_mb=heap_mb,
+                settings=settings, die_with_parent=die_with_parent,
             )
             for address in addresses
         ]

@@ -177,8 +177,7 @@ class _Values:
             case _:
                 return st.recursive(
                     st.none() | _INTS | st.text(max_size=5) | self._bad,
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-                    max_leaves=6,
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=6,
                 )
 
 

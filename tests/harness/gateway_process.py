@@ -36,12 +36,8 @@ class GatewayProcess:
         self.metrics = ""
         with self._log.open("wb") as sink:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rmgr.cli.main", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env={**self._environment, "RMGR_STRICT_LOG": "1", "PYTHONFAULTHANDLER": "1"},
-                start_new_session=True,
+                [sys.executable, "-m", "rmgr.cli.main", *words], stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                env={**self._environment, "RMGR_STRICT_LOG": "1", "PYTHONFAULTHANDLER": "1"}, start_new_session=True,
             )
         end = time.monotonic() + deadline_s
         while not self.metrics or b"submitter_listens" not in self._log.read_bytes():

@@ -103,15 +103,9 @@ class Starter:
             found = self.coordinator.get(paths.node(name)).result(60)
             old = None if found is None else decode_record(found.data, NodeRecord)
             record = NodeRecord(
-                node=name,
-                incarnation=1 if old is None else old.incarnation + 1,
-                state=NodeState.UP,
-                guid=self.guid,
-                capacity=Capacity(cores=self.cores, memory_bytes=self.memory_bytes),
-                attributes=NodeAttributes(partition=self.partition),
-                key_id=self.key_id,
-                freezer=self.freezer,
-                endpoint=f"{name}:1" if self.freezer else "",
+                node=name, incarnation=1 if old is None else old.incarnation + 1, state=NodeState.UP, guid=self.guid,
+                capacity=Capacity(cores=self.cores, memory_bytes=self.memory_bytes), attributes=NodeAttributes(partition=self.partition),
+                key_id=self.key_id, freezer=self.freezer, endpoint=f"{name}:1" if self.freezer else "",
             )
             records.append((record, None if found is None else found.version))
         entry = StarterEntry(guid=self.guid, nodes=self.nodes, endpoint="", host="h", pid=1)
@@ -159,9 +153,7 @@ class Starter:
         for index in todo:
             mask |= 1 << (index - key.first)
         fragment = Fragment(
-            node=node,
-            attempt=key.attempt,
-            base_us=base_us,
+            node=node, attempt=key.attempt, base_us=base_us,
             outcomes=tuple(TaskOutcome(index=index, elapsed_us=elapsed_us, **fields) for index in todo),
         )
         new = _struct_replace(data, done=mask, stamp=f"c{next(_guids)}")
@@ -175,14 +167,8 @@ class Starter:
         assert found is not None
         data = decode_block(found.data)
         record = FailedRange(
-            queue=queue,
-            seq=key.seq,
-            priority=key.priority,
-            cores=key.cores,
-            memory_mib=key.memory_mib,
-            block=encode_block(data),
-            node=node,
-            **fields,
+            queue=queue, seq=key.seq, priority=key.priority, cores=key.cores, memory_mib=key.memory_mib, block=encode_block(data),
+            node=node, **fields,
         )
         new = _struct_replace(data, done=(1 << key.count) - 1)
         multi = ops.complete(node, self.versions[node], key, new, found.version, fragment=None, failed=[(key.first, key.count, record)])
@@ -232,15 +218,8 @@ class Submitter:
         blocks = [
             (
                 BlockKey(
-                    priority=record.priority,
-                    seq=NO_SEQ,
-                    submission=number,
-                    first=at,
-                    count=min(block, tasks - at),
-                    attempt=1,
-                    cores=1,
-                    memory_mib=0,
-                    user=paths.user_tag(record.user) if tag is None else tag,
+                    priority=record.priority, seq=NO_SEQ, submission=number, first=at, count=min(block, tasks - at), attempt=1, cores=1,
+                    memory_mib=0, user=paths.user_tag(record.user) if tag is None else tag,
                 ),
                 BlockData(resubmit=record.resubmit, retries=record.retries) if data is None else msgspec.structs.replace(data, base=at),
             )

@@ -215,7 +215,7 @@ class MemoryCoordinator(SessionCoordinator):
         auto: see the module. guarded: whether a thread ends requests past their deadline; default: in auto mode.
     """
 
-    _link: _MemoryLink
+    link: _MemoryLink
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class MemoryCoordinator(SessionCoordinator):
         self._pump_lock = threading.Lock()
         self._pumping = False
         super().__init__(chroot, acl=OPEN_ACL, window=window, clock=clock, guarded=auto if guarded is None else guarded)
-        self._link.connect()
+        self.link.connect()
 
     def _open(self, session: tuple[int, bytes] | None) -> _MemoryLink:
         del session
@@ -264,25 +264,25 @@ class MemoryCoordinator(SessionCoordinator):
 
     def cut(self) -> None:
         """Cuts the link; in auto mode it comes back at once."""
-        self._link.cut()
+        self.link.cut()
         if self.auto:
             self.reconnect()
 
     def lose_watches(self) -> None:
         """Makes the server forget the client's watches, as when the link falls."""
-        self.tree.drop_watches(self._link)
+        self.tree.drop_watches(self.link)
 
     def reconnect(self) -> None:
         """Restores the link, with the same session if that is alive."""
-        if not self._link.up and not self._closing.is_set():
-            self._link.connect()
+        if not self.link.up and not self._closing.is_set():
+            self.link.connect()
             self.pump()
 
     def ping(self) -> bool:
         """Sends the link's heartbeat, which the server answers. Returns False if the link is down or the session has ended."""
-        if not self._link.up or self.paused or not self.tree.is_alive(self.session_id):
+        if not self.link.up or self.paused or not self.tree.is_alive(self.session_id):
             return False
-        self._link.last_answer_s = max(self._link.last_answer_s, self._clock())
+        self.link.last_answer_s = max(self.link.last_answer_s, self._clock())
         return True
 
     def expire(self) -> None:
@@ -294,15 +294,15 @@ class MemoryCoordinator(SessionCoordinator):
 
     def server_step(self) -> bool:
         """Executes the next request, with faults. Returns False if there was none."""
-        if not self._link.up or not self._link.requests:
+        if not self.link.up or not self.link.requests:
             return False
-        is_multi = isinstance(self._link.requests[0][0], Commit)
+        is_multi = isinstance(self.link.requests[0][0], Commit)
         if is_multi and self._lose_request:
             self._lose_request -= 1
             if not self._lose_request:
                 self.cut()
                 return True
-        self._link.serve()
+        self.link.serve()
         if is_multi and self._lose_reply:
             self._lose_reply -= 1
             if not self._lose_reply:
@@ -311,9 +311,9 @@ class MemoryCoordinator(SessionCoordinator):
 
     def client_step(self) -> bool:
         """Delivers the next answer or event. Returns False if there was none."""
-        if not self._link.answers:
+        if not self.link.answers:
             return False
-        self._link.answers.popleft()()
+        self.link.answers.popleft()()
         return True
 
     def run(self) -> None:
@@ -345,7 +345,7 @@ class MemoryCoordinator(SessionCoordinator):
                 self._pumping = False
 
     def _movable(self) -> bool:
-        return bool(self._link.answers or (self._link.requests and self._link.up and not self.paused))
+        return bool(self.link.answers or (self.link.requests and self.link.up and not self.paused))
 
     def _give(self, op: Any) -> None:
         super()._give(op)

@@ -70,13 +70,8 @@ class Machines:
     ) -> tuple[int, str, str]:
         """Runs a program on a machine to its end; returns (exit code, stdout, stderr)."""
         done = subprocess.run(
-            ["ip", "netns", "exec", self._names[name], *argv],
-            input=text,
-            capture_output=True,
-            text=True,
-            env=dict(environment),
-            timeout=timeout_s,
-            check=False,
+            ["ip", "netns", "exec", self._names[name], *argv], input=text, capture_output=True, text=True, env=dict(environment),
+            timeout=timeout_s, check=False,
         )
         return done.returncode, done.stdout, done.stderr
 
@@ -84,12 +79,8 @@ class Machines:
         """Starts a daemon on a machine."""
         with log.open("ab") as sink:
             child = subprocess.Popen(
-                ["ip", "netns", "exec", self._names[name], *argv],
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env=dict(environment),
-                start_new_session=True,
+                ["ip", "netns", "exec", self._names[name], *argv], stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                env=dict(environment), start_new_session=True,
             )
         self._children.append(child)
         return child

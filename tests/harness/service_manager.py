@@ -38,13 +38,8 @@ class Service:
         own = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": str(int(watchdog_s * 1e6)), "RMGR_LOG_FORMAT": "json"}
         with self.log.open("wb") as sink:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rmgr.cli.main", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env={**inherited, **own, **environment},
-                cwd=directory,
-                start_new_session=True,
+                [sys.executable, "-m", "rmgr.cli.main", *words], stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                env={**inherited, **own, **environment}, cwd=directory, start_new_session=True,
             )
         self._thread = threading.Thread(target=self._listen, name="notify", daemon=True)
         self._thread.start()

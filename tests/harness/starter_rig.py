@@ -253,25 +253,12 @@ class Rig:
                 if store_row:
                     self.store.put(args_row, encode_payloads(part))
             key = BlockKey(
-                priority=record.get("priority", 0),
-                seq=NO_SEQ,
-                submission=number,
-                first=first,
-                count=len(part),
-                attempt=1,
-                cores=cores,
-                memory_mib=memory_mib,
-                user=paths.user_tag(submission.user) if tagged else "",
+                priority=record.get("priority", 0), seq=NO_SEQ, submission=number, first=first, count=len(part), attempt=1, cores=cores,
+                memory_mib=memory_mib, user=paths.user_tag(submission.user) if tagged else "",
             )
             data = BlockData(
-                function=function,
-                resubmit=resubmit,
-                retries=retries,
-                base=first,
-                payloads=part if any(part) and not row else (),
-                row=args_row,
-                keyed=bool(keyed),
-                serial=serial,
+                function=function, resubmit=resubmit, retries=retries, base=first, payloads=part if any(part) and not row else (),
+                row=args_row, keyed=bool(keyed), serial=serial,
             )
             made.append((key, data))
         bucket = self.zk.stat(paths.subs_bucket(number)).result(60) is None

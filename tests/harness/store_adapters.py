@@ -81,21 +81,13 @@ _MEMORY = "memory:"
 
 ADAPTERS = {
     "sqlite": Adapter(
-        url=lambda folder: f"sqlite:{folder / 'store.db'}",
-        options={"grace_s": 0.0},
-        is_durable=True,
-        damage=_sqlite_damage,
+        url=lambda folder: f"sqlite:{folder / 'store.db'}", options={"grace_s": 0.0}, is_durable=True, damage=_sqlite_damage,
         remove_chunk=_sqlite_remove_chunk,
     ),
     "memory": Adapter(url=lambda _: _MEMORY, options={}, is_durable=False, damage=None, remove_chunk=None),
     "cassandra": Adapter(
-        url=cassandra_keyspaces.fresh,
-        options={"grace_s": 0.0, "hour_s": 0.2},
-        is_durable=True,
-        damage=cassandra_keyspaces.damage,
-        remove_chunk=cassandra_keyspaces.remove_chunk,
-        sweeps_expired=False,
-        is_atomic=False,
+        url=cassandra_keyspaces.fresh, options={"grace_s": 0.0, "hour_s": 0.2}, is_durable=True, damage=cassandra_keyspaces.damage,
+        remove_chunk=cassandra_keyspaces.remove_chunk, sweeps_expired=False, is_atomic=False,
     ),
 }
 

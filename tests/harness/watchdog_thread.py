@@ -42,13 +42,8 @@ class WatchdogThread:
         self.meta = bootstrap(self.coordinator, settings=settings)
         self.server = RpcServer("127.0.0.1:0", threads=8)
         self.watchdog = Watchdog(
-            self.coordinator,
-            self.store,
-            self.meta,
-            endpoint=self.server.endpoint,
-            resync_s=20.0,
-            log=structlog.wrap_logger(None, processors=[self._logged]),
-            metrics=self.metrics,
+            self.coordinator, self.store, self.meta, endpoint=self.server.endpoint, resync_s=20.0,
+            log=structlog.wrap_logger(None, processors=[self._logged]), metrics=self.metrics,
         )
         self.server.add_generic(leader_handler(LeaderAnswering(self.watchdog, lambda: {"ok": True})))
         self.server.start()

@@ -44,11 +44,7 @@ class WatchdogProcess:
             environment["RMGR_FAILPOINT"] = failpoint
         with self.log_file.open("ab") as sink:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "rmgr.cli.main", "watchdog"],
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env=environment,
+                [sys.executable, "-m", "rmgr.cli.main", "watchdog"], stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment,
                 start_new_session=True,
             )
 

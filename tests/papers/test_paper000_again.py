@@ -148,14 +148,8 @@ def a_workload(seed: int, count: int) -> Workload:
         run = chance.choice([1, 10, 60, 300])
         jobs.append(
             WorkloadJob(
-                number=number,
-                submit_us=at * SECOND,
-                run_us=run * SECOND,
-                estimate_us=run * SECOND,
-                processors=processes * threads,
-                processes=processes,
-                threads=threads,
-                queue=queue.name,
+                number=number, submit_us=at * SECOND, run_us=run * SECOND, estimate_us=run * SECOND, processors=processes * threads,
+                processes=processes, threads=threads, queue=queue.name,
             )
         )
     return Workload(name="of all sizes", jobs=tuple(jobs), processors=CPUS)

@@ -273,12 +273,7 @@ def test_cores_as_spans() -> None:
 
 def placed(processes: int, threads: int, hours: float, nodes: int) -> Job:
     record = Submission(
-        id=7,
-        name="x",
-        user="ann",
-        queue="batch",
-        work=Work.COMMAND,
-        request=Request(cores=threads, time_limit_us=round(hours * HOUR_US)),
+        id=7, name="x", user="ann", queue="batch", work=Work.COMMAND, request=Request(cores=threads, time_limit_us=round(hours * HOUR_US)),
         rigid=Rigid(processes=processes, nodes=nodes),
     )
     return job_of(record, BlockKey(priority=0, seq=1, submission=7, first=0, count=1, attempt=1, cores=threads, memory_mib=0), "default", 0)

@@ -198,12 +198,7 @@ def test_the_engine_makes_the_schedule_of_a_plain_loop_job_by_job(name: str, see
         check(result, workload, execution=grid)
         assert not result.faults
         expected = stretches(
-            workload,
-            grid,
-            algorithm.order,
-            search="FF" in name,
-            migration=algorithm.migrates,
-            any_head=reading.get("followers") == "any",
+            workload, grid, algorithm.order, search="FF" in name, migration=algorithm.migrates, any_head=reading.get("followers") == "any",
             every=reading.get("suspend") == "all",
         )
         assert {outcome.job.number: [spell[:2] for spell in outcome.spells] for outcome in result.outcomes} == expected
@@ -221,11 +216,7 @@ def test_a_leader_that_dies_between_any_two_passes_changes_nothing(name: str) ->
         simulate(
             workload,
             Setting(
-                nodes=grid.nodes(),
-                pipeline=(Stage(policy_named(algorithm.policy)),),
-                policy=name,
-                tick_us=TICK_US,
-                execution=grid,
+                nodes=grid.nodes(), pipeline=(Stage(policy_named(algorithm.policy)),), policy=name, tick_us=TICK_US, execution=grid,
                 events=events,
             ),
         )
@@ -257,10 +248,7 @@ def test_whose_jobs_a_head_may_suspend() -> None:
 
     def moved(**parameters: str) -> dict[int, list[int]]:
         setting = Setting(
-            nodes=grid.nodes(),
-            pipeline=(Stage(policy_named("migration", parameters)),),
-            policy="migration",
-            tick_us=TICK_US,
+            nodes=grid.nodes(), pipeline=(Stage(policy_named("migration", parameters)),), policy="migration", tick_us=TICK_US,
             execution=grid,
         )
         outcomes = simulate(workload, setting).outcomes

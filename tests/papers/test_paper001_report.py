@@ -110,11 +110,11 @@ def test_c1_9e_finds_a_condition_1_that_asks_for_more_than_the_head_needs(monkey
     """N_head < N_followers + N_idle in place of <=."""
 
     def stricter(self: Migration, draft: Draft, head: Job) -> bool:
-        nodes = sum(run.job.cpus for run in self._followers_of(draft, head)) + draft.free_cores
+        nodes = sum(run.job.cpus for run in self.followers_of(draft, head)) + draft.free_cores
         return nodes != head.cpus and right(self, draft, head)
 
-    right = Migration._make_room
-    monkeypatch.setattr(Migration, "_make_room", stricter)
+    right = Migration.make_room
+    monkeypatch.setattr(Migration, "make_room", stricter)
     assert busy().held > 0
 
 
@@ -122,17 +122,17 @@ def test_c1_8_finds_a_condition_1_without_idle_nodes(monkeypatch: pytest.MonkeyP
     """N_head <= N_followers: too few migrations."""
 
     def poorer(self: Migration, draft: Draft, head: Job) -> bool:
-        return head.cpus <= sum(run.job.cpus for run in self._followers_of(draft, head)) and right(self, draft, head)
+        return head.cpus <= sum(run.job.cpus for run in self.followers_of(draft, head)) and right(self, draft, head)
 
-    right = Migration._make_room
+    right = Migration.make_room
     migrations = as_it_is(algorithm="FCFS/FF+mig").migrations
-    monkeypatch.setattr(Migration, "_make_room", poorer)
+    monkeypatch.setattr(Migration, "make_room", poorer)
     assert busy().migrations < 0.5 * migrations
 
 
 def test_c1_8d_finds_followers_that_did_not_pass_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every job that passed somebody gives way, whenever it came."""
-    monkeypatch.setattr(Migration, "_followers_of", _all_that_passed)
+    monkeypatch.setattr(Migration, "followers_of", _all_that_passed)
     assert busy(algorithm="LJF/FF+mig").needless > 0
 
 

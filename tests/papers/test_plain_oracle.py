@@ -38,12 +38,8 @@ def started(jobs: list[Asked], processors: int, policy: str) -> list[int]:
         processors=processors,
         jobs=tuple(
             WorkloadJob(
-                number=number,
-                submit_us=job.submit * SECOND,
-                run_us=job.run * SECOND,
-                estimate_us=job.estimate * SECOND,
-                processors=job.size,
-                processes=job.size,
+                number=number, submit_us=job.submit * SECOND, run_us=job.run * SECOND, estimate_us=job.estimate * SECOND,
+                processors=job.size, processes=job.size,
             )
             for number, job in enumerate(jobs, 1)
         ),

@@ -118,12 +118,7 @@ def test_every_start_of_an_extract_that_later_jobs_cannot_change_is_the_referenc
 def a_workload(jobs: list[Plain], processors: int) -> Workload:
     made = [
         WorkloadJob(
-            number=number,
-            submit_us=submit * SECOND,
-            run_us=run * SECOND,
-            estimate_us=estimate * SECOND,
-            processors=size,
-            processes=size,
+            number=number, submit_us=submit * SECOND, run_us=run * SECOND, estimate_us=estimate * SECOND, processors=size, processes=size
         )
         for number, (submit, run, size, estimate) in enumerate(jobs, 1)
     ]

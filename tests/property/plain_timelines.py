@@ -31,7 +31,7 @@ class PlainNodeTimeline:
 
     def place(self, job: Job) -> Placement | None:
         rooms = self._window(0, job)
-        return self._pools[0]._lowest(job, rooms, 0, exact=True) if isinstance(rooms, list) else None
+        return self._pools[0].lowest(job, rooms, 0, exact=True) if isinstance(rooms, list) else None
 
     def allows(self, job: Job, placement: Placement) -> bool:
         rooms = self._window(0, job)
@@ -46,7 +46,7 @@ class PlainNodeTimeline:
         while i < len(self._times):
             rooms = self._window(i, job)
             if isinstance(rooms, list):
-                return self._times[i], self._pools[i]._lowest(job, rooms, 0, exact=True)
+                return self._times[i], self._pools[i].lowest(job, rooms, 0, exact=True)
             i = rooms
         return None
 

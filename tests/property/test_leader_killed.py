@@ -173,18 +173,7 @@ def commits_of_an_undisturbed_run() -> Counter[str]:
 def test_an_undisturbed_run_does_everything() -> None:
     names = commits_of_an_undisturbed_run()
     expected = {
-        "FENCE",
-        "FAIL",
-        "RESUBMIT",
-        "SET_ASIDE",
-        "BRING_BACK",
-        "END",
-        "ORDER",
-        "CANCEL_FAILED",
-        "END_TAIL",
-        "CLOSE",
-        "MET",
-        "UNMET",
+        "FENCE", "FAIL", "RESUBMIT", "SET_ASIDE", "BRING_BACK", "END", "ORDER", "CANCEL_FAILED", "END_TAIL", "CLOSE", "MET", "UNMET"
     }
     assert expected <= set(names)
     assert names["COLLECT"] == 14

@@ -59,16 +59,9 @@ def drawn(file: str, processors: int) -> Workload:
         run_s = chance.randint(20, 120) if debug else chance.randint(100, 900)
         jobs.append(
             WorkloadJob(
-                number=number,
-                submit_us=at_s * 10**6,
-                run_us=run_s * 10**6 + number * 7919,
-                estimate_us=run_s * 2 * 10**6,
-                processors=processes * threads,
-                processes=processes,
-                threads=threads,
-                user=f"u{number % 3}",
-                account=("physics", "chemistry", "")[number % 3],
-                queue="debug" if debug else "",
+                number=number, submit_us=at_s * 10**6, run_us=run_s * 10**6 + number * 7919, estimate_us=run_s * 2 * 10**6,
+                processors=processes * threads, processes=processes, threads=threads, user=f"u{number % 3}",
+                account=("physics", "chemistry", "")[number % 3], queue="debug" if debug else "",
             )
         )
         at_s += chance.randint(2, 60)
@@ -119,10 +112,7 @@ class Machine(Starter):
     def register(self) -> None:
         records = [
             NodeRecord(
-                node=name,
-                incarnation=1,
-                state=NodeState.UP,
-                guid=self.guid,
+                node=name, incarnation=1, state=NodeState.UP, guid=self.guid,
                 capacity=Capacity(cores=node.cores, memory_bytes=node.memory_bytes),
                 attributes=NodeAttributes(partition=node.partition, site=node.site, speed=node.speed, features=node.features),
             )
@@ -168,14 +158,9 @@ class Live:
             self.starters[node].complete(node, key)
         for job in instant.submitted:
             number = self.bench.submitter.submit(
-                1,
-                block=1,
-                queue=job.get("queue") or self.queue,
-                user=job.get("user", ""),
-                account=job.get("account", ""),
+                1, block=1, queue=job.get("queue") or self.queue, user=job.get("user", ""), account=job.get("account", ""),
                 request=Request(time_limit_us=job["limit_us"], cores=job.get("threads", 1)),
-                rigid=Rigid(processes=job.get("processes", 1), checkpoint=True),
-                submitted_us=round(self.bench.now_s * 1e6),
+                rigid=Rigid(processes=job.get("processes", 1), checkpoint=True), submitted_us=round(self.bench.now_s * 1e6),
             )
             assert number == job["id"]
         self.bench.advance(0.3)

@@ -81,13 +81,8 @@ class Protocol(World, RuleBasedStateMachine):
     # -- one step: an actor does something, with one fate ------------------------------------------------------------------
 
     @rule(
-        action=st.sampled_from(ACTIONS),
-        which=st.integers(0, 1),
-        pick=picks,
-        number=st.integers(1, 6),
-        mask=st.integers(1, 63),
-        flag=st.booleans(),
-        fate=fates,
+        action=st.sampled_from(ACTIONS), which=st.integers(0, 1), pick=picks, number=st.integers(1, 6), mask=st.integers(1, 63),
+        flag=st.booleans(), fate=fates,
     )
     def step(self, action: str, which: int, pick: int, number: int, mask: int, flag: bool, fate: str) -> None:
         node, leader, anyone = NODES[which], LEADERS[which], (*NODES, *LEADERS, "user")[pick % 5]
@@ -283,12 +278,7 @@ class Protocol(World, RuleBasedStateMachine):
                         index,
                         1,
                         FailedRange(
-                            queue=QUEUE,
-                            seq=held.key.seq,
-                            priority=0,
-                            cores=1,
-                            memory_mib=0,
-                            reason=Reason.EXIT_CODE,
+                            queue=QUEUE, seq=held.key.seq, priority=0, cores=1, memory_mib=0, reason=Reason.EXIT_CODE,
                             block=ops.encode_block(part),
                         ),
                     )

@@ -37,7 +37,7 @@ def derived(state: ClusterState, now: int) -> dict[str, Any]:
             continue  # of a partition that has nothing no record is left
         part.open_for(now)
         pool = part.pool
-        free: Any = (pool.free, pool._firsts, pool._lasts) if isinstance(pool, UnitPool) else (pool.cores, pool.memory, pool.others)
+        free: Any = (pool.free, pool.firsts, pool.lasts) if isinstance(pool, UnitPool) else (pool.cores, pool.memory, pool.others)
         jobs = sorted(part.jobs.values(), key=lambda job: job.id)
         found[name] = {
             "free": free,

@@ -20,11 +20,11 @@ from rmgr.sched.plan import Accepted, Start, Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Gang, Server, Share
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sim.laws.check import _TRIED, told, tried
+from rmgr.sim.laws.check import TRIED, told, tried
 from rmgr.sim.laws.world import SmallWorld
 
 #: It starves jobs as it likes, says nothing, and raises.
-LAWS = _TRIED - {"served", "explained"}
+LAWS = TRIED - {"served", "explained"}
 MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -27,15 +27,9 @@ def a_job(chance: random.Random, number: int, cpus: int, *, plain: bool) -> Job:
     if plain:
         return Job(id=number, submit_us=0, processes=chance.randint(1, cpus), limit_us=limit_us)
     return Job(
-        id=number,
-        submit_us=0,
-        processes=chance.randint(1, max(1, cpus // 2)),
-        threads=chance.choice((1, 1, 2, 3)),
-        limit_us=limit_us,
-        memory_bytes=chance.choice((0, 0, chance.randint(1, 40))),
-        features=chance.choice(((), (), ("fast",))),
-        exclusive=chance.random() < 0.15,
-        spread=chance.random() < 0.15,
+        id=number, submit_us=0, processes=chance.randint(1, max(1, cpus // 2)), threads=chance.choice((1, 1, 2, 3)), limit_us=limit_us,
+        memory_bytes=chance.choice((0, 0, chance.randint(1, 40))), features=chance.choice(((), (), ("fast",))),
+        exclusive=chance.random() < 0.15, spread=chance.random() < 0.15,
         resources=resources_of({"gpu": chance.choice((0, 0, 0, 1, 2)), "tape": chance.choice((0, 0, 0, 1))}),
     )
 

@@ -14,9 +14,7 @@ from rmgr.coord.protocol.records import decode_block, encode_block
 from rmgr.coord.seal import NotSealed, block_statement, opened, seal_blocks
 from rmgr.model.tasks.block import BlockData, BlockKey
 
-_payloads = st.lists(
-    st.one_of(st.binary(max_size=3), st.binary(min_size=30, max_size=34), st.just(b"")), min_size=1, max_size=256
-)
+_payloads = st.lists(st.one_of(st.binary(max_size=3), st.binary(min_size=30, max_size=34), st.just(b"")), min_size=1, max_size=256)
 _flag = st.booleans()
 
 
@@ -26,13 +24,8 @@ def sealed_blocks(draw: st.DrawFn) -> tuple[BlockKey, BlockData]:
     first = draw(st.integers(0, 10**6))
     key = BlockKey(priority=0, seq=5, submission=7, first=first, count=len(payloads), attempt=1, cores=1, memory_mib=0)
     data = BlockData(
-        function=draw(st.sampled_from(["", "f" * 64])),
-        resubmit=draw(_flag),
-        keyed=draw(_flag),
-        serial=draw(_flag),
-        retries=draw(st.integers(0, 3)),
-        base=first,
-        payloads=payloads if any(payloads) else (),
+        function=draw(st.sampled_from(["", "f" * 64])), resubmit=draw(_flag), keyed=draw(_flag), serial=draw(_flag),
+        retries=draw(st.integers(0, 3)), base=first, payloads=payloads if any(payloads) else (),
     )
     told = {"cluster_id": "c", "user": "ann", "spec": b"s" * 32}
     beside = [(replace(key, first=key.end + at, count=1), BlockData()) for at in range(draw(st.integers(0, 5)))]

@@ -351,18 +351,18 @@ class Rates:
         self._rate, self._burst, self._times = rate, burst, all_
         self._clock = clock
         self._all = (math.inf, clock())  #: (what is left, as of when)
-        self._of: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self.left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def may(self, who: str) -> bool:
         """Returns whether this address or user may act now, and counts it if so."""
         now_s = self._clock()
-        mine = _refill(self._of.pop(who, (math.inf, now_s)), self._rate, self._burst, now_s)
+        mine = _refill(self.left.pop(who, (math.inf, now_s)), self._rate, self._burst, now_s)
         whole = _refill(self._all, self._rate * self._times, self._burst * self._times, now_s)
         is_free = mine >= 1 and whole >= 1
-        self._of[who] = mine - is_free, now_s
+        self.left[who] = mine - is_free, now_s
         self._all = whole - is_free, now_s
-        if len(self._of) > _KEEP:
-            self._of.popitem(last=False)
+        if len(self.left) > _KEEP:
+            self.left.popitem(last=False)
         self.refused += not is_free
         return is_free
 

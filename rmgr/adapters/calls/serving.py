@@ -273,7 +273,7 @@ class GatewayLine:
         self._credentials = credentials
         self._tell = tell
         self._takers, self._givers = takers, givers
-        self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.out: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
         self._bulk: grpc.Channel | None = None
         self._bulk_stub: Any = None
@@ -291,15 +291,15 @@ class GatewayLine:
 
     def load(self, ask: int, load: ServerLoad) -> None:
         """Answers `Asked`."""
-        self._out.put(pb.FromServer(load=pb.Load(ask=ask, **msgspec.structs.asdict(load))))
+        self.out.put(pb.FromServer(load=pb.Load(ask=ask, **msgspec.structs.asdict(load))))
 
     def verdict(self, key: bytes, kind: str, reason: str = "") -> None:
         """Answers an offered call. kind: a name of `Verdict.Kind`."""
-        self._out.put(pb.FromServer(verdict=pb.Verdict(key=key, kind=kind, reason=reason)))
+        self.out.put(pb.FromServer(verdict=pb.Verdict(key=key, kind=kind, reason=reason)))
 
     def leaving(self) -> None:
         """Announces that this server takes nothing new and will end."""
-        self._out.put(pb.FromServer(leaving=True))
+        self.out.put(pb.FromServer(leaving=True))
 
     def take(self, key: bytes, path: str, size_bytes: int) -> None:
         """Fetches the arguments of try `key` into a new file; `Taken` follows."""
@@ -342,8 +342,8 @@ class GatewayLine:
     def hang_up(self) -> None:
         """Announces that this life is over, and ends the stream from this side; the gateway ends its own side."""
         self._closing.set()
-        self._out.put(pb.FromServer(over=True))
-        self._out.put(None)
+        self.out.put(pb.FromServer(over=True))
+        self.out.put(None)
 
     def close(self, timeout_s: float) -> None:
         """Follows `hang_up`: cuts the connection after `timeout_s`. Idempotent."""
@@ -375,7 +375,7 @@ class GatewayLine:
 
     def _streamed(self) -> str:
         """Runs one stream from its hello to its end; returns why the gateway ended it, if it said so. Raises: grpc.RpcError."""
-        out = self._out = queue.SimpleQueue()
+        out = self.out = queue.SimpleQueue()
         if self._closing.is_set():
             return ""
         self._silence.heard()
@@ -526,7 +526,7 @@ class GatewayLine:
         try:
             with _open_answer(path, patience_s) as file:
                 data = file.read()
-            self._out.put(pb.FromServer(answer=pb.GivePart(key=key, outcome=_outcome(end), data=data)))
+            self.out.put(pb.FromServer(answer=pb.GivePart(key=key, outcome=_outcome(end), data=data)))
         except OSError as error:
             if error.errno in _SHORT and not patience_s:  # the owner's thread waits for nothing
                 later = partial(self._say, key, end, path, patience_s=STALLED_S)

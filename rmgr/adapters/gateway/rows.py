@@ -82,7 +82,7 @@ class Rows:
             "Put": self._method(unary, lambda request, call: self._put(iter([request]), call), pb.PutRequest),
             "PutRows": self._method(up, self._put, pb.PutRequest),
             "Write": self._method(up, self._write, pb.ValuePart),
-            "GetMany": self._method(down, self._get_many, pb.KeysRequest),
+            "GetMany": self._method(down, self.get_many, pb.KeysRequest),
             "Read": self._method(down, self._read, pb.KeyRequest),
             "About": self._method(down, self._about, pb.KeysRequest),
             "DeleteMany": self._method(unary, self._delete_many, pb.KeysRequest),
@@ -200,7 +200,7 @@ class Rows:
                 ]
             )
 
-    def _get_many(self, request: Any, call: _Call) -> Iterator[Any]:
+    def get_many(self, request: Any, call: _Call) -> Iterator[Any]:
         keys = list(request.keys)
         self.permit(call.person, "GET", keys)
         # The client reads in parts what does not fit a message.
@@ -219,7 +219,7 @@ class Rows:
                 del found[key]
             waiting.extendleft(reversed(again))
             call.read(sum(len(value) for value, _ in found.values() if value is not None))
-            yield from _row_messages(found)
+            yield from row_messages(found)
 
     def _read(self, request: Any, call: _Call) -> Iterator[Any]:
         self.permit(call.person, "GET", [request.key])
@@ -296,7 +296,7 @@ class _Call:
             fail(self._context, error)
 
 
-def _row_messages(found: dict[str, tuple[bytes | None, About]]) -> Iterator[Any]:
+def row_messages(found: dict[str, tuple[bytes | None, About]]) -> Iterator[Any]:
     """Empties `found` into messages: gRPC holds a message twice until its reader has it, so nothing of it is held here as well."""
     while found:
         yield _row_message(found)

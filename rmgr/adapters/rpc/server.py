@@ -59,11 +59,11 @@ class RpcServer:
     ) -> None:
         self._identity = ServerIdentity(credentials) if credentials is not None else None
         doors = [Doorkeeper(credentials.identity.cluster, is_revoked=is_revoked, refused=refused)] if credentials is not None else []
-        self._pool = SteadyThreads(threads, "rpc")
+        self.pool = SteadyThreads(threads, "rpc")
         inner = [Requests(threads, refused=refused), *([Turnstile(bounds, threads)] if bounds is not None else [])]
         most = max(threads * 4, _MOST_WAITING)
         options = (*OPTIONS, *_server_options())
-        self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=most, interceptors=[*doors, *inner])
+        self._server = grpc.server(self.pool, options=options, maximum_concurrent_rpcs=most, interceptors=[*doors, *inner])
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         host = listen.rpartition(":")[0]
@@ -121,7 +121,7 @@ class RpcServer:
             self._guard.stop()
         self._health.end()
         self._server.stop(grace_s).wait(grace_s + 1.0)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Named(NamedTuple):

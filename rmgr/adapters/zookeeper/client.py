@@ -490,14 +490,14 @@ class ZkCoordinator(SessionCoordinator):
     def renew(self, security: ZkSecurity) -> None:
         """Switches to another identity or other certificates: the session goes on over a new connection that presents them."""
         self._security = security
-        link = self._link
+        link = self.link
         assert isinstance(link, _Client)
         link.adopt(security)
         link.drop_link()
 
     def _open(self, session: tuple[int, bytes] | None) -> _Client:
         client = _Client(self.hosts, owner=self, session_timeout_s=self._wanted_timeout_s, security=self._security, session=session)
-        self._link = client
+        self.link = client
         client.start_async()
         return client
 

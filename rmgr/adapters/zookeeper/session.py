@@ -121,11 +121,11 @@ class SessionCoordinator(abc.ABC):
         self._dead_since_s: float | None = None
         self._revivals = 0
         self._answered_before_s = -math.inf
-        self._guard = Guard(self._lock, self.guard, clock)
+        self.deadlines = Guard(self._lock, self.guard, clock)
         self._link_lock = threading.Lock()  # held to replace the link, or to end the last one; never taken while another lock is held
-        self._link = self._open(None)
+        self.link = self._open(None)
         if guarded:
-            self._guard.start()
+            self.deadlines.start()
 
     @abc.abstractmethod
     def _open(self, session: tuple[int, bytes] | None) -> ZookeeperLink:
@@ -139,7 +139,7 @@ class SessionCoordinator(abc.ABC):
 
     @property
     def session_timeout_s(self) -> float:
-        return self._link.session_timeout_s
+        return self.link.session_timeout_s
 
     @property
     def state(self) -> SessionState:
@@ -147,7 +147,7 @@ class SessionCoordinator(abc.ABC):
         return self._state
 
     def last_answer_s(self) -> float:
-        return max(self._answered_before_s, self._link.last_answer_s)
+        return max(self._answered_before_s, self.link.last_answer_s)
 
     def commit(self, multi: Multi, *, timeout_s: float = 10.0) -> Future[Outcome]:
         op = Commit(self, multi, encode_multi(multi, self.root, self.lists.encoded), self._clock() + timeout_s)
@@ -156,7 +156,7 @@ class SessionCoordinator(abc.ABC):
 
     def get(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stamped | None]:
         full, watcher = self._absolute(path), Watch(watch) if watch else None
-        return self._read(self._link.get_request(full, watcher), to_stamped, timeout_s, full, watcher)
+        return self._read(self.link.get_request(full, watcher), to_stamped, timeout_s, full, watcher)
 
     def get_many(self, paths: Sequence[str], *, timeout_s: float = 10.0) -> Future[list[Stamped | None]]:
         full = [self._absolute(path) for path in paths]
@@ -173,15 +173,15 @@ class SessionCoordinator(abc.ABC):
 
     def stat(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[Stat | None]:
         full = self._absolute(path)
-        request = self._link.stat_request(full, Watch(watch) if watch else None)
+        request = self.link.stat_request(full, Watch(watch) if watch else None)
         return self._read(request, lambda raw: None if raw is None else to_stat(raw), timeout_s, full)
 
     def children(self, path: str, *, watch: Callable[[], None] | None = None, timeout_s: float = 10.0) -> Future[list[str] | None]:
         full, watcher = self._absolute(path), Watch(watch) if watch else None
-        return self._read(self._link.children_request(full, watcher), lambda names: names, timeout_s, full, watcher)
+        return self._read(self.link.children_request(full, watcher), lambda names: names, timeout_s, full, watcher)
 
     def sync(self, *, timeout_s: float = 10.0) -> Future[None]:
-        return self._read(self._link.sync_request(self.root or "/"), lambda _path: None, timeout_s, self.root)
+        return self._read(self.link.sync_request(self.root or "/"), lambda _path: None, timeout_s, self.root)
 
     def ensure(self, paths: Sequence[str], *, timeout_s: float = 10.0) -> None:
         # Blocks: never call it from a callback, which runs on the thread that would bring the answers.
@@ -190,7 +190,7 @@ class SessionCoordinator(abc.ABC):
             parts = self._absolute(path).strip("/").split("/")
             wanted.update(("/" + "/".join(parts[: depth + 1]), None) for depth in range(len(parts)) if parts[0])
         ordered = sorted(wanted, key=lambda path: (path.count("/"), path))
-        requests = [self._link.create_request(path, self._list_for(path)) for path in ordered]
+        requests = [self.link.create_request(path, self._list_for(path)) for path in ordered]
         futures = [self._read(request, lambda _path: None, timeout_s, path) for request, path in zip(requests, ordered, strict=True)]
         refused: dict[str, PermissionDenied] = {}
         for path, future in zip(ordered, futures, strict=True):
@@ -199,7 +199,7 @@ class SessionCoordinator(abc.ABC):
             except PermissionDenied as denied:  # the server checks the rights before it checks whether the znode exists
                 refused[path] = denied
         for path, denial in refused.items():
-            found = self._read(self._link.stat_request(path, None), lambda raw: raw, timeout_s, path).result(timeout_s + 5)
+            found = self._read(self.link.stat_request(path, None), lambda raw: raw, timeout_s, path).result(timeout_s + 5)
             if found is None:
                 raise denial
 
@@ -213,11 +213,11 @@ class SessionCoordinator(abc.ABC):
             if self._closing.is_set():
                 return
             self._closing.set()
-            self._guard.stop()
+            self.deadlines.stop()
             told = self._carry_out(self._pipe.close("this client was closed"))
         _tell(told)
         with self._link_lock:  # wait for the guard, which may be opening another link that nobody would end
-            link = self._link
+            link = self.link
         link.end(timeout_s)
 
     def __enter__(self) -> Self:
@@ -230,7 +230,7 @@ class SessionCoordinator(abc.ABC):
 
     def drop_link(self) -> None:
         """Breaks the connection, but not the session."""
-        self._link.drop_link()
+        self.link.drop_link()
 
     def wait_connected(self, timeout_s: float) -> bool:
         """Waits until the session is usable; returns whether it was within `timeout_s`."""
@@ -255,10 +255,10 @@ class SessionCoordinator(abc.ABC):
     def _give(self, op: Commit | Read) -> None:
         with self._lock:
             closed = self._closing.is_set()
-            if op.deadline_s < self._guard.until_s:
-                self._guard.at(op.deadline_s)
+            if op.deadline_s < self.deadlines.until_s:
+                self.deadlines.at(op.deadline_s)
             if not closed and self._pipe.give(op):
-                self._link.push(op.request, op)
+                self.link.push(op.request, op)
         if closed:
             op.refuse("this client was closed")
 
@@ -270,20 +270,20 @@ class SessionCoordinator(abc.ABC):
                 case Answer() | Refuse():
                     told.append(order)
                 case SendOperation(op):
-                    self._link.push(op.request, op)  # type: ignore[attr-defined]
+                    self.link.push(op.request, op)  # type: ignore[attr-defined]
                 case Sync():
-                    self._link.push(self._link.sync_request(self.root or "/"), Nobody())
+                    self.link.push(self.link.sync_request(self.root or "/"), Nobody())
                 case Prove():
                     proof = Proof(self, order)
                     for index, path in enumerate(order.paths):
-                        self._link.push(self._link.get_request(self.root + path, None), ProofPart(proof, index))
+                        self.link.push(self.link.get_request(self.root + path, None), ProofPart(proof, index))
         return told
 
     # -- the link's thread
 
     def trouble(self, error: Exception) -> LinkTrouble:
         """Classifies an error of the link."""
-        return self._link.trouble(error)
+        return self.link.trouble(error)
 
     def on_answer(self, op: Commit | Read, value: object) -> None:
         """Delivers the server's answer to `op`."""
@@ -296,17 +296,17 @@ class SessionCoordinator(abc.ABC):
         with self._lock:
             op.request = request
             if self._pipe.again(op):
-                self._link.push(request, op)
+                self.link.push(request, op)
 
     def on_error(self, op: Commit | Read, error: Exception) -> None:
         """Handles an error for `op`: the server refused it, or the link went down under it."""
-        trouble = self._link.trouble(error)
+        trouble = self.link.trouble(error)
         if trouble is LinkTrouble.LOST:
             # With the link down this is expected. With the link up (SessionMoved) only a new connection helps.
             if self._usable.is_set():
-                self._link.drop_link()
+                self.link.drop_link()
         elif trouble is LinkTrouble.ABSENT and isinstance(op, Read) and op.watch is not None:
-            self.on_next_step(op, self._link.stat_request(op.path, op.watch))
+            self.on_next_step(op, self.link.stat_request(op.path, op.watch))
         else:
             self.on_answer(op, op.on_trouble(trouble, error))
 
@@ -338,12 +338,12 @@ class SessionCoordinator(abc.ABC):
             case LinkState.DEAD:
                 with self._lock:
                     self._dead_since_s = self._clock()
-                    self._guard.at(self._revive_s(self._dead_since_s))
+                    self.deadlines.at(self._revive_s(self._dead_since_s))
                 if not self._closing.is_set():
                     self._announce(SessionState.SUSPENDED)
 
     def _current(self) -> ZookeeperLink | None:
-        return getattr(self, "_link", None)
+        return getattr(self, "link", None)
 
     def _connected(self, link: ZookeeperLink) -> None:
         if self._session[0] and self._session[0] != link.session[0]:
@@ -403,7 +403,7 @@ class SessionCoordinator(abc.ABC):
     def _why(self) -> str:
         if self._usable.is_set():
             return "connected, the server is slow"
-        return f"not connected: {self._link.last_error or 'no server answers'}"
+        return f"not connected: {self.link.last_error or 'no server answers'}"
 
     def _revive(self) -> None:
         """Opens another link for the same session: the link's thread has ended (authentication refused, an error in kazoo)."""
@@ -413,11 +413,11 @@ class SessionCoordinator(abc.ABC):
             _LOG.warning("zookeeper_link_revived")
             self._dead_since_s = None
             self._revivals += 1
-            old = self._link
+            old = self.link
             self._answered_before_s = self.last_answer_s()
             session = self._session
             try:
-                self._link = self._open(session if session[0] else None)
+                self.link = self._open(session if session[0] else None)
             except Exception:
                 self._dead_since_s = self._clock()  # retried, later each time
                 raise

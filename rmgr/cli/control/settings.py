@@ -122,7 +122,7 @@ def check(session: Session, file: Path | None) -> None:
     if file is None:
         loaded = session.config()
         kind, name = "configuration", loaded.source or "variables and options"
-    elif _is_cluster_settings(file):
+    elif is_cluster_settings(file):
         found = read_settings_file(file)
         warn_of_pulls(found, found.placed())
         kind, name = "cluster settings", str(file)
@@ -246,7 +246,7 @@ def _sections(loaded: Config) -> dict[str, dict[str, Any]]:
     }
 
 
-def _is_cluster_settings(file: Path) -> bool:
+def is_cluster_settings(file: Path) -> bool:
     try:
         document = tomllib.loads(file.read_text("utf-8-sig"))
     except OSError as error:

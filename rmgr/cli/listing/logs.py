@@ -80,7 +80,7 @@ def logs(
         for task in tasks:
             pieces: Iterator[OutputPiece] = _output_so_far(session, task, streams, attempt)
             empty = True
-            for piece in _last_lines(pieces, tail) if tail is not None else pieces:
+            for piece in last_lines(pieces, tail) if tail is not None else pieces:
                 sink.take(piece)
                 empty = silent = False
             if empty and attempt is not None:
@@ -196,7 +196,7 @@ def _ends_of(session: Session, number: int) -> dict[int, FollowedEnd]:
     return cache[number]
 
 
-def _last_lines(pieces: Iterator[OutputPiece], lines: int) -> Iterator[OutputPiece]:
+def last_lines(pieces: Iterator[OutputPiece], lines: int) -> Iterator[OutputPiece]:
     """Yields the last lines of each stream, counted as `tail` does: a line ends with a line feed, the last one may lack it."""
     kept: dict[str, OutputPiece] = {}
     for piece in pieces:

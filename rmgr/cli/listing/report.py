@@ -119,7 +119,7 @@ def report(
         now = now_us()
         begin_us = made.first_us if wanted.since_us is None else wanted.since_us
         end_us = now if wanted.until_us is None else min(wanted.until_us, now)
-        machine = _Machine(cores=0 if made.first_us is None else _cores(session), begin_us=begin_us, end_us=end_us)
+        machine = _Machine(cores=0 if made.first_us is None else cluster_cores(session), begin_us=begin_us, end_us=end_us)
         if not made.seen:
             session.note("the history is empty: nothing has ended yet" + (f" of user {user}" if user else ""))
         elif made.first_us is None:
@@ -135,7 +135,7 @@ def report(
     draw(session, once, watch=watch)
 
 
-def _cores(session: Session) -> int:
+def cluster_cores(session: Session) -> int:
     """Returns the cores of all nodes that are not fenced or stopped; 0 (with a note) if they cannot be read."""
     from rmgr.model.cluster.node import NodeState
     from rmgr.submitter.questions import ReadNodes

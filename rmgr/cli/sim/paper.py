@@ -140,7 +140,7 @@ def _ranges(seeds: tuple[int, ...]) -> str:
 
 def _report_lines(report: PaperReport) -> Iterator[str]:
     for check in report.checks:
-        yield from _check(check)
+        yield from told_check(check)
         yield ""
     for one in report.tables:
         yield from _table(one)
@@ -177,7 +177,7 @@ def shorten(line: str, most: int) -> str:
     return line if len(line) <= most else f"{line[: most - 3].rstrip()}..."
 
 
-def _check(check: PaperCheck) -> Iterator[str]:
+def told_check(check: PaperCheck) -> Iterator[str]:
     """Yields the statement with its verdict, then one line per row: paper, ours, spread, tolerance."""
     from rmgr.sim.papers.report import rows_of
 

@@ -88,11 +88,11 @@ def rerun(session: Session, selector: str, failed: bool, lost: bool, tasks: Arra
     if record.command is None:
         _submit_calls(session, record, positions, changed, values)
     else:
-        _check_numbers(record, positions, " --lost" if lost else " --failed" if failed else "")
+        check_numbers(record, positions, " --lost" if lost else " --failed" if failed else "")
         _submit_command(session, record, positions, total, changed, values)
 
 
-def _check_numbers(record: Submission, positions: list[int], which: str) -> None:
+def check_numbers(record: Submission, positions: list[int], which: str) -> None:
     """Checks that the task numbers fit: scattered ones are listed singly, a record holds some thousands. Raises: RequestTooLarge."""
     from rmgr.client.commands.request import array_of
     from rmgr.client.commands.sending import MAX_RECORD_BYTES

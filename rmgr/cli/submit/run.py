@@ -152,7 +152,7 @@ def wait_for(session: Session, sent: Sent, afterwards: Afterwards) -> int:
 
         def on_end(end: FollowedEnd) -> None:
             if afterwards.watch and not session.json:
-                _tell_end(end)
+                tell_end(end)
 
         until_ended(session, follow, progress=afterwards.progress, on_end=on_end, title=sent.submission.name)
         if item.total == 1 and not (session.json or afterwards.progress or afterwards.watch):
@@ -176,7 +176,7 @@ def wait_for_all(session: Session, sent: Sequence[Sent], *, watch: bool, progres
 
     def on_end(end: FollowedEnd) -> None:
         if watch and not session.json:
-            _tell_end(end)
+            tell_end(end)
 
     try:
         for one in sent:
@@ -206,7 +206,7 @@ def _print_output(session: Session, item: AwaitedSubmission) -> bool:
     return printed
 
 
-def _tell_end(end: FollowedEnd) -> None:
+def tell_end(end: FollowedEnd) -> None:
     state = paint(f"{end.state:<9}", STATE_STYLES[end.state], sys.stdout)
     time = elapsed(end.started_us, end.ended_us, 0)
     node, error = printable(end.node), f"  {printable(end.error)}" if end.error else ""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from rmgr.cli.words import qsub, sbatch
 
 #: Words that are no command here -> what to type instead; the words after them follow. The longest match counts.
-_COMMANDS = {
+COMMANDS = {
     "sbatch": "submit",
     "srun": "run",
     "salloc": "run --pty bash",
@@ -142,7 +142,7 @@ _SELECTOR = re.compile(r"\d[\d,:_%-]*|taskq-\d+|last|all")
 _PROGRAMS = {"hq", "dask", "slurm", "flux", "rmgr"}
 
 #: Options of other systems -> ours.
-_OPTIONS = {
+OPTIONS = {
     "--job-name": "-J NAME",
     "-p": "-q QUEUE (of a placed job also --partition)",
     "--qos": "-q QUEUE",
@@ -224,7 +224,7 @@ def command_for(words: Sequence[str]) -> str:
     if rest and rest[0] in _PROGRAMS:
         rest = rest[1:]
     for length in (3, 2, 1):
-        found = _COMMANDS.get(" ".join(rest[:length]), "") if len(rest) >= length else ""
+        found = COMMANDS.get(" ".join(rest[:length]), "") if len(rest) >= length else ""
         if found in {"cancel", "rerun"} and not all(map(_SELECTOR.fullmatch, rest[length:])):
             return ""
         if found:
@@ -239,7 +239,7 @@ def advice_for(words: Sequence[str]) -> str:
 
 def below_jobs(words: Sequence[str]) -> str:
     """Returns what to type instead of `rmgr jobs cancel 14`, `rmgr jobs list`; "" for other words."""
-    return command_for(["job", *words]) if f"job {words[0]}" in _COMMANDS else ""
+    return command_for(["job", *words]) if f"job {words[0]}" in COMMANDS else ""
 
 
 def option_for(option: str, words: Sequence[str] = (), *, command: str = "submit", known: Collection[str] | None = None) -> str:
@@ -249,11 +249,11 @@ def option_for(option: str, words: Sequence[str] = (), *, command: str = "submit
         words: everything typed, with the option's value. command: the command it was typed to. known: options of this
             command: a hint that names only others is dropped. None: keep every hint.
     """
-    message = f"here it is {_OPTIONS[option]}" if option in _OPTIONS else ""
+    message = f"here it is {OPTIONS[option]}" if option in OPTIONS else ""
     if command not in {"submit", "run"}:
         if (command, option) in _WORD_ALONE:
             return _WORD_ALONE[command, option]
-        named = _NAMED_OPTION.findall(_OPTIONS.get(option, ""))
+        named = _NAMED_OPTION.findall(OPTIONS.get(option, ""))
         return message if known is None or not named or set(named) & set(known) else ""
     value = _value_of(option, words)
     if option == "--wrap":  # a command line is no value to check

@@ -109,7 +109,7 @@ def _resources(value: str) -> Iterator[tuple[str, str]]:
 
 
 def _translated(given: _Given, asked: _Asked) -> list[str]:
-    rule = _RULES.get(given.name)
+    rule = RULES.get(given.name)
     if rule is None:
         raise Unlike("qsub has no such option either: rmgr submit --help")
     if isinstance(rule, str):
@@ -246,11 +246,11 @@ def _attribute(value: str, _asked: _Asked) -> Pairs:
         return []
     if name == "interactive" and told.lower() not in _TRUE:
         return []
-    raise Unlike(_ATTRIBUTES.get(name, f"there is no attribute {name!r} here: rmgr submit --help"))
+    raise Unlike(ATTRIBUTES.get(name, f"there is no attribute {name!r} here: rmgr submit --help"))
 
 
 _TRUE = {"true", "t", "yes", "y", "1"}
-_ATTRIBUTES = {
+ATTRIBUTES = {
     "depend": "it names nothing: --after=ok:1",
     "group_list": "work runs with the groups of its user",
     "interactive": "rmgr run --pty bash",
@@ -261,7 +261,7 @@ _ATTRIBUTES = {
     "stageout": "--output=KEY=FILE takes a file into the data store; files that --out names stay on the node",
 }
 #: PBS's kinds of dependencies without an equal -> reason and alternative.
-_UNLIKE_DEPENDENCIES = {
+UNLIKE_DEPENDENCIES = {
     "after": "a beginning cannot be waited for: --after=any:ID waits for the end",
     "afterany": "it does not follow what was deleted before it ran, and any: does: --after=any:ID where that does not matter",
     "on": "what comes later waits for what was there before: --after of the later one",
@@ -278,8 +278,8 @@ def dependency(value: str) -> str:
     for part in value.split(","):
         kind, _, ids = part.strip().partition(":")
         numbers = [re.sub(r"^(\d{1,10})(\[\])?(\.[\w.@:-]*)?$", r"\1", told, flags=re.ASCII) for told in ids.split(":")]
-        if kind in _UNLIKE_DEPENDENCIES:
-            raise Unlike(_UNLIKE_DEPENDENCIES[kind].replace("ID", next(iter(re.findall(r"\d+", ids, re.ASCII)), "ID")))
+        if kind in UNLIKE_DEPENDENCIES:
+            raise Unlike(UNLIKE_DEPENDENCIES[kind].replace("ID", next(iter(re.findall(r"\d+", ids, re.ASCII)), "ID")))
         if kind not in {"afterok", "afternotok"} or not ids:
             raise Unlike(f"{part!r} is no dependency there either: --after=ok:1 or fail:1")
         if not all(re.fullmatch(r"\d{1,10}", number, re.ASCII) for number in numbers):
@@ -293,7 +293,7 @@ def dependency(value: str) -> str:
 
 def _resource(value: str, asked: _Asked) -> Pairs:
     name, _, told = value.partition("=")
-    rule = _RESOURCES.get(name)
+    rule = RESOURCES.get(name)
     if isinstance(rule, str):
         raise Unlike(rule)
     if rule is None:
@@ -456,7 +456,7 @@ def _shape(count: int, chunk: Mapping[str, str], places: set[str]) -> Pairs:
             features.append(name)
         elif value.lower() == "false":
             raise Unlike(f"nodes without {name} cannot be asked for: --exclude=n1,n2")
-        elif isinstance(rule := _RESOURCES.get(name), str):
+        elif isinstance(rule := RESOURCES.get(name), str):
             raise Unlike(rule)
         else:
             raise Unlike(_of_site(name, value))
@@ -467,7 +467,7 @@ _CPU_TIME = "CPU time is measured, not limited: --time limits how long it runs"
 _ADDRESSES = "addresses are not limited: --mem limits the memory that is used"
 #: Resources of `-l` that cannot stand beside select=.
 _OLD = {"nodes", "ncpus", "mem"}
-_RESOURCES: dict[str, _Rule | str] = {
+RESOURCES: dict[str, _Rule | str] = {
     "arch": "nodes are asked for by --features, where they have it",
     "cput": _CPU_TIME,
     "file": "files are not limited in size: ulimit -f in the script",
@@ -494,7 +494,7 @@ _RESOURCES: dict[str, _Rule | str] = {
 
 _NO_DISPLAY = "no display goes along: rmgr run --pty for a terminal"
 #: Option of qsub -> the reader of its values, or the reason why it has no equal, with the alternative.
-_RULES: dict[str, _Rule | str] = {
+RULES: dict[str, _Rule | str] = {
     "-A": plain("--account"),
     "-a": _date,
     "-C": "options stand in lines that begin with #RMGR",

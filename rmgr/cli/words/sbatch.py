@@ -123,12 +123,12 @@ def said(name: str, value: str | None) -> list[str]:
 
 def is_known(name: str) -> bool:
     """Returns whether Slurm has an option of exactly this name."""
-    return name in _RULES or name in _SHORT
+    return name in RULES or name in SHORT
 
 
 def takes_value(name: str) -> bool:
     """Returns whether the next word is the option's value."""
-    return _long(name) not in _FLAGS | _MAYBE
+    return _long(name) not in FLAGS | MAYBE
 
 
 def _options(words: Sequence[str]) -> Iterator[_Given]:
@@ -152,30 +152,30 @@ def _options(words: Sequence[str]) -> Iterator[_Given]:
 
 def _long(name: str) -> str:
     """Returns the long name of an option, given its short name or an unambiguous beginning of its long name."""
-    if name in _SHORT:
-        return _SHORT[name]
-    if name in _RULES or not re.match(r"--\w\w", name):
+    if name in SHORT:
+        return SHORT[name]
+    if name in RULES or not re.match(r"--\w\w", name):
         return name
-    found = [known for known in _RULES if known.startswith(name)]
+    found = [known for known in RULES if known.startswith(name)]
     return found[0] if len(found) == 1 else name
 
 
 def _translated(given: _Given, asked: _Asked) -> list[str]:
     name = _long(given.name)
-    rule = _RULES.get(name)
+    rule = RULES.get(name)
     if rule is None and name.startswith("-"):
         raise Unlike("there is no such option here: rmgr submit --help")
     if rule is None:
         raise Unlike("jobs of several parts are jobs of their own here: rmgr submit --from FILE")
     if isinstance(rule, str):
         raise Unlike(rule)
-    if given.value is None and name not in _FLAGS | _MAYBE:
+    if given.value is None and name not in FLAGS | MAYBE:
         raise Unlike("its value is missing")
-    if given.value is not None and name in _FLAGS:
+    if given.value is not None and name in FLAGS:
         raise Unlike("it takes no value")
     out: list[str] = []
     for ours, value in rule(given.value or "", asked):
-        option = given.name if _ALIKE.get(given.name) == ours else ours
+        option = given.name if ALIKE.get(given.name) == ours else ours
         out += [option] if value is None else [f"{option}={value}"] if given.joint == "=" or value.startswith("-") else [option, value]
     return out
 
@@ -530,7 +530,7 @@ _NO_IMAGE = "containers are what a command starts: rmgr submit -- podman run IMA
 _COUNTER = "it is not measured: rmgr show has CPU time and memory"
 _NODE_NEEDS = "nodes are asked for by --cores, --mem, --features and --resource"
 #: Option of sbatch -> the reader of its values, or the reason why it has no equal, with the alternative.
-_RULES: dict[str, _Rule | str] = {
+RULES: dict[str, _Rule | str] = {
     "--account": plain("--account"),
     "--acctg-freq": _COUNTER,
     "--array": array,
@@ -656,18 +656,18 @@ _RULES: dict[str, _Rule | str] = {
     "--wrap": "rmgr submit -- sh -c 'COMMAND'",
     "--x11": "no display goes along: rmgr run --pty for a terminal",
 }
-_FLAGS = frozenset(
+FLAGS = frozenset(
     {"--consolidate-segments", "--contiguous", "--get-user-env", "--help", "--hold", "--ignore-pbs", "--no-requeue", "--overcommit"}
     | {"--oversubscribe", "--parsable", "--quiet", "--reboot", "--spread-job", "--spread-segments", "--stepmgr", "--test-only", "--usage"}
     | {"--use-min-nodes", "--verbose", "--version", "--wait"}
 )
 #: A value can follow only "=".
-_MAYBE = frozenset(
+MAYBE = frozenset(
     {"--exclusive", "--immediate", "--kill-on-bad-exit", "--nice", "--no-kill", "--oom-kill-step", "--propagate", "--requeue"}
     | {"--resv-ports", "--x11"}
 )
 # fmt: off
-_SHORT = {
+SHORT = {
     "-A": "--account", "-a": "--array", "-b": "--begin", "-B": "--extra-node-info", "-C": "--constraint", "-c": "--cpus-per-task",
     "-D": "--chdir", "-d": "--dependency", "-e": "--error", "-F": "--nodefile", "-G": "--gpus", "-H": "--hold", "-h": "--help",
     "-I": "--immediate", "-i": "--input", "-J": "--job-name", "-K": "--kill-on-bad-exit", "-k": "--no-kill", "-L": "--licenses",
@@ -676,7 +676,7 @@ _SHORT = {
     "-V": "--version", "-v": "--verbose", "-W": "--wait", "-w": "--nodelist", "-x": "--exclude",
 }
 #: Short options that mean the same here -> their long names here.
-_ALIKE = {
+ALIKE = {
     "-J": "--name", "-c": "--cores", "-a": "--array", "-n": "--processes", "-q": "--queue", "-w": "--nodelist", "-x": "--exclude",
     "-t": "--time", "-N": "--nodes", "-o": "--out", "-e": "--err",
 }

@@ -74,7 +74,7 @@ class Engine:
         self.values = Values(store, fates, secured.deeds)
         self.thread = SubmitterThread()
         self.guid = machine.guid()
-        self._handles: dict[int, list[SubmissionHandle]] = {}
+        self.handles: dict[int, list[SubmissionHandle]] = {}
         self._close = close
         self._closed = threading.Event()
         self.thread.start()
@@ -230,23 +230,23 @@ class Engine:
 
     def forget(self, handle: SubmissionHandle) -> None:
         """Stops looking after a handle that is over."""
-        handles = self._handles.get(handle.number)
+        handles = self.handles.get(handle.number)
         if handles is not None and handle in handles:
             handles.remove(handle)
             if not handles:
-                del self._handles[handle.number]
+                del self.handles[handle.number]
 
     # -- inside
 
     def _begin(self, handle: SubmissionHandle, *, fresh: bool) -> None:
         def begin() -> None:
-            self._handles.setdefault(handle.number, []).append(handle)
+            self.handles.setdefault(handle.number, []).append(handle)
             handle.start(fresh=fresh)
 
         self.thread.post(begin)
 
     def _all_handles(self) -> list[SubmissionHandle]:
-        return [handle for handles in self._handles.values() for handle in handles]
+        return [handle for handles in self.handles.values() for handle in handles]
 
     def _flush(self, timeout_s: float) -> None:
         end_s = machine.monotonic() + timeout_s

@@ -456,7 +456,7 @@ class ReadFragments:
         self._deliver = deliver
         self._read_tail = read_tail
         self._fail = fail
-        self._authenticity = authenticity
+        self.authenticity = authenticity
         self._waiting: deque[_Arrival] = deque()
         self._stories = Stories(loop)
         self._stopped = False
@@ -474,7 +474,7 @@ class ReadFragments:
                 return
             arrival = _Arrival(one.number, one.fragment)
             self._waiting.append(arrival)
-            if (one.is_believed or self._authenticity is None) and not one.fragment.row:
+            if (one.is_believed or self.authenticity is None) and not one.fragment.row:
                 arrival.outcomes = one.fragment.outcomes
             else:
                 self._stories.begin(self._learn(arrival, one))
@@ -515,7 +515,7 @@ class ReadFragments:
 
     def _doubt(self, one: Read) -> Story[str]:
         """Returns why a fragment is not to be believed, "" if it is."""
-        authenticity = self._authenticity
+        authenticity = self.authenticity
         if one.is_believed or authenticity is None:
             return ""
         about = self._submission, one.fragment, one.zxid, one.data
@@ -548,4 +548,4 @@ class ReadFragments:
     def _is_named(self, row: str, data: bytes) -> bool:
         """Returns whether the row matches its name. Rows of older releases have other names, which are accepted if nothing is signed."""
         digest = named_digest(row)
-        return hashlib.sha256(data).hexdigest() == digest if digest is not None else self._authenticity is None
+        return hashlib.sha256(data).hexdigest() == digest if digest is not None else self.authenticity is None

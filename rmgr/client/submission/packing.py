@@ -116,18 +116,18 @@ class Buffer:
         self.next_index = next_index
         self.bytes = 0
         self.tasks = 0
-        self._batches: deque[Batch] = deque()
+        self.batches: deque[Batch] = deque()
 
     def add(self, spec: TaskSpec, payloads: list[bytes], *, solid: bool = False, row: str = "") -> int:
         """Appends tasks; returns the index of the first. Cost: O(len(payloads))."""
         first = self.next_index
         if not payloads:
             return first
-        last = self._batches[-1] if self._batches else None
+        last = self.batches[-1] if self.batches else None
         if last is not None and last.spec == spec and not (solid or row or last.solid or last.row):
             last.payloads += payloads
         else:
-            self._batches.append(Batch(spec, first, payloads, solid, row))
+            self.batches.append(Batch(spec, first, payloads, solid, row))
         self.next_index += len(payloads)
         self.tasks += len(payloads)
         self.bytes += sum(map(len, payloads))
@@ -136,11 +136,11 @@ class Buffer:
     @property
     def begins_keyed(self) -> bool:
         """The next tasks have keys."""
-        return bool(self._batches) and self._batches[0].spec.keyed
+        return bool(self.batches) and self.batches[0].spec.keyed
 
     def clear(self) -> None:
         """Forgets what was not taken; its indices are free again."""
-        self._batches.clear()
+        self.batches.clear()
         self.next_index -= self.tasks
         self.tasks = self.bytes = 0
 
@@ -148,8 +148,8 @@ class Buffer:
         """The next blocks, as many as fit one multi; they leave the buffer. Cost: O(tasks taken)."""
         blocks: list[Packed] = []
         room, in_rows = max_bytes, 0
-        while self._batches and len(blocks) < max_blocks:
-            batch = self._batches[0]
+        while self.batches and len(blocks) < max_blocks:
+            batch = self.batches[0]
             block, size = _next_block(batch, self._most)
             if blocks and (size > room or in_rows > MAX_ROUND_BYTES):
                 break
@@ -161,7 +161,7 @@ class Buffer:
             self.bytes -= bytes_taken
             in_rows += bytes_taken if block.to_row else 0
             if batch.taken == len(batch.payloads):
-                self._batches.popleft()
+                self.batches.popleft()
             elif block.to_row or batch.taken > max(_FORGET, len(batch.payloads) // 2):
                 batch.forget()
         return blocks

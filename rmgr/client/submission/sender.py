@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Goal for the time that claiming the output keys of one round takes (s): nodes run tasks of one round while the next is claimed.
-_CLAIM_S = 0.2
+CLAIM_S = 0.2
 #: The first and the longest pause before the store is asked again (s).
 _PAUSES_S = 0.05, 1.0
 #: How long a claim beside a HAND waits for an answer of a store that needs no thread, and the pause before it is tried again (s).
@@ -79,7 +79,7 @@ class Sender:
         self._round: Round | None = None
         self._rounds = 0
         self._seal: Seal | None = None
-        self._claimed_blocks = 1  #: blocks of keyed tasks in a round: as many as are claimed in about `_CLAIM_S`
+        self._claimed_blocks = 1  #: blocks of keyed tasks in a round: as many as are claimed in about `CLAIM_S`
 
     @property
     def sent(self) -> int:
@@ -192,9 +192,9 @@ class Sender:
         current.refused, took_s = yield from self._sure(lambda: self._loop.io(work), asked)
         if current.refused:
             current.growth = None  # it must be made without the refused tasks
-        if took_s < _CLAIM_S / 2:
+        if took_s < CLAIM_S / 2:
             self._claimed_blocks = min(MOST_BLOCKS, 2 * self._claimed_blocks)
-        elif took_s > 2 * _CLAIM_S:
+        elif took_s > 2 * CLAIM_S:
             self._claimed_blocks = max(1, self._claimed_blocks // 2)
 
     def _is_alone(self, current: Round) -> bool:

@@ -145,7 +145,7 @@ class Ledger:
 
     def __init__(self, *, most_waiting: int = 100, per_user: int = 50, kept_bytes: int = KEPT_BYTES) -> None:
         self._most_waiting, self._per_user, self._kept_bytes = most_waiting, per_user, kept_bytes
-        self._users: dict[str, dict[str, _Client]] = {}
+        self.users: dict[str, dict[str, _Client]] = {}
         self._waiting: dict[CallId, _Entry] = {}  # FETCHING and WAITING, in order of arrival
         self._running: dict[CallId, _Entry] = {}  # CLOSED ones too, until they have ended
         self._starts = 0
@@ -281,11 +281,11 @@ class Ledger:
                 self._lose(call)
         if now_us - self._looked_us >= ABSENT_US:
             self._looked_us = now_us
-            for user, clients in list(self._users.items()):
+            for user, clients in list(self.users.items()):
                 for guid in [guid for guid, client in clients.items() if _is_idle(client) and now_us - client.heard_us >= FORGOTTEN_US]:
                     del clients[guid]
                 if not clients:
-                    del self._users[user]
+                    del self.users[user]
                     self._turns.pop(user, None)
 
     # -- parts ----------------------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ class Ledger:
         return Fetch()
 
     def _client(self, call: CallId, now_us: int) -> _Client:
-        clients = self._users.setdefault(call.user, {})
+        clients = self.users.setdefault(call.user, {})
         client = clients.get(call.guid)
         if client is None:
             if len(clients) >= MOST_CLIENTS:
@@ -321,7 +321,7 @@ class Ledger:
         return client
 
     def _entry_of(self, call: CallId) -> _Entry | None:
-        client = self._users.get(call.user, {}).get(call.guid)
+        client = self.users.get(call.user, {}).get(call.guid)
         return None if client is None else client.entries.get(call.number)
 
     def _close_below(self, call: CallId, client: _Client, lowest: int) -> None:

@@ -243,7 +243,7 @@ class LeaderAnswering:
         Raises Unavailable.
         """
         _required(self._watchdog)
-        claimed = self._read_claimed()
+        claimed = self.read_claimed()
         try:
             facts = self._in_loop(lambda leader: leader.snapshot(), machine.monotonic() + MEASURED_S)
         except FutureTimeout:
@@ -261,7 +261,7 @@ class LeaderAnswering:
         """Raises Unavailable if this WatchDog does not lead, or if ZooKeeper does not answer."""
         end_s = machine.monotonic() + ANSWER_S
         _required(self._watchdog)
-        claimed = self._read_claimed()
+        claimed = self.read_claimed()
         try:
             self._coordinator.sync(timeout_s=ANSWER_S).result(ANSWER_S + 1.0)
             while not self._in_loop(lambda leader: leader.hurry(), end_s) and machine.monotonic() < end_s:
@@ -277,7 +277,7 @@ class LeaderAnswering:
         answer: T = self._watchdog.call(lambda: what(_required(self._watchdog))).result(max(0.1, end_s - machine.monotonic()))
         return answer
 
-    def _read_claimed(self) -> tuple[BlockOnNode, ...]:
+    def read_claimed(self) -> tuple[BlockOnNode, ...]:
         """Returns claimed blocks. Callers that arrive during a read wait for the next one and share it."""
         asked_s = machine.monotonic()
         with self._lock:

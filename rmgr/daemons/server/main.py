@@ -45,11 +45,11 @@ __all__ = ["run"]
 #: Longest turn of the loop before the process ends itself.
 STALL_S = 30.0
 #: Time limit for importing the modules of all functions, and measuring the speed.
-_LOOK_S = 120.0
+LOOK_S = 120.0
 #: At the end: time for the streams to end in good order.
 _GOODBYE_S = 2.0
 #: Time from the end of the grace until the process has ended: slots are killed, streams end.
-_CLOSE_S = 10.0
+CLOSE_S = 10.0
 #: For libraries that would use all cores: a slot is one core.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _SHIPPED = home.source("rmgr.runner.python.shipped").with_suffix(".toml")
@@ -145,11 +145,11 @@ def _found(python: str, question: served.Question) -> served.Found:
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(home.ROOT), environ.get("PYTHONPATH", ""))))
     argv = [python or home.PYTHON, "-P", "-m", "rmgr.runner.python.served", msgspec.json.encode(question).decode()]
     try:
-        ended = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env=environ, timeout=_LOOK_S, check=False)
+        ended = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env=environ, timeout=LOOK_S, check=False)
     except OSError as error:
         raise ConfigError(f"the interpreter {argv[0]} cannot be started: {error.strerror}", hint="--python PATH") from None
     except subprocess.TimeoutExpired:
-        what = f"importing the functions, and measuring the speed, took more than {format_duration(_LOOK_S)}"
+        what = f"importing the functions, and measuring the speed, took more than {format_duration(LOOK_S)}"
         raise ConfigError(what, hint="--speed MOPS") from None
     try:
         return served.found_of(ended.stdout.splitlines()[-1])
@@ -208,7 +208,7 @@ def _lived(
     def progress() -> None:
         guard.progress()
         if server.is_leaving:
-            notifier.stopping(within_s=own.stop_grace_s + _CLOSE_S)
+            notifier.stopping(within_s=own.stop_grace_s + CLOSE_S)
         if notifier.is_on:
             notifier.tell(f"{counted(server.gateways, 'gateway')}; {server.running} running, {server.waiting} waiting")
 

@@ -45,7 +45,7 @@ _TTL_S = 2 * 86_400.0
 #: More than a user can write within a day: a row with more was not written by a daemon.
 _MOST = 1 << 62
 #: 24 hours of 10,000 users take a fifth of it.
-_MOST_ROW_BYTES = 32 * 2**20
+MOST_ROW_BYTES = 32 * 2**20
 
 
 class SecretKeeper:
@@ -301,7 +301,7 @@ class WrittenKeeper:
 
     def _load(self) -> None:
         try:
-            found = row_of(self._store, self._row, _MOST_ROW_BYTES, timeout_s=_STORE_S)
+            found = row_of(self._store, self._row, MOST_ROW_BYTES, timeout_s=_STORE_S)
             row = decode_written(found) if found is not None else None
         except DataLost as error:
             self._log.warning("written_unreadable", row=self._row, error=str(error)[:200])

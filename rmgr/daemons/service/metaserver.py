@@ -120,7 +120,7 @@ class Metaserver:
         self._lines, self._about = lines, dict(about or {})
         self._failed = failed
         self._lock = threading.Lock()
-        self._state = ClusterState()
+        self.state = ClusterState()
         self._book = ServerBook()
         self._recorder: Recorder | None = None
         self._unlogged = self._logged_us = 0
@@ -128,7 +128,7 @@ class Metaserver:
         self._now_us = 0
         self._bench: tuple[int, str] | None = None  # until when RR picks, and why
         self._spec = pipeline or default_pipeline()
-        self._stage = stage_for_calls(self._spec.tables(), CALLS)
+        self.stage = stage_for_calls(self._spec.tables(), CALLS)
         self._instead = Stage(call_policy_named(INSTEAD), (CALLS,))
 
     def set_pipeline(self, pipeline: PipelineSpec) -> bool:
@@ -137,7 +137,7 @@ class Metaserver:
         with self._lock:
             if (pipeline.document, pipeline.name) == (self._spec.document, self._spec.name):
                 return False
-            self._spec, self._stage, self._bench = pipeline, stage, None
+            self._spec, self.stage, self._bench = pipeline, stage, None
             self._reset_for_policy()
             return True
 
@@ -203,9 +203,9 @@ class Metaserver:
             self._tell("call_submitted", call)
             plan = self._run_pass(now_us)
             sent = next((one for one in plan.decisions if isinstance(one, Send)), None)
-            option = self._option(self._state, call, sent.to, now_us) if sent is not None else None
+            option = self._option(self.state, call, sent.to, now_us) if sent is not None else None
             for decision in plan.decisions:
-                self._state.carried_out(decision, now_us)
+                self.state.carried_out(decision, now_us)
             if sent is None or option is None:
                 self._tell("call_left", call.id, CALLS)
                 why = plan.left.get(call.id)
@@ -262,13 +262,13 @@ class Metaserver:
             self._reset_for_policy()
         while True:
             stage = self._current_stage(now_us)
-            plan = run_pass(self._state, frozenset({Cause.CALL_SUBMITTED}), now=now_us, seed=_SEED, pipeline=(stage,))
+            plan = run_pass(self.state, frozenset({Cause.CALL_SUBMITTED}), now=now_us, seed=_SEED, pipeline=(stage,))
             if not plan.faults:
                 if self._recorder is not None:
                     self._recorder.passed(now_us, frozenset({Cause.CALL_SUBMITTED}), plan)
                 return plan
             fault = plan.faults[0]
-            name = self._spec.name if stage is self._stage else INSTEAD
+            name = self._spec.name if stage is self.stage else INSTEAD
             error = fault.error[:_MOST_CHARACTERS]
             self._failed(name, error)
             if stage is self._instead:
@@ -277,16 +277,16 @@ class Metaserver:
             self._reset_for_policy()
 
     def _current_stage(self, now_us: int) -> Stage:
-        return self._stage if self._bench is None or now_us >= self._bench[0] else self._instead
+        return self.stage if self._bench is None or now_us >= self._bench[0] else self._instead
 
     def _policy_name(self, now_us: int) -> str:
-        return self._spec.name if self._current_stage(now_us) is self._stage else f"{INSTEAD} instead of {self._spec.name}"
+        return self._spec.name if self._current_stage(now_us) is self.stage else f"{INSTEAD} instead of {self._spec.name}"
 
     def _explained_pick(
         self, request: PickRequest, able: Mapping[str, tuple[Life, float]], notes: Mapping[str, str], found: Pick, now_us: int
     ) -> Pick:
         """Returns all terms, and the pick that would be made, computed on a copy of the state."""
-        state = ClusterState.restored(self._state.snapshot())
+        state = ClusterState.restored(self.state.snapshot())
         terms = {name: TermView(server=name, note=note) for name, note in notes.items()}
         for one, rate in able.values():
             state.server_changed(one.record(request.gateway, rate))
@@ -339,7 +339,7 @@ class Metaserver:
 
     @property
     def _servers(self) -> Mapping[str, Server]:
-        part = self._state.partitions.get(CALLS)
+        part = self.state.partitions.get(CALLS)
         return {} if part is None else part.servers
 
     def _call(self, request: PickRequest, excluded: Collection[str], now_us: int) -> Call:
@@ -351,7 +351,7 @@ class Metaserver:
             self._tell("server_changed", record)
 
     def _tell(self, fact: str, *arguments: Any) -> None:
-        getattr(self._state, fact)(*arguments)
+        getattr(self.state, fact)(*arguments)
         if self._recorder is not None:
             self._recorder.told(self._now_us, fact, arguments, {})
 
@@ -387,7 +387,7 @@ class Metaserver:
             policy, parameters = table["policy"], {name: str(value) for name, value in table.get("parameters", {}).items()}
         self._lines.begin()
         self._recorder = Recorder(self._lines.write, policy=policy, parameters=parameters, about={**self._about, **lost})
-        self._recorder.begin(self._state, seed=_SEED, half_life_us=0)
+        self._recorder.begin(self.state, seed=_SEED, half_life_us=0)
 
     def _end_log(self, now_us: int) -> None:
         if self._recorder is not None:
@@ -398,12 +398,12 @@ class Metaserver:
         """Prepares for another policy: drops notes, counts calls sent since the last measurements as `sent`, begins another log."""
         is_logged = self._recorder is not None
         self._end_log(self._now())
-        self._state = ClusterState.restored(replace(self._state.snapshot(), notes=()))
+        self.state = ClusterState.restored(replace(self.state.snapshot(), notes=()))
         for name, known in list(self._servers.items()):
             one = self._book.find(name, known.life)
             if one is not None and one.load is not None:
                 one.sent_before = len(one.sent_us)
-                self._state.server_changed(known._replace(sent=one.sent_before))
+                self.state.server_changed(known._replace(sent=one.sent_before))
         if is_logged:
             self._begin_log()
 

@@ -39,7 +39,7 @@ _DAEMONS_HERE = 10
 #: Longest duration of a connection (s), handshake included; most connections at once, one thread each.
 CONNECTION_S, MOST = 5.0, 16
 #: A younger connection does not make room for the next one.
-_YOUNG_S = 0.5
+YOUNG_S = 0.5
 #: Handshakes allowed to one address per second, and at once; all addresses together may have twice as many.
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 5.0, 30.0
 _PAUSE_S = 0.1
@@ -173,7 +173,7 @@ class _Server:
             if len(self._open) >= MOST:
                 oldest = next(iter(self._open))
                 since_s, sock = self._open[oldest]
-                if now_s - since_s < _YOUNG_S:
+                if now_s - since_s < YOUNG_S:
                     return False
                 del self._open[oldest]
                 _cut(sock)

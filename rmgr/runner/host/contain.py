@@ -132,11 +132,11 @@ def processor_seconds(leader: int, members: Iterable[int] = ()) -> tuple[float, 
     20 us a thread.
     """
     tree = _with_descendants(leader)
-    waited = [_waited_for_processor(pid) for pid in {*tree, *members}]
+    waited = [waited_for_processor(pid) for pid in {*tree, *members}]
     return sum(map(cpu_ticks, tree)) / _TICKS, sum(waited_ns for waited_ns, _ in waited) / 1e9, any(is_ready for _, is_ready in waited)
 
 
-def _waited_for_processor(pid: int) -> tuple[int, bool]:
+def waited_for_processor(pid: int) -> tuple[int, bool]:
     """Returns (ns for which its threads have waited for a processor, whether one of them waits for or has one)."""
     waited_ns, is_ready = 0, False
     with contextlib.suppress(OSError):

@@ -196,9 +196,9 @@ def _aligned(offset: int) -> int:
 
 
 def _punch(fd: int, start: int, length: int) -> bool:
-    if _fallocate is None or length <= 0:
+    if fallocate is None or length <= 0:
         return length <= 0
-    if _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, start, length) == 0:
+    if fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, start, length) == 0:
         return True
     # other errors (interrupted, disk in trouble) are tried again at the next tick
     return ctypes.get_errno() not in {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM}
@@ -215,4 +215,4 @@ def _load_fallocate() -> Callable[[int, int, int, int], int] | None:
     return function
 
 
-_fallocate = _load_fallocate()
+fallocate = _load_fallocate()

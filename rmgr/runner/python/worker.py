@@ -512,7 +512,7 @@ class WorkerProcess:
         size = len(end)
         if size > _DIRECT:
             self._flush()
-            self._send(_ends_header(1, size) + end)
+            self._send(ends_header(1, size) + end)
             return
         if self._size + size > RESULTS_BYTES - RESULTS_HEAD:
             self._flush()
@@ -531,7 +531,7 @@ class WorkerProcess:
             self._send(encode(Skipped(tuple(self._skipped))))
             self._skipped.clear()
         if self._count:
-            header = _ends_header(self._count, self._size)
+            header = ends_header(self._count, self._size)
             begin = PAGE + RESULTS_HEAD
             self._board.view[begin - len(header) : begin] = header
             self._send(self._board.view[begin - len(header) : begin + self._size])
@@ -644,7 +644,7 @@ def _end_of_child(error: BaseException) -> NoReturn:
     os._exit(status)
 
 
-def _ends_header(count: int, size: int) -> bytes:
+def ends_header(count: int, size: int) -> bytes:
     """Returns the frame header and the beginning of `TaskEnds` for `count` encoded ends of `size` bytes: [60, [..."""
     body = b"\x92\x3c\xdd" + count.to_bytes(4, "big")
     return (len(body) + size).to_bytes(4, "little") + body

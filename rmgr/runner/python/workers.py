@@ -77,24 +77,24 @@ class Workers:
         self._make_group = make_group
         self._poke_fd = poke_fd
         self._surprise = surprise
-        self._by_pid: dict[int, Watched] = {}
-        self._by_number: dict[int, Watched] = {}
+        self.by_pid: dict[int, Watched] = {}
+        self.by_number: dict[int, Watched] = {}
         self.lease_end_ns = 0
 
     def __len__(self) -> int:
-        return len(self._by_pid)
+        return len(self.by_pid)
 
     def __iter__(self) -> Iterator[Watched]:
-        return iter(list(self._by_pid.values()))
+        return iter(list(self.by_pid.values()))
 
     @property
     def pids(self) -> set[int]:
         """Pids of the workers themselves."""
-        return set(self._by_pid)
+        return set(self.by_pid)
 
     def get(self, number: int) -> Watched | None:
         """Returns a worker, None if it is dead."""
-        return self._by_number.get(number)
+        return self.by_number.get(number)
 
     # -- birth -------------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Workers:
             self._child(spec, ours, board, directory, group, parent)
         ours.close()
         watched = Watched(spec.worker, pid, board, directory, group, spec.memory_bytes, oom_kills())
-        self._by_pid[pid] = self._by_number[spec.worker] = watched
+        self.by_pid[pid] = self.by_number[spec.worker] = watched
         return WorkerForked(worker=spec.worker, pid=pid, directory=directory), [theirs.detach(), fd]
 
     def _child(
@@ -162,7 +162,7 @@ class Workers:
     def calm(self, now: int) -> bool:
         """Returns whether all workers can be looked at less often."""
         quiet = True
-        for watched in self._by_pid.values():
+        for watched in self.by_pid.values():
             board = watched.board
             if watched.stopping is not None:
                 quiet = False
@@ -274,17 +274,17 @@ class Workers:
     def set_lease(self, end_ns: int) -> None:
         """Sets the time until which exclusive tasks may run."""
         self.lease_end_ns = end_ns
-        for watched in self._by_pid.values():
+        for watched in self.by_pid.values():
             watched.board.lease_end_ns = end_ns
 
     # -- death -------------------------------------------------------------------------------------------------------
 
     def bury(self, pid: int, status: int, usage: resource.struct_rusage) -> tuple[Watched, WorkerGone] | None:
         """Explains the death of process `pid`; None if it is no worker. The caller ends what the worker left behind."""
-        watched = self._by_pid.pop(pid, None)
+        watched = self.by_pid.pop(pid, None)
         if watched is None:
             return None
-        del self._by_number[watched.number]
+        del self.by_number[watched.number]
         seq = watched.board.seq
         code, signum = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), 0)
         meant, reason, detail = seq, Reason.WORKER_LOST, ""

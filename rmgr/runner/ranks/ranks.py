@@ -148,7 +148,7 @@ def own_share(environ: Mapping[str, str], local: int) -> dict[str, str]:
     return found
 
 
-def _slurms(environ: Mapping[str, str], local: int) -> dict[str, str]:
+def slurm_variables(environ: Mapping[str, str], local: int) -> dict[str, str]:
     """Returns the Slurm variables that differ between ranks, for work that asked for them (`runner/host/slurm.py` has the others)."""
     total, node = environ.get("RMGR_NPROCS", "1"), environ.get("RMGR_NODE", "")
     nodes = environ.get("RMGR_NODELIST", "").split(",")
@@ -220,7 +220,7 @@ class Crew:
             environ = spec["environ"] | {"RMGR_RANK": str(number), "RMGR_LOCAL_RANK": str(local)}
             environ |= own_share(environ, local)
             if "RMGR_SLURM_ENV" in environ:
-                environ |= _slurms(environ, local)
+                environ |= slurm_variables(environ, local)
             if binding:
                 environ |= _bind_to_rank(binding, int(environ.get("RMGR_THREADS", "1")), local)
             source: int = subprocess.DEVNULL

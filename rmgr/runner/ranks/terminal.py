@@ -28,7 +28,7 @@ from rmgr.runner.ranks import ranks
 #: An additional kind of frame: lines and columns of the user's terminal.
 SIZE = 6
 #: Longest wait for the user, and time for the command to end after the user has left.
-_ARRIVE_S, _LEAVE_S = 60.0, 2.0
+ARRIVE_S, _LEAVE_S = 60.0, 2.0
 #: Most that one wait counts: the time for which a job of a gang is stopped between its turns must not count.
 _LOOK_S = 0.05
 _CHUNK = 64 * 1024
@@ -57,7 +57,7 @@ def serve(argv: Sequence[str]) -> int:
         return 2
     link = arrival(address(os.environ["RMGR_HOSTFILE"]))
     if link is None:
-        sys.stderr.write(f"rmgr: nobody came to the job's terminal within {format_duration(_ARRIVE_S)}\n")
+        sys.stderr.write(f"rmgr: nobody came to the job's terminal within {format_duration(ARRIVE_S)}\n")
         return 1
     return _Session(link, argv).run()
 
@@ -69,7 +69,7 @@ def arrival(name: str) -> socket.socket | None:
         door.bind(name)
         door.listen(4)
         door.settimeout(_LOOK_S)
-        while waited_s < _ARRIVE_S:
+        while waited_s < ARRIVE_S:
             begun_s = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 link, _ = door.accept()

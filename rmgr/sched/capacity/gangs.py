@@ -30,7 +30,7 @@ class Carousel:
     Every process that builds it from the same record gets the same slots. Cost: O(nodes of the tree).
     """
 
-    __slots__ = ("_loads", "leaves", "memory_share", "next_round", "origin_us", "rotation", "slot_us", "tree", "weights", "width")
+    __slots__ = ("leaves", "loads", "memory_share", "next_round", "origin_us", "rotation", "slot_us", "tree", "weights", "width")
 
     def __init__(self, gang: Gang, closed: frozenset[int] = frozenset()) -> None:
         """closed: leaves on which nothing new is placed."""
@@ -40,7 +40,7 @@ class Carousel:
         self.tree = Tree(gang.width, count, closed)
         self.rotation = Rotation(self.tree, Newcomers.NEXT_ROUND if gang.next_round else Newcomers.THIS_ROUND)
         self.rotation.now = gang.slot
-        self._loads: tuple[Loads, Loads] | None = None
+        self.loads: tuple[Loads, Loads] | None = None
         self.weights: dict[int, int] = {}
         for node, entries in gang.queues:
             queue = RunQueue()
@@ -59,7 +59,7 @@ class Carousel:
         new.slot_us, new.origin_us, new.tree, new.memory_share = self.slot_us, self.origin_us, self.tree, self.memory_share
         new.rotation, new.weights = self.rotation.copy(), dict(self.weights)
         entries, jobs = self._counted()  # a copy is made to place jobs: count once here, not in each copy
-        new._loads = entries.copy(), jobs.copy()
+        new.loads = entries.copy(), jobs.copy()
         return new
 
     @property
@@ -73,12 +73,12 @@ class Carousel:
         return self._counted()[1]
 
     def _counted(self) -> tuple[Loads, Loads]:
-        if self._loads is None:
-            self._loads = entries, jobs = Loads(self.tree), Loads(self.tree)
+        if self.loads is None:
+            self.loads = entries, jobs = Loads(self.tree), Loads(self.tree)
             for job_id, weight in self.weights.items():
                 entries.change(self.node_of(job_id), weight)
                 jobs.change(self.node_of(job_id), 1)
-        return self._loads
+        return self.loads
 
     def __contains__(self, job_id: int) -> bool:
         return job_id in self.weights
@@ -98,7 +98,7 @@ class Carousel:
     def add(self, job_id: int, node: int, weight: int, quanta: int = ENDLESS) -> None:
         """Puts the job into the queue of the tree node."""
         self.weights[job_id] = weight
-        if self._loads is not None:
+        if self.loads is not None:
             self.entries.change(node, weight)
             self.jobs.change(node, 1)
         self.rotation.home.setdefault(job_id, node)
@@ -110,7 +110,7 @@ class Carousel:
         self.rotation.remove(job_id)
         self.rotation.home.pop(job_id, None)
         weight = self.weights.pop(job_id)
-        if self._loads is not None:
+        if self.loads is not None:
             self.entries.change(node, -weight)
             self.jobs.change(node, -1)
 

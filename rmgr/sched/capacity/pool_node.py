@@ -130,7 +130,7 @@ class NodePool:
             return None
         while not fit.counts[fit.low]:
             fit.low += 1
-        return self._lowest(job, fit.counts, fit.low, exact=fit.shape == job.shape)
+        return self.lowest(job, fit.counts, fit.low, exact=fit.shape == job.shape)
 
     def claim(self, job: Job) -> Placement | None:
         """Picks and takes in one step."""
@@ -143,7 +143,7 @@ class NodePool:
         """Returns how many of the job's processes fit on each node now; read only. Cost: O(nodes changed since last asked)."""
         return self._counts(job.shape, self._fit(job.shape))
 
-    def _lowest(self, job: Job, counts: list[int], low: int, *, exact: bool) -> Placement:
+    def lowest(self, job: Job, counts: list[int], low: int, *, exact: bool) -> Placement:
         ids, shape, wanted = self._ids, job.shape, job.processes
         spans: list[Span] = []
         first = last = processes = -1
@@ -206,11 +206,11 @@ class NodePool:
 
     def take(self, job: Job, placement: Placement) -> None:
         """Takes what the job needs on these nodes."""
-        self._change(job, placement, -1)
+        self.change(job, placement, -1)
 
     def give(self, job: Job, placement: Placement) -> None:
         """Gives back what the job needs on these nodes."""
-        self._change(job, placement, 1)
+        self.change(job, placement, 1)
 
     def returns(self, job: Job, _placement: Placement) -> int:
         """Returns the cores that come back when the job ends."""
@@ -294,7 +294,7 @@ class NodePool:
         """Returns the positions of the placement's nodes."""
         return [self._at[node] for first, last, _ in placement for node in range(first, last + 1)]
 
-    def _change(self, job: Job, placement: Placement, sign: int) -> None:
+    def change(self, job: Job, placement: Placement, sign: int) -> None:
         threads, memory_bytes, special, exclusive, _ = job.shape
         log = self._log
         if len(log) > 8 * len(self._ids) + 1000:

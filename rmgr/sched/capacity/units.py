@@ -22,13 +22,13 @@ _NEVER = 1 << 100
 
 
 class UnitPool:
-    """Free nodes as ranges `_firsts[i].._lasts[i]`, ascending and never adjacent: `take` then `give` restores it exactly."""
+    """Free nodes as ranges `firsts[i]..lasts[i]`, ascending and never adjacent: `take` then `give` restores it exactly."""
 
-    __slots__ = ("_closed", "_firsts", "_lasts", "_node", "free", "total")
+    __slots__ = ("_closed", "_node", "firsts", "free", "lasts", "total")
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
+        self.firsts: list[int] = []
+        self.lasts: list[int] = []
         self._closed: set[int] = set()
         self._node: Node | None = None
         self.free = 0  #: open nodes that are free now
@@ -75,11 +75,11 @@ class UnitPool:
         wanted = job.processes
         if wanted > self.free:
             return None
-        first = self._firsts[0]
-        if self._lasts[0] - first >= wanted - 1:
+        first = self.firsts[0]
+        if self.lasts[0] - first >= wanted - 1:
             return ((first, first + wanted - 1, 1),)
         spans: list[Span] = []
-        for first, last in zip(self._firsts, self._lasts, strict=True):
+        for first, last in zip(self.firsts, self.lasts, strict=True):
             count = last - first + 1
             if count >= wanted:
                 spans.append((first, first + wanted - 1, 1))
@@ -93,7 +93,7 @@ class UnitPool:
         wanted = job.processes
         if wanted > self.free:
             return None
-        firsts, lasts = self._firsts, self._lasts
+        firsts, lasts = self.firsts, self.lasts
         first, last = firsts[0], lasts[0]
         if last - first >= wanted:  # usually: the first range is not used up
             firsts[0] = first + wanted
@@ -113,15 +113,15 @@ class UnitPool:
         """Whether these nodes exist, are free and are as many as the job needs: checks a placement made elsewhere."""
         count, after = 0, -1
         for first, last, processes in placement:
-            i = bisect_right(self._firsts, first) - 1
-            if processes != 1 or first <= after or last < first or i < 0 or last > self._lasts[i]:
+            i = bisect_right(self.firsts, first) - 1
+            if processes != 1 or first <= after or last < first or i < 0 or last > self.lasts[i]:
                 return False
             count, after = count + last - first + 1, last
         return count == job.processes
 
     def take(self, _job: Job, placement: Placement) -> None:
         """Takes free nodes (`pick` or `holds` must have said so). Skips closed nodes, which are not free even where a run continues."""
-        firsts, lasts = self._firsts, self._lasts
+        firsts, lasts = self.firsts, self.lasts
         if self._closed:
             placement = self._open_spans(placement)
         for first, last, _ in placement:
@@ -203,7 +203,7 @@ class UnitPool:
         return tuple(spans)
 
     def _give(self, first: int, last: int) -> None:
-        firsts, lasts = self._firsts, self._lasts
+        firsts, lasts = self.firsts, self.lasts
         self.free += last - first + 1
         i = bisect_right(firsts, first)
         joins_right = i < len(firsts) and firsts[i] == last + 1

@@ -81,7 +81,7 @@ class Migration:
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
         head = self._start_heads(draft)
-        while head is not None and self._make_room(draft, head):
+        while head is not None and self.make_room(draft, head):
             head = self._start_heads(draft)
         if head is None:
             return
@@ -102,9 +102,9 @@ class Migration:
                     return job
         return None
 
-    def _make_room(self, draft: Draft, head: Job) -> bool:
+    def make_room(self, draft: Draft, head: Job) -> bool:
         """Carries out step 2. Returns whether the head has started in place of followers."""
-        followers = self._followers_of(draft, head)
+        followers = self.followers_of(draft, head)
         if not followers or head.cpus > sum(run.job.cpus for run in followers) + draft.free_cores:
             return False
         anyone, passed = self.candidates is Candidates.ALL, followers
@@ -134,7 +134,7 @@ class Migration:
         caps = [cap for cap in (self.max_moves, job.max_moves) if cap and job.moves >= cap]
         return f"it is not moved again: that was done {counted(job.moves, 'time')}, and {min(caps)} is the most" if caps else ""
 
-    def _followers_of(self, draft: Draft, head: Job) -> list[Running]:
+    def followers_of(self, draft: Draft, head: Job) -> list[Running]:
         """Returns the followers, the latest start first. followers=head: First-Fit started them while the head waited ahead of them."""
         any_head = self.followers is Followers.ANY
         # nothing records since when a dependent job waits only for nodes

@@ -447,7 +447,7 @@ class ClusterState:
     def _depend(self, part: Partition, job: Job) -> None:
         for before in dict.fromkeys(job.after):
             self._dependents.setdefault(before, []).append(job)
-        part.set_depends(job, self._waits_on(job))
+        part.set_depends(job, self.waits_on(job))
 
     def _independent(self, job: Job) -> None:
         for before in dict.fromkeys(job.after):
@@ -460,9 +460,9 @@ class ClusterState:
     def _settle(self, job_id: int) -> None:
         """Updates jobs that depend on this job, which has come or left: orders show them or not."""
         for job in self._dependents[job_id]:
-            self.partitions[job.partition].set_depends(job, self._waits_on(job))
+            self.partitions[job.partition].set_depends(job, self.waits_on(job))
 
-    def _waits_on(self, job: Job) -> Why | None:
+    def waits_on(self, job: Job) -> Why | None:
         there = [before for before in job.after if self._is_there(before)]
         return Why("after", "starts after job {}", (", ".join(map(str, there)),)) if there else None
 

@@ -179,7 +179,7 @@ class Partition:
 
     def add_job(self, job: Job) -> None:
         self.jobs[job.id] = job
-        why = self._never(job) if self.limits is not None or not self.pool.feasible(job) else None
+        why = self.why_never(job) if self.limits is not None or not self.pool.feasible(job) else None
         if why is not None:
             self.infeasible[job.id] = job
             self.aside[job.id] = why
@@ -399,7 +399,7 @@ class Partition:
         """Cost: O(waiting)."""
         self.limits = limits
         for job in list(self.jobs.values()):
-            if job.id in self.infeasible or self._never(job) is not None:
+            if job.id in self.infeasible or self.why_never(job) is not None:
                 self.reconsider(job)
 
     def set_windows(self, windows: dict[int, Maintenance]) -> None:
@@ -444,7 +444,7 @@ class Partition:
         at = bisect_left(self.endings, (run.end_us, run_id))
         self.endings[at] = (run.end_us, run_id, self.returns(run))
 
-    def _never(self, job: Job) -> Why | None:
+    def why_never(self, job: Job) -> Why | None:
         """Returns why the job can never run here as it is, or None."""
         if not self.pool.feasible(job):
             for name, count in job.resources:

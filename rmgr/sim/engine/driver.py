@@ -52,7 +52,7 @@ _REPORT_EVERY = 1024
 #: Decisions after which another pass may find something new.
 _MOVING = frozenset({Start, Migrate, Preempt, Suspend, Resume, Reject, Route, ReleaseHold})
 #: Limit of passes in a row that changed nothing and were requested almost at once: beyond it, time stands still.
-_MOST_IDLE, _AT_ONCE_US = 10_000, 1000
+MOST_IDLE, _AT_ONCE_US = 10_000, 1000
 _SHOWN = 3
 #: Limit of requested passes in a row that started nothing while nothing runs and nothing else is to come.
 MOST_FRUITLESS = 10_000
@@ -98,7 +98,7 @@ class _Run:
         self._tick_us = -1  # multiple of the tick at which a pass is due
         self._timers = count()
         self._fruitless = 0  # such passes in a row, see MOST_FRUITLESS
-        self._idle = 0  # such passes in a row, see _MOST_IDLE
+        self._idle = 0  # such passes in a row, see MOST_IDLE
         self._report_at = self._world.open - _REPORT_EVERY
         self._faults: Counter[str] = Counter()
         self._plan = Plan()
@@ -194,10 +194,10 @@ class _Run:
 
     def _check_hope(self) -> None:
         self._idle += 1
-        if self._idle > _MOST_IDLE:
+        if self._idle > MOST_IDLE:
             raise RmgrError(
                 f"policy {self._setting.policy} asks again and again for passes in which nothing starts: "
-                f"{_MOST_IDLE:,} until {self._kernel.now_us} us",
+                f"{MOST_IDLE:,} until {self._kernel.now_us} us",
                 hint="draft.wake_at is for a time at which something can start; every end and arrival is a pass of its own",
             )
 

@@ -52,7 +52,7 @@ LAWS: Mapping[str, str] = {
     "permission": "nothing starts before its submit, begin time or dependencies, on a closed node, into a window or over a limit",
     "served": "every job has its turn where what arrives is finite",
 }
-_TRIED = frozenset(LAWS)
+TRIED = frozenset(LAWS)
 #: Returns new objects of the same pipeline at each call.
 Make: TypeAlias = Callable[[], tuple[Stage, ...]]
 #: This law is tried on worlds of its own (`starved`).
@@ -99,7 +99,7 @@ class Tried:
 
 
 def tried(
-    world: SmallWorld, make: Make, *, laws: Collection[str] = _TRIED, budget: Budget | None = None, most_passes: int = MOST_PASSES
+    world: SmallWorld, make: Make, *, laws: Collection[str] = TRIED, budget: Budget | None = None, most_passes: int = MOST_PASSES
 ) -> Tried:
     """Runs the pipeline through the world and checks every pass until a law breaks. Cost: about six passes for each pass checked."""
     drive = Drive(world, make(), budget=budget or Budget(0))

@@ -363,7 +363,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(live: DevCluster, tm
         import time
         from rmgr import TaskQueue
         import rmgr.client.progress as progress
-        progress._LINE_S = 0.2
+        progress.LINE_S = 0.2
         with TaskQueue(time.sleep, name="naps") as queue:
             queue.map(None, [0.3] * 12)
             print(queue.wait_all(progress=True).counts["COMPLETED"])

@@ -180,7 +180,7 @@ def test_the_connection_comes_back_when_its_thread_died(proxied: tuple[ZkCoordin
     def fail(*_args: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(coord._link._connection, "_read_frames", fail)
+    monkeypatch.setattr(coord.link._connection, "_read_frames", fail)
     monkeypatch.setattr(threading, "excepthook", lambda _args: None)  # the thread dies on purpose
     assert isinstance(coord.commit(enqueue(1), timeout_s=60).result(70), Committed)
     states.wait(CONNECTED)

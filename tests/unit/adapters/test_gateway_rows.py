@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.gateway.rows import _row_messages
+from rmgr.adapters.gateway.rows import row_messages
 from rmgr.adapters.gateway.store import MESSAGE_BYTES
 from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.v1 import gateway_pb2 as pb
@@ -35,7 +35,7 @@ class Weighed(MemoryStore):
 
 def read(store: Weighed, keys: Sequence[str]) -> dict[str, bytes]:
     call: Any = SimpleNamespace(store=store, person=ANYBODY, left_s=lambda: 30.0, read=lambda _: None)
-    messages = list(OpenRows()._get_many(pb.KeysRequest(keys=keys), call))
+    messages = list(OpenRows().get_many(pb.KeysRequest(keys=keys), call))
     assert max((message.ByteSize() for message in messages), default=0) <= 1.1 * MESSAGE_BYTES
     return {row.key: row.data for message in messages for row in message.rows if not row.large}
 
@@ -66,7 +66,7 @@ def test_what_is_sent_is_held_here_no_more() -> None:
     for number in range(8):
         store.put(f"name/{number}", bytes(size))
     found = store.get_noted_many([f"name/{number}" for number in range(8)], largest=size)
-    messages = _row_messages(found)
+    messages = row_messages(found)
     message = next(messages)
     assert (len(message.rows), len(found)) == (3, 5)
     assert sys.getrefcount(message) == 2, "it is nobody's but its taker's"

@@ -142,7 +142,7 @@ def test_what_was_written_is_recalled_by_the_gateway_that_follows(monkeypatch: p
     third, keeper = gateway()
     assert third.used("ann")["store_bytes"] == 40  # the rest is of yesterday
     keeper.close()
-    monkeypatch.setattr("rmgr.daemons.service.keepers._MOST_ROW_BYTES", 10_000)
+    monkeypatch.setattr("rmgr.daemons.service.keepers.MOST_ROW_BYTES", 10_000)
     good = store.get("use/g:1")
     assert good is not None
     for junk in (
@@ -207,7 +207,7 @@ def test_handshakes_have_a_rate_for_each_address_and_one_for_all() -> None:
     assert pace.may("c")
     for number in range(5000):
         pace.may(f"x{number}")
-    assert len(pace._of) <= 1024
+    assert len(pace.left) <= 1024
     clock.now_s += 1000
     assert [pace.may("a") for _ in range(30)].count(True) == 20
 

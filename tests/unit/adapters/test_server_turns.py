@@ -165,9 +165,7 @@ def test_a_turn_that_garbage_collection_ends_while_another_is_given_is_given_bac
 @settings(max_examples=15, deadline=None)
 @given(
     asked=st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from((0.0, 0.001, 0.003)), st.booleans()), min_size=1, max_size=60),
-    at_once=st.integers(1, 5),
-    of_one=st.integers(1, 5),
-    most=st.integers(1, 20),
+    at_once=st.integers(1, 5), of_one=st.integers(1, 5), most=st.integers(1, 20),
 )
 def test_whatever_is_asked_no_more_are_let_through_and_nothing_is_left(
     asked: list[tuple[str, float, bool]], at_once: int, of_one: int, most: int

@@ -49,7 +49,7 @@ def test_a_trace_is_simulated_instead(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_many_jobs_are_measured_in_processes_whose_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_sched, "_LARGE_POLICIES", ("easy",))
+    monkeypatch.setattr(bench_sched, "LARGE_POLICIES", ("easy",))
     large = MeasuringPlan(large=True, scale=0.0002)
     rows = [*bench_sched.sim(large), *bench_sched.passes(large)]
     assert [row.what.partition(", ")[0] for row in rows] == ["easy", "easy pass"]

@@ -58,13 +58,8 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 
 @pytest.fixture
-def shell(store: SqliteStore, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    for name in [name for name in os.environ if name.startswith("RMGR_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return Shell(tmp_path / "store.db", capfdbinary, monkeypatch)
+def shell(store: SqliteStore, bare_home: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    return Shell(bare_home / "store.db", capfdbinary, monkeypatch)
 
 
 def test_bytes_from_a_file_come_back_as_they_were(shell: Shell, tmp_path: Path) -> None:
@@ -108,11 +103,7 @@ def test_ls_lists_keys_in_order_and_by_prefix(shell: Shell, store: SqliteStore) 
     assert shell("ls", "out/", "--after", "out/2").decode().split() == ["out/3", "out/4"]
     assert shell("ls", "nothing") == b""
     assert shell("ls", "-l", "out/").decode().splitlines() == [
-        "SIZE  KIND    KEY",
-        "   5  bytes   out/1",
-        "   5  bytes   out/2",
-        "   4  python  out/3",
-        "      output  out/4",
+        "SIZE  KIND    KEY", "   5  bytes   out/1", "   5  bytes   out/2", "   4  python  out/3", "      output  out/4"
     ]
 
 

@@ -15,7 +15,7 @@ import pytest
 import rmgr
 from rmgr import errors
 from rmgr.cli.display import columns
-from rmgr.cli.main import _BELOW, cli, load
+from rmgr.cli.main import BELOW, cli, load
 from rmgr.sim.runs.output import COLUMNS as JOB_COLUMNS
 from tests import places
 from tests.places import ROOT
@@ -69,7 +69,7 @@ def walk(command: click.Command, name: str, context: click.Context) -> Iterator[
 
 @cache
 def parsed() -> dict[str, click.Command]:
-    below = {" ".join(words): load(where) for words, where in _BELOW.items()}
+    below = {" ".join(words): load(where) for words, where in BELOW.items()}
     return dict(walk(cli, "", click.Context(cli, info_name="rmgr"))) | below
 
 

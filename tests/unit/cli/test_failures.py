@@ -19,7 +19,7 @@ from rmgr.cli.display.shapes import LINE_BYTES, Failure, cell, harmless, of_job,
 from rmgr.cli.listing import show
 from rmgr.cli.listing.show import BadEnds, told
 from rmgr.cli.main import run
-from rmgr.cli.submit.rerun import _check_numbers
+from rmgr.cli.submit.rerun import check_numbers
 from rmgr.cli.waiting import FollowedEnd
 from rmgr.client.commands.request import array_of, lines_of
 from rmgr.errors import DataLost, RequestTooLarge
@@ -43,14 +43,8 @@ def a_failure(**fields: Any) -> Failure:
 
 
 STARVED = a_failure(
-    reason=Reason.OUT_OF_MEMORY,
-    exit_code=137,
-    nodes={"n1": 1},
-    task="22_0",
-    error="over its 50M (peak 52M)",
-    started_us=1_000_000,
-    ended_us=1_100_000,
-    max_rss_kib=52 * 1024,
+    reason=Reason.OUT_OF_MEMORY, exit_code=137, nodes={"n1": 1}, task="22_0", error="over its 50M (peak 52M)", started_us=1_000_000,
+    ended_us=1_100_000, max_rss_kib=52 * 1024,
 )
 WRONG = a_failure(stderr="ValueError: bad parameter 7", has_output=True)
 
@@ -223,13 +217,13 @@ SCATTERED = [at for at in range(9000) if at * at % 11 in {3, 4, 5}]
 def test_scattered_tasks_are_refused_with_a_first_part_that_fits() -> None:
     work = record("1000001-1009000")
     with pytest.raises(RequestTooLarge, match="the numbers of these 4,908 tasks are too scattered") as told:
-        _check_numbers(work, SCATTERED, " --failed")
+        check_numbers(work, SCATTERED, " --failed")
     first, last = map(int, re.findall(r"rmgr rerun 42 --failed --tasks (\d+)-(\d+); then those behind", told.value.hint)[0])
     part = [at for at in SCATTERED if first <= at + 1_000_001 <= last]
     assert len(part) > 500
-    _check_numbers(work, part, " --failed")
+    check_numbers(work, part, " --failed")
     with pytest.raises(RequestTooLarge):
-        _check_numbers(work, SCATTERED[: len(part) + 3], " --failed")
+        check_numbers(work, SCATTERED[: len(part) + 3], " --failed")
 
 
 @pytest.mark.parametrize(
@@ -237,11 +231,11 @@ def test_scattered_tasks_are_refused_with_a_first_part_that_fits() -> None:
     [("1-9000", list(range(9000))), ("1-9000", list(range(0, 9000, 7))), ("1-9000", SCATTERED[:100]), ("", [0]), ("1-3", [1])],
 )
 def test_what_can_be_said_in_few_numbers_is_not_refused(array: str, positions: list[int]) -> None:
-    _check_numbers(record(array), positions, "")
+    check_numbers(record(array), positions, "")
 
 
 def test_of_a_long_command_it_is_not_the_numbers_that_are_refused() -> None:
-    _check_numbers(record("1-9000", "x" * 20_000), SCATTERED, " --failed")
+    check_numbers(record("1-9000", "x" * 20_000), SCATTERED, " --failed")
 
 
 KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.RmgrError)}

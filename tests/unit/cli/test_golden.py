@@ -162,9 +162,7 @@ STATUS = StatusView(
     users={"ben": 2, "": 4, "ada": 14},
 )
 EXPLAIN = ExplainView(
-    id="1043",
-    state=State.HELD,
-    reason=Reason.DEPENDENCY,
+    id="1043", state=State.HELD, reason=Reason.DEPENDENCY,
     why=(WhyView(what="dependency", id="42", detail="waits for ok:42; it is RUNNING"),),
 )
 PLACED = JobView(
@@ -184,10 +182,7 @@ DOCUMENTS = {
     "show_task": shapes.shown_task(TASKS[1], RUNNING),
     "tasks": {"tasks": [shapes.task(task) for task in TASKS], "next": None},
     "nodes": {"nodes": [shapes.node(node) for node in NODES]},
-    "queues": {
-        "queues": [shapes.queue(queue) for queue in QUEUES],
-        "classes": [shapes.queue_class(queue) for queue in CLASSES],
-    },
+    "queues": {"queues": [shapes.queue(queue) for queue in QUEUES], "classes": [shapes.queue_class(queue) for queue in CLASSES]},
     "status": shapes.status(STATUS),
     "explain": shapes.explain(EXPLAIN),
     "explain_placed": shapes.explain(EXPLAIN_PLACED),

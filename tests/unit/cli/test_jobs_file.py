@@ -80,10 +80,7 @@ def test_json_lines_hold_the_same(tmp_path: Path) -> None:
     assert entries[1].needs == ((Condition.OK, 0),)
 
 
-@pytest.mark.parametrize(
-    ("text", "places"),
-    [('[[job]]\ncommand = "true"', 1), ('{"command": "true"}\n{"command": "true"}\n', 2)],
-)
+@pytest.mark.parametrize(("text", "places"), [('[[job]]\ncommand = "true"', 1), ('{"command": "true"}\n{"command": "true"}\n', 2)])
 def test_standard_input_may_be_either(monkeypatch: pytest.MonkeyPatch, text: str, places: int) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
     with submit.make_context("submit", ["--from", "-"], obj=Session()) as ctx:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,7 @@ WIDE, PAIR, LEFT, RIGHT = (job_id(number, 0) for number in (42, 43, 44, 45))
 def view(slot: int | None = 12) -> GangView:
     """One job on all four cores, one on the first two, one each on the third and the fourth."""
     record = GangRecord(
-        policy="dqt",
-        slot_us=500_000,
-        origin_us=0,
-        slot=10,
-        width=2,
-        leaves=(("n1", 2), ("n2", 1), ("n3", 1)),
+        policy="dqt", slot_us=500_000, origin_us=0, slot=10, width=2, leaves=(("n1", 2), ("n2", 1), ("n3", 1)),
         clock=GangClock(node="n2", incarnation=3, offset_us=17),
         queues=((0, ((WIDE, 1),)), (1, ((PAIR, 1),)), (5, ((LEFT, 1),)), (6, ((RIGHT, 2),))),
         attempts=((WIDE, 1, 4), (PAIR, 1, 0), (LEFT, 2, 0), (RIGHT, 1, 0)),
@@ -137,16 +131,8 @@ class Session:
 
 
 ENDED = JobView(
-    id=1,
-    user="ann",
-    name="j1",
-    queue="default",
-    state=State.COMPLETED,
-    submitted_us=1_000_000,
-    started_us=2_000_000,
-    ended_us=3_000_000,
-    tasks=1,
-    counts={"COMPLETED": 1},
+    id=1, user="ann", name="j1", queue="default", state=State.COMPLETED, submitted_us=1_000_000, started_us=2_000_000, ended_us=3_000_000,
+    tasks=1, counts={"COMPLETED": 1},
 )
 
 
@@ -163,12 +149,9 @@ def test_a_filter_that_no_job_passes_is_named() -> None:
 
 
 @pytest.fixture
-def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def history(bare_home: Path) -> Path:
     """A store with two submissions of ann and one of whoever runs this, which have ended; nothing else is configured."""
-    for name in [name for name in os.environ if name.startswith(("RMGR_", "XDG_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    path = tmp_path / "store.db"
+    path = bare_home / "store.db"
     with SqliteStore(path) as store:
         for number, user in ((1, "ann"), (5, "ann"), (3, getpass.getuser())):
             store.put_many(history_rows(msgspec.structs.replace(ENDED, id=number, user=user)))

@@ -200,7 +200,7 @@ def test_errors_have_their_code_and_exit_code(
         """Fails."""
         raise error
 
-    monkeypatch.setitem(main._COMMANDS, "fail", ("", ""))
+    monkeypatch.setitem(main.COMMANDS, "fail", ("", ""))
     monkeypatch.setattr(type(main.cli), "get_command", lambda *_: fail)
     got, out, err = run("fail", "--json", capsys=capsys)
     assert (got, err) == (exit_code, "")
@@ -222,7 +222,7 @@ def test_ends_that_are_no_errors(
         """Ends."""
         raise raised
 
-    monkeypatch.setitem(main._COMMANDS, "fail", ("", ""))
+    monkeypatch.setitem(main.COMMANDS, "fail", ("", ""))
     monkeypatch.setattr(type(main.cli), "get_command", lambda *_: fail)
     got, out, err = run("fail", capsys=capsys)
     assert (got, out) == (code, "")
@@ -276,17 +276,14 @@ def test_a_json_word_of_the_work_is_not_ours() -> None:
     assert not main.asked_for_json(["submit", "--", "x", "--json"])
 
 
-def test_nothing_configured_says_rmgr_dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("RMGR_ZK", "RMGR_STORE", "RMGR_GATEWAY", "RMGR_CONFIG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_nothing_configured_says_rmgr_dev(bare_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run("jobs", capsys=capsys)
     assert code == 5
     assert "rmgr dev" in err
     code, _, err = run("report", capsys=capsys)
     assert (code, "no cluster is configured" in err, "rmgr dev" in err) == (5, True, True)
-    (tmp_path / ".rmgr").mkdir()
-    (tmp_path / ".rmgr" / "dev.toml").write_text(f'[dev]\npids = [{os.getpid()}]\ndirectory = "/x"\n\n[cluster]\nzk = "127.0.0.1:1/x"\n')
+    (bare_home / ".rmgr").mkdir()
+    (bare_home / ".rmgr" / "dev.toml").write_text(f'[dev]\npids = [{os.getpid()}]\ndirectory = "/x"\n\n[cluster]\nzk = "127.0.0.1:1/x"\n')
     code, _, err = run("jobs", "--timeout", "0.2", capsys=capsys)
     assert (code, "it is that of your rmgr dev: rmgr dev status tells" in err) == (6, True)
 
@@ -320,7 +317,7 @@ def test_ctrl_c_while_modules_are_imported_prints_no_traceback() -> None:
     script = (
         "import signal, sys; from signal import SIGINT; sys.argv = [{name!r}]; signal.signal(SIGINT, signal.{before}); import rmgr.cli\n"
         "told = [signal.getsignal(SIGINT)]; from rmgr.cli import main\n"
-        "main._nothing_is_left = lambda: False; main.run = lambda _: told.append(signal.getsignal(SIGINT)) or 0\n"
+        "main.nothing_is_left = lambda: False; main.run = lambda _: told.append(signal.getsignal(SIGINT)) or 0\n"
         "try: main.main([])\nfinally: sys.exit(0 if told == [signal.{during}, signal.{after}] else 9)"
     )
     for name, *handlers in (
@@ -402,7 +399,7 @@ def test_ranks_start_with_little_of_the_standard_library() -> None:
 
 @pytest.mark.parametrize("role", sorted(SECTIONS["Daemons"]))
 def test_the_module_of_each_daemon_can_be_run(role: str) -> None:
-    assert callable(importlib.import_module(daemons._MODULES[role]).run)
+    assert callable(importlib.import_module(daemons.MODULES[role]).run)
 
 
 @pytest.mark.parametrize("waited", ["1.5s", "900ms", "1m30s"])

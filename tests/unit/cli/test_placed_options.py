@@ -55,9 +55,7 @@ def test_lines_of_a_script_are_the_same_options_and_the_command_line_wins(tmp_pa
 
 def test_requeue_and_gpus_are_other_names() -> None:
     assert [options(*words.split(), "--", "true").resubmit for words in ("--requeue", "--no-requeue", "--no-resubmit")] == [
-        True,
-        False,
-        False,
+        True, False, False
     ]
     assert options("--gpus", "1", "--resource", "licence=2", "--", "true").resources == (("licence", 2), ("gpu", 1))
     assert options("--gpus", "1", "--", "true").rigid is None

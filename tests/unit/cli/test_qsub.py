@@ -230,13 +230,13 @@ def test_an_array_that_may_not_run_again_is_none_there() -> None:
 
 def test_what_is_said_names_options_that_there_are() -> None:
     ours = {option for parameter in submit.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    tables = (qsub._RULES, qsub._RESOURCES, qsub._ATTRIBUTES, qsub._UNLIKE_DEPENDENCIES)
+    tables = (qsub.RULES, qsub.RESOURCES, qsub.ATTRIBUTES, qsub.UNLIKE_DEPENDENCIES)
     for told in [rule for table in tables for rule in table.values() if isinstance(rule, str)]:
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", told))
         assert named <= ours | {"--pty", "--help", "--zk"}, told
 
 
-_NAMES = [*sorted(qsub._RULES), *(f"-l {name}" for name in sorted(qsub._RESOURCES)), *(f"-W {name}" for name in sorted(qsub._ATTRIBUTES))]
+_NAMES = [*sorted(qsub.RULES), *(f"-l {name}" for name in sorted(qsub.RESOURCES)), *(f"-W {name}" for name in sorted(qsub.ATTRIBUTES))]
 
 
 @pytest.mark.parametrize("name", _NAMES)

@@ -129,9 +129,7 @@ def test_a_table_fits_the_terminal_and_the_reason_is_cut_last(monkeypatch: pytes
     reason = "RESOURCES: waits for four cores"
     names = ("JOBID", "NAME", "USER", "QUEUE", "STATE", "WHERE/WHY")
     row = {"JOBID": "42", "NAME": "n" * 60, "USER": "u" * 20, "QUEUE": "q" * 20, "STATE": "INITIAL", "WHERE/WHY": reason}
-    columns = [
-        Column(name=name, text=lambda item, name=name: item[name], is_id=name == "JOBID", state=name == "STATE") for name in names
-    ]
+    columns = [Column(name=name, text=lambda item, name=name: item[name], is_id=name == "JOBID", state=name == "STATE") for name in names]
     screen = Terminal()
     table([row], columns, Layout(), screen)
     lines = screen.getvalue().splitlines()
@@ -194,7 +192,7 @@ def test_a_bar_is_made_of_what_the_terminal_can_show(
     for name, value in ({"COLUMNS": "60", "TERM": "xterm"} | environment).items():
         monkeypatch.setenv(name, value)
     screen = Terminal()
-    for pause in ("_REDRAW_S", "_LINE_S"):
+    for pause in ("REDRAW_S", "LINE_S"):
         monkeypatch.setattr(f"rmgr.client.progress.{pause}", 0.0)
     with ProgressDisplay("x", stream=screen) as display:
         display.update(Counts(total=2, final=1))

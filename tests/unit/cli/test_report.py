@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -52,21 +51,8 @@ def a_job(number: int, user: str, begin: float, end: float, *, waited: float = 0
 
 JOBS = [
     a_job(
-        1,
-        "ann",
-        10,
-        12,
-        waited=0.5,
-        core_hours=8,
-        cores=2,
-        cpu_us=6 * HOUR,
-        account="physics",
-        queue="default",
-        state=State.FAILED,
-        tasks=2,
-        counts={"COMPLETED": 1, "FAILED": 1},
-        lost=1,
-        max_rss_kib=1000,
+        1, "ann", 10, 12, waited=0.5, core_hours=8, cores=2, cpu_us=6 * HOUR, account="physics", queue="default", state=State.FAILED,
+        tasks=2, counts={"COMPLETED": 1, "FAILED": 1}, lost=1, max_rss_kib=1000,
     ),
     a_job(2, "ben", 22, 28, waited=2, core_hours=24, processes=4, cpu_us=12 * HOUR, max_rss_kib=5000),  # over midnight
     a_job(3, "ann", 29, 29, waited=1, account="physics", state=State.CANCELLED, counts={"CANCELLED": 1}),
@@ -103,17 +89,14 @@ def fill(tmp_path: Path) -> Iterator[Callable[[list[JobView]], None]]:
 
 @pytest.fixture
 def shell(
-    fill: Callable[[list[JobView]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fill: Callable[[list[JobView]], None], bare_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Shell]:
-    for name in [name for name in os.environ if name.startswith("RMGR_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(command, "_cores", lambda _session: 8)
+    monkeypatch.setattr(command, "cluster_cores", lambda _session: 8)
     fill(JOBS)
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "UTC")
         time.tzset()
-        yield Shell(tmp_path / "store.db", capsys)
+        yield Shell(bare_home / "store.db", capsys)
     time.tzset()
 
 
@@ -202,7 +185,7 @@ def test_what_cannot_be_told_is_said(shell: Shell, tmp_path: Path, monkeypatch: 
     assert shell.json("--user", "zoe")["rows"] == []
     assert "did you mean 'user'" in shell.json("--by", "users", code=2)["error"]["hint"]
     assert "not before" in shell.json("--since", "1d", "--until", "2d", code=2)["error"]["message"]
-    monkeypatch.setattr(command, "_cores", lambda _session: 0)
+    monkeypatch.setattr(command, "cluster_cores", lambda _session: 0)
     told = shell.json()
     assert (told["cluster"], told["total"]["utilisation"]) == (None, None)
     away = Shell(tmp_path / "nowhere" / "store.db", shell.capture)
@@ -216,16 +199,8 @@ def test_days_and_windows_add_up_to_the_whole_to_the_microsecond() -> None:
         begin = rng.randrange(DAY0, DAY0 + 90 * HOUR)
         jobs.append(
             JobView(
-                id=number,
-                name="j",
-                user="u",
-                queue="q",
-                state=State.COMPLETED,
-                submitted_us=begin,
-                started_us=begin,
-                ended_us=begin + rng.choice((1, 7, 999_999, 50 * HOUR + 1)),
-                run_us=rng.randrange(1 << 45),
-                cpu_us=rng.randrange(1 << 45),
+                id=number, name="j", user="u", queue="q", state=State.COMPLETED, submitted_us=begin, started_us=begin,
+                ended_us=begin + rng.choice((1, 7, 999_999, 50 * HOUR + 1)), run_us=rng.randrange(1 << 45), cpu_us=rng.randrange(1 << 45),
                 cores=3,
             )
         )

@@ -224,13 +224,13 @@ def test_all_lines_are_read_together() -> None:
 def test_what_is_said_names_options_that_there_are() -> None:
     ours = {option for parameter in submit.params for option in (*parameter.opts, *parameter.secondary_opts)}
     others = {"--pty", "--help"}
-    reasons = [rule for rule in sbatch._RULES.values() if isinstance(rule, str)] + list(sbatch.UNLIKE_DEPENDENCIES.values())
+    reasons = [rule for rule in sbatch.RULES.values() if isinstance(rule, str)] + list(sbatch.UNLIKE_DEPENDENCIES.values())
     for told in reasons:
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", told))
         assert named <= ours | others, told
 
 
-@pytest.mark.parametrize("name", sorted(sbatch._RULES))
+@pytest.mark.parametrize("name", sorted(sbatch.RULES))
 def test_every_option_is_carried_out_or_refused_with_a_reason(name: str) -> None:
     """With no value, with nonsense, with a number: words that `rmgr submit` accepts, or a reason; never an accident."""
     for value in ("", "=", "=x y", "=1", "=-1", "=0", "=%", "=\u0665", "=a:b:c,d", "=" + "9" * 30):
@@ -245,9 +245,9 @@ def test_every_option_is_carried_out_or_refused_with_a_reason(name: str) -> None
 
 
 def test_short_names_lead_to_options_that_there_are() -> None:
-    known = set(sbatch._RULES)
-    assert known >= set(sbatch._SHORT.values())
-    assert known >= sbatch._FLAGS | sbatch._MAYBE
-    assert not sbatch._FLAGS & sbatch._MAYBE
+    known = set(sbatch.RULES)
+    assert known >= set(sbatch.SHORT.values())
+    assert known >= sbatch.FLAGS | sbatch.MAYBE
+    assert not sbatch.FLAGS & sbatch.MAYBE
     ours = {parameter.opts[0]: parameter.opts[-1] for parameter in submit.params if len(parameter.opts) > 1}
-    assert all(ours[short] == long for short, long in sbatch._ALIKE.items())
+    assert all(ours[short] == long for short, long in sbatch.ALIKE.items())

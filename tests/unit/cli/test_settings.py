@@ -20,15 +20,8 @@ FULL = ClusterSettings(
     queues=(
         QueueSpec(name="default", order="fifo"),
         QueueSpec(
-            name="fast.one",
-            partition="p2",
-            dispatch=Dispatch.PLACE,
-            state="closed",
-            default_time_us=90_000_000,
-            max_time_us=1_234_567_890_123,
-            max_memory_bytes=3 << 30,
-            users=("ada", "bob"),
-            backfill_pull=True,
+            name="fast.one", partition="p2", dispatch=Dispatch.PLACE, state="closed", default_time_us=90_000_000,
+            max_time_us=1_234_567_890_123, max_memory_bytes=3 << 30, users=("ada", "bob"), backfill_pull=True,
         ),
     ),
     default_queue="fast.one",

@@ -14,9 +14,9 @@ import pytest
 
 from rmgr import config
 from rmgr.adapters.policy_files import read_toml
-from rmgr.cli.control.settings import _is_cluster_settings, parse_settings, read_settings_file
+from rmgr.cli.control.settings import is_cluster_settings, parse_settings, read_settings_file
 from rmgr.cli.display.render import emit
-from rmgr.cli.listing.logs import _last_lines, parse_lines
+from rmgr.cli.listing.logs import last_lines, parse_lines
 from rmgr.cli.session.context import Session
 from rmgr.cli.submit.jobs_file import raw_jobs, read_jobs
 from rmgr.cli.submit.run import JsonLines
@@ -70,7 +70,7 @@ def _trace(path: Path) -> object:
         ("jobs", b'{"command": ["x"]}\n', _jobs),
         ("config.toml", b'[cluster]\nzk = "there:2181"\n', _configuration),
         ("cluster.toml", SETTINGS, read_settings_file),
-        ("cluster.toml", SETTINGS, _is_cluster_settings),
+        ("cluster.toml", SETTINGS, is_cluster_settings),
         ("policy.toml", b'policy = "easy"\n', read_toml),
         ("trace.swf", b"; MaxProcs: 8\n" + SWF, _trace),
         ("bare.swf", SWF, _trace),
@@ -171,7 +171,7 @@ def test_last_lines_are_counted_as_tail_counts(data: bytes, lines: int, last: by
         for stream, size in (("stdout", 1), ("stderr", 1000))
         for at in range(0, len(data), size)
     ]
-    found = {piece.stream: piece.data for piece in _last_lines(iter(pieces), lines)}
+    found = {piece.stream: piece.data for piece in last_lines(iter(pieces), lines)}
     assert found == ({"stdout": last, "stderr": last} if data else {})
 
 

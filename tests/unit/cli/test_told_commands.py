@@ -11,7 +11,7 @@ import click
 import pytest
 
 from rmgr.cli import main
-from rmgr.cli.main import _BELOW, cli, load
+from rmgr.cli.main import BELOW, cli, load
 from rmgr.cli.words import foreign
 from tests.places import ROOT
 
@@ -76,8 +76,8 @@ def wrong_in(text: str) -> list[str]:
         if at == 0:
             found += [f"rmgr {words[0]}"] if words[0] not in PROSE else []
             continue
-        if tuple(words[:2]) in _BELOW:
-            command, at = load(_BELOW[words[0], words[1]]), 2
+        if tuple(words[:2]) in BELOW:
+            command, at = load(BELOW[words[0], words[1]]), 2
         loose = _LOOSE.get(words[0], set())
         if loose is None:
             continue
@@ -128,7 +128,7 @@ def test_a_wrong_command_is_found() -> None:
 
 def test_every_answer_is_a_command_that_there_is() -> None:
     ctx = click.Context(main.cli)
-    for words, meant in foreign._COMMANDS.items():
+    for words, meant in foreign.COMMANDS.items():
         name, *more = meant.split()
         assert name in main.cli.list_commands(ctx), words
         made = main.cli.get_command(ctx, name)
@@ -150,7 +150,7 @@ def test_every_option_that_is_named_is_one_of_some_command() -> None:
         for parameter in made.params
         for option in (*parameter.opts, *parameter.secondary_opts)
     } | {"--"}
-    for theirs, told in foreign._OPTIONS.items():
+    for theirs, told in foreign.OPTIONS.items():
         named = set(re.findall(r"(?<![\w-])(--?[a-zA-Z][a-z-]*|--)(?![\w])", told))
         assert named - {"-c"} <= ours, (theirs, named - ours)
 

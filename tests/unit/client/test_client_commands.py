@@ -287,9 +287,7 @@ def test_options_become_a_record_in_its_units() -> None:
             draft_of(bad, work=Work.PYTHON)
 
 
-@pytest.mark.parametrize(
-    "bad", [{"name": 5}, {"name": "a\0b"}, {"name": "half \udcff"}, {"token": "half \udcff"}, {"features": "avx,gpu"}]
-)
+@pytest.mark.parametrize("bad", [{"name": 5}, {"name": "a\0b"}, {"name": "half \udcff"}, {"token": "half \udcff"}, {"features": "avx,gpu"}])
 def test_words_that_no_starter_would_believe_are_refused_before_anything_is_submitted(bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(bad))} = "):
         draft_of(Options(**{"name": "a", **bad}), work=Work.PYTHON)

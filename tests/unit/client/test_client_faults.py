@@ -12,7 +12,6 @@ import pytest
 
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
-from rmgr.client.progress import ProgressDisplay
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import engine_here
 from rmgr.client.submission.handle import SilentListener
@@ -191,8 +190,8 @@ def test_while_zookeeper_is_away_waits_end_in_time_and_go_on_afterwards() -> Non
 
 
 def test_a_wait_tells_on_stderr_that_the_cluster_went_away(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmgr.client.progress._SILENCE_S", 0.05)
-    monkeypatch.setattr("rmgr.client.taskqueue._TICK_S", 0.02)
+    monkeypatch.setattr("rmgr.client.progress.SILENCE_S", 0.05)
+    monkeypatch.setattr("rmgr.client.taskqueue.TICK_S", 0.02)
     with running() as (_, connection):
         queue = TaskQueue(double, connection=connection)
         assert queue.name, "it is recorded before its first task"
@@ -200,21 +199,19 @@ def test_a_wait_tells_on_stderr_that_the_cluster_went_away(capsys: pytest.Captur
         coordinator.auto = False
         coordinator.cut()
         queue.submit_call(1)
-        told, write = threading.Event(), ProgressDisplay._write
+        told: list[str] = []
 
-        def tell(display: ProgressDisplay, text: str) -> None:
-            write(display, text)
-            told.set()
+        def is_told() -> bool:
+            told.append(capsys.readouterr().err)
+            return "rmgr: ZooKeeper does not answer; still waiting" in "".join(told)
 
-        monkeypatch.setattr(ProgressDisplay, "_write", tell)
         with ThreadPoolExecutor(1) as pool:
             waits = pool.submit(queue.wait_all, timeout=60)
-            assert told.wait(60)
+            eventually(is_told)
             coordinator.auto = True
             coordinator.reconnect()
             assert waits.result(60).counts["COMPLETED"] == 1
         queue.close()
-    assert "rmgr: ZooKeeper does not answer; still waiting" in capsys.readouterr().err
 
 
 # -- the data store away
@@ -364,7 +361,7 @@ def connect(cluster: Cluster) -> tuple[Connection, Recording]:
     engine = engine_here(coordinator, cluster.store)
     connection = Connection(engine, Config(), coordinator)
     eventually(lambda: engine.session_state is SessionState.CONNECTED)
-    engine.thread.post(engine.work._entry.want)  # type: ignore[attr-defined]
+    engine.thread.post(engine.work.entry.want)  # type: ignore[attr-defined]
     eventually(lambda: cluster.coordinator.children(paths.SUBMITTERS).result(60))  # so that what is lost below is a SUBMIT
     return connection, coordinator
 

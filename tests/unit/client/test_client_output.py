@@ -130,19 +130,14 @@ class Scene:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    monkeypatch.setattr(logs, "_SILENT_FIRST_S", 0.0)
-    monkeypatch.setattr(logs, "_SURE", 2)
+    monkeypatch.setattr(logs, "SILENT_FIRST_S", 0.0)
+    monkeypatch.setattr(logs, "SURE", 2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]  # free again, and nobody listens there
     coordinator = MemoryCoordinator(MemoryTree())
     bootstrap(coordinator)
     record = NodeRecord(
-        node="n1",
-        incarnation=1,
-        state=NodeState.UP,
-        guid="g1",
-        capacity=Capacity(cores=2, memory_bytes=0),
-        endpoint=f"127.0.0.1:{port}",
+        node="n1", incarnation=1, state=NodeState.UP, guid="g1", capacity=Capacity(cores=2, memory_bytes=0), endpoint=f"127.0.0.1:{port}"
     )
     key = BlockKey(priority=0, seq=1, submission=NUMBER, first=0, count=3, attempt=1, cores=1, memory_mib=0)
     coordinator.ensure([paths.running_node("n1")])

@@ -224,7 +224,7 @@ def test_a_queue_is_taken_over_when_its_owner_is_gone(cluster: Cluster) -> None:
         attached = TaskQueue.attach(queue.name, connection=second)
         assert len(attached) == 5
         with pytest.raises(StateConflict, match="looked after by another Submitter, which lives"):
-            attached._tasks.wait_room(block=True, timeout_s=0.1)
+            attached.submit(["in"], ["out"], timeout=0.1)
         first.coordinator.close()  # type: ignore[union-attr] - as kill -9: its session goes, its entry with it
         added = attached.submit_call(100)
         cluster.start()
@@ -335,7 +335,7 @@ def test_a_finished_queue_is_let_go_and_the_leader_closes_it_unasked() -> None:
         with TaskQueue(double, connection=connection) as queue:
             queue.submit_call(1)
         queue.wait_all(timeout=60)
-        eventually(lambda: not connection.submitter._handles)
+        eventually(lambda: not connection.submitter.handles)
         assert record_of(cluster, queue.id).owner == connection.submitter.guid
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.client import tasks
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import keys, paths
@@ -120,9 +119,9 @@ def test_tasks_of_several_processes_are_placed_without_naming_a_queue(cluster: C
         eventually(lambda: len(cluster.pending("placed")) == 1)
         assert (record_of(cluster, 1).queue, record_of(cluster, 1).rigid) == ("placed", Rigid(processes=2, launch="ranks"))
         queue.cancel()
-        assert TaskQueue(double, nodes=1, connection=connection)._handle.submission.rigid == Rigid(processes=1, nodes=1)
+        assert record_of(cluster, TaskQueue(double, nodes=1, connection=connection).id).rigid == Rigid(processes=1, nodes=1)
         for options, launch in (({}, "mpi"), ({"launch": "ranks"}, "ranks"), ({"launch": "once"}, "")):
-            assert TaskQueue(with_comm, processes=2, connection=connection, **options)._handle.submission.rigid.launch == launch
+            assert record_of(cluster, TaskQueue(with_comm, processes=2, connection=connection, **options).id).rigid.launch == launch
         with pytest.raises(UsageError, match="launch = 'mpi' needs several processes"):
             TaskQueue(with_comm, launch="mpi", connection=connection)
 
@@ -328,8 +327,7 @@ def test_what_was_added_is_sent_before_a_connection_closes(cluster: Cluster) -> 
         futures[-1].result(60)
 
 
-def test_what_could_not_be_sent_before_a_connection_closed_is_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_MAP_S", 600.0)  # the last task comes with others, for which there was room; alone it would wait for room
+def test_what_could_not_be_sent_before_a_connection_closed_is_told(cluster: Cluster) -> None:
     with cluster.connect() as connection:
         full = TaskQueue(double, queue="small", connection=connection)
         last = full.map(None, range(601))[-1]
@@ -350,8 +348,9 @@ def test_nothing_can_be_added_after_close_or_cancel(cluster: Cluster) -> None:
         with pytest.raises(StateConflict, match="is complete; no task can be added"):
             queue.submit_call(2)
         other = TaskQueue(double, connection=connection)
+        (handle,) = eventually(lambda: connection.submitter.handles.get(other.id))  # type: ignore[attr-defined]
         other.cancel("changed my mind")
-        eventually(lambda: other._handle.submission.phase is Phase.CANCELLED)
+        eventually(lambda: handle.submission.phase is Phase.CANCELLED)
         with pytest.raises(StateConflict, match="was cancelled"):
             other.submit_call(2)
         with pytest.raises(StateConflict, match="was cancelled"):
@@ -411,7 +410,7 @@ def test_tasks_cancelled_before_they_were_sent_never_run(cluster: Cluster) -> No
         assert blocked.wait(60)
         futures = queue.map(None, range(300))
         cancelled = [future for future in futures if future.index % 3 == 0]
-        assert len(queue._tasks.cancel_futures(cancelled)) == 100
+        assert [future.cancel() for future in cancelled] == [True] * 100
         go.set()
         cluster.start()
         assert queue.wait_all(timeout=60).counts == {"COMPLETED": 200, "FAILED": 0, "CANCELLED": 100}
@@ -430,7 +429,8 @@ def test_cancelling_the_queue_ends_what_was_not_sent_and_completes_it(cluster: C
         assert blocked.wait(60)
         cancel_submission(cluster.coordinator, queue.id)
         record = read_submission(cluster.coordinator, queue.id)
-        connection.submitter.thread.post(lambda: queue._handle.on_record(record, 1))  # type: ignore[attr-defined]  # before anything is sent
+        known: Any = connection.submitter
+        known.thread.post(lambda: known.handles[queue.id][0].on_record(record, 1))  # before anything is sent
         futures = [queue.submit_call(x) for x in range(3)]
         go.set()
         eventually(lambda: tail().complete)

@@ -87,7 +87,7 @@ def test_a_bar_is_drawn_in_place_below_the_cell(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "IPython", package)
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     stream = io.StringIO()
-    monkeypatch.setattr("rmgr.client.progress._REDRAW_S", 0.0)
+    monkeypatch.setattr("rmgr.client.progress.REDRAW_S", 0.0)
     with ProgressDisplay("<7> square", stream=stream) as display_:
         display_.update(Counts(total=10, final=4))
         display_.update(Counts(total=10, final=10, failed=2))

@@ -282,7 +282,7 @@ def test_so_many_keys_are_claimed_at_once_as_the_store_takes_in_a_moment(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_slow: bool
 ) -> None:
     """Nodes run the first tasks while keys of the later ones are claimed."""
-    monkeypatch.setattr("rmgr.client.submission.sender._CLAIM_S", 0.01 if is_slow else 1000.0)
+    monkeypatch.setattr("rmgr.client.submission.sender.CLAIM_S", 0.01 if is_slow else 1000.0)
     with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
         assert queue.id
         sizes: list[int] = []

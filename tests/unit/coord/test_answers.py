@@ -376,13 +376,8 @@ def test_tasks_tell_their_attempts():
     assert [len(view.attempts) for view in views] == [2, 2, 1, 1, 0]
     assert (views[2].reason, views[2].exit_code) == ("BACKOFF", 3)
     assert views[1:3] == task_views(
-        replace(SUB, array="10-50:10"),
-        Tail(next=5),
-        fragments=[],
-        claimed=[("n1", key, BlockData(claimed_us=9, past=(past,)))],
-        waiting=[(2, 1, 1, failed)],
-        first=1,
-        limit=2,
+        replace(SUB, array="10-50:10"), Tail(next=5), fragments=[], claimed=[("n1", key, BlockData(claimed_us=9, past=(past,)))],
+        waiting=[(2, 1, 1, failed)], first=1, limit=2,
     )
 
 

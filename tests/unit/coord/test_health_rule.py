@@ -26,13 +26,8 @@ DRAIN = Drain(node="n1", reason="new fan", user="op", since_us=1)
 
 def record(name: str = "n1", partition: str = "default", **changes: Any) -> NodeRecord:
     made = NodeRecord(
-        node=name,
-        incarnation=1,
-        state=NodeState.UP,
-        guid=f"g-{name}",
-        capacity=Capacity(cores=4, memory_bytes=8 << 30),
-        attributes=NodeAttributes(partition=partition, features=(name,)),
-        host="h1",
+        node=name, incarnation=1, state=NodeState.UP, guid=f"g-{name}", capacity=Capacity(cores=4, memory_bytes=8 << 30),
+        attributes=NodeAttributes(partition=partition, features=(name,)), host="h1",
     )
     return replace(made, **changes)
 

@@ -59,66 +59,70 @@ def facts(**fields: object) -> Facts:
     return replace(Facts(submission=a_submission(), tail=Tail(next=4), final=0), **fields)  # type: ignore[arg-type]
 
 
+def failed(backoff_s: float) -> tuple[FailedSeen, ...]:
+    return (FailedSeen(0, 2, 1, seen_s=100.0, backoff_s=backoff_s),)
+
+
 def plan(known: Facts, now_s: float = 100.0, now_us: int = 0) -> ReconcilePlan:
     return keeping.plan(known, SETTINGS, now_s=now_s, now_us=now_us)
 
 
-# -- failed ranges ----------------------------------------------------------------------------------------------------------
+RESUBMITS, OPEN = (Resubmit(0, 2, 1),), a_submission()
+CANCELLED, HELD = a_submission(phase=Phase.CANCELLED), a_submission(phase=Phase.HELD)
+EXECUTOR = facts(submission=a_submission(ends_with_owner=True), active_s=99.0, gone_s=100.0)
+ENDED = facts(tail=Tail(next=4, complete=True), final=4, ended_s=100.0)
+ENDING = facts(submission=CANCELLED, active_s=100.0)
+CLOSED = facts(submission=a_submission(phase=Phase.CLOSED, closed_us=55_000_000), tail=Tail(next=4, complete=True), final=4)
+UNSWEPT = facts(owner_alive=True, swept=False, sweep_s=101.0)
+FEW = facts(owner_alive=True, base=10, applied=10 + 201)
+MANY = facts(owner_alive=True, base=10, applied=10 + 401)
+LARGE = facts(owner_alive=True, applied=181, fragment_bytes=(8 << 20) + 1)
+LARGE_ENDED = replace(LARGE, submission=a_submission(phase=Phase.CLOSED, closed_us=10**15))
+WAITS = facts(submission=a_submission(phase=Phase.HELD, reason=Reason.DEPENDENCY), owner_alive=True)
+
+#: What holds -> (facts, now in s, actions, when to ask again).
+PLANS: dict[str, tuple[Facts, float, tuple[object, ...], float | None]] = {
+    "a dead owner's ranges are resubmitted at once": (facts(active_s=100.0, failed=failed(0.0)), 100.0, RESUBMITS, 160.0),
+    "back-off counts from when the failure was seen": (facts(active_s=100.0, failed=failed(4.0)), 103.9, (), 104.0),
+    "after its back-off": (facts(active_s=100.0, failed=failed(4.0)), 104.0, RESUBMITS, 160.0),
+    "a living owner is given time": (facts(owner_alive=True, failed=failed(1.0)), 101.0, (), 101.0 + PATIENCE_S),
+    "and then helped": (facts(owner_alive=True, failed=failed(1.0)), 101.0 + PATIENCE_S, RESUBMITS, None),
+    "ranges of cancelled work end at once": (replace(ENDING, owner_alive=True, failed=failed(50.0)), 100.0, (DropFailed(0, 2, 1),), 130.0),
+    "ended work without owner is closed at once": (ENDED, 100.0, (Close(),), None),
+    "the end waits for no owner": (replace(ENDED, owner_alive=True), 100.0, (Close(),), None),
+    "an ownerless queue stays open for retention": (facts(active_s=100.0), 101.0, (), 160.0),
+    "and is ended then": (facts(active_s=100.0), 160.0, (EndTail(),), None),
+    "so does one that is held": (facts(submission=HELD, active_s=100.0), 101.0, (), 160.0),
+    "held and over": (facts(submission=HELD, active_s=100.0), 160.0, (EndTail(),), None),
+    "an executor's program is gone for a moment": (EXECUTOR, 101.0, (), 100.0 + GONE_S),
+    "and for a while": (EXECUTOR, 100.0 + GONE_S, (EndTail(),), None),
+    "also when all its work was done": (replace(EXECUTOR, final=4), 100.0 + GONE_S, (EndTail(),), None),
+    "it is back": (replace(EXECUTOR, gone_s=None, owner_alive=True), 100.0 + GONE_S, (), None),
+    "somebody may attach to a TaskQueue": (replace(EXECUTOR, submission=OPEN), 100.0 + GONE_S, (), 159.0),
+    "a queue whose owner lives is never ended": (facts(owner_alive=True, active_s=0.0), 10_000.0, (), None),
+    "a cancelled queue takes nothing more": (ENDING, 100.0, (EndTail(),), None),
+    "its owner does it": (replace(ENDING, owner_alive=True), 100.0, (), 100.0 + PATIENCE_S),
+    "closed work stays for its retention": (CLOSED, 85.0, (), 115.0),
+    "and is collected then": (CLOSED, 115.0, (Collect(),), None),
+    "blocks are looked at later": (UNSWEPT, 100.0, (), 101.0),
+    "until nothing stands in the wrong place": (UNSWEPT, 101.0, (SweepPending(),), None),
+    "nothing does": (replace(UNSWEPT, swept=True), 101.0, (), None),
+    "old fragments are left to the owner": (FEW, 100.0, (), None),
+    "for so long": (MANY, 100.0, (Page(10, 180),), None),
+    "an ownerless one's are paged out": (replace(FEW, owner_alive=False, active_s=100.0), 100.0, (Page(10, 180),), 160.0),
+    "few fragments that are large": (LARGE, 100.0, (Page(0, 180),), None),
+    "less large": (replace(LARGE, fragment_bytes=8 << 20), 100.0, (), None),
+    "fewer": (replace(LARGE, applied=180), 100.0, (), None),
+    "those of ended work": (LARGE_ENDED, 100.0, (Page(0, 180),), 1e9 + 60.0),
+    "small ones of ended work": (replace(LARGE_ENDED, fragment_bytes=0), 100.0, (), 1e9 + 60.0),
+    "a dependent submission is weighed": (WAITS, 100.0, (Weigh(),), None),
+    "one held by its user is not": (replace(WAITS, submission=replace(HELD, reason=Reason.USER_HOLD)), 100.0, (), None),
+}
 
 
-def test_the_leader_resubmits_for_a_dead_owner_at_once() -> None:
-    assert plan(facts(owner_alive=False, active_s=100.0, failed=(FailedSeen(0, 2, 1, seen_s=100.0),))).actions == (Resubmit(0, 2, 1),)
-
-
-def test_back_off_is_counted_from_when_the_leader_saw_the_failure() -> None:
-    known = facts(active_s=100.0, failed=(FailedSeen(0, 2, 1, seen_s=100.0, backoff_s=4.0),))
-    assert plan(known, 103.9) == ReconcilePlan(actions=(), again_s=104.0)
-    assert plan(known, 104.0).actions == (Resubmit(0, 2, 1),)
-
-
-def test_a_living_owner_is_given_time_and_then_helped() -> None:
-    known = facts(owner_alive=True, failed=(FailedSeen(0, 2, 1, seen_s=100.0, backoff_s=1.0),))
-    assert plan(known, 101.0) == ReconcilePlan(actions=(), again_s=101.0 + PATIENCE_S)
-    assert plan(known, 101.0 + PATIENCE_S).actions == (Resubmit(0, 2, 1),)
-
-
-def test_failed_ranges_of_a_cancelled_submission_end_whoever_owns_it() -> None:
-    known = facts(
-        submission=a_submission(phase=Phase.CANCELLED),
-        owner_alive=True,
-        active_s=100.0,
-        failed=(FailedSeen(0, 2, 1, seen_s=100.0, backoff_s=50.0),),
-    )
-    assert plan(known).actions == (DropFailed(0, 2, 1),)
-
-
-# -- ends -------------------------------------------------------------------------------------------------------------------
-
-
-def test_an_ended_submission_without_owner_is_closed_at_once() -> None:
-    assert plan(facts(tail=Tail(next=4, complete=True), final=4, ended_s=100.0)).actions == (Close(),)
-
-
-def test_the_end_waits_for_no_owner() -> None:
-    known = facts(tail=Tail(next=4, complete=True), final=4, ended_s=100.0, owner_alive=True)
-    assert plan(known).actions == (Close(),)
-
-
-@pytest.mark.parametrize("phase", [Phase.OPEN, Phase.HELD])
-def test_a_queue_whose_owner_died_stays_open_until_retention_is_over(phase: Phase) -> None:
-    known = facts(submission=a_submission(phase=phase), active_s=100.0)
-    assert plan(known, 101.0) == ReconcilePlan(actions=(), again_s=160.0)
-    assert plan(known, 160.0).actions == (EndTail(),)
-
-
-def test_an_executor_ends_when_its_program_has_been_gone_for_a_while() -> None:
-    known = facts(submission=a_submission(ends_with_owner=True), active_s=99.0, gone_s=100.0)
-    assert plan(known, 101.0) == ReconcilePlan(actions=(), again_s=100.0 + GONE_S)
-    assert plan(known, 100.0 + GONE_S).actions == (EndTail(),)
-    assert plan(replace(known, final=4), 100.0 + GONE_S).actions == (EndTail(),), "also when all its work was done"
-    assert plan(replace(known, gone_s=None, owner_alive=True), 100.0 + GONE_S) == ReconcilePlan(actions=()), "it is back"
-    queue = replace(known, submission=a_submission())
-    assert plan(queue, 100.0 + GONE_S).actions == (), "somebody may attach to a TaskQueue"
+@pytest.mark.parametrize(("known", "now_s", "actions", "again_s"), PLANS.values(), ids=PLANS)
+def test_from_facts_follow_actions(known: Facts, now_s: float, actions: tuple[object, ...], again_s: float | None) -> None:
+    assert plan(known, now_s, now_us=round(now_s * 1e6)) == ReconcilePlan(actions=actions, again_s=again_s)  # type: ignore[arg-type]
 
 
 def test_what_a_list_waits_for_is_cancelled_when_its_program_goes_before_it_is_released() -> None:
@@ -147,73 +151,15 @@ def test_what_was_cancelled_without_a_task_stays_so_when_it_is_closed() -> None:
     assert overall_state(released, progress, 0) is State.COMPLETED
 
 
-def test_a_queue_whose_owner_lives_is_never_ended_by_the_leader() -> None:
-    assert plan(facts(owner_alive=True, active_s=0.0), 10_000.0) == ReconcilePlan(actions=())
-
-
-def test_a_cancelled_queue_takes_nothing_more() -> None:
-    known = facts(submission=a_submission(phase=Phase.CANCELLED), active_s=100.0)
-    assert plan(known).actions == (EndTail(),)
-    assert plan(replace(known, owner_alive=True)) == ReconcilePlan(actions=(), again_s=100.0 + PATIENCE_S), "its owner does it"
-
-
-def test_a_closed_submission_is_collected_when_its_retention_is_over() -> None:
-    known = facts(submission=a_submission(phase=Phase.CLOSED, closed_us=1_000_000), tail=Tail(next=4, complete=True), final=4)
-    assert plan(known, 5.0, now_us=31_000_000) == ReconcilePlan(actions=(), again_s=35.0)
-    assert plan(known, 5.0, now_us=61_000_000).actions == (Collect(),)
-
-
-# -- sweeps, pages, dependencies ----------------------------------------------------------------------------------------------
-
-
-def test_blocks_are_looked_at_until_nothing_stands_in_the_wrong_place() -> None:
-    known = facts(owner_alive=True, swept=False, sweep_s=101.0)
-    assert plan(known) == ReconcilePlan(actions=(), again_s=101.0)
-    assert plan(known, 101.0).actions == (SweepPending(),)
-    assert plan(replace(known, swept=True), 101.0) == ReconcilePlan(actions=())
-
-
-def test_old_fragments_are_paged_out_by_the_owner_first() -> None:
-    known = facts(owner_alive=True, base=10, applied=10 + 201)
-    assert plan(known).actions == ()
-    assert plan(replace(known, applied=10 + 401)).actions == (Page(10, 180),)
-    assert plan(replace(known, owner_alive=False, active_s=100.0)).actions == (Page(10, 180),)
-
-
-def test_few_fragments_that_are_large_are_paged_out_too_and_those_of_ended_work() -> None:
-    known = facts(owner_alive=True, applied=181, fragment_bytes=(8 << 20) + 1)
-    assert plan(known).actions == (Page(0, 180),)
-    assert plan(replace(known, fragment_bytes=8 << 20)).actions == ()
-    assert plan(replace(known, applied=180)).actions == ()
-    ended = replace(known, submission=a_submission(phase=Phase.CLOSED, closed_us=10**15))
-    assert plan(ended).actions == (Page(0, 180),)
-    assert plan(replace(ended, fragment_bytes=0)).actions == ()
-
-
-def test_a_dependent_submission_is_weighed_and_one_held_by_its_user_is_not() -> None:
-    waiting = facts(submission=a_submission(phase=Phase.HELD, reason=Reason.DEPENDENCY), owner_alive=True)
-    assert plan(waiting).actions == (Weigh(),)
-    assert plan(replace(waiting, submission=a_submission(phase=Phase.HELD, reason=Reason.USER_HOLD))).actions == ()
-
-
 @given(
-    st.sampled_from(list(Phase)),
-    st.booleans(),
-    st.booleans(),
-    st.one_of(st.none(), st.floats(0, 200)),
-    st.floats(0, 200),
+    st.sampled_from(list(Phase)), st.booleans(), st.booleans(), st.one_of(st.none(), st.floats(0, 200)), st.floats(0, 200),
     st.lists(st.tuples(st.floats(0, 200), st.floats(0, 50)), max_size=3),
 )
 def test_asking_again_when_told_to_always_finds_something_to_do(
     phase: Phase, owner: bool, swept: bool, ended: float | None, active: float, failed: list[tuple[float, float]]
 ) -> None:
     known = facts(
-        submission=a_submission(phase=phase),
-        owner_alive=owner,
-        swept=swept,
-        sweep_s=active,
-        ended_s=ended,
-        active_s=active,
+        submission=a_submission(phase=phase), owner_alive=owner, swept=swept, sweep_s=active, ended_s=ended, active_s=active,
         failed=tuple(FailedSeen(n, 1, 1, seen_s=seen, backoff_s=back) for n, (seen, back) in enumerate(failed)),
     )
     first = plan(known, 100.0, now_us=100_000_000)

@@ -56,11 +56,8 @@ class Place:
         self.coordinator.ensure([paths.SUBS, paths.NODES, paths.pending("default"), paths.held("default")])
         self.coordinator.ensure([paths.sub(SUB).rpartition("/")[0]])
         self.commit(
-            paths.SUBS,
-            Create(paths.sub(SUB), encode_record(record)),
-            Create(paths.tail(SUB), encode_record(self.tail)),
-            Create(paths.done(SUB)),
-            Create(paths.failed(SUB)),
+            paths.SUBS, Create(paths.sub(SUB), encode_record(record)), Create(paths.tail(SUB), encode_record(self.tail)),
+            Create(paths.done(SUB)), Create(paths.failed(SUB)),
         )
         for fragment in FORGED:
             self.commit(paths.sub(SUB), Create(paths.fragment_prefix(SUB), encode_fragment(fragment), sequence=True))
@@ -196,14 +193,9 @@ def test_each_change_of_each_state_has_an_answer(old: State, new: State) -> None
 @pytest.mark.parametrize(("starting", "suspended", "stopping"), list(product((False, True), repeat=3)))
 def test_what_a_claimed_block_does_is_reached_along_the_table(starting: bool, suspended: bool, stopping: bool) -> None:
     state = claimed_state(is_starting=starting, is_suspended=suspended, is_stopping=stopping)
-    assert state is (
-        State.STOPPING if stopping else State.STARTING if starting else State.SUSPENDED if suspended else State.RUNNING
-    )
+    assert state is (State.STOPPING if stopping else State.STARTING if starting else State.SUSPENDED if suspended else State.RUNNING)
     block = BlockOnNode(
-        node="n1",
-        key=BlockKey(0, 1, SUB, 0, 1, 1, 1, 0),
-        is_starting=starting,
-        is_suspended=suspended,
+        node="n1", key=BlockKey(0, 1, SUB, 0, 1, 1, 1, 0), is_starting=starting, is_suspended=suspended,
         stopping="preempted" if stopping else "",
     )
     assert moving_state(State.RUNNING, [block, block]) is state

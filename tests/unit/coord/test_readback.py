@@ -81,8 +81,7 @@ def test_a_proof_is_read_with_its_version(proof: Proof, ops: tuple[Op, ...], fou
 
 
 @pytest.mark.parametrize(
-    ("fence", "verdict"),
-    [(stamped(version=3), Verdict.PROVEN), (stamped(version=4), Verdict.GUARD_FELL), (None, Verdict.GUARD_FELL)],
+    ("fence", "verdict"), [(stamped(version=3), Verdict.PROVEN), (stamped(version=4), Verdict.GUARD_FELL), (None, Verdict.GUARD_FELL)]
 )
 def test_a_guard_is_read_after_the_proof(fence: Stamped | None, verdict: Verdict) -> None:
     guard = Check("/nodes/n", 3)

@@ -147,9 +147,7 @@ def test_every_field_of_a_record_is_signed_or_listed_with_the_reason_why_not() -
     known = spec_digest(RECORD)
     for name, value in OTHER_RECORD.items():
         assert spec_digest(replace(RECORD, **{name: value})) != known, name
-    changed = replace(
-        RECORD, id=8, phase=Phase.CLOSED, reason="r", reason_detail="d", owner="o", priority=5, closed_us=4, token="t"
-    )
+    changed = replace(RECORD, id=8, phase=Phase.CLOSED, reason="r", reason_detail="d", owner="o", priority=5, closed_us=4, token="t")
     assert spec_digest(changed) == known
 
 

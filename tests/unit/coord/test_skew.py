@@ -172,9 +172,7 @@ def test_elements_of_the_next_release_stay_on_a_block_through_claim_complete_spl
     assert ends(ops.give_back("n1", 1, "q", KEY, fresh, 0, first=11)[0]) == [tail, tail]
     assert ends(ops.adopt("n1", 1, KEY, fresh, 0)) == [tail]
     running = msgspec.structs.replace(fresh, resubmit=True)
-    failed = leader_ops.fail(
-        leader_ops.epoch_check(1), "n1", "q", KEY, records.encode_block(running), 0, reason=Reason.NODE_LOST, now_us=1
-    )
+    failed = leader_ops.fail(leader_ops.epoch_check(1), "n1", "q", KEY, records.encode_block(running), 0, reason=Reason.NODE_LOST, now_us=1)
     record = records.decode_failed(next(op.data for op in failed.ops if isinstance(op, Create)))
     again, _ = leader_ops.resubmit(RECORDS["submission_command"], 10, 3, 1, record, 0, gate=True, max_losses=5)
     assert ends(again) == [tail] * 3

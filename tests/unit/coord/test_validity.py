@@ -30,15 +30,7 @@ from tests.harness import hostile
 from tests.harness.records_of_0_1_0 import RECORDS
 
 #: Where records are, and what there is none.
-MODULES = (
-    "base.resources",
-    "cluster.identity",
-    "cluster.node",
-    "cluster.queue",
-    "tasks.block",
-    "tasks.submission",
-    "wire.line",
-)
+MODULES = ("base.resources", "cluster.identity", "cluster.node", "cluster.queue", "tasks.block", "tasks.submission", "wire.line")
 NO_RECORDS = frozenset({"Bound", "Identity"})
 
 HONEST = {type(record): record for record in hostile.SAMPLES}
@@ -188,7 +180,7 @@ def test_what_no_newer_release_wrote_costs_a_record_no_rule() -> None:
     from rmgr.coord.field_rules import BOOK
 
     assert BOOK.fault(Tail(next=1)) is None
-    asked = BOOK._asked[Tail]
+    asked = BOOK.asked[Tail]
     assert asked.usual[asked.names.index("newer")] is msgspec.UNSET
     for odd in (object(), {"a": 1 << 70}):
         assert BOOK.fault(dataclasses.replace(Tail(next=1), newer=odd)) is not None
@@ -237,16 +229,9 @@ def test_numbers_of_submissions_end_where_names_do() -> None:
 # -- names ------------------------------------------------------------------------------------------------------------------------
 
 _KEYS = st.builds(
-    BlockKey,
-    priority=st.integers(-1_000_000, 1_000_000),
-    seq=st.integers(0, NO_SEQ),
-    submission=st.integers(1, MAX_NUMBER),
-    first=st.integers(0, MOST_TASKS - MAX_TASKS),
-    count=st.integers(1, MAX_TASKS),
-    attempt=st.integers(1, MOST_ATTEMPTS),
-    cores=st.integers(1, 99_999),
-    memory_mib=st.integers(0, 999_999_999),
-    user=st.just("") | st.text(max_size=20).map(paths.user_tag),
+    BlockKey, priority=st.integers(-1_000_000, 1_000_000), seq=st.integers(0, NO_SEQ), submission=st.integers(1, MAX_NUMBER),
+    first=st.integers(0, MOST_TASKS - MAX_TASKS), count=st.integers(1, MAX_TASKS), attempt=st.integers(1, MOST_ATTEMPTS),
+    cores=st.integers(1, 99_999), memory_mib=st.integers(0, 999_999_999), user=st.just("") | st.text(max_size=20).map(paths.user_tag),
 )
 _GOOD = "1000000.0000000001.0000000000.001.000001.00001.000000000-0000000001"
 

@@ -115,7 +115,7 @@ def test_health_is_503_with_the_reason_while_the_daemon_cannot_work() -> None:
 
 def test_slow_readers_and_silent_callers_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_place, "CONNECTION_S", 1.5)
-    monkeypatch.setattr(metrics_place, "_YOUNG_S", 0.0)
+    monkeypatch.setattr(metrics_place, "YOUNG_S", 0.0)
     registry = CollectorRegistry()
     for number in range(3000):  # more than what lies in the buffers of two sockets
         Counter(f"c{number}", "x" * 500, registry=registry)

@@ -114,14 +114,14 @@ def test_a_registration_whose_last_answer_is_missing_is_made_again(
 ) -> None:
     cluster = VirtualCluster(world, tmp_path)
     starter = cluster.starter("n1", task_s=1.0)[0]
-    ask, answers, told = starter._registry.registered_ms, [CoordinationUnavailable("ZooKeeper does not answer")], list[int]()
+    ask, answers, told = starter.registry.registered_ms, [CoordinationUnavailable("ZooKeeper does not answer")], list[int]()
 
     def registered_ms(node: str) -> int:
         if answers:
             raise answers.pop()
         return ask(node)
 
-    monkeypatch.setattr(starter._registry, "registered_ms", registered_ms)
+    monkeypatch.setattr(starter.registry, "registered_ms", registered_ms)
     monkeypatch.setattr(starter.shared, "gate", SimpleNamespace(registered=told.append))
     world.run_until(lambda: cluster.events("acting", "n1"), "n1 acts")
     assert [line["incarnation"] for line in cluster.events("registered", "n1")] == [1, 2]

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 import rmgr
 from rmgr.cli.main import cli
-from rmgr.config import _SECTIONS, MAX_NODES, Config, ServerConfig, StarterConfig, check_file, dev_file, load, stopped_dev
+from rmgr.config import MAX_NODES, SECTIONS, Config, ServerConfig, StarterConfig, check_file, dev_file, load, stopped_dev
 from rmgr.daemons.gateway import main as submitter
 from rmgr.daemons.leader import watchdog
 from rmgr.daemons.server import main as server
@@ -208,10 +208,10 @@ def test_times_of_the_units_fit_those_of_the_daemons() -> None:
     stall["rmgr-server"] = server.STALL_S
     for name, limit_s in stall.items():
         assert int(options(name)["Service"]["WatchdogSec"]) >= 1.5 * limit_s, "the guard inside, which shows the stacks, comes first"
-    needs_s = StarterConfig().stop_grace_s + loop._KILL_GRACE_S + loop._LAST_COMMITS_S + loop._CLOSE_S
+    needs_s = StarterConfig().stop_grace_s + loop.KILL_GRACE_S + loop.LAST_COMMITS_S + loop.CLOSE_S
     assert int(options("rmgr-starter")["Service"]["TimeoutStopSec"]) > needs_s
-    assert int(options("rmgr-server")["Service"]["TimeoutStopSec"]) > ServerConfig().stop_grace_s + server._CLOSE_S
-    assert int(options("rmgr-server")["Service"]["TimeoutStartSec"]) > server._LOOK_S
+    assert int(options("rmgr-server")["Service"]["TimeoutStopSec"]) > ServerConfig().stop_grace_s + server.CLOSE_S
+    assert int(options("rmgr-server")["Service"]["TimeoutStartSec"]) > server.LOOK_S
 
 
 def test_every_unit_is_looked_at_and_installed() -> None:
@@ -247,11 +247,11 @@ def test_the_keys_in_it_switched_on_are_all_keys_with_their_defaults(tmp_path: P
     switched_on = tmp_path / "config.toml"
     switched_on.write_text(text)
     found = {section: set(table) for section, table in tomllib.loads(text).items()}
-    assert found == {section: {field.name for field in dataclasses.fields(kind)} for section, kind in _SECTIONS.items()}
+    assert found == {section: {field.name for field in dataclasses.fields(kind)} for section, kind in SECTIONS.items()}
     assert dataclasses.replace(check_file(switched_on), source="") == DEFAULTS
 
 
-@pytest.mark.parametrize("section", _SECTIONS)
+@pytest.mark.parametrize("section", SECTIONS)
 def test_every_key_is_explained_in_the_order_of_the_code(section: str) -> None:
     lines = FILE.read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(f"[{section}]"))
@@ -263,7 +263,7 @@ def test_every_key_is_explained_in_the_order_of_the_code(section: str) -> None:
         if match:
             keys.append(match[1])
             assert lines[number - 1].startswith("# "), f"{match[1]} is not explained"
-    assert keys == [field.name for field in dataclasses.fields(_SECTIONS[section])]
+    assert keys == [field.name for field in dataclasses.fields(SECTIONS[section])]
 
 
 def test_a_running_dev_cluster_is_found_while_any_of_its_zookeepers_lives(tmp_path: Path) -> None:

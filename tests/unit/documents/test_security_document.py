@@ -107,13 +107,8 @@ EXEMPT = {
 }
 #: In the table, and not in `tests/harness/decoders.py`, because they decode in the midst of a connection, or the same as another one.
 NOT_ALONE = {
-    "adapters/identity/credentials.py",
-    "adapters/rpc/thin.py",
-    "adapters/rpc/services.py",
-    "cli/calls.py",
-    "cli/dev.py",
-    "daemons/gateway/calls.py",
-    "daemons/leader/placement/passes.py",
+    "adapters/identity/credentials.py", "adapters/rpc/thin.py", "adapters/rpc/services.py", "cli/calls.py", "cli/dev.py",
+    "daemons/gateway/calls.py", "daemons/leader/placement/passes.py",
 }
 
 

@@ -310,13 +310,8 @@ def test_a_run_tells_what_each_kind_of_tests_has_cost_with_its_children(tmp_path
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     words = ["-m", "pytest", "-p", "tests.harness.costs", "-p", "no:cacheprovider", "-n", str(workers), "--dist", "loadfile"]
     ended = subprocess.run(
-        [sys.executable, *words, "--rootdir", str(tmp_path), "."],
-        cwd=tmp_path,
-        env=environ | {"PYTHONPATH": str(ROOT), "RMGR_COSTS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        [sys.executable, *words, "--rootdir", str(tmp_path), "."], cwd=tmp_path, env=environ | {"PYTHONPATH": str(ROOT), "RMGR_COSTS": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = {

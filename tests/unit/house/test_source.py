@@ -33,9 +33,7 @@ from tests.places import ROOT
 _WHOLE = {"get", "get_many", "get_noted"}
 _STORES = {"store", "_store"}
 #: Files that read values whole, whatever their size, and why they may.
-MAY = {
-    "client/values.py": "values of the caller's own process, as large as it has asked for",
-}
+MAY = {"client/values.py": "values of the caller's own process, as large as it has asked for"}
 
 
 #: Files of daemons with a mailbox that ask a store which they keep, and on whose thread. All others get it as the argument of a job.
@@ -248,7 +246,7 @@ PACKAGE = Path(rmgr.__file__).parent
 _OWN = {"config.py", "model/cluster/queue.py", "cli/control/settings.py"}
 #: Part of the format, not settings: `newer` carries what this release does not know, `extra` what no release does.
 _FORMAT = {"format", "newer", "extra"}
-KINDS = [*config._SECTIONS.values(), queue.QueueSpec, queue.PipelineSpec, queue.ClusterSettings]
+KINDS = [*config.SECTIONS.values(), queue.QueueSpec, queue.PipelineSpec, queue.ClusterSettings]
 
 
 def names_read(tree: ast.AST) -> set[str]:

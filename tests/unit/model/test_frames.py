@@ -33,9 +33,7 @@ from rmgr.model.wire.stream import FrameError, FrameReader, encode
 from tests.places import ROOT
 
 TASKS = TaskBatch(
-    shape=BatchShape(submission=42, environ={"A": "ü"}),
-    function="ab" * 32,
-    blob=b"\x00\xff",
+    shape=BatchShape(submission=42, environ={"A": "ü"}), function="ab" * 32, blob=b"\x00\xff",
     items=(TaskItem(1, 0), TaskItem(2, 7, attempt=3, label=9, payload=b"x" * 300)),
 )
 ENDS = TaskEnds(
@@ -153,11 +151,11 @@ def test_a_silent_success_is_small() -> None:
 
 
 def test_a_worker_writes_task_ends_by_hand_as_the_codec_would() -> None:
-    from rmgr.runner.python.worker import _ends_header
+    from rmgr.runner.python.worker import ends_header
 
     ends = [encode(end)[stream.HEADER :] for end in ENDS.ends]
     body = b"".join(ends)
-    assert FrameReader(frames.FromWorker).feed(_ends_header(len(ends), len(body)) + body) == [ENDS]
+    assert FrameReader(frames.FromWorker).feed(ends_header(len(ends), len(body)) + body) == [ENDS]
 
 
 def test_what_is_left_of_a_read_outlives_the_memory_it_was_read_into() -> None:

@@ -31,7 +31,7 @@ from rmgr.coord.protocol.records import (
     encode_record,
     join_page,
 )
-from rmgr.daemons.leader.placement.requests import _newest
+from rmgr.daemons.leader.placement.requests import newest_checkpoint
 from rmgr.daemons.leader.submissions import actions, follow
 from rmgr.errors import DataLost, WrongCluster
 from rmgr.model.base.states import State
@@ -248,11 +248,11 @@ def test_a_pointer_as_large_as_no_pointer_is_leads_nowhere(sparing: SparingStore
 
 def test_the_newest_checkpoint_is_found_among_thousands_of_keys_that_are_none(sparing: SparingStore) -> None:
     prefix = keys.checkpoints_of(7, 0)
-    assert _newest(sparing, prefix=prefix) is None
+    assert newest_checkpoint(sparing, prefix=prefix) is None
     sparing.put_many([(f"{prefix}0{number}.x", b"") for number in range(1500)])
     made = [keys.Checkpoint(sub=7, index=0, attempt=attempt, n=n) for attempt, n in ((1, 2), (2, 1), (1, 3))]
     sparing.put_many([(one.key, b"") for one in made])
-    assert _newest(sparing, prefix=prefix) == made[1]
+    assert newest_checkpoint(sparing, prefix=prefix) == made[1]
 
 
 @pytest.mark.parametrize(

@@ -177,22 +177,8 @@ CASES = {
 
 def told(error: BaseException) -> dict[str, Any]:
     names = (
-        "errno",
-        "strerror",
-        "filename",
-        "filename2",
-        "code",
-        "name",
-        "path",
-        "msg",
-        "lineno",
-        "start",
-        "end",
-        "reason",
-        "value",
-        "empty",
-        "nothing",
-        "__notes__",
+        "errno", "strerror", "filename", "filename2", "code", "name", "path", "msg", "lineno", "start", "end", "reason", "value", "empty",
+        "nothing", "__notes__",
     )
     found = {name: getattr(error, name) for name in names if hasattr(error, name)}
     args = [told(arg) if isinstance(arg, BaseException) else arg for arg in error.args if not isinstance(arg, list)]

@@ -14,7 +14,7 @@ import pytest
 
 from rmgr.adapters.host.accounts import acting, find_account
 from rmgr.model.base.states import Reason
-from rmgr.runner.command import _REMOVE
+from rmgr.runner.command import REMOVE
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.files import remove_all, remove_tree
 from rmgr.runner.python.workers import Watched, Workers
@@ -103,7 +103,7 @@ def test_what_cannot_be_removed_is_told_once_the_rest_has_gone(tmp_path: Path, m
 def test_a_command_that_closes_its_directory_leaves_nothing(closed: Path) -> None:
     """The way of a spawner, which has its user's rights: a process of its own removes what is more than a few files."""
     user = {} if NOBODY is None else {"user": NOBODY.uid, "group": NOBODY.gid, "extra_groups": []}
-    subprocess.run(["/bin/sh", "-c", _REMOVE, "rm", str(closed)], cwd="/", timeout=60, check=True, **user)  # type: ignore[call-overload]
+    subprocess.run(["/bin/sh", "-c", REMOVE, "rm", str(closed)], cwd="/", timeout=60, check=True, **user)  # type: ignore[call-overload]
     assert not os.path.lexists(closed)
 
 
@@ -116,7 +116,7 @@ def buried(directory: Path, status: int, killed_for: tuple[int, Reason] | None) 
     workers = Workers(directory=str(directory), node="n1", make_group=lambda _: None, poke_fd=-1, surprise=lambda _kind, _detail: None)
     board = Board(create_board())
     watched = Watched(1, _PID, board, str(directory / "w1"), None, 0, 0, killed_for=killed_for)
-    workers._by_pid[_PID] = workers._by_number[1] = watched
+    workers.by_pid[_PID] = workers.by_number[1] = watched
     found = workers.bury(_PID, status, resource.getrusage(resource.RUSAGE_SELF))
     assert found is not None
     board.close()

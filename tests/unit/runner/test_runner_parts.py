@@ -20,7 +20,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.tasks.gap import gap_line, place
 from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandBatch, CommandItem, Output
 from rmgr.runner import modules
-from rmgr.runner.command import Launcher, _interpreter_of_script
+from rmgr.runner.command import Launcher, interpreter_of_script
 from rmgr.runner.host import contain
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import ControlGroup, Forks
@@ -87,7 +87,7 @@ def test_an_output_file_is_taken_inline_or_moved_or_condensed(tmp_path: Path) ->
 def test_a_file_above_its_cap_gives_its_middle_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holes: bool) -> None:
     """Where the file system has no holes, it keeps the first part only."""
     if not holes:
-        monkeypatch.setattr("rmgr.runner.host.outputs._fallocate", None)
+        monkeypatch.setattr("rmgr.runner.host.outputs.fallocate", None)
     path, final = str(tmp_path / "stdout"), str(tmp_path / "final")
     fd = open_output(path)
     for n in range(5):
@@ -226,7 +226,7 @@ def test_groups_are_removed_from_the_leaves_up(tmp_path: Path) -> None:
     ],
 )
 def test_a_script_is_run_as_the_kernel_would(text: str, argv: list[str]) -> None:
-    assert _interpreter_of_script(text) == argv
+    assert interpreter_of_script(text) == argv
 
 
 def test_a_commands_own_variables_win_over_its_batchs_and_those_over_the_made_ones() -> None:
@@ -253,7 +253,7 @@ def test_arguments_are_whole_although_the_kernel_gives_some_at_a_time(tmp_path: 
 
 
 def test_what_has_left_its_parent_waits_for_processors_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contain, "_waited_for_processor", lambda _pid: (1_000_000_000, False))
+    monkeypatch.setattr(contain, "waited_for_processor", lambda _pid: (1_000_000_000, False))
     alone = contain.processor_seconds(os.getpid())[1]
     assert contain.processor_seconds(os.getpid(), [os.getpid(), 1])[1] == alone + 1, "each process once"
 

@@ -14,7 +14,7 @@ from rmgr.runner.host import slurm
 from rmgr.runner.host.environment import command_environment, shared_variables
 from rmgr.runner.ranks import srun
 from rmgr.runner.ranks.client import NotInJob, OwnAllocation
-from rmgr.runner.ranks.ranks import _slurms
+from rmgr.runner.ranks.ranks import slurm_variables
 
 MIB = 1024 * 1024
 
@@ -90,7 +90,7 @@ def test_a_placed_job_has_its_nodes_and_each_rank_its_number(tmp_path: Path) -> 
     assert (found["SLURM_NTASKS"], found["SLURM_NNODES"], found["SLURM_CPUS_PER_TASK"]) == ("5", "3", "3")
     assert (found["SLURM_TASKS_PER_NODE"], found["SLURM_JOB_CPUS_PER_NODE"]) == ("2(x2),1", "6(x2),3")
     assert (found["SLURM_CPUS_ON_NODE"], found["SLURM_MEM_PER_NODE"]) == ("6", "200")
-    rank = _slurms(found | {"RMGR_RANK": "3", "RMGR_NODE": "n2", "RMGR_NPROCS": "4", "RMGR_CPUS_ON_NODE": "6"}, 1)
+    rank = slurm_variables(found | {"RMGR_RANK": "3", "RMGR_NODE": "n2", "RMGR_NPROCS": "4", "RMGR_CPUS_ON_NODE": "6"}, 1)
     assert (rank["SLURM_PROCID"], rank["SLURM_LOCALID"], rank["SLURM_NODEID"]) == ("3", "1", "1")
     assert (rank["SLURM_NTASKS"], rank["SLURMD_NODENAME"]) == ("4", "n2")
 

@@ -113,21 +113,21 @@ def test_a_library_that_a_client_makes_complain_without_end_writes_few_lines_a_m
     logging.getLogger("kazoo.client").error("of another place")
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["ERROR grpc._server: Exception calling application: x"] * 20 + ["ERROR kazoo.client: of another place"]
-    logs._LIBRARIES.flush()
+    logs.LIBRARIES.flush()
     assert capsys.readouterr().err.endswith(": 980 more like this\n")
 
 
 def test_what_fails_again_and_again_writes_few_lines_a_minute_and_the_rest_is_counted(
     start: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_TROUBLES", AuditBook(60))
+    monkeypatch.setattr(logs, "TROUBLES", AuditBook(60))
     log = start("starter")
     for number in range(1000):
         log.warning("commit_over_quota", op=f"op{number}")
     log.error("disk_full")
     written = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line.get("op", line["event"]) for line in written] == [*(f"op{number}" for number in range(60)), "disk_full"]
-    logs._TROUBLES.flush()
+    logs.TROUBLES.flush()
     told = json.loads(capsys.readouterr().err)
     assert (told["event"], told["what"], told["count"], told["role"]) == ("lines_left_out", "commit_over_quota", 940, "starter")
 
@@ -135,14 +135,14 @@ def test_what_fails_again_and_again_writes_few_lines_a_minute_and_the_rest_is_co
 def test_the_audit_loses_no_line_among_others_nor_does_who_asks_for_every_line(
     start: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_FACTS", AuditBook(1))
+    monkeypatch.setattr(logs, "FACTS", AuditBook(1))
     log = start("submitter", level="debug")
     for number in range(700):
         audit(log, who="olga", role="operator", what="cancel", target=str(number), allowed=True)
         log.debug("question_asked", count=number)
         log.info("request_answered", count=number)
     events = Counter(json.loads(line)["event"] for line in capsys.readouterr().err.splitlines())
-    logs._FACTS.flush()
+    logs.FACTS.flush()
     assert events == {"audit": 700, "question_asked": 700, "request_answered": 1}
 
 
@@ -179,6 +179,6 @@ print("as usual")
 
 
 def test_no_known_field_has_the_name_of_a_secret() -> None:
-    from rmgr.log import _SECRETS, FIELDS
+    from rmgr.log import FIELDS, SECRETS
 
-    assert not [field for field in FIELDS if any(word in field for word in _SECRETS)]
+    assert not [field for field in FIELDS if any(word in field for word in SECRETS)]

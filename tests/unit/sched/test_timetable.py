@@ -30,18 +30,9 @@ def grown(seed: int) -> Carousel:
 def published(carousel: Carousel) -> GangRecord:
     gang = carousel.record("dqt", "dqt", "default")
     return GangRecord(
-        policy="dqt",
-        slot_us=gang.slot_us,
-        origin_us=gang.origin_us,
-        slot=gang.slot,
-        width=gang.width,
-        leaves=NODES,
-        clock=GangClock(node="n1", incarnation=1, offset_us=0),
-        queues=gang.queues,
-        front=gang.front,
-        late=gang.late,
-        next_round=gang.next_round,
-        attempts=tuple((job, 1, 0) for job in gang.jobs),
+        policy="dqt", slot_us=gang.slot_us, origin_us=gang.origin_us, slot=gang.slot, width=gang.width, leaves=NODES,
+        clock=GangClock(node="n1", incarnation=1, offset_us=0), queues=gang.queues, front=gang.front, late=gang.late,
+        next_round=gang.next_round, attempts=tuple((job, 1, 0) for job in gang.jobs),
     )
 
 
@@ -73,7 +64,7 @@ def test_loads_are_counted_when_somebody_places_by_them_and_are_the_same(seed: i
     gang = carousel.record("dqt", "dqt", "default")
     again = Carousel(gang)
     again.advance_to(gang.slot + 20)
-    assert again._loads is None  # who reads slots pays nothing for them
+    assert again.loads is None  # who reads slots pays nothing for them
     carousel.remove(gang.jobs[0])
     again.remove(gang.jobs[0])
     for mine, other in ((carousel.entries, again.entries), (carousel.jobs, again.jobs)):

@@ -182,22 +182,14 @@ def test_without_a_leader_nothing_starts_and_the_next_one_knows_everything() -> 
 
 
 @pytest.mark.parametrize(
-    "policy",
-    ["easy", "conservative", "sjf", "fair_share", "migration", "ljf_migration", "hpc2500.toml", "easy_fair_share.toml"],
+    "policy", ["easy", "conservative", "sjf", "fair_share", "migration", "ljf_migration", "hpc2500.toml", "easy_fair_share.toml"]
 )
 def test_a_fail_over_that_takes_no_time_changes_no_byte(policy: str, tmp_path: Path) -> None:
     """With failures and a window: a new leader at one pass, and at every pass; and the very same run again."""
     file = policy.endswith(".toml")
     experiment = Experiment(
-        source="hpc2500" if policy.startswith("hpc") else "lublin99",
-        policy=str(POLICIES / policy) if file else policy,
-        nodes=None if file else 16,
-        count=120,
-        load=Fraction(6, 5),
-        seed=3,
-        mtbf_us=60 * HOUR,
-        mttr_us=HOUR,
-        configure=load,
+        source="hpc2500" if policy.startswith("hpc") else "lublin99", policy=str(POLICIES / policy) if file else policy,
+        nodes=None if file else 16, count=120, load=Fraction(6, 5), seed=3, mtbf_us=60 * HOUR, mttr_us=HOUR, configure=load,
     )
     workload = experiment.workload()
     setting = experiment.setting(workload)

@@ -76,9 +76,7 @@ def test_a_job_is_one_row_and_its_stretches_are_kept_only_when_asked() -> None:
 
 def test_jobs_of_a_gang_lose_their_node_or_are_cancelled_and_the_others_go_on() -> None:
     lost = shares(
-        a_job(1, 0, 4, 4),
-        a_job(2, 0, 4, 2),
-        a_job(3, 0, 4, 2),
+        a_job(1, 0, 4, 4), a_job(2, 0, 4, 2), a_job(3, 0, 4, 2),
         events=(NodesFail(5 * SECOND, ((0, 0),)), NodesRepaired(7 * SECOND, ((0, 0),)), Cancel(9 * SECOND, 3)),
     )
     assert [spell.parting for spell in lost.outcomes[0].spells if spell.parting != "suspended"] == ["lost", "ended"]
@@ -214,10 +212,7 @@ def test_two_partitions_under_one_policy_have_a_gang_each() -> None:
     nodes = tuple(Node(id=n, cores=1, partition="main" if n < 2 else "debug") for n in range(4))
     jobs = (a_job(1, 0, 4, 2, "q0"), a_job(2, 0, 4, 2, "q0"), a_job(3, 1, 4, 2, "q1"), a_job(4, 1, 4, 2, "q1"))
     setting = Setting(
-        nodes=nodes,
-        pipeline=(Stage(policy_named("dqt", {"quantum": "2s"})),),
-        policy="dqt",
-        spells=True,
+        nodes=nodes, pipeline=(Stage(policy_named("dqt", {"quantum": "2s"})),), policy="dqt", spells=True,
         partitions={"q0": "main", "q1": "debug"},
     )
     workload = Workload(name="by hand", jobs=jobs, processors=4)

@@ -63,12 +63,12 @@ RESTORE = cluster.restore
 
 #: What is broken -> (where, name, what stands there instead, policy that stumbles, laws that may break).
 DEFECTS: dict[str, tuple[Any, str, Any, str, set[str]]] = {
-    "nodes_are_given_twice": (NodePool, "_change", nothing, "first_fit", {"capacity"}),
+    "nodes_are_given_twice": (NodePool, "change", nothing, "first_fit", {"capacity"}),
     "ranges_are_never_taken": (UnitPool, "take", nothing, "first_fit", {"capacity", "applies"}),
     "limits_are_forgotten": (View, "over_limits", lambda *_: None, "first_fit", {"permission"}),
     "windows_open_late": (Partition, "set_windows", opened_late, "fcfs", {"permission"}),
-    "jobs_begin_when_they_come": (Partition, "_never", lambda *_: None, "fcfs", {"served", "applies", "sound"}),
-    "dependencies_are_forgotten": (cluster.ClusterState, "_waits_on", lambda *_: None, "fcfs", {"permission"}),
+    "jobs_begin_when_they_come": (Partition, "why_never", lambda *_: None, "fcfs", {"served", "applies", "sound"}),
+    "dependencies_are_forgotten": (cluster.ClusterState, "waits_on", lambda *_: None, "fcfs", {"permission"}),
     "a_fork_leaves_starts_behind": (View, "back", nothing, "first_fit", {"fork"}),
     "notes_are_not_restored": (cluster, "restore", without_notes, "migration", {"stateless"}),
     "held_cores_are_free_for_all": (NodePool, "take_share", nothing, "connection_reservation", {"capacity", "stateless", "applies"}),
@@ -119,8 +119,7 @@ def test_nodes_join_and_come_back_with_other_cores() -> None:
 def test_who_waits_for_a_job_that_no_node_holds_any_longer_is_not_starved() -> None:
     node, jobs = Node(id=0, cores=2), (Job(id=1, submit_us=0, processes=2, limit_us=9), Job(id=2, submit_us=0, limit_us=9, after=(1,)))
     world = SmallWorld(
-        nodes=(node,),
-        works=tuple(LawsJob(job=job, run_us=5) for job in jobs),
+        nodes=(node,), works=tuple(LawsJob(job=job, run_us=5) for job in jobs),
         outages=(Outage(at_us=2, until_us=4, node=0, loses=True, cores=1),),
     )
     assert tried(world, lambda: (Stage(policy_named("fcfs")),)).breach is None

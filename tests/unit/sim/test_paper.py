@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rmgr.cli.main import run
-from rmgr.cli.sim.paper import _check, parse_seed_count, tolerance
+from rmgr.cli.sim.paper import parse_seed_count, told_check, tolerance
 from rmgr.errors import RmgrError, UsageError
 from rmgr.sched.policy import Stage
 from rmgr.sim import papers
@@ -194,11 +194,11 @@ def test_a_paper_that_passes_writes_everything_and_ends_well(tmp_path: Path, mon
 
 
 def test_what_is_listed_as_not_holding_is_told_with_its_experiment_and_ties_are_counted() -> None:
-    lines = list(_check(a_check(ours=-1, expected="table 1", ties={"": 1}, decided={"": 2})))
+    lines = list(told_check(a_check(ours=-1, expected="table 1", ties={"": 1}, decided={"": 2})))
     assert lines[:2] == ["C9.1   expected (does not hold)  it holds", "       listed as not holding: table 1"]
     assert lines[-1].split() == ["-1", "2", "1", ">", "0"]
     again = a_check(ours=1, expected="table 1")
-    assert (again.verdict, next(iter(_check(again)))) == ("fail", "C9.1   fail (holds)  it holds")
+    assert (again.verdict, next(iter(told_check(again)))) == ("fail", "C9.1   fail (holds)  it holds")
 
 
 def test_a_required_check_that_fails_ends_with_1_and_wrong_names_with_2(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

@@ -237,9 +237,7 @@ def test_bars_compare_runs_and_sweeps(tmp_path: Path) -> None:
     with styled():
         figure = compare_runs([read_run(written(tmp_path / policy, policy=policy)) for policy in ("easy", "fcfs")])
         assert [axes.get_xlabel() for axes in figure.axes] == [
-            "mean wait (s)",
-            "mean bounded slowdown (tau 10 s)",
-            "utilisation of the machine",
+            "mean wait (s)", "mean bounded slowdown (tau 10 s)", "utilisation of the machine"
         ]
         assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["easy", "fcfs"]
         assert figure.axes[0].patches[0].get_width() == pytest.approx(20 / 3)
@@ -300,10 +298,7 @@ def test_tables_and_figures_of_reports_are_drawn(tmp_path: Path) -> None:
     results = pictures.read([tmp_path / "paper"])
     assert results.reports[0][1] == (figure, waits)
     assert [picture.name for picture in pictures.pictures(results, ("tables", "figures"))] == [
-        "paper000-table-waits",
-        "paper000-table-names",
-        "paper000-sr-against-penalty",
-        "paper000-waits",
+        "paper000-table-waits", "paper000-table-names", "paper000-sr-against-penalty", "paper000-waits"
     ]
     (tmp_path / "paper" / "figures.json").write_text('{"figures": [{"title": "x"}]}')
     with pytest.raises(UsageError, match=r"figures\.json holds no figures"):

@@ -176,12 +176,8 @@ DECISIONS: tuple[Decision, ...] = (
 def test_every_record_and_decision_comes_back_as_it_was() -> None:
     run_ = Running(JOB, 5, 10, ((0, 1, 1),))
     snapshot = Snapshot(
-        nodes=(Node(id=0, cores=4, speed=0.5, closed=True), Node(id=1)),
-        waiting=(JOB,),
-        running=(run_,),
-        suspended=(Suspended(run_, 7),),
-        windows=(Maintenance(1, 5, 9, (0, 1), "disks"),),
-        limits=(("default", Limits(max_cpus_per_user=3)),),
+        nodes=(Node(id=0, cores=4, speed=0.5, closed=True), Node(id=1)), waiting=(JOB,), running=(run_,), suspended=(Suspended(run_, 7),),
+        windows=(Maintenance(1, 5, 9, (0, 1), "disks"),), limits=(("default", Limits(max_cpus_per_user=3)),),
     )
     entries = (
         Opening("easy", {"order": "sjf"}, 7, snapshot, AS_TOLD, 9, {"source": "x"}),
@@ -247,7 +243,5 @@ def test_numbers_of_any_size_come_back_as_they_were() -> None:
 def test_the_same_sentence_has_its_nouns_in_the_number_of_each_time() -> None:
     text = "needs {} x {} cores, {} nodes are free"
     assert [str(Why("r", text, (1, count, 2))) for count in (1, 4, 1)] == [
-        "r: needs 1 x 1 core, 2 nodes are free",
-        "r: needs 1 x 4 cores, 2 nodes are free",
-        "r: needs 1 x 1 core, 2 nodes are free",
+        "r: needs 1 x 1 core, 2 nodes are free", "r: needs 1 x 4 cores, 2 nodes are free", "r: needs 1 x 1 core, 2 nodes are free"
     ]

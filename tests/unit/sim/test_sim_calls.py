@@ -174,8 +174,7 @@ def test_all_policies_meet_the_same_requests_and_a_seed_repeats_itself(small: Pa
 def test_closed_clients_ask_when_they_have_their_answer(discipline: Any, small: Path) -> None:
     scenario = read_scenario(small)
     scenario = replace(
-        scenario,
-        clients=tuple(replace(client, kind="closed") for client in scenario.clients),
+        scenario, clients=tuple(replace(client, kind="closed") for client in scenario.clients),
         servers=tuple(replace(server, discipline=discipline) for server in scenario.servers),
     )
     requests = replicate(scenario, scenario.cases[0], call_policy_named("rr"), seed=3).requests

@@ -20,17 +20,8 @@ from tests.places import EXTRACTS
 
 TRACE = str(EXTRACTS / "kth_first_2000.swf.gz")
 SUMMARY = {
-    "makespan",
-    "mean_waiting_time",
-    "max_waiting_time",
-    "mean_turnaround_time",
-    "mean_slowdown",
-    "mean_bounded_slowdown",
-    "utilisation",
-    "jobs",
-    "passes",
-    "wall_seconds",
-    "jobs_per_second",
+    "makespan", "mean_waiting_time", "max_waiting_time", "mean_turnaround_time", "mean_slowdown", "mean_bounded_slowdown", "utilisation",
+    "jobs", "passes", "wall_seconds", "jobs_per_second",
 }
 
 Captured = pytest.CaptureFixture[str]

@@ -221,7 +221,7 @@ class Sleepless:
 
 
 def test_a_policy_that_wakes_for_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_MOST_IDLE", 500)
+    monkeypatch.setattr(driver, "MOST_IDLE", 500)
     workload = Workload(name="by hand", jobs=(a_job(1, 0, 10, 4),), processors=4)
     with pytest.raises(RmgrError, match=r"asks again and again for passes in which nothing starts: 500 until 50[0-9] us"):
         simulate(workload, Setting(nodes=4, pipeline=(Stage(Sleepless()),), policy="sleepless"))

@@ -24,11 +24,7 @@ from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob, stream
 
 def a_job(number: int, submit: int, run: int, processors: int, estimate: int | None = None) -> WorkloadJob:
     return WorkloadJob(
-        number=number,
-        submit_us=submit * SECOND,
-        run_us=run * SECOND,
-        estimate_us=(estimate or run) * SECOND,
-        processors=processors,
+        number=number, submit_us=submit * SECOND, run_us=run * SECOND, estimate_us=(estimate or run) * SECOND, processors=processors,
         processes=processors,
     )
 

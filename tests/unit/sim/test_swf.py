@@ -16,9 +16,7 @@ from rmgr.sim.workload.jobs import SECOND, SwfReader, Workload, read_trace
 Write = Callable[..., Path]
 
 
-def line(
-    job: object, submit: object, run: object, size: object, *, requested: object = -1, estimate: object = -1, user: object = 7
-) -> str:
+def line(job: object, submit: object, run: object, size: object, *, requested: object = -1, estimate: object = -1, user: object = 7) -> str:
     return f"{job} {submit} -1 {run} {size} -1 -1 {requested} {estimate} -1 1 {user} 3 -1 -1 -1 -1 -1"
 
 

@@ -325,7 +325,7 @@ class Unreachable:
 
 
 def test_a_fragment_whose_key_is_known_by_the_next_look_is_delivered_then_and_holds_nothing_up(world: World) -> None:
-    world.fragments._authenticity = Unreachable()  # type: ignore[assignment]
+    world.fragments.authenticity = Unreachable()  # type: ignore[assignment]
     world.add(0)
     world.run()
     assert world.seen == []
@@ -344,7 +344,7 @@ class Starters(World):
         """Delivers everything and rings what is not the slow resync, which nothing here may need."""
         for _ in range(50):
             self.run()
-            self.follower._heard_s = 0.0  # the pause is over
+            self.follower.heard_s = 0.0  # the pause is over
             if not self.ring(within_s=0.9):
                 return
         raise AssertionError("it never comes to rest")

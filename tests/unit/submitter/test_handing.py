@@ -129,8 +129,8 @@ def test_output_keys_are_left_only_to_who_takes_them_and_can_be_told(cluster: Hu
     submission = Submission(id=1, name="n", user="u", queue="default", work=Work.PYTHON)
     submitter: Any = SimpleNamespace(lines=Lines(has_line=has_line), loop=None)
     handing = Handing(submitter, submission)
-    handing.ran_on = handing._node = "n1"
-    handing._known = (0, replace(record, takes_left=takes_left))
+    handing.ran_on = handing.node = "n1"
+    handing.known = (0, replace(record, takes_left=takes_left))
     assert (handing.most_left > 0) is (takes_left and has_line)
     handing.ran_on = ""
     assert handing.most_left == 0, "nobody knows a node that waits"

@@ -517,7 +517,7 @@ class Rebuild:
         turning = [run for run in running if job_table.placed[run.job.id].allocation.gang]
         leaving = [run for job, run in stopping.items() if job_table.placed[job].allocation.gang]
         others_run = [run for run in running if not job_table.placed[run.job.id].allocation.gang]
-        running, crowded = _fitting(others_run, suspended, machine, [*turning, *leaving])
+        running, crowded = fitting(others_run, suspended, machine, [*turning, *leaving])
         running = sorted((*running, *turning), key=lambda run: run.job.id)
         stopping |= {run.job.id: run for run in crowded}
         waits, runs = frozenset(job.id for job in jobs), frozenset(run.job.id for run in running)
@@ -540,7 +540,7 @@ class Rebuild:
                 pinned=tuple((job.partition, job.id) for job in pinned),
                 reservations=tuple(one for reservations, _, _ in kept for one in reservations),
                 notes=tuple(one for _, notes, _ in kept for one in notes),
-                gangs=_gangs(gangs, [*turning, *leaving], machine),
+                gangs=gangs_of(gangs, [*turning, *leaving], machine),
                 holds=tuple(one for _, _, holds in kept for one in holds),
                 limits=tuple(sorted(self._served.limits.items())),
                 usage=tuple(use for records in remembered.values() for use in records.charged(runs, now_us, half_life_us)),
@@ -629,7 +629,7 @@ class Rebuild:
         return found
 
 
-def _gangs(known: Mapping[str, Gang], members: list[Running], machine: list[Node]) -> tuple[Gang, ...]:
+def gangs_of(known: Mapping[str, Gang], members: list[Running], machine: list[Node]) -> tuple[Gang, ...]:
     """Returns the gangs of all members: from the records, and for members without a record, one in which all share all nodes in turn.
 
     Nodes go on by the last record that they could read; a job that is in none stands still until the next record.
@@ -656,7 +656,7 @@ def _gangs(known: Mapping[str, Gang], members: list[Running], machine: list[Node
     return tuple(found)
 
 
-def _fitting(
+def fitting(
     running: list[Running], suspended: list[Suspended], machine: list[Node], members: list[Running]
 ) -> tuple[list[Running], list[Running]]:
     """Returns (runs that fit on their nodes, runs that overlap with those).

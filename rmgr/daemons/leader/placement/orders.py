@@ -113,7 +113,7 @@ class Promises:
         held = {hold.job_id: (part.jobs[hold.job_id], hold) for part in state.partitions.values() for hold in part.holds.values()}
         for job in jobs:
             found = held.get(job)
-            before, after = self._there.get(job, {}), self._records(*found) if found is not None else {}
+            before, after = self._there.get(job, {}), self.records_of(*found) if found is not None else {}
             submission, index = task_of(job)
             ops += place_ops.reserve_ops(submission, index, before, after, self._runs(found[1]) if found is not None else ())
             if after:
@@ -147,7 +147,7 @@ class Promises:
 
     # -- records
 
-    def _records(self, job: Job, hold: Hold) -> dict[str, bytes]:
+    def records_of(self, job: Job, hold: Hold) -> dict[str, bytes]:
         shares: dict[str, list[tuple[str, int]]] = {}
         for share in hold.waits_for:
             self._spread(share, self._label(share.run_id), shares)
@@ -259,7 +259,7 @@ class PlanExecution:
         self._gangs = placer.gangs
         self._at: Decision = _NOTHING  # the decision being carried out
         self._begun_s: float | None = None
-        self._left = 0  # commits in flight
+        self.left = 0  # commits in flight
         self._settled: Future[None] = Future()  # resolved when all commits are answered
         self._problem = ""
         self._blocks: dict[int, Stamped | None] = {}
@@ -320,20 +320,20 @@ class PlanExecution:
                 renewed = carousel.record(gang.name, gang.policy, gang.partition)
                 part.gangs.put(renewed)
                 records.append(self._gangs.encoded(partition, renewed, self._attempts(renewed, {})))
-        self._send(state, [], [], gangs=records)
+        self.send(state, [], [], gangs=records)
         return (yield from self._end())
 
     def ask(self, state: ClusterState, asked: Sequence[SentOrder]) -> Story[str]:
         """Commits orders that no plan decided, and the memory of them. Returns as `carry_out`."""
         self._begin()
-        self._send(state, [], asked)
+        self.send(state, [], asked)
         return (yield from self._end())
 
     def _begin(self) -> None:
         self._begun_s, self._problem, self._blocks = self._tree.clock(), "", {}
 
     def _end(self) -> Story[str]:
-        if self._left:
+        if self.left:
             yield self._settled
         self._begun_s = None
         return self._problem
@@ -389,14 +389,14 @@ class PlanExecution:
             self._stops.started(state, job, assigned.data)
         started = {job: assigned.key.attempt for job, assigned in jobs}
         records = [self._gangs.encoded(partition, gang, self._attempts(gang, started)) for partition, gang in gangs.items()]
-        self._send(state, jobs, asked, self._promises.changed(state, promised), records)
+        self.send(state, jobs, asked, self._promises.changed(state, promised), records)
 
     def _attempts(self, gang: Gang, started: Mapping[int, int]) -> dict[int, int]:
         """Returns the attempts of the gang's jobs: of those that start now, run, or were asked to leave but have not left."""
         placed = self._job_table.placed
         return {job: started.get(job) or placed[job].key.attempt for job in gang.homes if job in started or job in placed}
 
-    def _send(
+    def send(
         self,
         state: ClusterState,
         jobs: list[tuple[int, Assigned]],
@@ -405,7 +405,7 @@ class PlanExecution:
         gangs: Sequence[tuple[str, bytes, int | None]] = (),
     ) -> None:
         multis = self._multis(state, jobs, asked, promises, gangs)
-        self._left, self._settled = len(multis), Future()
+        self.left, self._settled = len(multis), Future()
         failpoint("leader.before_place")
         for multi, some, batch_orders in multis:
             self._tree.tell(self._commit(multi, some, batch_orders), f"commit {multi.name}", key=object())
@@ -593,16 +593,16 @@ class PlanExecution:
 
     def _commit(self, multi: Multi, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder]) -> Story[None]:
         try:
-            self._answered(jobs, asked, (yield self._tree.commit(multi)))
+            self.answered(jobs, asked, (yield self._tree.commit(multi)))
         except Exception as error:  # it is unknown what was placed: everything is read again
             self._problem = self._problem or f"PLACE: {type(error).__name__}: {error}"
             raise
         finally:
-            self._left -= 1
-            if not self._left:
+            self.left -= 1
+            if not self.left:
                 self._settled.set_result(None)
 
-    def _answered(self, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder], outcome: Outcome) -> None:
+    def answered(self, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder], outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             for one in asked:
                 if one.stop is not None:

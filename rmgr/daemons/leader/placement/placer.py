@@ -1,7 +1,7 @@
 """The scheduler's driver in the leader: facts from ZooKeeper, one pass, one fenced commit of its decisions, and again.
 
 Znodes are the facts: names under the `pending` of place queues are waiting jobs, names under `/running/<node>` are running jobs, records
-of nodes are the machine. They are compared with the scheduler's state before each pass (`_turn`), so that no event is lost by being
+of nodes are the machine. They are compared with the scheduler's state before each pass (`turn`), so that no event is lost by being
 handled at the wrong moment. After a refused commit, or one with an unknown outcome, everything is read again (`rebuild`), as after a
 take-over: the state is made anew from the records, and the next pass decides what the lost one would have decided.
 """
@@ -60,7 +60,7 @@ class Placer:
         self._is_other_log = False  # another pipeline places somewhere since the log began
         self._nodes_changed = False
         self._has_amended = False
-        self._due = False
+        self.is_due = False
         self._timer: Timer | None = None
         self._retry_s = _RETRY_S / 2
         self._closed = False
@@ -148,9 +148,9 @@ class Placer:
 
     def wake(self) -> None:
         """Asks for a turn; repeated calls cause one turn."""
-        if not self._due and not self._closed:
-            self._due = True
-            self._tree.soon(self._turn)
+        if not self.is_due and not self._closed:
+            self.is_due = True
+            self._tree.soon(self.turn)
 
     # -- what is known, in the loop
 
@@ -179,9 +179,9 @@ class Placer:
 
     # -- one turn
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         """Takes in all facts, then lets the policies plan. A step that has sent orders ends the turn: their commit comes before a plan."""
-        self._due = False
+        self.is_due = False
         if self._closed or self._passes.is_running or self._orders.is_busy:
             return  # the end of either begins a turn
         if not self.served.queues and not self.job_table.placed:

@@ -529,7 +529,7 @@ class UserRequests:
         request, shown = user_request.request, self._label(user_request.job)
         saved = keys.checkpoints_of(request.submission, request.index)
         try:
-            user_request.before = yield self._tree.in_store(_newest, prefix=saved)
+            user_request.before = yield self._tree.in_store(newest_checkpoint, prefix=saved)
             user_request.block = placed.name
             extra = {THEN: GO_ON, "why": USER, "block": placed.name} | ({"grace_us": str(request.grace_us)} if request.grace_us else {})
             order = InboxOrder(
@@ -545,7 +545,7 @@ class UserRequests:
                 block = yield self._tree.get(paths.running_block(placed.node, placed.key))
             except RmgrError:
                 block = None
-            newest = yield self._tree.in_store(_newest, prefix=saved)
+            newest = yield self._tree.in_store(newest_checkpoint, prefix=saved)
         except RmgrError as error:
             if user_request.stage is RequestStage.SENT:
                 words, hint = f"job {shown} was asked to save its state; whether that is stored is not known", f"rmgr show {shown}"
@@ -581,7 +581,7 @@ def answer_of(user_request: UserRequest) -> StopRequest:
     )
 
 
-def _newest(store: Store, *, prefix: str) -> keys.Checkpoint | None:
+def newest_checkpoint(store: Store, *, prefix: str) -> keys.Checkpoint | None:
     """Returns the newest checkpoint by its key; skips keys that are none of a checkpoint. Cost: a read for each 1,000 rows."""
     newest: keys.Checkpoint | None = None
     after = ""

@@ -81,7 +81,7 @@ def _jobs(placer: Placer, promised: Mapping[int, int]) -> dict[tuple[int, int], 
         jobs[task_of(job)] = views.PlacedView(
             state="waiting",
             what=why.rule,
-            blocker=_blocker(why, records),
+            blocker=blocker(why, records),
             reason=said(why, records) + _next_start(job_table.marks.get(job, "")),
             expected_start_us=promised.get(job, 0),
             route=job_table.class_of(job),
@@ -165,7 +165,7 @@ def _shown(fact: str, records: Records) -> str:
     return label(int(fact), records) if fact.isdigit() and int(fact) >= MAX_INDEX else fact
 
 
-def _blocker(why: Why, records: Records = _NO_RECORDS) -> str:
+def blocker(why: Why, records: Records = _NO_RECORDS) -> str:
     """Returns the id of the job that the reason waits for, "" if there is none."""
     found = re.search(r"\bjobs? \{\}", why.text)
     if found is None or not why.facts:

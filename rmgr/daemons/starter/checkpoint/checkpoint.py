@@ -141,7 +141,7 @@ class Checkpoints:
         self._shared = node.shared
         self._seals = node.shared.seals
         self.directories = directories.JobDirectories(node, directory)
-        self._open: dict[ClaimedBlock, OpenCheckpoint] = {}
+        self.open: dict[ClaimedBlock, OpenCheckpoint] = {}
         self._numbers: dict[ClaimedBlock, int] = {}
         self._timed: set[ClaimedBlock] = set()
         self._asked: set[ClaimedBlock] = set()  #: blocks whose program has been asked
@@ -158,7 +158,7 @@ class Checkpoints:
         extra, kind = order.extra, kind_of(order.extra)
         is_stop, kills = kind is not CheckpointKind.GO_ON, kind is CheckpointKind.PREEMPT
         by_policy = is_stop and not kills and extra.get("why") == "policy"
-        case = self._open.get(block)
+        case = self.open.get(block)
         if case is not None and guid in case.orders:
             return  # read again after a new registration
         if not block.is_placed:
@@ -189,11 +189,11 @@ class Checkpoints:
         if case is not None:  # a stop does not wait for a checkpoint of a job that goes on
             orders += case.orders
             self._over(case)
-        self._begin(self._case(block, why, grace_us, kind=kind, by_policy=by_policy, orders=orders))
+        self.begin(self.case(block, why, grace_us, kind=kind, by_policy=by_policy, orders=orders))
 
     def is_obeying(self, guid: str) -> bool:
         """Returns whether a commit of a checkpoint will cross the order off."""
-        return any(guid in case.orders for case in self._open.values()) or self._node.notes.carries(guid)
+        return any(guid in case.orders for case in self.open.values()) or self._node.notes.carries(guid)
 
     def started(self, block: ClaimedBlock) -> None:
         """Starts the clock of periodic checkpoints when its script starts."""
@@ -211,8 +211,8 @@ class Checkpoints:
             if served_us is not None and served_us < at_us:
                 yield Pause(max((at_us - served_us) / 1e6, _SERVED_S))
                 continue
-            if block.live and block not in self._open:
-                self._begin(self._case(block, "periodic", rigid_of(block).checkpoint_grace_us))
+            if block.live and block not in self.open:
+                self.begin(self.case(block, "periodic", rigid_of(block).checkpoint_grace_us))
             at_us = (served_us or 0) + every_us
             yield Pause(every_us / 1e6)
 
@@ -223,15 +223,13 @@ class Checkpoints:
         number = self._numbers[block] = self._numbers.get(block, 0) + 1
         return number
 
-    def _case(self, block: ClaimedBlock, why: str, grace_us: int, **more: Any) -> OpenCheckpoint:
+    def case(self, block: ClaimedBlock, why: str, grace_us: int, **more: Any) -> OpenCheckpoint:
         """Opens a new checkpoint. more: its other fields."""
         number = self.next_number(block)
-        found = self._open[block] = OpenCheckpoint(
-            block=block, number=number, why=why, grace_us=grace_us, made_us=machine.wall_us(), **more
-        )
+        found = self.open[block] = OpenCheckpoint(block=block, number=number, why=why, grace_us=grace_us, made_us=machine.wall_us(), **more)
         return found
 
-    def _begin(self, case: OpenCheckpoint) -> None:
+    def begin(self, case: OpenCheckpoint) -> None:
         block, kind = paths.block_name(case.block.key), "stop" if case.is_stop else "go-on"
         self._node.log.info("checkpoint_begun", block=block, kind=kind, why=case.why)
         self._node.jobs.stories.begin(self._run(case), key=case)
@@ -239,8 +237,8 @@ class Checkpoints:
     def _over(self, case: OpenCheckpoint) -> None:
         """Ends a checkpoint: what still comes of it is ignored."""
         case.phase = CheckpointPhase.OVER
-        if self._open.get(case.block) is case:
-            del self._open[case.block]
+        if self.open.get(case.block) is case:
+            del self.open[case.block]
         self._node.jobs.stories.end(case)
 
     def _run(self, case: OpenCheckpoint) -> Story[None]:
@@ -346,7 +344,7 @@ class Checkpoints:
 
         Either it was stopped, or it ended with code 85 after any request: programs need not know whether they may go on.
         """
-        case, again = self._open.get(block), block in self._asked and says_saved(ending)
+        case, again = self.open.get(block), block in self._asked and says_saved(ending)
         if block.cancel_words(block.key.first) is not None:
             return False
         if case is None or not case.is_stop:
@@ -367,7 +365,7 @@ class Checkpoints:
         if case is not None:
             self._over(case)
         why = f"it ended with {SAVED_EXIT_CODE} after it was asked to save its state"
-        return self._case(block, why, 0, kind=CheckpointKind.STOP, answered=True, orders=case.orders if case is not None else [])
+        return self.case(block, why, 0, kind=CheckpointKind.STOP, answered=True, orders=case.orders if case is not None else [])
 
     def _store(self, case: OpenCheckpoint) -> Story[None]:
         """Stores the content of its directories, and the output of an attempt that has ended, which then leaves."""
@@ -467,7 +465,7 @@ class Checkpoints:
 
     def lose(self, block: ClaimedBlock, node: str) -> bool:
         """Handles the loss of a node. True: the attempt had been stopped, and ends as a loss, since its files there are gone."""
-        case = self._open.get(block)
+        case = self.open.get(block)
         if case is None or case.ending is None or case.phase is not CheckpointPhase.COPYING:
             return False
         self._end_as(case, f"node {node} was lost while the job was being stopped", Reason.NODE_LOST)
@@ -487,14 +485,14 @@ class Checkpoints:
 
     def given_up(self, block: ClaimedBlock) -> None:
         """Notes that the STOP is committed."""
-        case = self._open.get(block)
+        case = self.open.get(block)
         if case is not None and case.ending is not None:
             self._shared.metrics.ended(None, 1, case.ending.elapsed_us / 1e6)
         self._node.over(block)
 
     def forget(self, block: ClaimedBlock) -> None:
         """Forgets a block that is over, or no longer the node's own."""
-        case = self._open.get(block)
+        case = self.open.get(block)
         if case is not None:
             self._over(case)
         self._timed.discard(block)

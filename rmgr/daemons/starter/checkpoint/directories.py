@@ -288,13 +288,13 @@ class RemotePart:
     lacks: str = ""
 
     def measure(self) -> int:
-        return self._step(Step(step="measure"))[0]
+        return self.stepped(Step(step="measure"))[0]
 
     def ask(self, asked: SaveRequest) -> None:
-        self._step(Step(step="ask", number=asked.number, stop=asked.stop, deadline_us=asked.deadline_us))
+        self.stepped(Step(step="ask", number=asked.number, stop=asked.stop, deadline_us=asked.deadline_us))
 
     def collect(self, *, stop: bool, max_bytes: int) -> tuple[files.FileEntry, ...]:
-        _, row = self._step(Step(step="collect", stop=stop, max_bytes=max_bytes), timeout_s=_LONG_S)
+        _, row = self.stepped(Step(step="collect", stop=stop, max_bytes=max_bytes), timeout_s=_LONG_S)
         data = row_of(self.store, row, files.MOST_LIST_BYTES)
         if data is None or hashlib.sha256(data).hexdigest() != row.rpartition("/")[2]:
             raise DataLost(f"the list of files of node {self.node} is not in the data store, or not what that node has stored")
@@ -302,9 +302,9 @@ class RemotePart:
 
     def restore(self, manifest: files.Manifest, key: str) -> None:
         del manifest
-        self._step(Step(step="restore", row=key), timeout_s=_LONG_S)
+        self.stepped(Step(step="restore", row=key), timeout_s=_LONG_S)
 
-    def _step(self, step: Step, *, timeout_s: float = _QUICK_S) -> tuple[int, str]:
+    def stepped(self, step: Step, *, timeout_s: float = _QUICK_S) -> tuple[int, str]:
         end_s = machine.monotonic() + _PATIENCE_S
         while True:
             try:

@@ -56,7 +56,7 @@ _RIGHTS = 0o777
 _SHOWN, _SHOWN_CHARS = 3, 20
 #: Checkpoints kept for each task: if the last cannot be read, there is one before.
 KEPT = 2
-_PAGE = 1000
+PAGE = 1000
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -536,9 +536,9 @@ def checkpoints_of(store: Store, sub: int, index: int) -> Iterator[Checkpoint]:
     before = (math.inf, math.inf)
     while True:
         found = (one for _, one in _keys(store, keys.checkpoints_of(sub, index)) if one is not None and one.order < before)
-        newest = heapq.nlargest(_PAGE, found, key=lambda one: one.order)
+        newest = heapq.nlargest(PAGE, found, key=lambda one: one.order)
         yield from newest
-        if len(newest) < _PAGE:
+        if len(newest) < PAGE:
             return
         before = newest[-1].order
 
@@ -622,12 +622,12 @@ def _keys(store: Store, prefix: str) -> Iterator[tuple[str, Checkpoint | None]]:
     """Yields the keys below a prefix, a page in memory at a time, each with its checkpoint, or None for a piece. Skips invalid keys."""
     last = ""
     while True:
-        page = store.keys(prefix, after=last, limit=_PAGE)
+        page = store.keys(prefix, after=last, limit=PAGE)
         for key in page:
             try:
                 yield key, keys.parse_checkpoint(key)
             except UsageError:  # only a user can have written it
                 continue
-        if len(page) < _PAGE:
+        if len(page) < PAGE:
             return
         last = page[-1]

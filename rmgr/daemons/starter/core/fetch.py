@@ -39,24 +39,24 @@ _FAILURE_S = 1.0
 #: Values above this are kept as files.
 _IN_MEMORY = 1024 * 1024
 #: Most bytes of a value that clients store, by the family of its key; larger ones are not fetched.
-_MOST_BYTES = {"fn": MAX_FUNCTION_BYTES, "mod": MAX_MODULE_BYTES}
+MOST_BYTES = {"fn": MAX_FUNCTION_BYTES, "mod": MAX_MODULE_BYTES}
 #: Bytes of one kind kept on a node for work that may come (functions, modules, a user's copies of them).
-_KEEP_BYTES = 1024 * 1024 * 1024
+KEEP_BYTES = 1024 * 1024 * 1024
 #: A value used within this time stays, whatever its size: work that needs several large ones must find them together.
-_RECENT_S = 60.0
+RECENT_S = 60.0
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 #: Errors caused by names of files, which users choose: the node is not to blame.
 _OF_NAMES = frozenset({errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EILSEQ, errno.ENOTEMPTY})
 #: A row above this is never in memory.
 IN_MEMORY_BYTES = 256 * 1024 * 1024
 #: Most bytes of one call in a message: the rest of the frame fits beside it.
-_MOST_IN_MESSAGE = MAX_FRAME - 4 * 2**20
+MOST_IN_MESSAGE = MAX_FRAME - 4 * 2**20
 #: Most bytes that the Starter itself reads for one task: the names of its keys, or its line of `--each-line`.
 MOST_READ_BYTES = 16 * 1024 * 1024
 #: A row with at least this many bytes a task, on average, is kept as a file.
 FILE_BYTES = 256 * 1024
 #: Most bytes of a block whose arguments are smaller on average, with room for the encoding.
-_MOST_SMALL_BYTES = FILE_BYTES * MAX_TASKS + 64 * 1024
+MOST_SMALL_BYTES = FILE_BYTES * MAX_TASKS + 64 * 1024
 _views = msgspec.msgpack.Decoder(tuple[memoryview, ...])
 #: MessagePack: first byte of a value -> number of bytes of its length.
 _ARRAYS = {0xDC: 2, 0xDD: 4}
@@ -127,7 +127,7 @@ class Fetched(Generic[V]):
     """A cache of what `load(store, key)` returns; the least recently used values are forgotten.
 
     load: raises DataLost or RowGone (with a sentence) if there is no value. keep: most values. Their attributes `size` add up to
-    _KEEP_BYTES at most, except for recently used values.
+    KEEP_BYTES at most, except for recently used values.
     """
 
     def __init__(self, io: StoreIO, load: Callable[[Store, str], V], *, keep: int) -> None:
@@ -169,11 +169,11 @@ class Fetched(Generic[V]):
             self._here[key] = result
             self._bytes += getattr(result, "size", 0)
         self._asked_s[key] = machine.monotonic()
-        while len(self._here) > self._keep or (self._bytes > _KEEP_BYTES and self._is_old(next(iter(self._here)))):
+        while len(self._here) > self._keep or (self._bytes > KEEP_BYTES and self._is_old(next(iter(self._here)))):
             self.forget(next(iter(self._here)))
 
     def _is_old(self, key: str) -> bool:
-        return machine.monotonic() - self._asked_s.get(key, -math.inf) > _RECENT_S
+        return machine.monotonic() - self._asked_s.get(key, -math.inf) > RECENT_S
 
     def forget(self, key: str) -> None:
         """Drops a value from the cache. Owner's thread only."""
@@ -222,7 +222,7 @@ class Fetcher:
             raise RowGone(f"{key} is not in the data store")
         data, about = found
         if data is None:
-            file = self._streamed(store, key, about.size)
+            file = self.streamed(store, key, about.size)
             return Blob(b"", file, file.size)
         check_content(key, hashlib.sha256(data).hexdigest())
         return Blob(data, "" if len(data) <= MAX_INLINE_FUNCTION else self._write(key, iter((data,))), len(data))
@@ -232,9 +232,9 @@ class Fetcher:
 
     def _file(self, store: Store, key: str) -> KeptFile:
         head = store.head(key)
-        return self._streamed(store, key, 0 if head is None else head[0])
+        return self.streamed(store, key, 0 if head is None else head[0])
 
-    def _streamed(self, store: Store, key: str, size: int) -> KeptFile:
+    def streamed(self, store: Store, key: str, size: int) -> KeptFile:
         """Writes a row to a file without holding it in memory whole. size: of the row, as read a moment ago."""
         most = _most_bytes(key)
         if size > most:
@@ -265,7 +265,7 @@ class Fetcher:
 
 
 def _most_bytes(key: str) -> int:
-    return _MOST_BYTES.get(key.partition("/")[0], MAX_UPLOAD_BYTES)
+    return MOST_BYTES.get(key.partition("/")[0], MAX_UPLOAD_BYTES)
 
 
 def _too_large(key: str, size: int, most: int) -> ValueTooLarge:
@@ -412,7 +412,7 @@ def decode(key: str, data: bytes, directory: Path) -> Arguments:
         pieces = _spill(views, path)
     except OSError:  # e.g. a full disk: keep them in memory
         _remove(path)
-        if max(map(len, views)) > _MOST_IN_MESSAGE:
+        if max(map(len, views)) > MOST_IN_MESSAGE:
             raise
         return Arguments(decode_payloads(data))
     return Arguments(pieces, path)
@@ -427,8 +427,8 @@ def too_large(key: str, row: Arguments) -> str:
 def _small(key: str, path: str) -> bytes:
     """Reads a file with many small arguments. Raises: DataLost if it is larger than any block's, as it would take as much memory."""
     size = os.stat(path).st_size
-    if size > _MOST_SMALL_BYTES:
-        raise DataLost(f"the arguments {key} have {size:,} bytes; in parts that small a block has {_MOST_SMALL_BYTES:,} at most")
+    if size > MOST_SMALL_BYTES:
+        raise DataLost(f"the arguments {key} have {size:,} bytes; in parts that small a block has {MOST_SMALL_BYTES:,} at most")
     return Path(path).read_bytes()
 
 

@@ -29,10 +29,10 @@ from rmgr.runtime import machine
 
 T = TypeVar("T")
 #: Pause between two attempts while the store is away, doubled up to the second value.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 #: Helper threads: they start when large outputs wait for a thread, or a user waits for others, and end after so long (s) without work.
 #: A disk syncs sixteen files together in little more than the time of one, and each of these jobs only waits for that.
-_HELPERS, _HELPER_REST_S = 12, 5.0
+_HELPERS, HELPER_REST_S = 12, 5.0
 #: Most threads that one user may hold, and additional helpers for users who hold none: a hanging file server gives no thread back.
 _MOST_OF_ONE, _NEWCOMERS = 12, 48
 #: How long to wait for the answer to a write begun without a thread; then a thread writes it, and sees what is wrong.
@@ -81,7 +81,7 @@ class StoreIO:
         self._long_busy = 0
         self._parked: deque[_Job] = deque()  #: jobs that met a store that was away
         self._retry_s = -math.inf
-        self._pause_s = _FIRST_PAUSE_S
+        self._pause_s = FIRST_PAUSE_S
         self._is_trying = False  #: a parked job is being tried again
         lock = threading.RLock()
         self._arrived = threading.Condition(lock)
@@ -207,7 +207,7 @@ class StoreIO:
         """Lets one more thread take a job: a resting helper, else a new one if the limit allows. Under the lock."""
         self._helping.notify()
         if len(self._jobs) + len(self._long) > self._waiting + self._resting and len(self._helpers) < most:
-            helper = machine.Thread(target=self._work, args=(_HELPER_REST_S,), name="store-helper", daemon=True)
+            helper = machine.Thread(target=self._work, args=(HELPER_REST_S,), name="store-helper", daemon=True)
             try:
                 helper.start()
             except RuntimeError:  # the machine has no more threads: the existing ones do it
@@ -357,7 +357,7 @@ class StoreIO:
                 for parked in reversed(self._parked):
                     (self._long if parked.is_long else self._jobs).appendleft(parked)
                 self._parked.clear()
-                self._pause_s = _FIRST_PAUSE_S
+                self._pause_s = FIRST_PAUSE_S
                 self.down_since_s = self.starved_since_s = None
                 self._arrived.notify_all()
         if not self._closing.is_set():

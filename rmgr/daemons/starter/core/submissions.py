@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from rmgr.model.tasks.submission import Amendment
 
 #: Most records kept, and most nonces.
-_KEEP = 4096
+KEEP = 4096
 #: How long a record that cannot be read is left alone: at first, and at most.
 _PAUSE_S, _MOST_PAUSE_S = 5.0, 600.0
 #: Why an absent record is left alone: never longer than at first, since its number may be assigned at any moment.
 _ABSENT = "there is none, or none any more"
 #: Most verified signatures kept: the parts of one block share a signature, and so do blocks that left together.
-_KEEP_VERIFIED = 1024
+KEEP_VERIFIED = 1024
 #: How long a node whose clock is wrong takes no work after it would have refused some (s).
 _DOUBT_S = 60.0
 
@@ -312,7 +312,7 @@ class RecordCache:
         info = self._here[record.id] = Info(record, queue, array)
         info.origin, info.is_closed, info.read_s, info.session = record, record.phase is Phase.CLOSED, read_s, session
         info.czxid, info.nonce = czxid, place_of(record)
-        while len(self._here) > _KEEP:
+        while len(self._here) > KEEP:
             self._here.popitem(last=False)
         return info
 
@@ -321,12 +321,12 @@ class RecordCache:
         self._log.warning("submission_invalid", submission=submission, why=why)
         nobodys = Submission(id=submission, name="", user="", queue="", work=Work.COMMAND)
         info = self._here[submission] = Info(nobodys, QueueSpec(name=""), None, refusal=why)
-        while len(self._here) > _KEEP:
+        while len(self._here) > KEEP:
             self._here.popitem(last=False)
         return info
 
     def _refuse(self, submission: int, why: str) -> None:
-        if len(self._refused_s) > _KEEP:
+        if len(self._refused_s) > KEEP:
             self._refused_s.clear()
             self._pauses_s.clear()
             self._refused_whys.clear()
@@ -397,7 +397,7 @@ class Nonces:
             nonce = self._nonces.setdefault(path, Nonce(path))
             self._nonces.move_to_end(path)
             self._stories.begin(self._read(nonce), key=nonce)
-            while len(self._nonces) > _KEEP:
+            while len(self._nonces) > KEEP:
                 self._nonces.popitem(last=False)
 
     # -- inside
@@ -594,7 +594,7 @@ class Gate:
             if not signer.verify(signature, signed):
                 raise NotSealed("it is not what its user signed: its arguments, its record or its signature was changed")
             self._verified[seal.key_id, signature] = signed
-            while len(self._verified) > _KEEP_VERIFIED:
+            while len(self._verified) > KEEP_VERIFIED:
                 self._verified.popitem(last=False)
         return Admission.GRANTED
 

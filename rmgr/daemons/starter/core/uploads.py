@@ -27,7 +27,7 @@ from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS
 #: Bytes of uploads kept on a node.
 CAP_BYTES = 2 * 1024 * 1024 * 1024
 #: Files of one uploaded directory together: twice what may be uploaded, since an archive of 0.1.0 may name a file twice.
-_MAX_UNPACKED = 2 * MAX_UPLOAD_BYTES
+MAX_UNPACKED = 2 * MAX_UPLOAD_BYTES
 _MODE = 0o755
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Space of a directory or a link on disk, normally the most.
@@ -103,7 +103,7 @@ class Uploads:
 
         target.mkdir(exist_ok=True)
         try:
-            unpack(upload.path, target, name=name, max_bytes=_MAX_UNPACKED, check=counted)
+            unpack(upload.path, target, name=name, max_bytes=MAX_UNPACKED, check=counted)
         finally:
             upload.unpacked_bytes = max(upload.unpacked_bytes, made_bytes)  # the next one asks for all of it at once
 

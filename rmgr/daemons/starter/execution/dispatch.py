@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 #: For arguments that travel with their task.
 _INLINE: dict[str, Any] = {}
 #: Most bytes of arguments in one message.
-_BATCH_BYTES = 4 * 1024 * 1024
+BATCH_BYTES = 4 * 1024 * 1024
 #: More than the limit: the client may have replaced the interpreter in the first line.
 _MOST_SCRIPT_BYTES = MAX_SCRIPT_BYTES + 64 * 1024
 #: Most bytes of arguments fetched ahead of the slots.
-_AHEAD_BYTES = 16 * 1024 * 1024
+AHEAD_BYTES = 16 * 1024 * 1024
 #: A slot whose task has run this long gives up its waiting tasks when another slot is free.
 _LONG_S = 0.03
 #: Least waiting time that makes it worth taking tasks back from a slot.
@@ -153,14 +153,14 @@ class Dispatcher:
         """Fetches the next arguments and inputs while the slots are busy, some MiB at a time: memory and disk stay bounded."""
         ahead = 0
         for block in self._blocks.values():
-            if ahead >= _AHEAD_BYTES:
+            if ahead >= AHEAD_BYTES:
                 return
             if block.data.keyed and block.ready and isinstance(self._launch(block), LaunchSpec) and not self._stager.read_ahead(block):
                 return
             if block.data.row and block.ready:
                 if block.payloads is None:
                     self._launch(block)
-                ahead += sum(len(block.payload(index)) for index in block.ready) if block.payloads is not None else _BATCH_BYTES
+                ahead += sum(len(block.payload(index)) for index in block.ready) if block.payloads is not None else BATCH_BYTES
 
     # -- one block ---------------------------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class Dispatcher:
             if block.data.serial:
                 lane.serial = block
             # Its tasks may have been taken back unread, and may still be in the pipe; a single task is not taken back.
-            most = 1 if lane.lags(_BATCH_BYTES) else BATCH_TASKS if block.data.serial else size
+            most = 1 if lane.lags(BATCH_BYTES) else BATCH_TASKS if block.data.serial else size
             self._send(lane, block, launch, min(most, startable), now_s)
         return False
 
@@ -326,7 +326,7 @@ class Dispatcher:
 
     def _has_little(self, lane: WorkerLane, task_s: float) -> bool:
         """Returns whether the lane needs more soon: its tasks take little time, and it has received all of them."""
-        if lane.lags(_BATCH_BYTES):
+        if lane.lags(BATCH_BYTES):
             return False
         now_s = self._times.of(lane.kind)
         low_s = LOW_S if lane.worker is not None else LOW_COMMANDS_S
@@ -369,7 +369,7 @@ class Dispatcher:
                 payload = payload.read()  # the file does not belong to the task's user
             data, there = (payload, _INLINE) if isinstance(payload, bytes) else (b"", fetch.where(payload))
             size += len(data)
-            if size > _BATCH_BYTES and items:
+            if size > BATCH_BYTES and items:
                 block.put_back(indices[at:])
                 del indices[at:]
                 break

@@ -147,11 +147,11 @@ class Ends:
                     reason=Reason.START_FAILED, error=error, data=event.error, out=event.out, err=event.err
                 )
             case workevents.WorkerEnded():
-                self._worker_ended(event, now_s)
+                self.worker_ended(event, now_s)
             case workevents.SlotUp():
                 self.reopening.up(event.slot)
             case workevents.SlotLost():
-                self._slot_lost(event, now_s)
+                self.slot_lost(event, now_s)
             case workevents.Surprised():
                 self._shared.metrics.surprises.labels(event.what).inc()
                 if event.what == "lease_kill":
@@ -229,7 +229,7 @@ class Ends:
         if (error := self._aside.attempt(settle)) is not None:
             self._end_for_good(block, [outcome.index for outcome in outcomes], Reason.BAD_OUTPUT, error, now_s)
 
-    def _worker_ended(self, event: workevents.WorkerEnded, now_s: float) -> None:
+    def worker_ended(self, event: workevents.WorkerEnded, now_s: float) -> None:
         lane = self._lanes.of_worker(event.worker)
         refusal = self._refused.pop(event.worker, None)
         if lane is None:
@@ -336,7 +336,7 @@ class Ends:
 
     # -- slots ---------------------------------------------------------------------------------------------------------------
 
-    def _slot_lost(self, event: workevents.SlotLost, now_s: float) -> None:
+    def slot_lost(self, event: workevents.SlotLost, now_s: float) -> None:
         lane = self._lanes.of_slot(event.slot)
         tasks, owner = (dict(lane.tasks), lane.owner) if lane is not None else ({}, None)
         running = frozenset(event.running)

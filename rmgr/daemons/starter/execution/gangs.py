@@ -47,7 +47,7 @@ _OUT_OF_TURN_US = 60_000_000
 _DRIFT_US = 500
 _LOOK_S = 1.0
 #: Time after which an unreadable clock is logged.
-_SILENT_S = 3.0
+SILENT_S = 3.0
 #: Why an attempt ended that the turner had to kill.
 OVERRAN = "it computed on for a second after the end of its turn, and was killed"
 #: Name under which the lanes keep all cores of a node for its gangs.
@@ -292,7 +292,7 @@ class Gangs:
         if gang.table is None or gang.table.record.origin_us != record.origin_us:  # another tree, with a clock of its own
             gang.rows, gang.ahead_us = [], None
         if gang.table is None or gang.table.record.clock != record.clock:
-            gang.tells_s = machine.monotonic() + _SILENT_S
+            gang.tells_s = machine.monotonic() + SILENT_S
         first_us = table.start_us(record.slot)
         gang.rows = [row for row in gang.rows if row.start_us < first_us]
         gang.version, gang.table, gang.error, gang.is_due = found.version, table, "", True

@@ -123,33 +123,33 @@ class HeldParts:
         self._node = node
         self._shared = node.shared
         self._directory = directory
-        self._holds: dict[str, HeldPart] = {}
+        self.known: dict[str, HeldPart] = {}
         self._waiters: dict[str, list[tuple[str, int, Future[HeldPart]]]] = {}
         self.life = machine.guid()[:12]
 
     def __iter__(self) -> Iterator[HeldPart]:
-        return iter(self._holds.values())
+        return iter(self.known.values())
 
     def __len__(self) -> int:
-        return len(self._holds)
+        return len(self.known)
 
     def parts_of(self, submission: int, index: int) -> list[HeldPart]:
         """Returns the parts of one job, whether or not they have their cores."""
-        return [hold for hold in self._holds.values() if (hold.submission, hold.index) == (submission, index)]
+        return [hold for hold in self.known.values() if (hold.submission, hold.index) == (submission, index)]
 
     def has(self, name: str) -> bool:
         """Returns whether a hold stands, whether or not it has its cores."""
-        return name in self._holds
+        return name in self.known
 
     def get(self, name: str) -> HeldPart | None:
         """Returns a hold that has its cores, else None."""
-        hold = self._holds.get(name)
+        hold = self.known.get(name)
         return hold if hold is not None and hold.is_ready else None
 
     def when_ready(self, name: str, *, head: str, cores: int) -> Future[HeldPart]:
         """Returns a future, done once the hold stands, is what was asked for, and has its cores; a caller that gives up cancels it."""
         future: Future[HeldPart] = Future()
-        hold = self._holds.get(name)
+        hold = self.known.get(name)
         if hold is not None and hold.suits(head, cores):
             future.set_result(hold)
         else:
@@ -177,22 +177,22 @@ class HeldParts:
         """Takes the children of `/holds/<node>` (None: it is absent, and there are no holds)."""
         standing = set(names or ())
         self._node.jobs.reservations.seen(standing)
-        for name in [name for name in self._holds if name not in standing]:
+        for name in [name for name in self.known if name not in standing]:
             self._node.log.info("hold_gone", name=name)
-            self._end(self._holds.pop(name))
-        for hold in self._holds.values():
+            self._end(self.known.pop(name))
+        for hold in self.known.values():
             if hold.record is not None and not self._look(hold):
                 hold.is_stale = True  # the same name may stand for a new hold: a job that was given back is placed again under its attempt
-        for name in standing - self._holds.keys():
+        for name in standing - self.known.keys():
             try:
                 submission, index, attempt = paths.parse_hold(name)
             except ValueError:
                 continue
-            self._holds[name] = HeldPart(name=name, submission=submission, index=index, attempt=attempt)
+            self.known[name] = HeldPart(name=name, submission=submission, index=index, attempt=attempt)
 
     def forget_lost(self) -> None:
         """Ends holds whose private directory was removed: nothing can be started in them, and that is the node's loss."""
-        lost = [hold for hold in self._holds.values() if hold.place is not None and not hold.place.is_dir()]
+        lost = [hold for hold in self.known.values() if hold.place is not None and not hold.place.is_dir()]
         if lost:
             self.life = machine.guid()[:12]
         for hold in lost:
@@ -203,9 +203,9 @@ class HeldParts:
 
     def lose(self) -> None:
         """Ends all holds after the node was fenced."""
-        for hold in self._holds.values():
+        for hold in self.known.values():
             self._end(hold)
-        self._holds.clear()
+        self.known.clear()
         self._node.jobs.reservations.lose()
         self.life = machine.guid()[:12]
 
@@ -215,7 +215,7 @@ class HeldParts:
         """Takes holds that fit now; tells the lanes whether one does not fit, and whether one is still unknown."""
         lanes = self._node.lanes
         owed, unsure = self._node.jobs.reservations.is_owed, self._node.jobs.reservations.is_unsure
-        for hold in self._holds.values():
+        for hold in self.known.values():
             waits = not (hold.is_ready or hold.is_too_large)
             if hold.record is None or hold.is_stale:
                 self._look(hold)
@@ -340,17 +340,17 @@ class HeldParts:
             hold.retry_s = machine.monotonic() + (_LONG_PAUSE_S if isinstance(error, WrongCluster) else _PAUSE_S)
             hold.is_stale = True
             return
-        if self._holds.get(hold.name) is not hold:
+        if self.known.get(hold.name) is not hold:
             return
         if record is None:
-            self._end(self._holds.pop(hold.name))
+            self._end(self.known.pop(hold.name))
         elif hold.record is None:
             hold.record = record
         elif record != hold.record:
             self._node.log.info("hold_replaced", name=hold.name)
             self._end(hold)
             fresh = HeldPart(name=hold.name, submission=hold.submission, index=hold.index, attempt=hold.attempt, record=record)
-            self._holds[hold.name] = fresh
+            self.known[hold.name] = fresh
 
 
 # -- promised cores --------------------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ class HeldParts:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Promise:
+class Promise:
     """A promise to one waiting job. met: those of its running jobs that were seen here; gone: those that have ended."""
 
     name: str
@@ -383,7 +383,7 @@ class Reservations:
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
         self._shared = node.shared
-        self._promises: dict[str, _Promise] = {}
+        self._promises: dict[str, Promise] = {}
         self._looks = False
         self.is_owed = self.is_unsure = False
 
@@ -395,7 +395,7 @@ class Reservations:
             promise.is_stale = not promise.is_leaving  # another one of the same name may have replaced it
         for name, (submission, index) in standing.items():
             if name not in self._promises:
-                self._promises[name] = _Promise(name=name, submission=submission, index=index)
+                self._promises[name] = Promise(name=name, submission=submission, index=index)
 
     def lose(self) -> None:
         """Forgets all promises after the node was fenced; those that stand are read again."""
@@ -415,7 +415,7 @@ class Reservations:
             if promise.is_stale and machine.monotonic() >= promise.retry_s:
                 self._node.stories.begin(self._read(promise), key=("promise", promise))
             if promise.record is not None and not promise.is_bad:  # also of one that leaves: a job that it waits for may end only now
-                is_owed = not self._node.lanes.keep(promise.name, *self._wanted(promise, promise.record, here)) or is_owed
+                is_owed = not self._node.lanes.keep(promise.name, *self.wanted(promise, promise.record, here)) or is_owed
         self.is_owed = is_owed
         self.is_unsure = any(one.record is None and not one.is_bad for one in self._promises.values())
 
@@ -435,7 +435,7 @@ class Reservations:
             if promise.is_leaving and (promise.submission, promise.index) == (submission, index):
                 self._end(promise)
 
-    def _end(self, promise: _Promise) -> None:
+    def _end(self, promise: Promise) -> None:
         del self._promises[promise.name]
         self._node.lanes.keep(promise.name, 0, 0)
         self._node.log.info("reservation_gone", name=promise.name)
@@ -453,7 +453,7 @@ class Reservations:
         blocks = (block for block in self._node.blocks.values() if block.is_placed and (block.ready or block.live))
         return {run_label(block.key.submission, block.key.first, block.key.attempt) for block in blocks}
 
-    def _wanted(self, promise: _Promise, record: Reserved, here: set[str]) -> tuple[int, int, Needs]:
+    def wanted(self, promise: Promise, record: Reserved, here: set[str]) -> tuple[int, int, Needs]:
         """Returns the cores, MiB and pieces of other resources that belong to the waiting job by now."""
         jobs, is_settled = self._node.jobs, self._node.orders.is_settled
         cores = total = 0
@@ -476,7 +476,7 @@ class Reservations:
 
     # -- reading
 
-    def _read(self, promise: _Promise) -> Story[None]:
+    def _read(self, promise: Promise) -> Story[None]:
         promise.is_stale = False
         try:
             found: Stamped | None = yield self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{promise.name}")

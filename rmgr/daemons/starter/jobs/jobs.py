@@ -62,7 +62,7 @@ _SUSPEND_S = 10.0
 #: Most shapes of jobs that are kept.
 _SHAPES = 64
 #: Pause after a block could not be read, and after the record of its submission could not be read.
-_PAUSE_S, _REFUSED_S = 0.5, 5.0
+_PAUSE_S, REFUSED_S = 0.5, 5.0
 #: Reasons that a spawner reports for work killed by the turner.
 _KILLED = frozenset({Reason.SIGNAL, Reason.WORKER_LOST})
 #: Ends that may be caused by lack of memory on another node of the job.
@@ -177,7 +177,7 @@ class Jobs:
                 self._node.claimed(block)
                 taken.append(block)
             elif self._shared.records.is_refused(coming.key.submission):  # when its record can be read, the block may be gone
-                coming.data, coming.retry_s = None, machine.monotonic() + _REFUSED_S
+                coming.data, coming.retry_s = None, machine.monotonic() + REFUSED_S
         if again:
             self._node.stories.begin(self._read(again))
         if taken:

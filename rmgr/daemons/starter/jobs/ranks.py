@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 _CHUNK = 64 * 1024
 #: How long the program that runs ranks may take to listen, and the pause between two tries.
-_CONNECT_S, _CONNECT_PAUSE_S = 15.0, 0.01
+CONNECT_S, _CONNECT_PAUSE_S = 15.0, 0.01
 #: How long to wait for the reason why a node's processes are gone.
 _WORDS_S = 5.0
 #: Pause of a door without a descriptor for the next connection.
 _NO_ROOM_S = 0.2
 #: Longest first line of a connection, how long it may take, and the pause between two checks.
-_LINE_BYTES, _LINE_S, _LOOK_S = 4096, 20.0, 0.5
+_LINE_BYTES, LINE_S, LOOK_S = 4096, 20.0, 0.5
 #: Connections that a job may have for each other node, and in addition.
-_LINKS_EACH, _LINKS_MORE = 4, 64
+_LINKS_EACH, LINKS_MORE = 4, 64
 T = TypeVar("T")
 _UNLIMITED = 1 << 20
 
@@ -71,7 +71,7 @@ class RanksAnswering:
             raise RmgrError(f"node {node}: {sentence(error)}") from None
 
     def launch(self, node: str, hold: str) -> RanksLink:
-        found = self._ask(node, lambda agent: agent.jobs.holds.get(hold), _CONNECT_S)  # it may be registering, which takes a while
+        found = self._ask(node, lambda agent: agent.jobs.holds.get(hold), CONNECT_S)  # it may be registering, which takes a while
         if found.place is None:
             raise _nothing_on(node)
         gangs = self._starter.agents[node].jobs.gangs
@@ -80,7 +80,7 @@ class RanksAnswering:
         def clock() -> float:  # the program cannot answer while it is stopped between its turns
             return gangs.served_us(hold)[0] / 1e6 if takes_turns else machine.monotonic()
 
-        end_s = clock() + _CONNECT_S
+        end_s = clock() + CONNECT_S
         account = found.info.account if found.info is not None else None
         seq = found.seq
         user = account.uid if account is not None else os.getuid()
@@ -244,7 +244,7 @@ class Door:
         self._hold = hold
         self._users = frozenset((-1, 0, os.getuid(), uid))
         self._uid = uid
-        self._most = _LINKS_EACH * len(nodes) + _LINKS_MORE
+        self._most = _LINKS_EACH * len(nodes) + LINKS_MORE
         self._links: set[socket.socket] = set()
         self._cpu_us = self._max_rss_kib = 0
         self._on_starved = on_starved
@@ -343,12 +343,12 @@ class Door:
 
     def _node_of(self, link: socket.socket) -> str:
         """Returns the node that a connection names, "" if it ended before that. Raises: NotFound; OSError."""
-        line, end_s = b"", self._clock() + _LINE_S
+        line, end_s = b"", self._clock() + LINE_S
         while not line.endswith(b"\n"):
             left_s = end_s - self._clock()
             if left_s <= 0 or len(line) > _LINE_BYTES:
                 return ""
-            link.settimeout(min(left_s, _LOOK_S))
+            link.settimeout(min(left_s, LOOK_S))
             with contextlib.suppress(TimeoutError):
                 byte = link.recv(1)
                 if not byte:

@@ -103,12 +103,12 @@ class Completing:
             return due_s
         part = block.take_part()
         if part.row:
-            self._node.stories.begin(self._complete_by_row(block, part))
+            self._node.stories.begin(self.complete_by_row(block, part))
         else:
-            self._complete(block, part)
+            self.complete(block, part)
         return math.inf
 
-    def _complete_by_row(self, block: ClaimedBlock, part: CompletePart) -> Story[None]:
+    def complete_by_row(self, block: ClaimedBlock, part: CompletePart) -> Story[None]:
         error: Exception | None = None
         try:
             yield self._shared.io.answer(lambda store: store.put(part.row, part.row_bytes), size=len(part.row_bytes))
@@ -118,7 +118,7 @@ class Completing:
             return
         if error is None and self._shared.committer.may_commit:
             try:
-                self._complete(block, part)
+                self.complete(block, part)
                 return
             except Exception as found:  # noqa: BLE001 - the boundary of one block
                 error = found
@@ -132,7 +132,7 @@ class Completing:
             self._node.strike("fragment_not_stored", str(error))
         block.refused(machine.monotonic())
 
-    def _complete(self, block: ClaimedBlock, part: CompletePart) -> None:
+    def complete(self, block: ClaimedBlock, part: CompletePart) -> None:
         part.orders = self._node.orders.obeyed_by(block, part.indices)
         part.go_idle = self._node.puller.is_hungry and self._node.idle.goes(IdleStage.SETTING)
         sign = self._shared.gate.sign if self._shared.gate is not None else None

@@ -63,9 +63,9 @@ _MESSAGES = 200
 #: Longest pause of the loop; and the same while all nodes are empty and the last turn brought no message.
 _ROUND_S, _QUIET_ROUND_S = 1.0, 2.5
 #: After the grace: time between SIGTERM and SIGKILL of work, and time for the commits of its failures.
-_KILL_GRACE_S, _LAST_COMMITS_S = 2.0, 5.0
+KILL_GRACE_S, LAST_COMMITS_S = 2.0, 5.0
 #: Time that closing the process may take after that.
-_CLOSE_S = 8.0
+CLOSE_S = 8.0
 #: Time without contact after which a stopping Starter ends.
 _NO_CONTACT_S = 3.0
 #: Time limit of a request of REGISTER, and pause before a name that is taken is looked at again.
@@ -91,7 +91,7 @@ class Starter:
         self._io = shared.io
         self._metrics = shared.metrics
         self._log = shared.log
-        self._registry = Registry(self, identity)
+        self.registry = Registry(self, identity)
         self._drains = Drains(shared)
         self._end = StarterEnd(agents.values(), grace_s=shared.config.stop_grace_s, log=shared.log)
         self._lease = Lease(shared.coordinator)
@@ -158,7 +158,7 @@ class Starter:
         self.begin(guard, notifier)
         run_loop(self)
         if self.failure is None and self._committer.may_commit:
-            self._registry.leave([name for name, agent in self.agents.items() if agent.is_empty])
+            self.registry.leave([name for name, agent in self.agents.items() if agent.is_empty])
 
     def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
         """Listens to the session; from now on `turn` may be called (see `LoopOwner`)."""
@@ -302,9 +302,9 @@ class Starter:
     def _register(self) -> None:
         try:
             check_release(check_same(read_meta(self._coordinator), self.shared.cluster_id))  # the cluster may have been upgraded meanwhile
-            fences = self._registry.register(list(self.agents.values()))
+            fences = self.registry.register(list(self.agents.values()))
             if self.shared.gate is not None:
-                self.shared.gate.registered(self._registry.registered_ms(next(iter(self.agents))))
+                self.shared.gate.registered(self.registry.registered_ms(next(iter(self.agents))))
             self._committer.start(fences)  # only now: whatever fails before, the whole registration is tried again
         except (PermissionDenied, StateConflict, VersionMismatch, WrongCluster) as error:
             self._log.error("starter_gives_up", error=error.message)
@@ -465,7 +465,7 @@ class StarterEnd:
 
     def within_s(self, now_s: float) -> float:
         """Returns the seconds after which the process is gone at the latest."""
-        return self._kill_s - now_s + _KILL_GRACE_S + _LAST_COMMITS_S + _CLOSE_S
+        return self._kill_s - now_s + KILL_GRACE_S + LAST_COMMITS_S + CLOSE_S
 
     def is_over(self, now_s: float, *, acting: bool, committing: bool) -> bool:
         """Returns whether the Starter ends now; kills what still runs after the grace. acting: registered, with a valid lease."""
@@ -476,7 +476,7 @@ class StarterEnd:
         if not committing and all(node.is_empty for node in self._nodes):
             return True
         is_silent = self._silent_since_s is not None and now_s - self._silent_since_s > _NO_CONTACT_S
-        if is_silent or now_s > self._kill_s + _KILL_GRACE_S + _LAST_COMMITS_S:
+        if is_silent or now_s > self._kill_s + KILL_GRACE_S + LAST_COMMITS_S:
             self._log.warning("stopped_with_work", total=sum(len(node.blocks) for node in self._nodes))
             return True
         if now_s >= self._kill_s:
@@ -488,7 +488,7 @@ class StarterEnd:
             for block in list(node.blocks.values()):
                 if block.live and block not in self._killed:
                     self._killed.add(block)
-                    node.stop_tasks(block, None, Reason.NODE_LOST, int(_KILL_GRACE_S * 1e6))
+                    node.stop_tasks(block, None, Reason.NODE_LOST, int(KILL_GRACE_S * 1e6))
 
 
 # -- registration ----------------------------------------------------------------------------------------------------------
@@ -532,7 +532,7 @@ class Registry:
         fences = self._take_names(agents)
         failpoint("starter.after_register")
         for agent in agents:
-            self._take_over(agent, self._records[agent.name][0].incarnation, fences[agent.name])
+            self.take_over(agent, self._records[agent.name][0].incarnation, fences[agent.name])
         return fences
 
     def _check_revoked(self) -> None:
@@ -664,7 +664,7 @@ class Registry:
 
     # -- blocks that stand under a name ----------------------------------------------------------------------------------
 
-    def _take_over(self, agent: NodeAgent, incarnation: int, fence: int) -> None:
+    def take_over(self, agent: NodeAgent, incarnation: int, fence: int) -> None:
         """Registers the node under `incarnation`: goes on with what this process still has, fails what an older process left."""
         names = self._wait(self._coordinator.children(paths.running_node(agent.name))) or []
         standing: dict[BlockKey, Stamped] = {}

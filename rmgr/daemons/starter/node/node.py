@@ -106,8 +106,8 @@ class NodeAgent:
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: source -> why it wants no new work here
         self.fault = ""  #: why each turn has failed for some seconds
-        self._failing_since_s = math.inf  #: start of the current series of failing turns
-        self._trouble = TroubleMark(self)
+        self.failing_since_s = math.inf  #: start of the current series of failing turns
+        self.trouble = TroubleMark(self)
         self.next_s = math.inf  #: monotonic time at which `settle` is needed even without a new fact, inf = never
         self.stager = Stager(self, directory / "stage")
         self.hands = Hands(self)
@@ -120,10 +120,10 @@ class NodeAgent:
         self.puller = Puller(self)
         self.amendments = Amendments(self)
         self.orders = Inbox(self)
-        self._deleted = DeletedClaims(self)
-        self._marking = IdleMarking(self)
+        self.deleted = DeletedClaims(self)
+        self.marking = IdleMarking(self)
         self._missed_s = -math.inf  #: when work last met missing files
-        self._cores_shown = 0
+        self.cores_shown = 0
         self._busy = shared.metrics.slots_busy.labels(name)
 
     # -- facts -----------------------------------------------------------------------------------------------------------
@@ -158,8 +158,8 @@ class NodeAgent:
         self.incarnation = incarnation
         self.idle = IdleMark(IdleStage.SET if idle else IdleStage.ABSENT)
         self.stories.stop()
-        self._marking.reset()
-        self._trouble.reset()
+        self.marking.reset()
+        self.trouble.reset()
         self.puller.reset()
         self.hands.reset()
         self.orders.reset()
@@ -200,7 +200,7 @@ class NodeAgent:
         why it stands where it does. An exception ends only its own step.
         """
         self.next_s = math.inf
-        self._trouble.settle(now_s)  # first: it may begin a quarantine, and end one
+        self.trouble.settle(now_s)  # first: it may begin a quarantine, and end one
         shared, step = self.shared, _Step(self, now_s)
         is_draining = self.is_draining
         begins = not is_draining and not shared.rows.is_full  # else outputs fill the memory
@@ -242,10 +242,10 @@ class NodeAgent:
         with step:
             self.at(self.completing.settle(now_s))
         with step:
-            self._deleted.settle(now_s)
+            self.deleted.settle(now_s)
         # The mark in a commit of its own, only if no COMPLETE carried it.
         with step:
-            self.at(self._marking.settle(now_s))
+            self.at(self.marking.settle(now_s))
         # Other nodes get what is left once this node's slots have work and no commit of the block is in flight.
         if hungry:
             with step:
@@ -265,14 +265,14 @@ class NodeAgent:
             self.orders.settle()
         self._show()
         if not step.failures:
-            self.fault, self._failing_since_s = "", math.inf
+            self.fault, self.failing_since_s = "", math.inf
 
     def failed(self, error: Exception, now_s: float) -> None:
         """Handles an exception in a step of a turn. The work stays here, since it might break the turns of another node, too."""
         place = place_of(error)
         self.aside.add(place, None, error)
-        self._failing_since_s = min(self._failing_since_s, now_s)
-        if now_s - self._failing_since_s >= _FAILING_S:
+        self.failing_since_s = min(self.failing_since_s, now_s)
+        if now_s - self.failing_since_s >= _FAILING_S:
             self.fault = f"its turns fail, {place}: {words_of(error)}"
         self.at(now_s + _PAUSE_S)
 
@@ -296,8 +296,8 @@ class NodeAgent:
 
     def _show(self) -> None:
         busy = self.lanes.cores - self.lanes.free_cores
-        if busy != self._cores_shown:
-            self._cores_shown = busy
+        if busy != self.cores_shown:
+            self.cores_shown = busy
             self._busy.set(busy)
 
     def at(self, at_s: float) -> None:

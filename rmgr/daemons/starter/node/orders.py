@@ -54,7 +54,7 @@ class Inbox:
     def __init__(self, node: NodeAgent) -> None:
         self._node = node
         self._shared = node.shared
-        self._active: dict[str, _Active] = {}
+        self.active: dict[str, _Active] = {}
         self._starts: dict[BlockKey, _Active] = {}  #: STARTs by block, the first for each block, oldest first
         self._others: dict[str, _Active] = {}
         self._has_stray = False  #: a START may belong to a block that is not here
@@ -68,7 +68,7 @@ class Inbox:
     def reset(self) -> None:
         """Forgets everything after a new registration: the inbox is read again."""
         self._generation += 1
-        self._active.clear()
+        self.active.clear()
         self._starts.clear()
         self._others.clear()
         self._has_stray = False
@@ -87,7 +87,7 @@ class Inbox:
         now_s = machine.monotonic()
         if not self._listing and (not self._watched or now_s - self._listed_s > _RESYNC_S) and now_s >= self._listed_s:
             self._list(now_s)
-        if not self._active:
+        if not self.active:
             return
         due = [active for active in self._others.values() if self._is_due(active, now_s)]
         if self._starts and (self._has_stray or now_s >= next(iter(self._starts.values())).since_s + _START_S):
@@ -168,13 +168,13 @@ class Inbox:
     def released(self, orders: Sequence[str]) -> None:
         """Notes that the commit was not made."""
         for guid in orders:
-            if guid in self._active:
-                self._active[guid].crossing = False
+            if guid in self.active:
+                self.active[guid].crossing = False
                 self._has_stray = True
 
     def gone(self, guid: str) -> None:
         """Forgets an order that was crossed off, by whatever process."""
-        active = self._active.pop(guid, None)
+        active = self.active.pop(guid, None)
         if active is None:
             return
         if active.starts is not None and self._starts.get(active.starts) is active:
@@ -217,7 +217,7 @@ class Inbox:
         self._unreadable &= set(guids)
         begun: list[tuple[str, BlockKey]] = []
         for guid in guids:
-            if guid in self._active or guid in self._reading or guid in self._unreadable:
+            if guid in self.active or guid in self._reading or guid in self._unreadable:
                 continue
             starts = paths.parse_start_order(guid)
             if starts is not None:
@@ -251,7 +251,7 @@ class Inbox:
         self._apply(guid, order, [block for block in self._node.blocks.values() if block.key.submission == order.submission])
 
     def _add(self, guid: str, order: InboxOrder, starts: BlockKey | None = None) -> None:
-        active = self._active[guid] = _Active(guid, order, starts, machine.monotonic())
+        active = self.active[guid] = _Active(guid, order, starts, machine.monotonic())
         if starts is not None and starts not in self._starts:
             self._starts[starts] = active
         else:

@@ -49,7 +49,7 @@ _HEAD = BATCH_TASKS
 #: A staged task may be given away after it waited for a slot this long, and as long as its staging took: to stage it again is no loss.
 _PATIENCE_S = 1.0
 #: A task without room asks again when some was given back, and after this time, since given-back bytes are not counted.
-_ASK_AGAIN_S = 1.0
+ASK_AGAIN_S = 1.0
 #: Shortest time between two log lines about a full room.
 _LOGGED_S = 60.0
 #: Most memory for values of a node's keyed calls if [starter] values_cap_bytes is not set.
@@ -317,7 +317,7 @@ class Stager:
         for user in ("", block.info.record.user) if self._short else ():
             short = self._short.get(user)
             if short is not None:
-                is_due = short.given != self._room.given or machine.monotonic() > short.since_s + _ASK_AGAIN_S
+                is_due = short.given != self._room.given or machine.monotonic() > short.since_s + ASK_AGAIN_S
                 if not is_due or short.block is not block or short.index != index:
                     return False
         return True

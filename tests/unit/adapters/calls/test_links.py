@@ -1,17 +1,22 @@
-"""Lives of servers at one gateway: it hears of every present server, even if no client asks for long."""
+"""Links between gateways and servers of calls: lives of servers, and answers while the server's machine lacks a resource."""
 
 from __future__ import annotations
 
+import errno
 import math
 import queue
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rmgr.adapters.calls import links as links_module
+from rmgr.adapters.calls import serving
 from rmgr.adapters.calls.links import VERSION, Links, ServerLink
+from rmgr.adapters.calls.serving import CallEnd, GatewayLine, Given
 from rmgr.coord.calls.ledger import OVER_US, Life, Standing
 from rmgr.errors import UsageError
 from rmgr.v1 import calls_pb2 as pb
@@ -154,3 +159,36 @@ def test_measured_transfers_count_from_64_kib_on() -> None:
     assert one.link.bytes_per_s == 0.0
     one.transferred(1 << 20, 0.5)
     assert one.link.bytes_per_s == 2 * (1 << 20)
+
+
+# -- a server of calls handles answers while its machine lacks a resource
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+def test_an_answer_outlives_a_lack_of_descriptors_and_is_lost_only_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    (tmp_path / "answer").write_bytes(b"42")
+    lacks = 2
+
+    def opened(*given: Any, **named: Any) -> Any:
+        nonlocal lacks
+        lacks -= 1
+        if lacks >= 0:
+            raise OSError(code, "refused")
+        return open(*given, **named)
+
+    monkeypatch.setattr(serving, "open", opened, raising=False)
+    told: list[Any] = []
+    waiting: list[Callable[[], None]] = []
+    givers: Any = SimpleNamespace(submit=waiting.append)
+    line: Any = GatewayLine("g1:1", None, None, told.append, givers, givers)  # type: ignore[arg-type]  # it is not started
+    line.give(b"key", CallEnd(kind="OK", bytes=2), str(tmp_path / "answer"), said_bytes=100)
+    if code == errno.EIO:
+        assert (told[0].is_taken, told[0].is_ours, waiting) == (False, True, [])
+        return
+    assert told == [], "whoever owns the calls does not wait, and does not give the answer up"
+    (work,) = waiting
+    work()
+    assert told == [Given(b"key", True)]
+    assert line.out.get_nowait().answer.data == b"42"

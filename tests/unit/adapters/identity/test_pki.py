@@ -239,10 +239,7 @@ def test_server_certificates_pass_python_s_own_strict_checks(tmp_path: Path) -> 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> bool:
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [
-        client.wrap_bio(to_client, to_server, server_hostname=host),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    ]
+    ends = [client.wrap_bio(to_client, to_server, server_hostname=host), server.wrap_bio(to_server, to_client, server_side=True)]
     done = set()
     for _ in range(10):
         for number, end in enumerate(ends):
@@ -259,13 +256,7 @@ def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> boo
 
 
 TOKEN = invitation.Token(
-    ca=b"\x30ca",
-    certificate=b"\x30cert",
-    key=b"k" * 32,
-    invitation="ab12",
-    name="n1",
-    role="starter",
-    endpoints=("wd:7070",),
+    ca=b"\x30ca", certificate=b"\x30cert", key=b"k" * 32, invitation="ab12", name="n1", role="starter", endpoints=("wd:7070",),
     zk="zk:2181/rmgr/x",
 )
 

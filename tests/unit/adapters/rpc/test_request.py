@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from rmgr.adapters.access import server_threads
-from rmgr.adapters.access.auth import USER_KEY
+from rmgr.adapters.access.auth import USER_KEY, Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Requests, WaitingRoom
 from rmgr.adapters.gateway import rows as gateway_rows
@@ -144,8 +145,7 @@ def test_calls_without_a_request_leave_threads_to_others(server: RpcServer) -> N
 
 
 @pytest.mark.parametrize(
-    ("sent", "told"),
-    [([], "the call has ended without a request"), ([b"\xff\xff\xff"], "the request cannot be read")],
+    ("sent", "told"), [([], "the call has ended without a request"), ([b"\xff\xff\xff"], "the request cannot be read")]
 )
 def test_a_call_without_a_request_that_can_be_read_is_told_so(server: RpcServer, sent: list[bytes], told: str) -> None:
     with _open(server.endpoint) as channel:
@@ -271,10 +271,7 @@ class Place:
         self.cuts: list[str] = []
         self.rpc = RpcServer("127.0.0.1:0", threads=16)
         self.talks = Talks(
-            self._talker,
-            most=8,
-            is_revoked=lambda _: False,
-            bounds=self.bounds,
+            self._talker, most=8, is_revoked=lambda _: False, bounds=self.bounds,
             count=lambda what, kind: self.cuts.append(kind) if what == "cut" else None,
         )
         self.rpc.add_generic(self.talks.handler)
@@ -341,10 +338,22 @@ def test_pings_without_end_are_answered_one_at_a_time(place: Place) -> None:
     call = place.talk(place.pings())
     assert next(call).ping
     eventually(lambda: place.said > 20_000, "many are sent", within_s=60)
-    [live] = place.talks._live
-    assert live._out.qsize() <= 1
     assert next(call).ping
     call.cancel()
+
+
+def test_pings_that_come_while_an_answer_waits_have_one_answer(place: Place) -> None:
+    heard, talker = threading.Event(), SimpleNamespace(heard=lambda _words: (), over=lambda: None)
+    context: Any = SimpleNamespace(add_callback=lambda _: True)
+
+    def pings() -> Iterator[Any]:
+        yield from (talk_pb.Words(ping=number) for number in range(1, 1001))
+        heard.set()
+
+    stream = talk.Stream(place.talks, Caller(claimed="ann"), context)
+    stream.begin(talker, pings())  # type: ignore[arg-type]
+    assert heard.wait(60)
+    assert [message.ping for message in stream.told()] == [1000]
 
 
 def test_who_says_nothing_is_cut_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

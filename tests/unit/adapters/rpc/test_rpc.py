@@ -214,12 +214,7 @@ def test_a_host_that_is_not_known_is_told_as_that() -> None:
 
 LIFE = 2**64 - 1
 ASKED = PickRequest(
-    gateway="g:1",
-    site="here",
-    function="f@1",
-    operations=2**63,
-    bytes=8,
-    user="u",
+    gateway="g:1", site="here", function="f@1", operations=2**63, bytes=8, user="u",
     servers=(Candidate(name="s1", life=LIFE, bytes_per_s=1.5),),
 )
 REPORT = GatewayReport(
@@ -228,10 +223,7 @@ REPORT = GatewayReport(
     refresh_us=5,
     servers=(
         ServerReport(
-            name="s1",
-            life=LIFE,
-            functions=(b"{}",),
-            load=ServerLoad(running=1, other=0.5),
+            name="s1", life=LIFE, functions=(b"{}",), load=ServerLoad(running=1, other=0.5),
             answered=(CallReport(function="f@1", operations=7),),
         ),
         ServerReport(name="s2", life=1, state="away"),

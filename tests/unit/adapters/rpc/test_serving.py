@@ -208,22 +208,24 @@ def test_revoked_callers_are_expelled_after_a_thread_was_refused_once(no_threads
 
 
 def test_what_garbage_gives_back_while_its_user_is_counted_stops_nobody() -> None:
-    bounds = Bounds()
+    now_s = [0.0]
+    bounds = Bounds(clock=lambda: now_s[0])
 
     class Left:
         def __del__(self) -> None:
             bounds.give_back("followed", "mallory")
 
-    class Reading(dict[str, int]):
-        """Looked through while a collection of garbage comes upon something of the same user."""
+    class Amount(int):
+        """Added up while a collection of garbage comes upon something of the same user."""
 
-        def items(self) -> object:  # type: ignore[override]
-            Left()
-            return super().items()
+        def __radd__(self, other: int) -> Amount:
+            if now_s[0]:
+                Left()
+            return Amount(int(self) + other)
 
-    bounds.take("followed", "mallory", 3)
-    bounds._users["mallory"].held = Reading(followed=3)  # type: ignore[assignment]
-    counted = threading.Thread(target=bounds._count, args=(time.monotonic(),), daemon=True)
+    bounds.take("followed", "mallory", Amount(3))
+    now_s[0] = 3600.0
+    counted = threading.Thread(target=bounds.wait_s, args=("ann",), daemon=True)
     counted.start()
     counted.join(20)
     assert not counted.is_alive()
@@ -315,7 +317,7 @@ def test_a_moment_without_threads_does_not_end_the_server(monkeypatch: pytest.Mo
 
     try:
         for _ in range(8):  # every thread that there is has something to do
-            server._pool.submit(held.wait, 60)
+            server.pool.submit(held.wait, 60)
         monkeypatch.setattr(threading.Thread, "start", start)
         answers: list[Any] = []
         askers = [threading.Thread(target=ask, args=(server.endpoint, answers)) for _ in range(5)]

@@ -62,7 +62,7 @@ class Client(SessionCoordinator):
         return self.wires[-1]
 
     def lose_link(self) -> None:
-        self.link_changed(self._link, LinkState.DEAD)
+        self.link_changed(self.link, LinkState.DEAD)
         self.now_s += 60.0
 
 
@@ -171,7 +171,7 @@ def test_many_deadlines_one_after_the_other_are_looked_at_together_and_a_look_th
 def test_an_operation_given_to_an_idle_client_ends_at_its_deadline() -> None:
     client = MemoryCoordinator()
     client.get("/").result(_DEADLINE_S)
-    eventually(lambda: client._guard.until_s > time.monotonic() + 5)  # it sleeps for long
+    eventually(lambda: client.deadlines.until_s > time.monotonic() + 5)  # it sleeps for long
     client.pause()
     given_s = time.monotonic()
     slow, fast = client.get("/", timeout_s=1000.0), client.get("/", timeout_s=0.3)

@@ -1,31 +1,36 @@
-"""`rmgr admin` without a cluster: `init` makes everything once; users' credentials, and new ones for expiring certificates."""
+"""`rmgr admin` and `rmgr doctor` without a cluster: `init`, users' credentials, new ones, `init-store`, and errors that name the remedy."""
 
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rmgr.adapters.identity.credentials import Credentials, load_ca
-from rmgr.cli import main
+from rmgr.adapters.zookeeper import server as zk_server
+from rmgr.cli import doctor
+from rmgr.cli.admin import members as admin_rotate
+from rmgr.cli.control.operate import drain_node, resume_node
 from rmgr.cli.main import run
+from rmgr.cli.session.context import Session
 from rmgr.config import load
+from rmgr.daemons.service.keepers import let_in
 from rmgr.dev.keeper import DevState, write_state
+from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home directory of ours."""
-    for name in ("XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "RMGR_CONFIG", "RMGR_SECURITY_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path / ".config" / "rmgr"
+def home(bare_home: Path) -> Path:
+    return bare_home / ".config" / "rmgr"
 
 
 def init(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, object]]:
-    code = main.run(["admin", "init", "--json", *words])
+    code = run(["admin", "init", "--json", *words])
     out = capsys.readouterr().out
     return code, json.loads(out)
 
@@ -57,7 +62,7 @@ def test_credentials_of_another_cluster_are_left_alone(home: Path, tmp_path: Pat
     user = told["user"]
     assert isinstance(user, dict)
     assert Path(user["dir"]).is_relative_to(tmp_path / "second")
-    assert main.run(["admin", "init", "--cluster", "third"]) == 2
+    assert run(["admin", "init", "--cluster", "third"]) == 2
     assert "is the authority of the cluster lab" in capsys.readouterr().err
 
 
@@ -80,11 +85,8 @@ def test_the_user_s_bundle_is_found_unless_something_is_said(home: Path, capsys:
 
 
 @pytest.fixture
-def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("RMGR_SECURITY_DIR", "RMGR_CONFIG", "RMGR_ZK", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    where = tmp_path / "authority"
+def authority(bare_home: Path) -> Path:
+    where = bare_home / "authority"
     assert run(["admin", "init", "--dir", str(where), "--cluster", "lab", "--user", "ops", "--hosts", "head", "--json"]) == 0
     return where
 
@@ -157,3 +159,198 @@ def test_another_clusters_authority_renews_nothing_of_this_one(authority: Path, 
     assert run(["admin", "rotate", "tls", str(place), "--authority", str(other)]) == 2
     assert "of the cluster lab" in capsys.readouterr().err
     assert (place / "sign.crt").read_bytes() == before
+
+
+# -- useless credentials
+
+
+@pytest.fixture
+def lab(bare_home: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    where = bare_home / "authority"
+    assert run(["admin", "init", "--dir", str(where), "--cluster", "lab", "--user", "ann", "--user-dir", str(bare_home / "ann")]) == 0
+    assert run(["admin", "add-user", "bob", "--direct", "--authority", str(where)]) == 0
+    assert run(["admin", "add-user", "eve", "--authority", str(where)]) == 0
+    capsys.readouterr()
+    return where
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["admin", "identities"], 4, "this is for who has the cluster's authority"),
+        (["admin", "add-user", "carl"], 4, "--authority DIR"),
+        (["admin", "revoke", " "], 2, "whom?"),
+        (["admin", "rotate", "keys"], 2, "known: tls, zookeeper"),
+        (["join", "/nowhere/token"], 2, "/nowhere/token: No such file or directory"),
+    ],
+)
+@pytest.mark.usefixtures("bare_home")
+def test_what_cannot_be_done_is_named(words: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_made_is_no_defect_of_ours(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["admin", "add-user", "carl", "--authority", str(lab), "--out", "/proc/none/carl", "--json"]) == 2
+    assert "cannot be made" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_a_daemon_that_zookeeper_refuses_and_no_watchdog_knows_is_told_what_to_fetch(lab: Path) -> None:
+    credentials = Credentials.load(lab / "bundles" / "starter")
+    with pytest.raises(PermissionDenied) as refused:
+        let_in(None, credentials, None, None)  # type: ignore[arg-type] - it gives up before it needs them
+    assert str(lab / "bundles" / "starter") in refused.value.message
+    assert "add-node starter --renew" in refused.value.hint
+
+
+def test_bundles_of_a_rotated_role_beside_the_authority_get_the_new_secret(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ca = load_ca(lab)
+    before = {name: (lab / "bundles" / name / "zookeeper.secret").read_bytes() for name in ("starter", "submitter", "bob")}
+    assert run(["admin", "add-user", "mallory", "--direct", "--authority", str(lab)]) == 0
+    gone = Credentials.load(lab / "bundles" / "mallory").identity
+    known = [SimpleNamespace(identity=gone, is_revoked=True), SimpleNamespace(identity=SimpleNamespace(key_id=""), is_revoked=False)]
+    monkeypatch.setattr("rmgr.procedures.securing.identities", lambda *_: known)
+    for role, names in ((Role.STARTER, ["starter"]), (Role.SUBMITTER, ["bob", "submitter"])):
+        fresh = type(ca)(cluster=ca.cluster, cert_pem=ca.cert_pem, key_pem=ca.key_pem, secrets={**ca.secrets, role.value: "fresh"})
+        nobody: Any = None
+        assert admin_rotate.refresh_bundles(nobody, fresh, lab, role) == [lab / "bundles" / name for name in names]
+        for name in names:
+            assert (lab / "bundles" / name / "zookeeper.secret").read_bytes() == f"{role}:fresh".encode() != before[name]
+            Credentials.load(lab / "bundles" / name)  # and it is whole
+    assert not (lab / "bundles" / "eve" / "zookeeper.secret").exists()  # behind a gateway: he never had one
+    assert b"fresh" not in (lab / "bundles" / "mallory" / "zookeeper.secret").read_bytes()
+
+
+@pytest.mark.parametrize("words", [["jobs"], ["submit", "--", "true"], ["status"], ["doctor"], ["jobs", "--zk", "h:1"]], ids=" ".join)
+def test_a_bundle_for_gateways_and_no_gateway_is_told_what_to_type(
+    lab: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RMGR_SECURITY_DIR", str(lab / "bundles" / "eve"))
+    assert run(words) == (1 if words == ["doctor"] else 2)
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert f"{lab / 'bundles' / 'eve'} are for gateways, and " in told
+    assert "name a gateway: --gateway HOST:PORT or RMGR_GATEWAY" in told
+
+
+def test_what_is_for_operators_is_said_in_words(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RMGR_SECURITY_DIR", str(lab / "bundles" / "bob"))
+    monkeypatch.setattr("rmgr.cli.control.operate.read_drain", lambda *_: object())
+    with pytest.raises(PermissionDenied, match="draining a node is for operators"):
+        drain_node(Session(), "n1", "x")
+    with pytest.raises(PermissionDenied, match="resuming a node is for operators"):
+        resume_node(Session(), "n1")
+
+
+# -- init-store
+
+
+def test_a_sqlite_store_is_made_and_found_again(bare_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = bare_home / "store.db"
+    words = ["--store", f"sqlite:{file}", "admin", "init-store"]
+    assert run([*words, "--dry-run"]) == 0
+    assert not file.exists()
+    assert f"would make sqlite:{file}" in capsys.readouterr().err
+    for _ in range(2):
+        assert run(words) == 0
+        assert capsys.readouterr().out == f"sqlite:{file} is ready\n"
+    assert run([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": "rmgr/1", "store": f"sqlite:{file}", "dry_run": False}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["admin", "init-store"], 5, "no data store is configured"),
+        (["--store", "sqlite:/x/y.db", "admin", "init-store", "--replication-factor", "3"], 2, "no replication factor"),
+        (["--store", "sqlite:/x/y.db", "admin", "init-store", "--accept-loss", "--dry-run"], 2, "leave out one of them"),
+        (["--store", "cassandra://h/ks?user=me&password=geheim", "admin", "init-store"], 2, "cannot hold a password"),
+        (["--store", "cassandra://127.0.0.1:1/ks", "admin", "init-store"], 5, "no ZooKeeper is configured"),
+        (["--store", "cassandra://127.0.0.1:1/ks", "admin", "init-store", "--dry-run", "--timeout", "1s"], 5, "does not answer"),
+    ],
+)
+@pytest.mark.usefixtures("bare_home")
+def test_what_a_store_lacks_or_has_wrong_is_named(words: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == code
+    told = capsys.readouterr().err
+    assert says in told
+    assert "geheim" not in told
+
+
+def test_who_may_not_lock_is_told_who_may(bare_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, mine = bare_home / "authority", bare_home / "mine"
+    assert run(["admin", "init", "--dir", str(authority), "--user", "ann", "--user-dir", str(mine)]) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("RMGR_SECURITY_DIR", str(mine))
+    words = ["--zk", "127.0.0.1:1", "--store", "cassandra://127.0.0.1:1/ks", "--timeout", "1s", "admin", "init-store"]
+    assert run(words) == 4
+    assert "operator ann may not make" in capsys.readouterr().err
+    assert run([*words, "--authority", str(authority)]) in {5, 6}  # with the admin's rights it goes on to ZooKeeper, which is not there
+    assert "may not make" not in capsys.readouterr().err
+
+
+def test_its_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["admin", "init-store", "--help"]) == 0
+    assert "rmgr admin init-store --dry-run" in capsys.readouterr().out
+
+
+# -- doctor
+
+
+_SAID = {"conf": "clientPort=2181\nmaxClientCnxns=0\n"}
+
+
+@pytest.mark.parametrize(("mismatches", "is_well"), [("", True), ("0", True), ("3", False)])
+def test_a_server_whose_data_differ_from_the_leader_s_is_named_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, mismatches: str, is_well: bool
+) -> None:
+    mntr = "zk_version\t3.9.5\nzk_avg_fsynctime\t1.5\nzk_max_fsynctime\t9\n"
+    mntr += f"zk_digest_mismatches_count\t{mismatches}\n" if mismatches else ""
+    monkeypatch.setattr(zk_server, "four_letter", lambda _host, _port, word, **_options: {**_SAID, "mntr": mntr}[word])
+    found = list(doctor.measured("zookeeper a:2181", "a:2181", None))
+    assert all(check.ok for check in found) is is_well
+    diverged = [check for check in found if check.name == "zookeeper a:2181 data"]
+    assert len(diverged) == (0 if is_well else 1)
+    for check in diverged:
+        assert "3 digests" in check.detail
+        for words in ("stop this server", "version-2", "keep myid", "fetches all from the leader", "majority"):
+            assert words in check.fix
+
+
+def test_a_server_of_a_secured_cluster_that_tells_strangers_much_gets_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"mntr": "zk_version\t3.9.5\n", "conf": "clientPort=2181\nmaxClientCnxns=0\n"}
+    monkeypatch.setattr(zk_server, "four_letter", lambda _host, _port, word, **_options: said[word])
+    [words] = [check for check in doctor.measured("zookeeper a:2181", "a:2181", None, is_secured=True) if check.name.endswith("words")]
+    assert words.ok
+    assert "conf, mntr" in words.detail
+    assert "4lw.commands.whitelist=srvr" in words.fix
+    said |= dict.fromkeys(said, "mntr is not executed because it is not in the whitelist.\n")
+    assert list(doctor.measured("zookeeper a:2181", "a:2181", None, is_secured=True)) == []
+
+
+def test_a_starter_that_cannot_hold_the_scores_of_work_is_told() -> None:
+    assert not doctor.judged("CapInh:\t0\nCapEff:\t000001ffffffffff\n", "0\n").fix
+    lacking = doctor.judged("CapEff:\t000001fffeffffff\n", "-200\n")
+    assert lacking.ok
+    assert "to -200" in lacking.fix
+    assert "CAP_SYS_RESOURCE" in lacking.fix
+
+
+def test_packages_are_held_to_what_the_installation_requires(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = ["kazoo>=2.11,<2.12", "rich>=13.7,<16", "structlog>=24.1", "numpy>=1.24 ; extra == 'examples'".replace("'", '"')]
+    has = {"kazoo": "2.12.0", "rich": "13.6.2"}
+
+    def version(package: str) -> str:
+        if package not in has:
+            raise metadata.PackageNotFoundError(package)
+        return has[package]
+
+    monkeypatch.setattr(metadata, "requires", lambda _package: required)
+    monkeypatch.setattr(metadata, "version", version)
+    _, packages = doctor.this_python(None)  # type: ignore[arg-type]
+    assert not packages.ok
+    assert packages.detail == (
+        "kazoo 2.12.0 is too new, it must be before 2.12; rich 13.6.2 is too old, it must be 13.7 at least; structlog is missing"
+    )
+    has |= {"kazoo": "2.11.3", "rich": "15.9", "structlog": "26.1.0"}
+    _, packages = doctor.this_python(None)  # type: ignore[arg-type]
+    assert (packages.ok, packages.detail) == (True, "3 packages are as required")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main
 from rmgr.cli import store as store_usage
-from rmgr.cli.submit.run import _tell_end
+from rmgr.cli.submit.run import tell_end
 from rmgr.cli.waiting import FollowedEnd
 from rmgr.coord.protocol import keys
 from rmgr.errors import PermissionDenied
@@ -39,16 +38,9 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 
 @pytest.fixture
-def run(
-    store: SqliteStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str, str]]:
-    for name in [name for name in os.environ if name.startswith("RMGR_")]:
-        monkeypatch.delenv(name)
-    for name in ("XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-
+def run(store: SqliteStore, bare_home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     def call(*words: str) -> tuple[int, str, str]:
-        code = main.run([*words, "--store", f"sqlite:{tmp_path / 'store.db'}"])
+        code = main.run([*words, "--store", f"sqlite:{bare_home / 'store.db'}"])
         out, error = capsys.readouterr()
         return code, out, error
 
@@ -170,7 +162,7 @@ def test_errors_and_nodes_of_tasks_do_not_steer_the_terminal(capsys: pytest.Capt
     end = FollowedEnd(
         submission=1, position=0, index=0, state=State.FAILED, reason="X", exit_code=None, node="n\x1b[1m", attempt=1, error="\x1b[2J"
     )
-    _tell_end(end)
+    tell_end(end)
     told = capsys.readouterr().out
     assert "  n\\x1b[1m  " in told
     assert "  \\x1b[2J" in told

@@ -111,7 +111,7 @@ def test_one_round_writes_a_bounded_number_of_bytes_to_rows_and_lets_go_of_them(
     assert sum(len(payload) for block in first for payload in block.payloads) <= MAX_ROUND_BYTES + MAX_ROW_BYTES
     assert [block.count for block in first] == [4] * len(first), "a block for several tasks: each costs a claim and a commit"
     buffer.add(PLAIN, [bytes(1 << 20)])
-    assert len(buffer._batches[0].payloads) == buffer.tasks, "who adds without a pause must not keep what was sent"
+    assert len(buffer.batches[0].payloads) == buffer.tasks, "who adds without a pause must not keep what was sent"
     blocks = first + [block for packed in drain(buffer) for block in packed]
     assert [block.first for block in blocks] == list(range(0, 65, 4))
 

@@ -201,7 +201,7 @@ def test_a_client_cannot_fill_the_ledger(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [refused(offer(ledger, CallId("eve", "g", number), 3, lowest=8)) for number in (7, 8, 9, 10)] == [False, False, False, True]
     for at, guid in enumerate("hij"):
         offer(ledger, CallId("eve", guid, 1), now_us=at + 1)
-    assert sorted(ledger._users["eve"]) == ["i", "j"]
+    assert sorted(ledger.users["eve"]) == ["i", "j"]
 
 
 def test_clients_that_are_quiet_for_a_day_are_forgotten() -> None:
@@ -210,7 +210,7 @@ def test_clients_that_are_quiet_for_a_day_are_forgotten() -> None:
     ledger.acknowledged(CallId("bob", "h", 1), 0)
     ledger.heard(ONE, FORGOTTEN_US)
     ledger.due(FORGOTTEN_US)
-    assert sorted(ledger._users) == ["ana"]
+    assert sorted(ledger.users) == ["ana"]
 
 
 # -- lives ---------------------------------------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def test_any_number_of_blocks_goes_to_another_queue(queues: Bench, monkeypatch: 
     bench = queues
     number = bench.submitter.submit(150, block=1)
     with monkeypatch.context() as patch:
-        patch.setattr("rmgr.procedures.control._MOST_WAITING", 149)
+        patch.setattr("rmgr.procedures.control.MOST_WAITING", 149)
         assert changed(bench, number, Terms(queue="night")) == (
             f"it waits in 150 blocks, and none of so many may start meanwhile: rmgr hold {number} first"
         )

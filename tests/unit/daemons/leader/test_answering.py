@@ -114,7 +114,7 @@ def test_claimed_blocks_are_as_new_as_the_question_where_reading_them_is_quick(
     found = list[bool]()
     for at_s in (10.0, 10.2, 10.6):
         clock[0], before = at_s, len(readings)
-        answering._read_claimed()
+        answering.read_claimed()
         found.append(len(readings) > before)
     assert found == anew
 

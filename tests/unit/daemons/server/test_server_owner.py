@@ -115,15 +115,8 @@ class Bench:
         self._keys = 0
         with machine.replaced(self):
             self.server = Server(
-                FUNCTIONS,
-                self.slots,
-                directory,
-                ServerLimits(**limits),
-                life=7,
-                mailbox=Mailbox(),
-                load=LoadMeter(slots, slots, self.now_s, busy_s=lambda: 0.0, own_s=lambda: 0.0),
-                metrics=ServerMetrics(),
-                log=Silent(),
+                FUNCTIONS, self.slots, directory, ServerLimits(**limits), life=7, mailbox=Mailbox(),
+                load=LoadMeter(slots, slots, self.now_s, busy_s=lambda: 0.0, own_s=lambda: 0.0), metrics=ServerMetrics(), log=Silent(),
             )
         self.turn(Joined(self.line))
 

@@ -93,7 +93,7 @@ class World:
         return next(view for view in self.meta.servers(name).servers if view.life == life)
 
     def waiting(self) -> int:
-        part = self.meta._state.partitions.get(CALLS)
+        part = self.meta.state.partitions.get(CALLS)
         return 0 if part is None else len(part.calls)
 
 
@@ -106,13 +106,8 @@ def server(
     name: str, load: float = 0, *, life: int = 1, ago_s: float = 0.0, mops: float = 400.0, rate: float = 1e7, **more: object
 ) -> ServerReport:
     return ServerReport(
-        name=name,
-        life=life,
-        mops=mops,
-        load=ServerLoad(running=int(load), other=load - int(load)),
-        measured_ago_us=round(ago_s * S),
-        bytes_per_s=rate,
-        **({"functions": (interface(),)} | more),
+        name=name, life=life, mops=mops, load=ServerLoad(running=int(load), other=load - int(load)), measured_ago_us=round(ago_s * S),
+        bytes_per_s=rate, **({"functions": (interface(),)} | more),
     )
 
 
@@ -269,7 +264,7 @@ def test_a_server_that_no_gateway_has_is_away_for_an_hour_and_then_forgotten() -
     world.report(server("s2"))
     assert [view.name for view in world.meta.servers().servers] == ["s2"]
     assert world.pick("s2").server == "s2"
-    assert [one.name for one in world.meta._state.partitions[CALLS].servers.values()] == ["s2"]
+    assert [one.name for one in world.meta.state.partitions[CALLS].servers.values()] == ["s2"]
 
 
 def test_a_server_that_leaves_gets_nothing_new() -> None:
@@ -400,9 +395,9 @@ def test_picks_are_those_of_the_papers_formulas(policy: str) -> None:
 def test_explain_tells_the_terms_and_changes_nothing() -> None:
     world = reported(server("s1", 1, rate=1e6), server("s2", 0, rate=1e5), server("s3", state="leaving"), policy="loth+lt")
     world.pick("s1", "s2")
-    before, lines = world.meta._state.snapshot(), [list(log) for log in world.lines.logs]
+    before, lines = world.meta.state.snapshot(), [list(log) for log in world.lines.logs]
     told = world.pick("s1", "s2", "s3", rates={"s2": 3e6}, explain=True)
-    assert (world.meta._state.snapshot(), world.lines.logs) == (before, lines)
+    assert (world.meta.state.snapshot(), world.lines.logs) == (before, lines)
     assert world.server("s2").bytes_per_s == 1e5
     first, second, third = told.terms
     assert (first.load, first.mops, first.bytes_per_s) == (2.0, 400.0, 5e5)
@@ -435,7 +430,7 @@ class Broken(Loth):
 
 def test_a_policy_that_raises_is_replaced_by_rr_for_five_minutes() -> None:
     world = World()
-    world.meta._stage = Stage(Broken(), (CALLS,))
+    world.meta.stage = Stage(Broken(), (CALLS,))
     Broken.armed[0] = True
     world.report(server("s1", 9), server("s2"))
     assert world.picks(3, "s1", "s2") == ["s1", "s2", "s1"]

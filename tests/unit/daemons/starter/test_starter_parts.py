@@ -180,7 +180,7 @@ def test_results_do_not_wait_for_slow_staging(tmp_path: Path) -> None:
 
 def test_jobs_that_only_wait_have_more_threads_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk syncs many files in little more than the time of one, if it is asked for all of them."""
-    monkeypatch.setattr("rmgr.daemons.starter.core.io._HELPER_REST_S", 0.05)
+    monkeypatch.setattr("rmgr.daemons.starter.core.io.HELPER_REST_S", 0.05)
     messages: deque[Callable[[], None]] = deque()
     work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append, threads=2)
     before, together, told = set(threading.enumerate()), threading.Barrier(8), list[Any]()
@@ -213,7 +213,7 @@ def test_jobs_that_only_wait_have_more_threads_for_a_while(monkeypatch: pytest.M
 
 def test_helpers_that_rest_come_back_however_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them rest, a hundred inputs wait to be read, then outputs come: they waited behind those for two threads."""
-    monkeypatch.setattr("rmgr.daemons.starter.core.io._HELPER_REST_S", 3600.0)
+    monkeypatch.setattr("rmgr.daemons.starter.core.io.HELPER_REST_S", 3600.0)
     messages: deque[Callable[[], None]] = deque()
     work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append, threads=2)
     together = threading.Barrier(14)
@@ -355,7 +355,7 @@ def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: 
         store.put(f"m{number}", bytes([number]) * 100_000)
     work = StoreIO(store, messages.append, threads=2)
     fetcher = Fetcher(work, tmp_path / "blobs")
-    monkeypatch.setattr("rmgr.daemons.starter.core.fetch._KEEP_BYTES", 250_000)
+    monkeypatch.setattr("rmgr.daemons.starter.core.fetch.KEEP_BYTES", 250_000)
 
     def get(key: str) -> str:
         while (found := fetcher.files.get(key)) is None:
@@ -370,7 +370,7 @@ def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: 
     held = [get("m0"), get("m1")]
     get("m2")
     assert on_disk() == 3, "together they are too much, but all were asked for just now"
-    monkeypatch.setattr("rmgr.daemons.starter.core.fetch._RECENT_S", -1.0)
+    monkeypatch.setattr("rmgr.daemons.starter.core.fetch.RECENT_S", -1.0)
     get("m3")
     assert on_disk() == 4, "m0 and m1 are in use"
     assert [Path(path).read_bytes()[:1] for path in held] == [bytes([0]), bytes([1])]

@@ -21,7 +21,7 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.shares import Caps
 from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.core.tree import IdleMark
-from rmgr.daemons.starter.execution.holds import Reservations, _Promise
+from rmgr.daemons.starter.execution.holds import Promise, Reservations
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
 from rmgr.daemons.starter.pull.board import BlockCandidate, CandidateStage
 from rmgr.daemons.starter.pull.pull import Puller
@@ -136,17 +136,9 @@ def claimed(wants: dict[int, dict[str, int]], *, resources: dict[str, int] | Non
     candidates = [BlockCandidate(name=str(number), key=a_key(seq=number, submission=number), data=BlockData()) for number in wants]
     has = HAS if resources is None else resources
     node = SimpleNamespace(
-        name="n1",
-        incarnation=1,
-        lanes=Lanes(FakeRunner(), cores=cores, memory_mib=0, resources=has),
-        blocks={},
-        idle=IdleMark(),
-        hands=None,
-        works_ahead=lambda: False,
-        capacity=Capacity(cores=cores, memory_bytes=0, resources=has),
-        attributes=NodeAttributes(),
-        accounts=None,
-        stager=SimpleNamespace(meet=lambda _block: None),
+        name="n1", incarnation=1, lanes=Lanes(FakeRunner(), cores=cores, memory_mib=0, resources=has), blocks={}, idle=IdleMark(),
+        hands=None, works_ahead=lambda: False, capacity=Capacity(cores=cores, memory_bytes=0, resources=has), attributes=NodeAttributes(),
+        accounts=None, stager=SimpleNamespace(meet=lambda _block: None),
     )
     times = SimpleNamespace(of=lambda _kind: None, ended=lambda _kind: 0)
     committer = SimpleNamespace(fence=lambda _node: 1, commit=lambda *_: None)
@@ -248,7 +240,7 @@ def test_the_leader_writes_what_its_processes_on_each_node_need() -> None:
     job = Job(id=7 << 20, submit_us=0, processes=3, threads=2, memory_bytes=3 << 20, resources=(("gpu", 2),))
     hold = Hold(job.id, (Share(1, ((0, 0, 3),)),), (Share(2, ((0, 1, 1),)),))
     placer: Any = SimpleNamespace(context=SimpleNamespace(tree=None), job_table=JobTable(), names=names)
-    records = Promises(placer)._records(job, hold)
+    records = Promises(placer).records_of(job, hold)
     found = {node: decode_record(data, Reserved, node) for node, data in records.items()}
     assert {node: (one.memory_mib, one.resources) for node, one in found.items()} == {"n1": (6, (("gpu", 4),)), "n2": (0, ())}
 
@@ -260,8 +252,8 @@ def test_a_starter_keeps_as_much_of_them_as_of_the_cores_that_are_free_by_now() 
     node: Any = SimpleNamespace(orders=SimpleNamespace(is_settled=True), jobs=jobs, shared=shared)
     kept = Reservations(node)
     record = Reserved(shares=(("1.0.1", 2), ("", 2)), memory_mib=100, resources=(("gpu", 3),))
-    promise = _Promise(name="r-7.0", submission=7, index=0, record=record)
-    assert kept._wanted(promise, record, set()) == (2, 50, (("gpu", 1),))
+    promise = Promise(name="r-7.0", submission=7, index=0, record=record)
+    assert kept.wanted(promise, record, set()) == (2, 50, (("gpu", 1),))
     runs.clear()
-    assert kept._wanted(promise, record, set()) == (4, 100, (("gpu", 3),))
-    assert kept._wanted(promise, Reserved(), set()) == (0, 0, ())
+    assert kept.wanted(promise, record, set()) == (4, 100, (("gpu", 3),))
+    assert kept.wanted(promise, Reserved(), set()) == (0, 0, ())

@@ -157,7 +157,7 @@ def test_what_was_verified_with_one_key_is_not_believed_of_another(count: int) -
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starter_trust, "_KEEP_VERIFIED", 3)
+    monkeypatch.setattr(starter_trust, "KEEP_VERIFIED", 3)
     ann = Key("a" * 32)
     cluster = Cluster(ann)
     records = [replace(RECORD, id=number, nonce=f"{number:032x}") for number in range(1, 6)]

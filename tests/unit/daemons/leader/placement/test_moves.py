@@ -300,7 +300,7 @@ def test_a_store_that_goes_away_behind_the_order_is_not_told_as_if_the_job_was_n
     job = cluster.submit()
     cluster.ask("g1", StopKind.CHECKPOINT, job)
     with monkeypatch.context() as patch:
-        patch.setattr(requests, "_newest", away)
+        patch.setattr(requests, "newest_checkpoint", away)
         cluster.refuse("checkpoint 1.1: 3 files, 12 bytes")
         cluster.bench.advance(1)
         cluster.ask("g2", StopKind.CHECKPOINT, job)

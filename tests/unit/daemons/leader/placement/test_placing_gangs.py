@@ -18,7 +18,7 @@ from rmgr.coord.protocol.records import decode_block, decode_record, encode_reco
 from rmgr.coord.views import answers
 from rmgr.coord.views.answers import on_the_move
 from rmgr.coord.views.snapshot import ClusterSnapshot
-from rmgr.daemons.leader.placement.arrivals import _fitting, _gangs
+from rmgr.daemons.leader.placement.arrivals import fitting, gangs_of
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.node import LEAD_US, GangRecord, InboxOrder
 from rmgr.model.cluster.queue import ClusterSettings
@@ -430,13 +430,13 @@ def test_a_job_beside_a_gang_on_a_node_is_crowded_and_members_are_not() -> None:
     members = [Running(Job(id=at, submit_us=0, processes=4, threads=1), 0, 9, ((0, 0, 2),)) for at in (1, 2)]
     beside = Running(Job(id=3, submit_us=0), 5, 9, ((0, 0, 1),))
     elsewhere = Running(Job(id=4, submit_us=0), 5, 9, ((1, 1, 1),))
-    assert _fitting([beside, elsewhere], [], machine, members) == ([elsewhere], [beside])
+    assert fitting([beside, elsewhere], [], machine, members) == ([elsewhere], [beside])
 
 
 def test_members_that_no_record_has_share_a_tree_though_no_node_of_their_partition_is_there() -> None:
     members = [Running(Job(id=at, submit_us=0, processes=2), 0, 9, ((0, 1, 1),)) for at in (1, 2)]
     for nodes in ([], [Node(id=5, cores=3, partition="other")], [Node(id=at, cores=1) for at in (0, 1)]):
-        (gang,) = _gangs({}, members, nodes)
+        (gang,) = gangs_of({}, members, nodes)
         assert gang.leaves == ((0, 1, 1),)
         assert set(Carousel(gang).weights) == {1, 2}
 

@@ -43,13 +43,13 @@ def test_the_placer_tells_an_end_then_a_node_then_an_arrival_then_lets_policies_
 
     updates.tell = seen
     updates.passed = lambda *_: told.append("a pass")
-    placer._due = True  # the turn waits until everything has been read
+    placer.is_due = True  # the turn waits until everything has been read
     bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid(processes=2))
     bench.starter("n2")
     starter.complete("n1", key)
     bench.advance(1)
     assert told == []
-    placer._turn()
+    placer.turn()
     bench.advance(1)
     assert told[:4] == ["job_ended", "node_changed", "job_submitted", "a pass"]
 

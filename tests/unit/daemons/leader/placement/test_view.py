@@ -11,7 +11,7 @@ import pytest
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.leader.answering import LeaderAnswering
 from rmgr.daemons.leader.facts import Names, job_of
-from rmgr.daemons.leader.placement.view import WhatIfTrial, _blocker, label, said, tried
+from rmgr.daemons.leader.placement.view import WhatIfTrial, blocker, label, said, tried
 from rmgr.errors import Infeasible, InvalidRecord
 from rmgr.model.base.resources import Request
 from rmgr.model.tasks.block import NO_SEQ, BlockKey, job_id
@@ -27,15 +27,15 @@ from tests.harness.leader_bench import Bench, placing
 def test_ids_of_jobs_are_those_of_their_submissions() -> None:
     assert (label(job_id(42, 0)), label(job_id(42, 7))) == ("42", "42_7")
     why = Why("order", "job {} is before it and blocks the queue", (job_id(42, 7),))
-    assert (said(why), _blocker(why)) == ("job 42_7 is before it and blocks the queue", "42_7")
+    assert (said(why), blocker(why)) == ("job 42_7 is before it and blocks the queue", "42_7")
     several = Why("hold", "has been promised the cores of running jobs {}", (f"{job_id(3, 0)}, {job_id(4, 2)}",))
-    assert (said(several), _blocker(several)) == ("has been promised the cores of running jobs 3, 4_2", "3, 4_2")
+    assert (said(several), blocker(several)) == ("has been promised the cores of running jobs 3, 4_2", "3, 4_2")
 
 
 def test_times_are_dates_and_other_numbers_stay() -> None:
     assert said(Why("begin", "may not start before {} us", (1_700_000_000_000_000,))) == "may not start before 2023-11-14T22:13:20Z"
     assert said(Why("resources", "needs {} x {} cores, {} are free", (4, 2, 3))) == "needs 4 x 2 cores, 3 are free"
-    assert _blocker(Why("resources", "needs {} cores", (4,))) == ""
+    assert blocker(Why("resources", "needs {} cores", (4,))) == ""
 
 
 def test_nobody_knows_when_a_job_behind_one_without_a_limit_starts() -> None:
@@ -71,13 +71,8 @@ def trial(rigid: Rigid, *running: Running, waiting: tuple[Job, ...] = (), policy
     record = Submission(id=0, name="x", user="ann", queue="batch", work=Work.COMMAND, request=request, rigid=rigid, submitted_us=NOW)
     key = BlockKey(priority=0, seq=NO_SEQ, submission=99, first=0, count=1, attempt=1, cores=1, memory_mib=0)
     return WhatIfTrial(
-        snapshot=Snapshot(nodes=nodes, running=running, waiting=waiting),
-        job=job_of(record, key, "default", NOW),
-        submission=record,
-        names=names,
-        stages=configured(policy).stages,
-        half_life_us=0,
-        now_us=NOW,
+        snapshot=Snapshot(nodes=nodes, running=running, waiting=waiting), job=job_of(record, key, "default", NOW), submission=record,
+        names=names, stages=configured(policy).stages, half_life_us=0, now_us=NOW,
     )
 
 

@@ -212,7 +212,7 @@ def test_one_that_cannot_be_read_is_told_and_the_one_before_is_taken(tmp_path: P
 
 
 def test_what_nobody_can_read_pushes_out_nothing_and_keys_of_nothing_stop_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_PAGE", 2)
+    monkeypatch.setattr(files, "PAGE", 2)
     home, store = tmp_path / "a", SparingStore()
     home.mkdir()
     for n in range(1, 4):
@@ -372,14 +372,7 @@ class Job:
         saved = Checkpoint(sub=self.sub, index=0, attempt=attempt, n=n)
         now_us = time.time_ns() // 1000
         told = take(
-            [self.part(attempt)],
-            self.store,
-            saved,
-            (),
-            stop=True,
-            limit=1 << 20,
-            made_us=now_us,
-            is_over=lambda: False,
+            [self.part(attempt)], self.store, saved, (), stop=True, limit=1 << 20, made_us=now_us, is_over=lambda: False,
             seals=by or self.seals,
         )
         assert "stored" in told
@@ -461,7 +454,7 @@ def test_a_piece_or_a_list_of_a_node_that_was_exchanged_is_not_used(tmp_path: Pa
     assert job.restored()[0] == ""
     remote = RemotePart(node="n2", hold="", peers=None, coordinator=None, store=job.store)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RemotePart, "_step", lambda *_args, **_options: (0, row))
+        patch.setattr(RemotePart, "stepped", lambda *_args, **_options: (0, row))
         with pytest.raises(DataLost, match="not what that node has stored"):
             remote.collect(stop=True, max_bytes=100)
         patch.setattr(directories, "MOST_LIST_BYTES", 2)
@@ -621,14 +614,14 @@ class Way:
         self.block.info.record.rigid = Rigid(checkpoint=True, **rigid)
         self.block.key = a_key()
         self.block.data = BlockData(resubmit=True)
-        self.case = self.some._case(self.block, "", 10_000_000, kind=kind, orders=["o"])
+        self.case = self.some.case(self.block, "", 10_000_000, kind=kind, orders=["o"])
 
     def _background(self, _job: Callable[[], Any], *, copies: bool = False) -> Future[Any]:
         self.asked.append(Future())
         return self.asked[-1]
 
     def begin(self) -> None:
-        self.some._begin(self.case)
+        self.some.begin(self.case)
 
     def measured(self) -> None:
         """Its files are small enough; the request to the program is under way."""
@@ -849,8 +842,8 @@ def test_periodic_checkpoints_of_a_job_that_shares_its_cores_count_served_time()
     jobs = Mock(stories=Stories(loop), served_us=lambda _block: served_us[0])
     some = Checkpoints(Mock(jobs=jobs), Path("/nonexistent"))
     begun: list[OpenCheckpoint] = []
-    some._begin = begun.append
-    some._case = Mock()
+    some.begin = begun.append
+    some.case = Mock()
     block = Mock(live=True)
     block.info.record.rigid = Rigid(checkpoint=True, checkpoint_every_us=10_000_000)
     some.started(block)

@@ -107,7 +107,7 @@ def test_a_large_row_that_claims_to_be_of_many_small_ones_is_not_read(tmp_path: 
     with SqliteStore(tmp_path / "store.db") as store:
         honest = (pattern(1000),) * 255 + (pattern(2_000_000),)
         assert values(read_arguments(store, write(store, honest), folder, check_content)) == honest
-        monkeypatch.setattr("rmgr.daemons.starter.core.fetch._MOST_SMALL_BYTES", 1_000_000)
+        monkeypatch.setattr("rmgr.daemons.starter.core.fetch.MOST_SMALL_BYTES", 1_000_000)
         store.put("args/x", b"\xdd\xff\xff\xff\xff" + bytes(2_000_000))
         with pytest.raises(DataLost, match="have 2,000,005 bytes; in parts that small a block has 1,000,000 at most"):
             read_arguments(store, "args/x", folder, check_content)
@@ -150,7 +150,7 @@ def test_arguments_in_a_file_of_their_user_are_the_same(tmp_path: Path) -> None:
 
 def test_arguments_that_no_message_bears_are_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk: the attempt ends as the node's fault, the Starter does not."""
-    monkeypatch.setattr("rmgr.daemons.starter.core.fetch._MOST_IN_MESSAGE", 600_000)
+    monkeypatch.setattr("rmgr.daemons.starter.core.fetch.MOST_IN_MESSAGE", 600_000)
     with SqliteStore(tmp_path / "store.db") as store:
         small, large = write(store, (pattern(550_000),)), write(store, (pattern(700_000),))
         gone = tmp_path / "gone"  # where no file can be made
@@ -227,10 +227,10 @@ def test_what_is_large_comes_as_a_file_without_being_held(node: Node, family: st
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_no_client_puts_is_refused(node: Node, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_MOST_BYTES", {"fn": 2 * MIB, "mod": 2 * MIB, "file": 2 * MIB})
+    monkeypatch.setattr(fetch, "MOST_BYTES", {"fn": 2 * MIB, "mod": 2 * MIB, "file": 2 * MIB})
     key, _ = node.put(family, 3 * MIB)
     with pytest.raises(ValueTooLarge, match="has 2,621,440 bytes; the limit is 2,097,152"):
-        node.fetcher._streamed(node.store, key, 1)  # a smaller row stood there a moment ago
+        node.fetcher.streamed(node.store, key, 1)  # a smaller row stood there a moment ago
     monkeypatch.setattr(node.store, "stream", lambda _key: pytest.fail("it is read"))
     failure = node.get(key)
     assert isinstance(failure, FetchFailure)

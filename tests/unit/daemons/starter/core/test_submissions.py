@@ -125,7 +125,7 @@ def test_a_lost_connection_ends_what_is_believed(world: World) -> None:
 
 
 def test_what_was_used_long_ago_is_forgotten_and_found_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submissions, "_KEEP", 3)
+    monkeypatch.setattr(submissions, "KEEP", 3)
     world.commit(Set(A, b"42", 0))
     assert world.known(A) is not None
     for number in range(5):
@@ -157,9 +157,7 @@ def asked_cache(told: Callable[[str], None] = lambda _: None) -> tuple[RecordCac
         return asked[-1]
 
     cache = RecordCache(
-        SimpleNamespace(get=get, session_id=1),
-        SimpleNamespace(post=lambda call: call()),
-        settings=ClusterSettings,
+        SimpleNamespace(get=get, session_id=1), SimpleNamespace(post=lambda call: call()), settings=ClusterSettings,
         log=SimpleNamespace(warning=lambda event, **_: told(event)),
     )
     return cache, asked

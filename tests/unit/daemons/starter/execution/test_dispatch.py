@@ -138,7 +138,7 @@ def test_a_worker_that_takes_nothing_is_handed_a_bounded_number_of_bytes() -> No
     for _ in range(50):
         node.run()
     assert len(runner.workers) == 2
-    most = 2 * starter_dispatch._BATCH_BYTES + 2 * MIB
+    most = 2 * starter_dispatch.BATCH_BYTES + 2 * MIB
     assert all(0 < worker.backlog <= most for worker in runner.workers), [worker.backlog // MIB for worker in runner.workers]
 
 
@@ -153,7 +153,7 @@ def test_what_is_taken_back_from_a_worker_that_takes_nothing_is_not_sent_to_it_a
         for lane in [one for one in runner.node.lanes if one.recalling]:
             indices = [index for _, index in runner.node.lanes.ended(lane, list(lane.tasks), None)]
             waiting.put_back(indices)
-    most = 2 * starter_dispatch._BATCH_BYTES + 2 * MIB
+    most = 2 * starter_dispatch.BATCH_BYTES + 2 * MIB
     assert all(0 < worker.backlog <= most for worker in runner.workers), [worker.backlog // MIB for worker in runner.workers]
     assert all(len(lane.tasks) == 1 for lane in runner.node.lanes), "each has one that stays"
 
@@ -170,7 +170,7 @@ def test_while_slots_are_busy_some_mib_of_arguments_are_fetched_ahead() -> None:
     waiting = [block(200 + 4 * number, row=f"args/{number}", count=4) for number in range(30)]
     node, _ = dispatch(block(0, (bytes(MIB),) * 200), *waiting, fetcher=fetcher)
     node.run()
-    assert fetcher.asked == [f"args/{number}" for number in range(starter_dispatch._AHEAD_BYTES // starter_dispatch._BATCH_BYTES)]
+    assert fetcher.asked == [f"args/{number}" for number in range(starter_dispatch.AHEAD_BYTES // starter_dispatch.BATCH_BYTES)]
 
 
 def test_large_arguments_are_a_file_that_workers_read_and_that_goes_with_them(tmp_path: Path) -> None:

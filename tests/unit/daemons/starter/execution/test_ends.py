@@ -94,21 +94,13 @@ class Node:
         self.killed = 0
         logs = SimpleNamespace(has=lambda _seq: False, take=self._taken, remember=lambda *_: None)
         stager = SimpleNamespace(
-            is_needed=lambda _block: False,
-            done=lambda *_: None,
-            left=SimpleNamespace(has=lambda _block: False),
-            named_outputs=lambda *_: ("", ""),
-            appends=lambda _block: False,
-            outputs_of=lambda *_: (),
+            is_needed=lambda _block: False, done=lambda *_: None, left=SimpleNamespace(has=lambda _block: False),
+            named_outputs=lambda *_: ("", ""), appends=lambda _block: False, outputs_of=lambda *_: (),
         )
         shared: Any = SimpleNamespace(
-            io=SimpleNamespace(run=lambda *_: None),
-            rows=SimpleNamespace(add=self.stored.append, delete=lambda *_: None),
-            times=SimpleNamespace(observe=lambda *_: None),
-            turns=defaultdict(Turns),
-            settings=ClusterSettings(),
-            config=StarterConfig(log_cap_bytes=1),
-            disk_caps=SimpleNamespace(user_bytes=0),
+            io=SimpleNamespace(run=lambda *_: None), rows=SimpleNamespace(add=self.stored.append, delete=lambda *_: None),
+            times=SimpleNamespace(observe=lambda *_: None), turns=defaultdict(Turns), settings=ClusterSettings(),
+            config=StarterConfig(log_cap_bytes=1), disk_caps=SimpleNamespace(user_bytes=0),
             aside=Aside(structlog.get_logger(), self._failed),
         )
         self.name, self.shared, self.stager, self.logs, self.log = "n1", shared, stager, logs, structlog.get_logger()
@@ -227,7 +219,7 @@ def test_where_even_the_event_itself_cannot_be_read_its_tasks_end(kind: str, mon
 
     worker = WorkerEnded(node.slot, None, 2, Reason.NONE, 1, 0, "", 1, 1, 1, 1, NO_OUTPUT, NO_OUTPUT, (1, 3))
     slot = SlotLost(node.slot, "killed", (2,), (1, 3), expected=True)
-    monkeypatch.setattr(node.ends, "_worker_ended" if kind == "worker" else "_slot_lost", fails)
+    monkeypatch.setattr(node.ends, "worker_ended" if kind == "worker" else "slot_lost", fails)
     node.ends.take([worker if kind == "worker" else slot])
     assert told(block) == [(0, LOST), (1, LOST), (2, LOST)]
     assert node.lanes.lane is None
@@ -309,6 +301,14 @@ def block() -> Any:
     return SimpleNamespace(writing=1, key=SimpleNamespace(submission=1), info=info)
 
 
+def stored_badly(node: Node, error: Exception) -> list[tuple[int, Reason]]:
+    """How a task ended whose output the store did not take."""
+    block = node.give(1, output_files=(("k", "f"),))
+    node.ends.take([CommandsEnded(node.slot, (CommandEnd(seq=1, directory="/slot/t1"),))])
+    node.stored.pop().done(error)
+    return told(block)
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -319,26 +319,18 @@ def block() -> Any:
         (OSError(errno.EIO, "the disk"), Reason.NODE_LOST),
     ],
 )
-def test_what_users_choose_blames_no_node(error: Exception, reason: Reason) -> None:
-    strikes: list[str] = []
-    ended: list[Ending] = []
-    node = SimpleNamespace(
-        log=structlog.get_logger(),
-        strike=lambda what, _detail, _account: strikes.append(what),
-        missed=lambda: pytest.fail("nothing is missing"),
-    )
-    ends: Any = SimpleNamespace(_node=node, _conclude=lambda _block, _index, ending, *_: ended.append(ending))
-    Ends._written(ends, block(), 0, Ending(), error)
-    assert [ending.reason for ending in ended] == [reason]
-    assert bool(strikes) is (reason is Reason.NODE_LOST)
+def test_what_users_choose_blames_no_node(error: Exception, reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    monkeypatch.setattr(node, "missed", lambda: pytest.fail("nothing is missing"))
+    assert stored_badly(node, error) == [(0, reason)]
+    assert bool(node.strikes) is (reason is Reason.NODE_LOST)
 
 
 def test_outputs_that_a_user_cannot_store_fill_no_log() -> None:
-    lines: list[str] = []
-    log = SimpleNamespace(error=lambda event, **_: lines.append(event), info=lambda event, **_: lines.append(event))
-    ends: Any = SimpleNamespace(_node=SimpleNamespace(log=log), _conclude=lambda *_: None)
+    node, lines = Node(), list[str]()
+    node.log = SimpleNamespace(error=lambda event, **_: lines.append(event), info=lambda event, **_: lines.append(event))
     for _ in range(1000):
-        Ends._written(ends, block(), 0, Ending(), ValueTooLarge("6 GiB"))
+        stored_badly(node, ValueTooLarge("6 GiB"))
     assert 0 < len(lines) < 200
 
 

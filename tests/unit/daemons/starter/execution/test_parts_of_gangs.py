@@ -187,14 +187,8 @@ def record(
 ) -> bytes:
     """One queue at the root of a tree of two leaves."""
     made = GangRecord(
-        policy="dqt",
-        slot_us=QUANTUM_US,
-        origin_us=here.origin_us,
-        slot=slot,
-        width=2,
-        leaves=(("n1", 1), ("n2", 1)),
-        clock=GangClock(node=clock, incarnation=incarnation, offset_us=offset_us),
-        queues=((0, tuple((job, 1) for job in queue)),),
+        policy="dqt", slot_us=QUANTUM_US, origin_us=here.origin_us, slot=slot, width=2, leaves=(("n1", 1), ("n2", 1)),
+        clock=GangClock(node=clock, incarnation=incarnation, offset_us=offset_us), queues=((0, tuple((job, 1) for job in queue)),),
         attempts=tuple((job, {ONE: 1, TWO: 3}[job], 0) for job in queue),
     )
     return encode_record(made)
@@ -295,7 +289,7 @@ def test_slots_are_counted_as_before_until_another_reference_has_been_read(here:
     here.settle()
     assert here.rows()[-1] == (29, (TWO_PART,)), "the next generation holds, in the time that was known"
     here.register("n3", 4, "h:3")
-    monkeypatch.setattr("rmgr.daemons.starter.execution.gangs._SILENT_S", 0.0)
+    monkeypatch.setattr("rmgr.daemons.starter.execution.gangs.SILENT_S", 0.0)
     here.publish(record(here, 40, (ONE,), clock="n3", offset_us=777_000_001), 2)
     assert here.clock.followed[-1] == ("n3", 4, "h:3")
     for _ in range(2):
@@ -485,13 +479,13 @@ def test_a_hold_that_cannot_be_taken_for_a_moment_keeps_pulled_work_out(node: No
 def test_what_ends_after_its_waiting_job_was_placed_is_kept_for_it(node: Node, is_head: bool) -> None:
     ending = "12.0.1"
     node.runs(CORES)
-    node.holds._holds[ending] = SimpleNamespace(record=HELD, is_ready=True, is_too_large=False, is_stale=False)
+    node.holds.known[ending] = SimpleNamespace(record=HELD, is_ready=True, is_too_large=False, is_stale=False)
     node.reservations.seen([PROMISE])
     node.turn()
     node.reads.answer(PROMISE, Reserved(shares=((ending, 3),)))
     node.turn()
     # Its commit lets the job start: the promise is gone, what ends has not given up its cores yet.
-    del node.holds._holds[ending]
+    del node.holds.known[ending]
     if is_head:
         node.taking.add(13)
     node.reservations.seen([])
@@ -501,7 +495,7 @@ def test_what_ends_after_its_waiting_job_was_placed_is_kept_for_it(node: Node, i
     node.turn()
     assert not node.may_pull
     node.taking.clear()
-    node.holds._holds.clear()
+    node.holds.known.clear()
     node.turn()
     assert node.may_pull, "who is not placed here after all keeps nothing"
     assert node.lanes.free_cores == 3

@@ -49,7 +49,7 @@ def nodes() -> Nodes:
 
 @pytest.fixture
 def door(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
-    monkeypatch.setattr(starter_ranks, "_LINKS_MORE", 4)
+    monkeypatch.setattr(starter_ranks, "LINKS_MORE", 4)
     monkeypatch.setattr(starter_ranks, "PLACES", Places(40))
     made = Door(tmp_path / "door", nodes, nodes=frozenset({"n2"}), endpoint_of=lambda _node: "here:1", hold="1.0.1")
     yield made
@@ -88,7 +88,7 @@ def test_a_job_has_so_many_connections_and_the_next_one_is_told(door: Door, node
 
 
 def test_a_connection_that_never_says_for_which_node_it_is_ends(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starter_ranks, "_LINE_S", 0.2)
+    monkeypatch.setattr(starter_ranks, "LINE_S", 0.2)
     at_first = descriptors()
     silent = ranks.connect(str(tmp_path / "door"))
     trickles = ranks.connect(str(tmp_path / "door"))
@@ -98,8 +98,8 @@ def test_a_connection_that_never_says_for_which_node_it_is_ends(door: Door, tmp_
 
 
 def test_what_a_connection_may_take_is_time_in_which_its_job_runs(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starter_ranks, "_LINE_S", 0.2)
-    monkeypatch.setattr(starter_ranks, "_LOOK_S", 0.05)
+    monkeypatch.setattr(starter_ranks, "LINE_S", 0.2)
+    monkeypatch.setattr(starter_ranks, "LOOK_S", 0.05)
     served_s = 100.0
     door = Door(tmp_path / "door", nodes, nodes=frozenset({"n2"}), endpoint_of=lambda _node: "here:1", hold="1.0.1", clock=lambda: served_s)
     at_first = descriptors()
@@ -121,7 +121,7 @@ def test_what_a_connection_may_take_is_time_in_which_its_job_runs(nodes: Any, tm
 
 @pytest.mark.parametrize("takes_turns", [False, True])
 def test_who_stands_still_may_take_his_time_to_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes_turns: bool) -> None:
-    monkeypatch.setattr(starter_ranks, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(starter_ranks, "CONNECT_S", 0.2)
     hold = Mock(place=tmp_path, is_ready=True, info=None, seq=1)
     hold.record.gang = "default" if takes_turns else ""
     served_us = [7_000_000]
@@ -221,5 +221,5 @@ def test_time_in_which_a_job_stood_still_is_none_in_which_nobody_came(monkeypatc
         waits.join(60)
     (came,) = found
     came.close()
-    monkeypatch.setattr(terminal, "_ARRIVE_S", 0.2)
+    monkeypatch.setattr(terminal, "ARRIVE_S", 0.2)
     assert terminal.arrival(name) is None

@@ -27,13 +27,13 @@ BEFORE = [
     ("jobs.settle", "lanes.grant"),
     ("dispatch.run", "puller.run"),
     ("puller.run", "completing.settle"),
-    ("completing.settle", "_marking.settle"),
+    ("completing.settle", "marking.settle"),
     ("completing.settle", "giving.split"),
     ("dispatch.run", "giving.split"),
 ]
 #: What every turn does.
 ALWAYS = {"hands.settle", "giving.return_barred", "giving.return_refused", "ends.reopening.settle", "lanes.charge_blocked"}
-ALWAYS |= {"completing.settle", "_deleted.settle", "_marking.settle", "dispatch.level", "logs.flush", "lanes.dismiss"}
+ALWAYS |= {"completing.settle", "deleted.settle", "marking.settle", "dispatch.level", "logs.flush", "lanes.dismiss"}
 ALWAYS |= {"jobs.gangs.settle", "giving.split", "orders.settle"}
 
 
@@ -45,14 +45,14 @@ class Turn:
         self.bad = bad
         agent: Any = NodeAgent.__new__(NodeAgent)
         self.agent = agent
-        for name in ("hands", "giving", "ends", "lanes", "jobs", "dispatch", "puller", "completing", "_deleted", "_marking", "logs"):
+        for name in ("hands", "giving", "ends", "lanes", "jobs", "dispatch", "puller", "completing", "deleted", "marking", "logs"):
             setattr(agent, name, self.part(name))
         agent.orders = self.part("orders")
-        agent.lanes.cores, agent.lanes.free_cores, agent.lanes.overdrawn, agent._cores_shown = 2, 2, 0, 0
+        agent.lanes.cores, agent.lanes.free_cores, agent.lanes.overdrawn, agent.cores_shown = 2, 2, 0, 0
         agent.hands.due_s = agent.puller.retry_s = math.inf
         agent.puller.is_hungry = True
         agent.drains = {"operator": "fan"} if drains else {}
-        agent._trouble, agent.aside, agent._failing_since_s, agent.fault = MagicMock(), MagicMock(), math.inf, ""
+        agent.trouble, agent.aside, agent.failing_since_s, agent.fault = MagicMock(), MagicMock(), math.inf, ""
         io = SimpleNamespace(pending_bytes=100 if behind else 0)
         config, home = StarterConfig(spool_cap_bytes=100), SimpleNamespace(generation=0)
         agent.shared = SimpleNamespace(rows=SimpleNamespace(is_full=full), io=io, config=config, home=home)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock, failed_
 from rmgr.daemons.starter.core.tree import IdleMark
 from rmgr.daemons.starter.jobs.jobs import Jobs
 from rmgr.daemons.starter.node.commits import GATHER_S, MOST_BYTES, SHORT_S, Completing, DeletedClaims, Giving, Joint, Notes
-from rmgr.daemons.starter.node.loop import Registry
+from rmgr.daemons.starter.node.loop import Registrant, Registry
 from rmgr.daemons.starter.node.orders import Amendments, Inbox
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RequestTooLarge
 from rmgr.model.base.states import Reason, State
@@ -57,11 +58,8 @@ class Node:
         get: Any = self._ask
         self.coordinator = SimpleNamespace(get=get, children=lambda path, **_: get(path), get_many=lambda some: get(some[0]))
         self.shared: Any = SimpleNamespace(
-            coordinator=self.coordinator,
-            committer=self.committer,
-            metrics=SimpleNamespace(resyncs=SimpleNamespace(inc=lambda: None)),
-            gate=None,
-            post=self.post,
+            coordinator=self.coordinator, committer=self.committer, metrics=SimpleNamespace(resyncs=SimpleNamespace(inc=lambda: None)),
+            gate=None, post=self.post,
         )
 
     def post(self, job: Callable[[], object]) -> None:
@@ -190,19 +188,20 @@ def test_an_order_about_a_record_that_is_gone_is_carried_out(node: Node) -> None
     assert node.paused == []
 
 
-def test_a_start_whose_record_is_gone_is_given_up_once_its_block_is_gone_too(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_whose_record_is_gone_is_given_up_once_its_block_is_gone_too(
+    node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.shared.records = SimpleNamespace(get=lambda _number: None, is_refused=lambda _number: True)
     node.orders = SimpleNamespace(left=node.left.append)
-    jobs: Any = Jobs.__new__(Jobs)
-    jobs._node, jobs._shared, jobs._coming = node, node.shared, {}
+    monkeypatch.setattr("rmgr.daemons.starter.jobs.jobs.REFUSED_S", 0.0)
+    node.shared.stories, node.shared.after, node.shared.seals = lambda: node.stories, node.after, None
+    jobs: Any = Jobs(node, tmp_path)
     jobs.reservations = jobs.holds = SimpleNamespace(settle=lambda: None)
     node.blocks.clear()
     jobs.begin([("guid", KEY)])
     node.answer([stamped(encode_block(BlockData(incarnation=1, allocation=Allocation(shares=(("n1", 1),), threads=1))))])
     jobs.settle()
     assert jobs.is_taking(42)
-    monkeypatch.setattr("rmgr.daemons.starter.jobs.jobs._REFUSED_S", 0.0)
-    jobs._coming["guid"].retry_s = 0.0
     jobs.settle()
     node.answer([None])
     assert not jobs.is_taking(42), "else no order about it would ever be crossed off"
@@ -217,18 +216,16 @@ def test_a_claim_that_was_made_though_nobody_heard_of_it_is_the_block_that_it_wo
     answers = {paths.running_node("n1"): [paths.block_name(KEY)], paths.running_block("n1", KEY): there, paths.idle("n1"): None}
     answered: Any = lambda what: (made := Future(), made.set_result(what))[0]  # noqa: E731
     coordinator = SimpleNamespace(
-        get=lambda path: answered(answers[path]),
-        children=lambda path: answered(answers[path]),
-        stat=lambda path: answered(answers[path]),
+        get=lambda path: answered(answers[path]), children=lambda path: answered(answers[path]), stat=lambda path: answered(answers[path]),
         commit=lambda _multi, timeout_s: answered(Committed((0,))),
     )
-    registry: Any = Registry.__new__(Registry)
-    registry._coordinator, registry._log = coordinator, node.log
-    registry._starter = SimpleNamespace(progress=lambda: None, is_stopping=False)
+    shared = SimpleNamespace(coordinator=coordinator, log=node.log)
+    starter: Any = SimpleNamespace(progress=lambda: None, is_stopping=False, shared=shared)
+    registry = Registry(starter, Registrant(endpoint="h:1"))
     node.blocks.clear()
     node.puller = SimpleNamespace(in_doubt=lambda: {KEY: claimed})
     node.registered = lambda _incarnation, *, idle: None
-    registry._take_over(node, 2, 7)
+    registry.take_over(node, 2, 7)
     assert node.blocks == {KEY: claimed}
     assert (claimed.verdict, claimed.version, claimed.data.incarnation) == (BlockVerdict.REFUSED, 1, 2)
 
@@ -258,7 +255,7 @@ def test_orders_that_were_to_be_crossed_off_together_go_each_alone_when_one_was_
     assert [len(multi.ops) for multi, _ in sent] == [2, 2]
     sent[0][1].set_result(Conflict(1, paths.inbox("n1", names[0]), ConflictKind.NO_NODE))
     sent[1][1].set_result(Committed((0,)))
-    assert not inbox._active
+    assert not inbox.active
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
@@ -274,8 +271,8 @@ def test_ends_that_need_a_row_are_committed_once_it_is_stored_and_else_wait_for_
     block.settle([Outcome(index, value=b"x") for index in range(2)], 1.0)
     part = block.take_part()
     made: Any = Completing(node)
-    made._complete = lambda block, _part: completed.append(block)
-    node.stories.begin(made._complete_by_row(block, part))
+    made.complete = lambda block, _part: completed.append(block)
+    node.stories.begin(made.complete_by_row(block, part))
     assert not completed
     if is_stored:
         row.set_result(None)
@@ -310,8 +307,8 @@ def test_ends_whose_commit_cannot_be_built_after_their_row_was_stored_do_not_wai
         part.orders = ("guid",)
         raise ValueError("what nobody thought of")
 
-    made._complete = building
-    node.stories.begin(made._complete_by_row(block, part))
+    made.complete = building
+    node.stories.begin(made.complete_by_row(block, part))
     assert block.sending is part, "not at once, again and again"
     node.go_on()
     assert (block.sending, released, len(node.stories)) == (None, [("guid",)], 0)
@@ -349,9 +346,7 @@ class Bench:
         self.read: list[ClaimedBlock] = []
         self.crossed: Counter[str] = Counter()
         orders = SimpleNamespace(
-            obeyed_by=lambda block, _: (f"start-{block.key.first}",),
-            settled=self.crossed.update,
-            released=lambda _guids: None,
+            obeyed_by=lambda block, _: (f"start-{block.key.first}",), settled=self.crossed.update, released=lambda _guids: None,
             gone=lambda guid: self.crossed.update([guid]),
         )
         idle = IdleMark()

@@ -319,8 +319,7 @@ def test_whoever_comes_too_late_reads_again_after_a_while_and_whoever_wins_at_on
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"\xc1", b"", encode_block(BlockData(function="../../x")), encode_block(BlockData(base=3, payloads=(b"a",)))],
+    "data", [b"\xc1", b"", encode_block(BlockData(function="../../x")), encode_block(BlockData(base=3, payloads=(b"a",)))],
     ids=["no message", "nothing", "a path", "arguments of others"],
 )
 def test_of_a_block_whose_data_nobody_may_write_nothing_is_believed(world: World, data: bytes) -> None:
@@ -514,23 +513,15 @@ class Node:
         info: Any = Info(Submission(id=1, name="x", user="ann", queue="q", work=Work.COMMAND), queue, None)
         shared = SimpleNamespace(
             coordinator=SimpleNamespace(get=self._ask, children=self._ask, stat=lambda path, watch: self._ask(path)),
-            post=lambda call: call(),
-            records=SimpleNamespace(get=lambda _number, **_: info, is_refused=lambda _number: False),
-            caps=SimpleNamespace(is_on=False),
-            gate=None,
+            post=lambda call: call(), records=SimpleNamespace(get=lambda _number, **_: info, is_refused=lambda _number: False),
+            caps=SimpleNamespace(is_on=False), gate=None,
         )
         loop: Any = SimpleNamespace(post=lambda call: call(), after=lambda _s, _call: None)
         node: Any = SimpleNamespace(
-            name="n1",
-            incarnation=1,
-            shared=shared,
-            blocks=self.blocks,
-            idle=IdleMark(IdleStage.SET),
+            name="n1", incarnation=1, shared=shared, blocks=self.blocks, idle=IdleMark(IdleStage.SET),
             puller=SimpleNamespace(in_doubt=lambda: (), suits=lambda _info, _key: True),
-            stager=SimpleNamespace(meet=lambda _: None, forget=lambda _: None),
-            stories=Stories(loop),
-            log=SimpleNamespace(warning=lambda *_, **__: None),
-            claimed=self._claimed,
+            stager=SimpleNamespace(meet=lambda _: None, forget=lambda _: None), stories=Stories(loop),
+            log=SimpleNamespace(warning=lambda *_, **__: None), claimed=self._claimed,
         )
         self.hands = node.hands = Hands(node)
         self._boards: Any = [SimpleNamespace(spec=queue, since=0)]

@@ -130,10 +130,8 @@ def test_files_are_stored_and_then_removed(store: MemoryStore, tmp_path: Path) -
     out.write_bytes(b"o" * (LOG_PART_BYTES * 2 + 5))
     mine.write_bytes(b"m" * 10_000)
     ending = Ending(
-        value=Value(pickled=False, path=str(value), size=1_500_000),
-        out=Output(size=LOG_PART_BYTES * 2 + 5, path=str(out)),
-        err=Output(size=10_000, path=str(mine)),
-        kept_paths=(str(mine),),
+        value=Value(pickled=False, path=str(value), size=1_500_000), out=Output(size=LOG_PART_BYTES * 2 + 5, path=str(out)),
+        err=Output(size=10_000, path=str(mine)), kept_paths=(str(mine),),
     )
     written = write(store, 42, 1, 3, ending)
     assert written.value_size == 1_500_000

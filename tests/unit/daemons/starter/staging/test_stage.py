@@ -175,7 +175,7 @@ def test_what_arrives_for_a_task_that_was_given_away_is_removed(node: Node) -> N
 
 
 def test_when_the_room_is_full_the_next_task_waits_until_another_has_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starter_stage, "_ASK_AGAIN_S", 3600.0)
+    monkeypatch.setattr(starter_stage, "ASK_AGAIN_S", 3600.0)
     one, two = node.store.upload("one", bytes(MIB)), node.store.upload("two", bytes([1]) * MIB)
     running = [node.block(1, one), node.block(2, two), node.block(3, two)]
     for block in running:
@@ -255,7 +255,7 @@ def test_hard_links_in_an_archive_count_as_the_files_that_they_become(node: Node
     assert node.most <= node.room.cap_bytes
     sha256 = bomb.info.record.command.uploads[0].sha256
     with pytest.MonkeyPatch.context() as patch, pytest.raises(PermissionDenied, match="larger unpacked than it may be"):
-        patch.setattr("rmgr.daemons.starter.core.uploads._MAX_UNPACKED", 20 * MIB)
+        patch.setattr("rmgr.daemons.starter.core.uploads.MAX_UNPACKED", 20 * MIB)
         other = Uploads(tmp_path / "other")
         with other.kept(node.store, sha256, name="bomb") as upload:
             other.copy(upload, tmp_path / "target", name="bomb", is_dir=True)
@@ -471,8 +471,8 @@ def test_a_claim_waits_while_nobody_can_say_who_has_a_key(world: World, monkeypa
         return whole(self, *arguments)
 
     monkeypatch.setattr(OutputClaims, "claim", claim)
-    monkeypatch.setattr("rmgr.daemons.starter.core.io._FIRST_PAUSE_S", 0.0)
-    world.io._pause_s = 0.0
+    monkeypatch.setattr("rmgr.daemons.starter.core.io.FIRST_PAUSE_S", 0.0)
+    world = World(secured=world.secured)
     want = world.want("out")
     world.left.begin(want)
     assert world.io.step()
