@@ -104,7 +104,7 @@ class OpenCheckpoint:
     grace_us: int
     by_policy: bool = False
     is_telling: bool = False
-    directories.answered: bool = False
+    answered: bool = False
     is_waiting: bool = False
     made_us: int  #: always the same, since a stored row never changes
     orders: list[str] = field(default_factory=list)

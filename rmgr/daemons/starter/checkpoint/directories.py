@@ -30,6 +30,7 @@ from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.checkpoint import files
+from rmgr.daemons.starter.checkpoint.files import unpack
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import on_thread
 from rmgr.daemons.starter.execution.holds import CHECKPOINTS, HeldParts
@@ -268,7 +269,7 @@ class LocalPart:
         del key
         files.clear(self.directory, self.account)
         try:
-            files.unpack(manifest.files, self.directory, self.account, files.piece_reader(self.store, manifest))
+            unpack(manifest.files, self.directory, self.account, files.piece_reader(self.store, manifest))
         except DataLost:
             files.clear(self.directory, self.account)
             raise

@@ -457,7 +457,7 @@ def test_a_piece_or_a_list_of_a_node_that_was_exchanged_is_not_used(tmp_path: Pa
         patch.setattr(RemotePart, "stepped", lambda *_args, **_options: (0, row))
         with pytest.raises(DataLost, match="not what that node has stored"):
             remote.collect(stop=True, max_bytes=100)
-        patch.setattr(directories, "MOST_LIST_BYTES", 2)
+        patch.setattr(files, "MOST_LIST_BYTES", 2)
         with pytest.raises(DataLost, match="3 bytes, more than rmgr ever writes there"):
             remote.collect(stop=True, max_bytes=100)
 
