@@ -508,7 +508,7 @@ def test_one_user_leaves_room_for_the_requests_and_entries_of_others(
     for thread in threads:
         thread.start()
     try:
-        time.sleep(4.0)  # the flood alone, until whatever it fills is full
+        time.sleep(2.0)  # the flood alone, until whatever it fills is full
         ann = people["ann"]
         hers = ann.submit(draft("ann", phase=Phase.HELD, reason=Reason.USER_HOLD), [block(count=3)]).submission.id
         for at in range(3):
