@@ -56,12 +56,8 @@ class Tunnels:
         return service(tunnel_pb2, "Tunnel", Open=self._open)
 
     def _open(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        caller = caller_of(context)
-        user = caller.user
-        if not self._room.take(user, is_operator=caller.is_certified_operator):
-            message = f"{len(self._room)} terminals are open through this gateway already"
-            raise self._bounds.no_place("tunnels", user, self._room, message)
-        try:
+        caller, message = caller_of(context), f"{len(self._room)} terminals are open through this gateway already"
+        with self._bounds.place("tunnels", caller.user, self._room, is_operator=caller.is_certified_operator, told=message):
             endpoint = self._forwarder.starter(context)
             link = _dial(endpoint)
             if not context.add_callback(link.end):
@@ -73,8 +69,6 @@ class Tunnels:
             finally:
                 link.end()
                 link.let_go()
-        finally:
-            self._room.give_back(user)
 
 
 def _dial(endpoint: str) -> _Link:

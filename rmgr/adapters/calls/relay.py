@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -217,11 +217,8 @@ class Relay:
 
     def _serve(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         identity = caller_of(context).identity
-        try:
+        with self._counted():
             yield from self.links.served(requests, context, identity.name if identity is not None else "", self.endpoint)
-        except RmgrError as error:
-            self._choosing.count("refused", type(error).__name__)
-            raise
 
     def _try_of(self, key: bytes, context: grpc.ServicerContext) -> Try | None:
         """Returns the try of a key; only the server that was told a key may use it."""
@@ -292,25 +289,25 @@ class Relay:
 
     def _call(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         caller = caller_of(context)
-        try:
-            self._bounds.spend(caller.user)
-            if not self._places.take(caller.user, is_operator=caller.is_certified_operator):
-                raise self._bounds.no_place("remote_calls", caller.user, self._places)
-        except RmgrError as error:
-            self._choosing.count("refused", type(error).__name__)
-            raise
         one: Try | None = None
+        with self._counted():
+            self._bounds.spend(caller.user)
+            with self._bounds.place("remote_calls", caller.user, self._places, is_operator=caller.is_certified_operator):
+                try:
+                    one = self._begun(caller, requests, context)
+                    if one is not None:
+                        yield from self._stalls.watched(context, self._run_try(one))
+                finally:
+                    if one is not None:
+                        self._forget(one)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
         try:
-            one = self._begun(caller, requests, context)
-            if one is not None:
-                yield from self._stalls.watched(context, self._run_try(one))
+            yield
         except RmgrError as error:
             self._choosing.count("refused", type(error).__name__)
             raise
-        finally:
-            self._places.give_back(caller.user)
-            if one is not None:
-                self._forget(one)
 
     def _begun(self, caller: Caller, requests: Iterator[Any], context: grpc.ServicerContext) -> Try | None:
         with self._stalls.waited(context):

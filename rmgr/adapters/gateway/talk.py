@@ -296,23 +296,20 @@ class Talks:
                 raise CoordinationUnavailable("the gateway is stopping")
             self._check_opened(caller)
             self._take_place(caller)
-        except RmgrError as error:
-            self.count("refused", type(error).__name__)
-            raise
-        stream = Stream(self, caller, context)
-        with self._lock:
-            self._live.add(stream)
-        try:
-            stream.begin(self._talker(caller, stream), requests)
-            yield from stream.told()
-        except RmgrError as error:
-            self.count("refused", type(error).__name__)
-            raise
-        finally:
-            stream.close()
+            stream = Stream(self, caller, context)
             with self._lock:
-                self._live.discard(stream)
-            self._places.give_back(caller.user)
+                self._live.add(stream)
+            try:
+                stream.begin(self._talker(caller, stream), requests)
+                yield from stream.told()
+            finally:
+                stream.close()
+                with self._lock:
+                    self._live.discard(stream)
+                self._places.give_back(caller.user)
+        except RmgrError as error:
+            self.count("refused", type(error).__name__)
+            raise
 
     def _check_opened(self, caller: Caller) -> None:
         """Raises Throttled if the user opens more streams than anybody needs: a stream costs more than the questions asked on it."""
