@@ -86,19 +86,16 @@ class Answers:
 
     @property
     def hosts(self) -> str:
-        """See `Asks`."""
         return str(getattr(self.coordinator, "hosts", ""))
 
     @property
     def session_timeout_s(self) -> float:
-        """See `Asks`."""
         return self.coordinator.session_timeout_s
 
     def expect(self, *questions: Question[Any]) -> None:
         """Does nothing: here a question waits for ZooKeeper alone."""
 
     def ask(self, question: Question[A], *, timeout_s: float) -> A:
-        """See `Asks`."""
         owner_of = self._owner_of or (lambda number: self._owner(number, timeout_s))
         others = check_asker(self.who, question, owner_of, lambda: self.operators(timeout_s), reads_all=self.is_direct)
         answer: A = ANSWERS[type(question)](self, question, timeout_s)

@@ -174,7 +174,6 @@ class CassandraStore(Store):
 
     @property
     def puts_soon(self) -> bool:
-        """See `Store.puts_soon`."""
         return self._soon.are_taken
 
     def write_soon(self, rows: Sequence[tuple[str, bytes]], how: Writing, done: Callable[[RmgrError | None], None]) -> bool:

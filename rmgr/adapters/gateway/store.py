@@ -159,7 +159,6 @@ class GatewayStore(Store):
     # -- reading
 
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
-        """See `Store.about_many`."""
         rows = self._rows("About", keys, _Deadline(timeout_s), "look at")
         return {row.key: About(row.size, Encoding(row.encoding), row.sha256, row.note) for row in rows}
 
@@ -207,12 +206,10 @@ class GatewayStore(Store):
         return found
 
     def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
-        """See `Store.usage`."""
         reply = self._ask("Usage", pb.ListRequest(prefix=check_prefix(prefix)), timeout_s, "count its values", is_small=False)
         return int(reply.values), int(reply.bytes)
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
-        """See `Store.health`."""
         try:
             return self._ask("Health", pb.HealthRequest(), timeout_s, "answer").problem or None
         except RmgrError as error:

@@ -72,7 +72,6 @@ class ZooKeeperKeys:
         self._coordinator = coordinator
 
     def certificate(self, key_id: str) -> Future[bytes | None]:
-        """See `Keys`."""
         answer: Future[bytes | None] = Future()
 
         def arrived(done: Future[Stamped | None]) -> None:
@@ -89,7 +88,6 @@ class ZooKeeperKeys:
     def revocations(
         self, known: Container[str], changed: Callable[[], None], take: Callable[[dict[str, RevokedKey | None] | None], None]
     ) -> None:
-        """See `Keys`."""
 
         def listed(done: Future[list[str] | None]) -> None:
             try:

@@ -132,7 +132,6 @@ class SqliteStore(Store):
         return self._large.adopt(row, path, deadline=CallDeadline(TIMEOUT_S), mark=partial(marked, encoding, note))
 
     def adopts_above(self, directory: str) -> int | None:
-        """See `Store.adopts_above`."""
         return CHUNK_BYTES if os.stat(directory).st_dev == os.stat(self._file.path.parent).st_dev else None
 
     def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
@@ -162,7 +161,6 @@ class SqliteStore(Store):
 
     @property
     def puts_soon(self) -> bool:
-        """See `Store.puts_soon`."""
         return True
 
     def write_soon(self, rows: Sequence[tuple[str, bytes]], how: Writing, done: Callable[[RmgrError | None], None]) -> bool:
