@@ -25,7 +25,7 @@ from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord, Troubl
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import MOST_TASKS, BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail
-from rmgr.procedures.bounded import outcomes_in, page_at
+from rmgr.procedures.bounded import outcomes_in, pages
 
 if TYPE_CHECKING:
     from rmgr.coord.views.submission import Applied, Claimed, Waiting
@@ -292,16 +292,8 @@ def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: floa
 
 
 def read_pages(store: Store | None, number: int, paged: Paged) -> list[Fragment]:
-    """Reads paged fragments, oldest first; a page is named by the number of its first fragment."""
-    if store is None or not paged.base:
-        return []
-    fragments: list[Fragment] = []
-    at = 0
-    while at < paged.base:
-        page = page_at(store, number, at)
-        fragments += page
-        at += len(page)
-    return fragments
+    """Reads paged fragments, oldest first."""
+    return [] if store is None else [fragment for _, page in pages(store, number, 0, paged.base) for fragment in page]
 
 
 def _records(coordinator: Coordinator, wanted: Sequence[str], kind: type[T], timeout_s: float) -> list[T]:

@@ -33,7 +33,7 @@ from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.daemons.leader.use import CapKeeper
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import ConfigError, WrongCluster
-from rmgr.model.base.version import raised
+from rmgr.model.base.version import raised, release
 from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings, UserLimits
 from rmgr.model.cluster.servers import CALLS
@@ -41,7 +41,6 @@ from rmgr.model.views import FaultView, Level, PartView, PolicyView, StatusView
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.gang_clock import ClockReader
-from rmgr.runtime.release import release
 from rmgr.runtime.story import Pause, Story, each, insist
 
 #: Most characters that may wait for the loop; lines beyond it are in no log.

@@ -41,6 +41,7 @@ from rmgr.daemons.service.keepers import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.serving import VoiceCheck, Working, check_key, check_voice, ending, open_server, opened
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
+from rmgr.model.base.version import check_release, release
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
 from rmgr.procedures.bootstrap import bootstrap, check_same
@@ -50,7 +51,6 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox, SignalMessages, run_loop
-from rmgr.runtime.release import check_release, release
 from rmgr.runtime.secured import advertised, advertised_metrics, check_exposure, credentials_of, open_trust
 from rmgr.runtime.store_watch import WatchedStore
 from rmgr.runtime.story import Bell, Pause, Stories, Story, StoryLoop, insist

@@ -225,9 +225,9 @@ def test_releases_one_apart_work_together_and_others_are_refused(mine: int, prot
     refused = refusal(Release(version="9.9", protocol=mine), protocol=protocol, oldest=oldest)
     assert (refused is None) == (not told)
     if refused is not None:
-        assert told in refused.what
-        assert f"protocol {protocol}" in refused.what
-        assert "9.9" in refused.what
+        assert told in refused.message
+        assert f"protocol {protocol}" in refused.message
+        assert "9.9" in refused.message
         assert "upgrade" in refused.hint
 
 

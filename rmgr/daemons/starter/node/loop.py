@@ -40,6 +40,7 @@ from rmgr.daemons.starter.node.trouble import Drains
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError, StateConflict, VersionMismatch, WrongCluster
 from rmgr.model.base.states import Reason
+from rmgr.model.base.version import check_release, release
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.cluster.queue import CappedUse, ClusterSettings, Dispatch
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -49,7 +50,6 @@ from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Backoff, Log
 from rmgr.runtime.mailbox import run_loop
-from rmgr.runtime.release import check_release, release
 from rmgr.runtime.supervision import Lease, Notifier, StallGuard
 
 if TYPE_CHECKING:
