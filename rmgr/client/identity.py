@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.identity.trust import RevokedKey
     from rmgr.config import SecurityConfig
+    from rmgr.coord.decisions.changing import Changed
     from rmgr.coord.protocol.ports import Coordinator, Store
     from rmgr.model.tasks.submission import Terms
     from rmgr.procedures.authentic import Authenticity, Deeds
     from rmgr.submitter.answers import Answers
-    from rmgr.submitter.questions import Updated
 
 Block = tuple[BlockKey, BlockData]
 #: Seals blocks of one submission that are committed together.
@@ -136,7 +136,7 @@ def unsealed(blocks: Sequence[Block]) -> list[Block]:
     return list(blocks)
 
 
-def update(asks: Asks, number: int, terms: Terms, *, signer: Signer | None, timeout_s: float) -> Updated:
+def update(asks: Asks, number: int, terms: Terms, *, signer: Signer | None, timeout_s: float) -> Changed:
     """Gives a submission other terms by UPDATE, signed here for its user or an operator. signer: None in an open cluster.
 
     Raises: as `UpdateSubmission`; PermissionDenied if the credentials are no person's; StateConflict if others keep changing it.

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from rmgr.adapters.gateway.talk import LOOK_S, Outbox
 from rmgr.coord import validity
 from rmgr.coord.protocol.ports import SessionState
@@ -172,13 +174,13 @@ class RemoteWork:
 
     def _send(self, placing: _Placing) -> None:
         self._last_id += 1
-        placing.place = messages.with_id(placing.place, self._last_id)
+        placing.place = replace(placing.place, id=self._last_id)
         self._placing[self._last_id] = placing
         self._say_order(placing)
 
     def _say_order(self, placing: _Placing) -> None:
         if self._outbox is not None:
-            self.say(messages.repeated(placing.place) if placing.was_said else placing.place)
+            self.say(replace(placing.place, is_repeat=True) if placing.was_said else placing.place)
             placing.was_said = True
 
     def _wait_placed(self, placing: _Placing, deadline_s: float, timeout_s: float) -> Submitted:

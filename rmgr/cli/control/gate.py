@@ -22,16 +22,17 @@ from rmgr.errors import Infeasible, NotFound, PermissionDenied, RmgrError, State
 from rmgr.model.tasks.block import PRIORITY_RANGE
 
 if TYPE_CHECKING:
+    from rmgr.coord.decisions.changing import Changed
     from rmgr.model.base.states import State
     from rmgr.model.tasks.submission import Dependency, Terms
-    from rmgr.submitter.questions import Question, RecordChange
+    from rmgr.submitter.questions import Question
 
 _EXITS = """\
 0 ok (what had ended already is listed, and is no error), 2 usage, 3 no such id, 4 not yours,
 5 ZooKeeper cannot be reached"""
 
 #: Returns what a command orders of one submission, given its number.
-Order = Callable[[int], "Question[RecordChange]"]
+Order = Callable[[int], "Question[Changed]"]
 
 
 @command(

@@ -15,6 +15,7 @@ import msgspec
 
 from rmgr.coord.decisions.changing import told_by, words_of
 from rmgr.coord.decisions.progress import Progress, overall_state, running_count, state_counts
+from rmgr.coord.decisions.rights import no_submission
 from rmgr.coord.protocol import paths
 from rmgr.coord.views import health
 from rmgr.coord.views.health import allowed_whys, nobody_up, room_whys
@@ -391,7 +392,7 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
 def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> ExplainView:
     """Explains why a submission, or one task of it, is in its state: what blocks it, or how it ended. Raises NotFound."""
     if number not in snapshot.submissions:
-        raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+        raise no_submission(number)
     return with_shares(_explain(snapshot, number, position), snapshot, snapshot.submissions[number][0])
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -175,7 +176,7 @@ def test_an_order_that_is_said_again_is_the_same_submission(gateway: Gateway) ->
     first, told = gateway.client()
     number = submitted(first, told, wanted).number
     again, heard = gateway.client()
-    say(again, m.repeated(m.place_of(9, wanted, 30.0)))
+    say(again, msgspec.structs.replace(m.place_of(9, wanted, 30.0), is_repeat=True))
     placed = heard.one(m.Placed)
     assert (placed.id, placed.number, placed.created) == (9, number, False)
     assert len(gateway.cluster.pending()) == 1
