@@ -742,7 +742,7 @@ class Draft(View):
         cores. (`View` deals with notes, holds, promises and gangs of these policies.)
         Cost: O(suspended jobs), plus O(its placement) for each of these jobs.
         """
-        for stopped in sorted(self._part.suspended.values(), key=_suspended_since):
+        for stopped in sorted(self._part.suspended.values(), key=lambda one: (one.since_us, one.run.job.id)):
             job_id = stopped.run.job.id
             if not any(policy in keepers for policy in self._noted(STANDS_STILL, job_id)):
                 self._go_on(stopped.run)
@@ -797,10 +797,6 @@ def _dummy_job(count: int) -> Job:
     return Job(id=0, submit_us=0, threads=count)
 
 
-def _suspended_since(stopped: Suspended) -> tuple[int, int]:
-    return (stopped.since_us, stopped.run.job.id)
-
-
 def _why_malformed(gang: object) -> str | None:
     """Returns why the value is not a gang record that another leader could read, or None if it is one."""
     if type(gang) is not Gang:
@@ -838,17 +834,13 @@ def _why_malformed(gang: object) -> str | None:
 
 def _named_twice(gang: Gang) -> str | None:
     seen: dict[int, int] = {}
-    for job_id, node in _jobs_in_queues(gang):
+    in_queues = ((job_id, node) for node, entries in gang.queues for job_id, _ in entries)
+    for job_id, node in chain(in_queues, ((job_id, node) for job_id, node, _ in gang.late)):
         if seen.setdefault(job_id, node) != node:
             return "a job stands in two queues"
     if len({node for node, _ in gang.queues}) < len(gang.queues) or any(job_id < 1 for job_id in seen):
         return "each queue stands there once, with ids of jobs"
     return None
-
-
-def _jobs_in_queues(gang: Gang) -> Iterator[tuple[int, int]]:
-    in_queues = ((job_id, node) for node, entries in gang.queues for job_id, _ in entries)
-    return chain(in_queues, ((job_id, node) for job_id, node, _ in gang.late))
 
 
 def _is_count(value: object, least: int = 0) -> bool:

@@ -188,10 +188,6 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
     return views
 
 
-def _shown_nodes(snapshot: ClusterSnapshot) -> list[tuple[str, NodeRecord]]:
-    return sorted((name, record) for name, record in snapshot.nodes.items() if not record.forgotten)
-
-
 def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
     """Returns all nodes, by name; a caller that can ask the Starters adds load and memory in use."""
     used: dict[str, list[BlockOnNode]] = defaultdict(list)
@@ -203,7 +199,11 @@ def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
         if block.allocation is not None and not block.done:
             for (name, processes), cores in zip(block.allocation.helpers, block.allocation.cores[1:], strict=True):
                 helped[name].append((cores, processes * block.allocation.memory_mib * MIB))
-    views = [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in _shown_nodes(snapshot)]
+    views = [
+        _node_view(snapshot, record, used.get(name, []), helped.get(name, []))
+        for name, record in sorted(snapshot.nodes.items())
+        if not record.forgotten
+    ]
     return [
         msgspec.structs.replace(view, resources_used=_capped(others[view.id], view.resources)) if view.resources else view
         for view in views
@@ -296,7 +296,8 @@ def _since_us(record: NodeRecord, drain: Drain | None, trouble: Trouble | None, 
 
 def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
     """Returns all queues, by name; then the queue classes, in the order of their file."""
-    blocks, failed = _claimed_by_submission(snapshot), failed_policies(snapshot)
+    blocks = _claimed_by_submission(snapshot)
+    failed = {partition: view.instead for partition, view in sorted(snapshot.placing.partitions.items()) if view.instead}
     totals: dict[str, Counter[State]] = defaultdict(Counter)
     for number, (submission, progress) in snapshot.submissions.items():
         if not progress.is_ended:
@@ -413,7 +414,8 @@ def _explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Ex
         why = (WhyView(what="ended", id=shown, detail=f"it ended {final}: rmgr show {shown} tells how"),)
         return ExplainView(id=shown, state=final, reason="", why=why)
     if here is not None:
-        why = (WhyView(what="node", id=here.node, detail=f"{_verb(here)} {', '.join(here.nodes)}, attempt {here.key.attempt}"),)
+        verb = "claimed by" if here.allocation is None else "placed on"
+        why = (WhyView(what="node", id=here.node, detail=f"{verb} {', '.join(here.nodes)}, attempt {here.key.attempt}"),)
         return ExplainView(id=shown, state=here.state, reason="", why=(*why, *stop_whys([here], snapshot)))
     state = State.HELD if submission.phase is Phase.HELD else State.INITIAL
     if position in snapshot.nowhere.get(number, ()):
@@ -438,10 +440,6 @@ def _held_words(submission: Submission) -> str:
         return f"{told}; operators alone release it: ask {submission.by}, or another operator"
     words = f" ({submission.reason_detail})" if submission.reason_detail else ""
     return f"held by its user{words}; rmgr release {submission.id} lets it go on"
-
-
-def _verb(block: BlockOnNode) -> str:
-    return "claimed by" if block.allocation is None else "placed on"
 
 
 def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, position: int | None) -> tuple[list[WhyView], int]:
@@ -817,11 +815,6 @@ def with_shares(view: V, snapshot: ClusterSnapshot, submission: Submission) -> V
     queue = snapshot.settings.queue(submission.queue) if snapshot.placing.shares and not view.state.is_final else None
     found = None if queue is None else snapshot.placing.shares.get((queue.partition, submission.account, submission.user))
     return view if found is None else msgspec.structs.replace(view, account_share=found[0], share=found[1])
-
-
-def failed_policies(snapshot: ClusterSnapshot) -> dict[str, str]:
-    """Returns partition -> why its own policy does not place at present, and what does."""
-    return {partition: view.instead for partition, view in sorted(snapshot.placing.partitions.items()) if view.instead}
 
 
 def route_whys(snapshot: ClusterSnapshot, submission: Submission, position: int | None) -> list[WhyView]:

@@ -57,6 +57,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from heapq import heapify, heapreplace
 from math import sqrt
+from operator import attrgetter
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from rmgr.sched.draft import Draft
@@ -251,7 +252,9 @@ def chosen(job: Job, mine: Sequence[Running], others: Sequence[Running], promise
     Cost: O(runs), and a sort of them without a match.
     """
     candidates = [run for run in mine if not promised(run.job.id)]
-    matches = (run for run in sorted(candidates, key=_earliest_first) if _is_match(job, run.job, by_cpus=by_cpus))
+    earliest = sorted(candidates, key=lambda run: (run.start_us, run.job.id))
+    wanted = attrgetter("wanted_cpus" if by_cpus else "wanted")
+    matches = (run for run in earliest if wanted(run.job) == wanted(job))
     match = next((run for run in matches if _has_room(job, cores_of(run), room)), None)
     if match is not None:
         return (match,)
@@ -260,7 +263,7 @@ def chosen(job: Job, mine: Sequence[Running], others: Sequence[Running], promise
     taken: list[Running] = []
     freed: Counter[int] = Counter()
     processes = 0
-    for run in sorted(candidates, key=_largest_first):
+    for run in sorted(candidates, key=lambda run: (-run.job.cpus, -run.job.threads, run.start_us, run.job.id)):
         taken.append(run)
         for node, cores in cores_of(run).items():
             before = freed[node]
@@ -311,10 +314,6 @@ def spans_of(cores: Cores) -> Spans:
     return tuple(spans)
 
 
-def _is_match(job: Job, other: Job, *, by_cpus: bool) -> bool:
-    return other.wanted_cpus == job.wanted_cpus if by_cpus else other.wanted == job.wanted
-
-
 def _has_room(job: Job, cores: Cores, room: RoomOf) -> bool:
     return sum(room(job, node, count) for node, count in cores.items()) >= job.processes
 
@@ -327,14 +326,6 @@ def _cores_left(job: Job, held: int, coming: int, processes: int) -> int:
 def _cores_used_up(job: Job, held: int, coming: int, processes: int) -> int:
     """Returns how many held cores the last of so many processes uses up."""
     return _cores_left(job, held, coming, processes - 1) - _cores_left(job, held, coming, processes)
-
-
-def _earliest_first(run: Running) -> tuple[int, int]:
-    return (run.start_us, run.job.id)
-
-
-def _largest_first(run: Running) -> tuple[int, int, int, int]:
-    return (-run.job.cpus, -run.job.threads, run.start_us, run.job.id)
 
 
 class Overtaken(NamedTuple):

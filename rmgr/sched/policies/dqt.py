@@ -75,7 +75,8 @@ class Dqt:
             draft.leave_rest(Why("dqt", "{}", (draft.no_gang,)))
             return
         carousel = self._moved_on(draft, old, gone, now_us)
-        cursors = dict(_pairs_of_note(draft.note_of("rr", 0)))
+        note = draft.note_of("rr", 0) or ()
+        cursors = dict(zip(note[::2], note[1::2], strict=True))
         before = dict(cursors)
         comes = self._let_in(draft, carousel, cursors)
         if not comes and not gone:
@@ -358,7 +359,3 @@ def _number_in_taller_tree(width: int, levels: int, node: int) -> int:
     while _first_of_depth(width, depth + 1) <= node:
         depth += 1
     return node - _first_of_depth(width, depth) + _first_of_depth(width, depth + levels)
-
-
-def _pairs_of_note(note: tuple[int, ...] | None) -> Iterable[tuple[int, int]]:
-    return zip(note[::2], note[1::2], strict=True) if note else ()

@@ -150,7 +150,7 @@ class Migration:
                 came_us <= start_us and (passed == head.id or (place is not None and place(head, start_us) < place(job, start_us)))
             ):
                 found.append(run)
-        found.sort(key=_by_start, reverse=True)
+        found.sort(key=lambda run: (run.start_us, run.job.id), reverse=True)
         return found
 
 
@@ -163,7 +163,3 @@ def _place_in(order: Order) -> Callable[[Job, int], tuple[int, ...]] | None:
         return lambda job, at_us: (0, *arrival(job)) if job.submit_us <= at_us - oldest else (1, *base(job, at_us))
     key = arrival if isinstance(order, Fcfs) else getattr(order, "key", None)
     return None if key is None else lambda job, _at_us: key(job)
-
-
-def _by_start(run: Running) -> tuple[int, int]:
-    return (run.start_us, run.job.id)
