@@ -129,6 +129,7 @@ class Credentials:
     def _of(cls, where: Path, files: Mapping[str, bytes], identity: Identity, not_after_s: float, key: Any) -> Self:
         """Makes credentials from the files of a bundle whose holder is known."""
         secret = _read(where / "zookeeper.secret").decode().strip() if (where / "zookeeper.secret").exists() else ""
+        secrets = where / "zookeeper.secrets"
         return cls(
             directory=where,
             identity=identity,
@@ -138,7 +139,7 @@ class Credentials:
             roles=_mapping(where / "roles.json", files["roles.json"]),
             not_after_s=not_after_s,
             zookeeper_auth=("digest", secret) if secret else None,
-            zookeeper_secrets=_secrets(where),
+            zookeeper_secrets=_mapping(secrets, _read(secrets)) if secrets.exists() else {},
             _key=key,
         )
 
@@ -332,11 +333,6 @@ def _private_key(path: Path, pem: bytes, certified: pki.Certified) -> Any:
     if key.public_key() != certified.public_key:
         raise ConfigError(f"{path} does not belong to {path.with_suffix('.crt').name}", hint="files of two bundles are mixed: restore one")
     return key
-
-
-def _secrets(where: Path) -> Mapping[str, str]:
-    path = where / "zookeeper.secrets"
-    return _mapping(path, _read(path)) if path.exists() else {}
 
 
 def _mapping(path: Path, data: bytes) -> dict[str, str]:
