@@ -75,7 +75,7 @@ def page_at(store: Store, number: int, at: int, *, timeout_s: float = TIMEOUT_S)
 
 
 def pages(
-    store: Store, number: int, at: int, base: int, read: Callable[[Store, int, int], Sequence[V]] = page_at
+    store: Store, number: int, at: int, base: int, read: Callable[[Store, int, int], Sequence[V]]
 ) -> Iterator[tuple[int, Sequence[V]]]:
     """Yields (number of its first fragment, page) of the pages of a submission from the one at `at` on, below `base`. Raises DataLost."""
     while at < base:

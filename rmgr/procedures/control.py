@@ -41,8 +41,8 @@ from rmgr.procedures.bootstrap import read_settings
 from rmgr.procedures.snapshot import fetch, read_claimed, read_names, read_progress, read_records, read_submission
 from rmgr.runtime import machine
 
-#: (record, its version, seconds left) -> the new record and its commit, or why there is nothing to do.
-Decide = Callable[[Submission, int, float], tuple[Submission, Multi] | str]
+#: (record, its version, seconds left) -> the new record and its commit, or why there is nothing to do, or what must be signed before.
+Decide = Callable[[Submission, int, float], tuple[Submission, Multi] | str | Amendment]
 
 
 def cancel_submission(
@@ -106,6 +106,8 @@ def settle(
         decided = decide(record, found.version, left_s)
         if isinstance(decided, str):
             return Changed(record, record, decided)
+        if isinstance(decided, Amendment):
+            return Changed(record, record, to_sign=decided)
         made, multi = decided
         match coordinator.commit(multi, timeout_s=left_s).result(left_s + 1):
             case Committed():
@@ -287,8 +289,8 @@ def _left_s(deadline_s: float) -> float:
 
 #: Most blocks of which one commit can check that they still wait.
 MOST_WAITING = MAX_OPS_OF_ONE_JOB - MOST_CHANGES - 5
-#: Signs an amendment of the submission with this number: "key id:hex".
-Sign = Callable[[int, Amendment], str]
+#: Returns the signature of an amendment ("key id:hex"), or None: it must be signed before it is committed.
+Sign = Callable[[Amendment], str | None]
 
 
 def update_submission(
@@ -304,7 +306,7 @@ def update_submission(
     Raises: NotFound; UsageError, Infeasible, PermissionDenied for terms that no submission may have; CoordinationUnavailable.
     """
 
-    def decide(record: Submission, version: int, left_s: float) -> tuple[Submission, Multi] | str:
+    def decide(record: Submission, version: int, left_s: float) -> tuple[Submission, Multi] | str | Amendment:
         standing, waiting = _standing(coordinator, record, terms, left_s)
         change = changing.amended(record, terms, doer, standing)
         if isinstance(change, str):
@@ -314,7 +316,9 @@ def update_submission(
         known = read_records(coordinator, nodes, NodeRecord, timeout_s=left_s)
         check_changed(made, made.changes[-1].terms, read_settings(coordinator, timeout_s=left_s), known)
         if sign is not None:
-            made = changing.signed(made, sign(number, made.changes[-1]))
+            if (signature := sign(made.changes[-1])) is None:
+                return made.changes[-1]
+            made = changing.signed(made, signature)
         _check_record(made)
         if len(waiting) > MOST_WAITING:
             return f"it waits in {counted(len(waiting), 'block')}, and none of so many may start meanwhile: rmgr hold {number} first"

@@ -26,7 +26,7 @@ from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord, Troubl
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import MOST_TASKS, BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail
-from rmgr.procedures.bounded import outcomes_in, pages
+from rmgr.procedures.bounded import outcomes_in, page_at, pages
 
 if TYPE_CHECKING:
     from rmgr.coord.views.submission import Applied, Claimed, Waiting
@@ -306,4 +306,4 @@ def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: floa
 
 def read_pages(store: Store | None, number: int, paged: Paged) -> list[Fragment]:
     """Reads paged fragments, oldest first."""
-    return [] if store is None else [fragment for _, page in pages(store, number, 0, paged.base) for fragment in page]
+    return [] if store is None else [fragment for _, page in pages(store, number, 0, paged.base, page_at) for fragment in page]

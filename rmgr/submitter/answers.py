@@ -40,7 +40,8 @@ from rmgr.submitter import questions as q
 from rmgr.submitter.questions import ORDERS, Question, check_asker
 from rmgr.submitter.records import read_nodes, read_stored
 
-A, T = TypeVar("A"), TypeVar("T")
+A = TypeVar("A")
+T = TypeVar("T")
 
 #: Fragments in one answer: 3 MiB at most.
 _FRAGMENTS = 250

@@ -362,7 +362,8 @@ def growth_of(grow: Grow) -> Growth:
 
 def placed_of(order_id: int, made: Submitted) -> Placed:
     """Returns the answer to an order."""
-    return Placed(*msgspec.structs.astuple(owned_of(order_id, made)), created=made.created)
+    of = owned_of(order_id, made)
+    return Placed(of.id, of.number, of.record, of.version, of.tail, of.tail_version, made.created)
 
 
 def owned_of(kept_id: int, stored: Stored) -> Owned:

@@ -66,24 +66,12 @@ def _update(on: Answers, question: q.UpdateSubmission, timeout_s: float) -> Chan
     signed, doer = question.amendment, _asker_as_doer(on, timeout_s)
     if signed is not None and abs(signed.by_us - doer.now_us) < _CLOCKS_US:
         doer = replace(doer, now_us=signed.by_us)
-    to_sign: list[Amendment] = []
 
-    def sign(_number: int, change: Amendment) -> str:
-        if signed is None or replace(signed, signature="") != change:
-            to_sign.append(change)
-            raise _Unsigned(f"{question.number}: its amendment is not signed")
-        return signed.signature
+    def signature_of(change: Amendment) -> str | None:
+        return signed.signature if signed is not None and replace(signed, signature="") == change else None
 
-    try:
-        return update_submission(
-            on.coordinator, question.number, question.terms, doer=doer, sign=None if on.who.is_open else sign, timeout_s=timeout_s
-        )
-    except _Unsigned:
-        return Changed(to_sign=to_sign[-1])
-
-
-class _Unsigned(StateConflict):
-    """Raised if the asker must sign the amendment."""
+    sign = None if on.who.is_open else signature_of
+    return update_submission(on.coordinator, question.number, question.terms, doer=doer, sign=sign, timeout_s=timeout_s)
 
 
 # -- tasks ----------------------------------------------------------------------------------------------------------------------

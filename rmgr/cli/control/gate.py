@@ -257,7 +257,7 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
         raise StateConflict(ended.format(number, past.state), hint=f"it is history: rmgr history {number}") from None
     if done.unchanged and (job := session.query().job(number)).state.is_final:
         raise StateConflict(ended.format(number, job.state), hint=f"rmgr rerun {number} OPTIONS submits it again, with other options")
-    if done.unchanged or done.before is None or done.after is None:
+    if done.unchanged or done.to_sign is not None:
         return {}, done.unchanged
     if done.after.phase is not Phase.HELD and not session.query().has_leader():
         session.note(f"{number}: a WatchDog that leads orders its blocks by this, and tells what runs; there is none just now")

@@ -218,8 +218,9 @@ def _after(call: Calling, event: Event, now_us: int) -> tuple[Calling, tuple[Ste
             if life != call.bound or standing is Standing.HEARD:
                 return call, ()
             if call.idempotent:
-                behind = {"refused": (*call.refused, life)} if standing is Standing.OVER else {"full": (*call.full, life)}
-                return _ask(replace(call, bound=None, may_run=True, **behind), now_us)
+                left = replace(call, bound=None, may_run=True)
+                over = standing is Standing.OVER
+                return _ask(replace(left, refused=(*left.refused, life)) if over else replace(left, full=(*left.full, life)), now_us)
             if standing is Standing.SILENT:
                 return call, ()
             return _end(call, Ending(Outcome.LOST, f"server {life} ended while it had the call: it may have run"))

@@ -57,8 +57,8 @@ class Changed:
     to_sign: nothing was changed yet; the user must sign this amendment and send it.
     """
 
-    before: Submission | None = None
-    after: Submission | None = None
+    before: Submission
+    after: Submission
     unchanged: str = ""
     to_sign: Amendment | None = None
 
