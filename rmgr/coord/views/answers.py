@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -59,6 +59,7 @@ _MOST_TOLD = 5
 _GAVE_BACK = "gave a job back that it had not begun (rmgr nodes shows why); it is tried again"
 #: What a policy says that a job waits for -> the reason that `jobs` shows.
 REASONS = {"begin": Reason.BEGIN_TIME, "policy": Reason.NO_POLICY, "limits": Reason.LIMIT, "after": Reason.DEPENDENCY}
+T = TypeVar("T")
 V = TypeVar("V", JobView, ExplainView)
 
 
@@ -169,7 +170,7 @@ def command_text(submission: Submission) -> str:
 
 def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
     """Returns submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
-    blocks, waits, routes = _claimed_by_submission(snapshot), first_waits(snapshot), first_routes(snapshot)
+    blocks, waits, routes = _claimed_by_submission(snapshot), first_waits(snapshot), _of_first(snapshot, lambda view: view.route)
     moved = moved_waits(snapshot)
     used = cores_of_users(snapshot) if snapshot.settings.limits.has_caps else {}
     wanted = [number for number in ids if number in snapshot.submissions] if ids else sorted(snapshot.submissions)
@@ -741,26 +742,22 @@ def moved_waits(snapshot: ClusterSnapshot) -> dict[int, list[PlacedView]]:
     return found
 
 
-#: Added to the name of a policy that does not place because it has failed.
-FAILED = " (failed)"
+def _of_first(snapshot: ClusterSnapshot, told: Callable[[PlacedView], T | None]) -> dict[int, T]:
+    """Returns submission -> what its first job tells of which anything is told. Cost: O(placed jobs)."""
+    found: dict[int, tuple[int, T]] = {}
+    for (submission, index), view in snapshot.placing.jobs.items():
+        if (one := told(view)) and (submission not in found or index < found[submission][0]):
+            found[submission] = (index, one)
+    return {submission: one for submission, (_, one) in found.items()}
 
 
 def first_waits(snapshot: ClusterSnapshot) -> dict[int, PlacedView]:
-    """Returns submission -> its first job that waits to be placed. Cost: O(placed jobs)."""
-    found: dict[int, tuple[int, PlacedView]] = {}
-    for (submission, index), view in snapshot.placing.jobs.items():
-        if view.state == "waiting" and (submission not in found or index < found[submission][0]):
-            found[submission] = (index, view)
-    return {submission: view for submission, (_, view) in found.items()}
+    """Returns submission -> its first job that waits to be placed."""
+    return _of_first(snapshot, lambda view: view if view.state == "waiting" else None)
 
 
-def first_routes(snapshot: ClusterSnapshot) -> dict[int, str]:
-    """Returns submission -> the queue class of its first job that has one. Cost: O(placed jobs)."""
-    found: dict[int, tuple[int, str]] = {}
-    for (submission, index), view in snapshot.placing.jobs.items():
-        if view.route and (submission not in found or index < found[submission][0]):
-            found[submission] = (index, view.route)
-    return {submission: route for submission, (_, route) in found.items()}
+#: Added to the name of a policy that does not place because it has failed.
+FAILED = " (failed)"
 
 
 def policy_views(snapshot: ClusterSnapshot) -> tuple[PolicyView, ...]:
