@@ -61,14 +61,14 @@ from operator import attrgetter
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import Job, Running
+from rmgr.sched.job import Job, Running, each_node, spans_of
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
-from rmgr.sched.policies.queue_first_fit import REST, Place, Room, Scanned, ScanningPolicy, in_order, place_of, route_all, scan
+from rmgr.sched.policies.queue_first_fit import REST, Place, Room, Scanned, ScanningPolicy, in_order, route_all, scan
 from rmgr.sched.policy import Cause
 from rmgr.sched.queue_class import QueueClass
-from rmgr.sched.records import Cores as Spans
-from rmgr.sched.records import Hold, Share, by_node, cores_of, each_node
+from rmgr.sched.records import Hold, Share, by_node, cores_of
+from rmgr.sched.state.partition import arrival
 
 TAKES_OVER = Why("connection_reservation", "every running job whose resources it was promised has ended")
 SPARES = Why("connection_reservation", "needs fewer cores than have come free for it")
@@ -158,11 +158,11 @@ def _is_over(draft: Draft, job: Job, hold: Hold, *, nodes_changed: bool) -> bool
 
 def _share_without(share: Share, rest: Counter[int]) -> Share:
     """Returns the share without the cores in `rest`, and removes those from `rest`."""
-    kept: dict[int, int] = {}
+    kept: list[tuple[int, int]] = []
     for node, count in each_node(share.cores):
         gone = min(count, rest[node])
         rest[node] -= gone
-        kept[node] = count - gone
+        kept += [(node, count - gone)] if count > gone else []
     return Share(share.run_id, spans_of(kept))
 
 
@@ -180,7 +180,7 @@ def _record_overtakings(book: _Book, queue: QueueClass, found: Scanned, *, ended
         return
     overtaken = None
     if record is None or found.ahead:
-        overtaken = Overtaken.recorded(record).passed(found.ahead, place_of(found.waiting[0]), queue)
+        overtaken = Overtaken.recorded(record).passed(found.ahead, arrival(found.waiting[0]), queue)
         draft.note(kind, 0, overtaken.record())
     if not book.is_full(queue):
         _reserve_for(book, queue, found.waiting, overtaken or Overtaken.recorded(record), was_empty=record is None, ended=ended)
@@ -192,7 +192,7 @@ def _reserve_for(book: _Book, queue: QueueClass, waiting: Sequence[Job], overtak
         if book.is_full(queue):
             return
         text = "was overtaken {} times or more, worth {:.4g} each: above the threshold {} of {}"
-        facts = (overtaken.of(place_of(job)), constant(job, queue), queue.reservation_threshold, queue.name)
+        facts = (overtaken.of(arrival(job)), constant(job, queue), queue.reservation_threshold, queue.name)
         book.reserve(job, queue, Trigger.PRIORITY, Why("connection_reservation", text, facts))
     head = waiting[0]
     if queue.head_trigger and ended:
@@ -225,7 +225,7 @@ class _Book:
             (mine if run.job.queue == queue.name else others).append(run)
         promised = {share.run_id for hold in self._holds.values() for share in hold.waits_for}
         runs = chosen(job, mine, others, promised.__contains__, self.draft.room, by_cpus=self._by_cpus)
-        shares = [Share(run.job.id, spans_of(cores_of(run))) for run in runs]
+        shares = [Share(run.job.id, spans_of(cores_of(run).items())) for run in runs]
         if runs and isinstance(self.draft.hold(job.id, shares, why), Accepted):
             held = self.draft.held_for(job.id)
             assert held is not None
@@ -303,17 +303,6 @@ def spared(job: Job, held: Cores, coming: Cores, room: RoomOf) -> Cores | None:
     return {node: cores for node, cores in found.items() if cores}
 
 
-def spans_of(cores: Cores) -> Spans:
-    """Returns node -> cores as spans, ascending."""
-    spans: list[tuple[int, int, int]] = []
-    for node, count in sorted(cores.items()):
-        if count and spans and spans[-1][1] == node - 1 and spans[-1][2] == count:
-            spans[-1] = (spans[-1][0], node, count)
-        elif count:
-            spans.append((node, node, count))
-    return tuple(spans)
-
-
 def _has_room(job: Job, cores: Cores, room: RoomOf) -> bool:
     return sum(room(job, node, count) for node, count in cores.items()) >= job.processes
 
@@ -352,7 +341,7 @@ class Overtaken(NamedTuple):
         """Yields the waiting jobs (given in the order of the queue) above the threshold, nearest the head first. Cost: O(queue)."""
         left, at = sum(self.counts), 0
         for job in waiting:
-            place = place_of(job)
+            place = arrival(job)
             while at < len(self.places) and self.places[at] < place:
                 left -= self.counts[at]
                 at += 1

@@ -19,11 +19,11 @@ from typing import ClassVar
 
 from rmgr.sched.capacity.gangs import Carousel, leaves_of, memory_on, placed_in
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import PLAIN, Job, nodes_of
+from rmgr.sched.job import PLAIN, Job, each_node, nodes_of
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause
-from rmgr.sched.records import Cores, Gang, each_node
+from rmgr.sched.records import Cores, Gang
 from rmgr.sched.tree.rotation import Newcomers
 from rmgr.sched.tree.shape import AllocationRule, choose
 
@@ -304,12 +304,11 @@ def _closed_leaves(leaves: Cores, draft: Draft, closed_nodes: list[int]) -> froz
         return frozenset()
     shut: list[int] = []
     at = 0
-    for first, last, cores in leaves:
-        for node_id in range(first, last + 1):
-            node = nodes.get(node_id)
-            if node is None or node.closed or node.cores < cores:
-                shut += range(at, at + cores)
-            at += cores
+    for node_id, cores in each_node(leaves):
+        node = nodes.get(node_id)
+        if node is None or node.closed or node.cores < cores:
+            shut += range(at, at + cores)
+        at += cores
     return frozenset(shut)
 
 
@@ -322,7 +321,7 @@ def _is_whole(leaves: Cores, draft: Draft) -> bool:
 
 def _with_new_nodes(old: Gang, draft: Draft) -> Gang:
     """Returns the record with the leaves of new nodes appended; a taller tree has the old one as its first subtree."""
-    known = {node for first, last, _ in old.leaves for node in range(first, last + 1)}
+    known = set(nodes_of(old.leaves))
     fresh = {node.id: node for node in draft.nodes.values() if node.id not in known}
     if not fresh:
         return old

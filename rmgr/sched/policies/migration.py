@@ -33,7 +33,7 @@ from rmgr.model.base.units import counted
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
 from rmgr.sched.policies.orders import Ageing, Fcfs
-from rmgr.sched.policies.searches import HEAD
+from rmgr.sched.policies.searches import HEAD, REST
 from rmgr.sched.policy import Cause, Order
 from rmgr.sched.state.partition import arrival
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 #: Kind of the notes: follower -> (the head it passed,).
 PASSED = "passed"
 STAY = "first in the queue; jobs {} passed it and go on: they do not save their state, or were moved as often as they may be"
-REST = Why("first_fit", "needs more than is free after this pass")
 
 
 class Followers(StrEnum):
