@@ -129,7 +129,7 @@ def this_python(_session: Session) -> Checks:
     yield CheckResult(name="python", ok=ok, detail=f"{version} ({sys.executable})", fix="" if ok else "rmgr needs Python 3.11 or later")
     from importlib import metadata
 
-    from rmgr.model.base.version import DISTRIBUTION
+    from rmgr.model.cluster.version import DISTRIBUTION
 
     try:
         required = [one for one in metadata.requires(DISTRIBUTION) or () if "extra ==" not in one]

@@ -41,9 +41,9 @@ from rmgr.daemons.service.keepers import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.serving import VoiceCheck, Working, check_key, check_voice, ending, open_server, opened
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
-from rmgr.model.base.version import check_release, release
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
+from rmgr.model.cluster.version import check_release, release
 from rmgr.procedures.bootstrap import bootstrap, check_same
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside

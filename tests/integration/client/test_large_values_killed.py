@@ -16,7 +16,7 @@ import pytest
 
 import rmgr
 from rmgr.adapters import store_rules
-from rmgr.adapters.cassandra.schema import SWEPT
+from rmgr.adapters.cassandra.store import SWEPT
 from rmgr.adapters.store_rules import CHUNK_BYTES, now_ms
 from rmgr.adapters.stores import open_store
 from rmgr.bench.measuring import connected
