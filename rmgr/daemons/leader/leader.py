@@ -70,7 +70,7 @@ class Leader:
         self.record = record
         self.context = context
         self._tree, self._term = context.tree, context.term
-        self._resync_s = resync_s
+        self.resync_s = resync_s
         self._ensured: frozenset[str] = frozenset()
         self._config = self._tree.mirror.data(paths.CONFIG, self._on_config)
         self._watchdogs = self._tree.mirror.names(paths.WATCHDOGS, lambda: None)
@@ -157,7 +157,7 @@ class Leader:
 
     def _resyncs(self) -> Story[None]:
         while True:
-            yield Pause(self._resync_s * machine.uniform(0.5, 1.5))
+            yield Pause(self.resync_s * machine.uniform(0.5, 1.5))
             self._term.aside.attempt(self._resync)
 
     def _resync(self) -> None:
