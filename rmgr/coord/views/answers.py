@@ -344,9 +344,6 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
     views = nodes(snapshot)
     states = Counter(view.state for view in views)
     takes = [view for view in views if view.state == NodeState.UP]
-    users: Counter[str] = Counter()
-    for job in known:
-        users[job.user] += job.cores * job.processes * (job.counts[State.RUNNING] + job.counts.get(State.STARTING, 0))
     found = health.parts(snapshot, views, (job for job in known if not job.state.is_final), zookeeper=zookeeper, store=store)
     problems = health.sentences(found, Level.PROBLEM)
     leader = None
@@ -387,7 +384,7 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
         memory_bytes=sum(view.memory_bytes for view in takes),
         memory_used_bytes=sum(view.memory_used_bytes for view in takes),
         oldest_us=min((job.submitted_us for job in known if job.state is State.INITIAL and job.counts[State.INITIAL]), default=0),
-        users={name: cores for name, cores in users.most_common() if cores},
+        users=cores_of_users(snapshot),
     )
 
 
@@ -481,8 +478,10 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         why.append(WhyView(what="set aside", id=str(job.id), detail=f"the leader does nothing for it until it changes: {error}"))
     why += stop_whys(_blocks(snapshot, job.id), snapshot)
     why += saving_whys(_blocks(snapshot, job.id), snapshot)
-    if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
+    is_waiting = submission.phase is Phase.OPEN and job.counts[State.INITIAL] > 0 and not snapshot.waiting.get(job.id, 0)
+    if running or is_waiting:
         why += health.store_whys(snapshot)
+    if is_waiting:
         queue = snapshot.settings.queue(submission.queue)
         if queue is not None and queue.dispatch is Dispatch.PLACE and queue.state != "stopped":
             views = [view for view in nodes(snapshot) if view.partition == queue.partition]
