@@ -275,7 +275,7 @@ def store_whys(snapshot: ClusterSnapshot) -> list[WhyView]:
     """Says that the store is away, so work with values there waits, and the end of running work."""
     if not snapshot.store_problem:
         return []
-    detail = f"store: {snapshot.store_problem}; what needs it waits: {store_fix(snapshot.store_problem)}"
+    detail = f"{snapshot.store_problem}; what needs it waits: {store_fix(snapshot.store_problem)}"
     return [WhyView(what="store", id="", detail=detail)]
 
 
