@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
-from rmgr import errors
-from rmgr.adapters.access.auth import Caller, caller_of, fail, open_channel, rebuild
+from rmgr.adapters.access.auth import Caller, caller_of, open_channel, rebuild, service
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS, TARGET_KEY
@@ -54,26 +53,13 @@ class Tunnels:
     @property
     def handler(self) -> Any:
         """Handler for `RpcServer.add_generic`."""
-        return grpc.method_handlers_generic_handler(
-            "rmgr.v1.Tunnel",
-            {
-                "Open": grpc.stream_stream_rpc_method_handler(
-                    self._open,
-                    request_deserializer=tunnel_pb2.TunnelBytes.FromString,
-                    response_serializer=tunnel_pb2.TunnelBytes.SerializeToString,
-                )
-            },
-        )
+        return service(tunnel_pb2, "Tunnel", Open=self._open)
 
     def _open(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        caller = caller_of(context)
-        user = caller.user
-        if not self._room.take(user, is_operator=caller.is_certified_operator):
-            message = f"{len(self._room)} terminals are open through this gateway already"
-            fail(context, self._bounds.no_place("tunnels", user, self._room, message))
-        try:
+        caller, message = caller_of(context), f"{len(self._room)} terminals are open through this gateway already"
+        with self._bounds.place("tunnels", caller.user, self._room, is_operator=caller.is_certified_operator, told=message):
             endpoint = self._forwarder.starter(context)
-            link = _dial(endpoint, context)
+            link = _dial(endpoint)
             if not context.add_callback(link.end):
                 link.end()
             threading.Thread(target=_feed, args=(requests, link), name="tunnel-in", daemon=True).start()
@@ -83,17 +69,14 @@ class Tunnels:
             finally:
                 link.end()
                 link.let_go()
-        finally:
-            self._room.give_back(user)
 
 
-def _dial(endpoint: str, context: grpc.ServicerContext) -> _Link:
+def _dial(endpoint: str) -> _Link:
     host, _, port = endpoint.rpartition(":")
     try:
         return _Link(socket.create_connection((host.strip("[]"), int(port)), _DIAL_S))
     except OSError as error:
-        fail(context, Unavailable(f"{endpoint} cannot be reached ({error.strerror or error})", hint="rmgr doctor"))
-        raise
+        raise Unavailable(f"{endpoint} cannot be reached ({error.strerror or error})", hint="rmgr doctor") from None
 
 
 def _feed(requests: Iterator[Any], link: _Link) -> None:
@@ -251,30 +234,18 @@ class TerminalAnswers(Protocol):
         """Returns the terminal of a command that runs here. Raises: NotFound, PermissionDenied, Unavailable while it does not exist yet."""
 
 
-def handler_of(answers: TerminalAnswers) -> Any:
-    """Returns the service for `RpcServer.add_generic`."""
+def handler_of(answers: TerminalAnswers) -> grpc.GenericRpcHandler:
+    """Returns the service `rmgr.v1.Terminal`."""
 
     def attach(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         first = next(requests, None)
         if first is None:
             return
-        try:
-            link = answers.attach(first.submission, first.index, caller=caller_of(context))
-        except errors.RmgrError as error:
-            fail(context, error)
+        link = answers.attach(first.submission, first.index, caller=caller_of(context))
         for piece in carried(link, requests, first.data, context, "terminal-in"):
             yield terminal_pb2.TerminalChunk(data=piece)
 
-    return grpc.method_handlers_generic_handler(
-        "rmgr.v1.Terminal",
-        {
-            "Attach": grpc.stream_stream_rpc_method_handler(
-                attach,
-                request_deserializer=terminal_pb2.TerminalChunk.FromString,
-                response_serializer=terminal_pb2.TerminalChunk.SerializeToString,
-            )
-        },
-    )
+    return service(terminal_pb2, "Terminal", Attach=attach)
 
 
 class TerminalClient:

@@ -129,7 +129,7 @@ def this_python(_session: Session) -> Checks:
     yield CheckResult(name="python", ok=ok, detail=f"{version} ({sys.executable})", fix="" if ok else "rmgr needs Python 3.11 or later")
     from importlib import metadata
 
-    from rmgr.runtime.release import DISTRIBUTION
+    from rmgr.model.cluster.version import DISTRIBUTION
 
     try:
         required = [one for one in metadata.requires(DISTRIBUTION) or () if "extra ==" not in one]
@@ -353,10 +353,9 @@ def access_lists(session: Session) -> Checks:
 
 # -- data store ----------------------------------------------------------------------------------------------------------------
 
-_STORE_FIX = (
-    "start it, or let this machine reach it; meanwhile running work goes on, its outputs wait on their nodes, submit is refused, "
-    "and every daemon comes back by itself"
-)
+_MEANWHILE = "meanwhile running work goes on, its outputs wait on their nodes, submit is refused, and every daemon comes back by itself"
+_STORE_FIX = f"start it, or let this machine reach it; {_MEANWHILE}"
+_FULL_FIX = f"free some space there; {_MEANWHILE}"
 
 _READ_ONLY_FIX = "it answers, and takes no writes: are the user's rights (MODIFY) and its disks in order? see its log"
 
@@ -379,15 +378,19 @@ def data_store(session: Session) -> Checks:
     try:
         problem = session.data_store().health(timeout_s=session.left_s(10.0) or 10.0)
     except StoreUnavailable as error:
-        yield CheckResult(name="store", ok=False, detail=f"{url} is away: {error.message}", fix=_STORE_FIX)
+        yield CheckResult(name="store", ok=False, detail=f"{url} is away: {error.message}", fix=_store_fix(error.message))
         return
     except RmgrError as error:
         yield CheckResult(name="store", ok=False, detail=error.message, fix=error.hint or "rmgr config show")
         return
-    fix = "" if problem is None else _READ_ONLY_FIX if "reads work" in problem else _STORE_FIX
+    fix = "" if problem is None else _store_fix(problem)
     yield CheckResult(name="store", ok=problem is None, detail=problem or f"{url} reads and writes", fix=fix)
     if url.startswith("sqlite:"):
         yield disk("store disk", url.removeprefix("sqlite:").removeprefix("//"))
+
+
+def _store_fix(problem: str) -> str:
+    return _READ_ONLY_FIX if "reads work" in problem else _FULL_FIX if "no space left" in problem else _STORE_FIX
 
 
 # -- the cluster ---------------------------------------------------------------------------------------------------------------

@@ -218,7 +218,7 @@ def mapping(key: Rule, value: Rule, most: int) -> Rule:
 
 
 def extra(value: Any) -> FieldFault | None:
-    """Allows what a newer release wrote (`model/base/version.py`): any JSON that every release can write again."""
+    """Allows what a newer release wrote (`model/cluster/version.py`): any JSON that every release can write again."""
     if value is UNSET:
         return None
     left, level = _ITEMS, [value]

@@ -16,6 +16,7 @@ from rmgr.errors import DataLost
 from rmgr.model.tasks.block import Fragment, Outcome
 
 T = TypeVar("T", bound=Sequence[object])
+V = TypeVar("V")
 
 #: 256 outcomes with the longest results, errors and pieces of output take a third of it.
 MOST_OUTCOMES_BYTES = 16 * 2**20
@@ -71,6 +72,16 @@ def outcomes_of_rows(store: Store, rows: Sequence[str]) -> Iterator[tuple[str, t
 def page_at(store: Store, number: int, at: int, *, timeout_s: float = TIMEOUT_S) -> tuple[Fragment, ...]:
     """Returns the page of a submission that begins with fragment `at`, never empty. Raises DataLost if it is absent or invalid."""
     return _page_at(store, number, at, decode_page, timeout_s)
+
+
+def pages(
+    store: Store, number: int, at: int, base: int, read: Callable[[Store, int, int], Sequence[V]]
+) -> Iterator[tuple[int, Sequence[V]]]:
+    """Yields (number of its first fragment, page) of the pages of a submission from the one at `at` on, below `base`. Raises DataLost."""
+    while at < base:
+        page = read(store, number, at)
+        yield at, page
+        at += len(page)
 
 
 def raw_page_at(store: Store, number: int, at: int) -> list[bytes]:

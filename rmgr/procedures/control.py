@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from operator import eq
 
@@ -22,7 +21,8 @@ import msgspec
 
 from rmgr.coord import validity
 from rmgr.coord.decisions import changing
-from rmgr.coord.decisions.changing import ITS_USER, Doer, words_of
+from rmgr.coord.decisions.changing import ITS_USER, Changed, Doer, words_of
+from rmgr.coord.decisions.rights import no_submission
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import cancel_failed, no_outcome, order
@@ -30,7 +30,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Committed, Conflict, ConflictKind, Multi, Outcome, Unknown
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_block, decode_failed, encode_record
-from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, InvalidRecord, NotFound, UsageError
+from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, InvalidRecord, UsageError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.node import InboxOrder, NodeRecord, OrderKind
@@ -38,21 +38,11 @@ from rmgr.model.tasks.block import MOST_TASKS, StopRequest, TaskRanges, ranges_o
 from rmgr.model.tasks.submission import MOST_CHANGES, Amendment, Phase, Submission, Terms
 from rmgr.procedures.admission import check_changed
 from rmgr.procedures.bootstrap import read_settings
-from rmgr.procedures.snapshot import fetch, read_claimed, read_progress, read_submission
+from rmgr.procedures.snapshot import fetch, read_claimed, read_names, read_progress, read_records, read_submission
 from rmgr.runtime import machine
 
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """Result of a call: the record before and after. unchanged: why nothing was done, "" if something was."""
-
-    before: Submission
-    after: Submission
-    unchanged: str = ""
-
-
-#: (record, its version, seconds left) -> the new record and its commit, or why there is nothing to do.
-Decide = Callable[[Submission, int, float], tuple[Submission, Multi] | str]
+#: (record, its version, seconds left) -> the new record and its commit, or why there is nothing to do, or what must be signed before.
+Decide = Callable[[Submission, int, float], tuple[Submission, Multi] | str | Amendment]
 
 
 def cancel_submission(
@@ -109,13 +99,15 @@ def settle(
             raise CoordinationUnavailable(f"submission {number} could not be changed in time", hint="rmgr doctor; then try again")
         found = coordinator.get(paths.sub(number), timeout_s=left_s).result(left_s + 1)
         if found is None:
-            raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+            raise no_submission(number)
         record = validity.submission(found.data, number)
         if mine is not None and has_come(mine[1], record):
             return Changed(mine[0], record)
         decided = decide(record, found.version, left_s)
         if isinstance(decided, str):
             return Changed(record, record, decided)
+        if isinstance(decided, Amendment):
+            return Changed(record, record, to_sign=decided)
         made, multi = decided
         match coordinator.commit(multi, timeout_s=left_s).result(left_s + 1):
             case Committed():
@@ -214,7 +206,7 @@ def _take_out(
     if ended.count >= wanted.count:
         return
     parent = paths.held(queue) if held else paths.pending(queue)
-    names = coordinator.children(parent, timeout_s=_left_s(deadline_s)).result(_left_s(deadline_s) + 1) or []
+    names = read_names(coordinator, parent, timeout_s=_left_s(deadline_s))
     mine = (key for _, key in paths.blocks_in(names) if key.submission == number)
     while keys := list(islice(mine, _AT_ONCE)):
         open_ = [(key, indices) for key in keys if (indices := [at for at in wanted.within(key.first, key.end) if at not in ended])]
@@ -241,7 +233,7 @@ def _drop_failed(
 ) -> None:
     if ended.count >= wanted.count:
         return
-    names = coordinator.children(paths.failed(submission.id), timeout_s=_left_s(deadline_s)).result(_left_s(deadline_s) + 1) or []
+    names = read_names(coordinator, paths.failed(submission.id), timeout_s=_left_s(deadline_s))
     # A range goes as a whole: a part that waits for the rule is caught when it waits in the queue again.
     mine = ((name, *numbers) for name, numbers in paths.failed_in(names) if wanted.covers(numbers[0], numbers[0] + numbers[1]))
     while some := list(islice(mine, _AT_ONCE)):
@@ -266,7 +258,7 @@ def _order(
     detail: str,
     deadline_s: float,
 ) -> None:
-    nodes = coordinator.children(paths.NODES, timeout_s=_left_s(deadline_s)).result(_left_s(deadline_s) + 1) or []
+    nodes = read_names(coordinator, paths.NODES, timeout_s=_left_s(deadline_s))
     multis: list[tuple[Multi, Sequence[int]]] = []
     for node, key, data in read_claimed(coordinator, nodes, submission=submission.id, timeout_s=_left_s(deadline_s)):
         for index in wanted.within(key.first, key.end):
@@ -297,8 +289,8 @@ def _left_s(deadline_s: float) -> float:
 
 #: Most blocks of which one commit can check that they still wait.
 MOST_WAITING = MAX_OPS_OF_ONE_JOB - MOST_CHANGES - 5
-#: Signs an amendment of the submission with this number: "key id:hex".
-Sign = Callable[[int, Amendment], str]
+#: Returns the signature of an amendment ("key id:hex"), or None: it must be signed before it is committed.
+Sign = Callable[[Amendment], str | None]
 
 
 def update_submission(
@@ -314,22 +306,28 @@ def update_submission(
     Raises: NotFound; UsageError, Infeasible, PermissionDenied for terms that no submission may have; CoordinationUnavailable.
     """
 
-    def decide(record: Submission, version: int, left_s: float) -> tuple[Submission, Multi] | str:
+    def decide(record: Submission, version: int, left_s: float) -> tuple[Submission, Multi] | str | Amendment:
         standing, waiting = _standing(coordinator, record, terms, left_s)
         change = changing.amended(record, terms, doer, standing)
         if isinstance(change, str):
             return change
         made = change.record
-        settings, nodes = read_settings(coordinator, timeout_s=left_s), _nodes(coordinator, left_s)
-        check_changed(made, made.changes[-1].terms, settings, nodes)
+        nodes = [paths.node(name) for name in read_names(coordinator, paths.NODES, timeout_s=left_s)]
+        known = read_records(coordinator, nodes, NodeRecord, timeout_s=left_s)
+        check_changed(made, made.changes[-1].terms, read_settings(coordinator, timeout_s=left_s), known)
         if sign is not None:
-            made = changing.signed(made, sign(number, made.changes[-1]))
+            if (signature := sign(made.changes[-1])) is None:
+                return made.changes[-1]
+            made = changing.signed(made, signature)
         _check_record(made)
         if len(waiting) > MOST_WAITING:
             return f"it waits in {counted(len(waiting), 'block')}, and none of so many may start meanwhile: rmgr hold {number} first"
         return made, ops.update(made, version=version, gate=change.gate, waiting=waiting)
 
-    return settle(coordinator, number, decide, timeout_s=timeout_s, has_come=_has_come)
+    def has_come(mine: Submission, record: Submission) -> bool:
+        return record.changes[: len(mine.changes)] == mine.changes  # others may have come since
+
+    return settle(coordinator, number, decide, timeout_s=timeout_s, has_come=has_come)
 
 
 def _check_record(made: Submission) -> None:
@@ -338,11 +336,6 @@ def _check_record(made: Submission) -> None:
         validity.submission(encode_record(made), made.id)
     except InvalidRecord as error:
         raise UsageError(f"{made.id}: {error.message.partition(': ')[2]}", hint="rmgr update --help") from error
-
-
-def _has_come(mine: Submission, record: Submission) -> bool:
-    """Whether an amendment with an unknown outcome is in the record; others may have come since."""
-    return record.changes[: len(mine.changes)] == mine.changes
 
 
 def _standing(coordinator: Coordinator, record: Submission, terms: Terms, timeout_s: float) -> tuple[changing.Standing, list[str]]:
@@ -374,29 +367,16 @@ def _is_all(coordinator: Coordinator, number: int, blocks: list[str], timeout_s:
     return read is not None and read[1].final + sum(count for _, count in waiting) == read[1].total
 
 
-def _nodes(coordinator: Coordinator, timeout_s: float) -> list[NodeRecord]:
-    names = fetch([paths.NODES], coordinator.children, timeout_s=timeout_s)[0] or []
-    found = fetch([paths.node(name) for name in names], coordinator.get, timeout_s=timeout_s)
-    return [validity.decode(item.data, NodeRecord, paths.NODES) for item in found if item is not None]
-
-
 # -- asking the leader for what it alone can do --------------------------------------------------------------------------------
 
 
 def send_stop(coordinator: Coordinator, guid: str, request: StopRequest, *, timeout_s: float) -> None:
     """Has the leader ask placed jobs to save their state, or to go on elsewhere.
 
-    guid: drawn by the caller; the same guid again is the same request. `read_stop` returns the result, once there is a leader.
+    guid: drawn by the caller; the same guid again is the same request, which is `answered` once a leader has served it.
     Raises: CoordinationUnavailable.
     """
     outcome = coordinator.commit(leader_ops.ask_leader(guid, request), timeout_s=timeout_s).result(timeout_s + 1)
     is_there = isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NODE_EXISTS  # repeated request
     if not (isinstance(outcome, Committed) or is_there):
         raise CoordinationUnavailable(f"the leader could not be asked: {outcome}", hint="try again")
-
-
-def read_stop(coordinator: Coordinator, guid: str, *, timeout_s: float) -> StopRequest | None:
-    """Returns the request, `answered` once the leader has served it; None if it is gone."""
-    path = paths.request(guid)
-    found = coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1)
-    return None if found is None else validity.decode(found.data, StopRequest, path)

@@ -273,7 +273,6 @@ class Fates:
         self._lock = threading.Lock()
 
     def fate(self, pointer: Pointer, timeout: float) -> State | str:
-        """See `FatesPort`."""
         return self._fate(pointer, set(), timeout)
 
     def fates(self, pointers: Iterable[Pointer], timeout: float) -> list[State | str]:

@@ -5,7 +5,7 @@ Writes nothing to ZooKeeper or the store. Reads are pipelined: a few round trips
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -14,6 +14,7 @@ import msgspec
 
 from rmgr.coord import validity
 from rmgr.coord.decisions.progress import Progress, stated
+from rmgr.coord.decisions.rights import no_submission
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator, Store
@@ -25,7 +26,7 @@ from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord, Troubl
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import MOST_TASKS, BlockData, BlockKey, Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail
-from rmgr.procedures.bounded import outcomes_in, page_at
+from rmgr.procedures.bounded import outcomes_in, page_at, pages
 
 if TYPE_CHECKING:
     from rmgr.coord.views.submission import Applied, Claimed, Waiting
@@ -54,6 +55,23 @@ def _result_of(future: Future[R], timeout_s: float) -> R:
         raise CoordinationUnavailable(f"ZooKeeper has not answered within {format_duration(timeout_s)}", hint="rmgr doctor") from None
 
 
+def read_record(coordinator: Coordinator, path: str, kind: type[T], *, timeout_s: float) -> T | None:
+    """Reads and checks one record; None if it does not exist. Raises InvalidRecord, WrongCluster, CoordinationUnavailable."""
+    found = _result_of(coordinator.get(path, timeout_s=timeout_s), timeout_s + 1)
+    return None if found is None else validity.decode(found.data, kind, path)
+
+
+def read_records(coordinator: Coordinator, wanted: Sequence[str], kind: type[T], *, timeout_s: float) -> list[T]:
+    """Reads and checks those of many records that exist. Raises as `read_record`."""
+    found = fetch(wanted, coordinator.get, timeout_s=timeout_s)
+    return [validity.decode(item.data, kind, path) for path, item in zip(wanted, found, strict=True) if item is not None]
+
+
+def read_names(coordinator: Coordinator, path: str, *, timeout_s: float) -> list[str]:
+    """Returns the names below a znode, [] if it does not exist. Raises CoordinationUnavailable."""
+    return _result_of(coordinator.children(path, timeout_s=timeout_s), timeout_s + 1) or []
+
+
 def read_snapshot(
     coordinator: Coordinator,
     store: Store | None,
@@ -73,9 +91,9 @@ def read_snapshot(
     watchdogs, starters, node_names, drained, troubled, submitters, buckets = ([] if names is None else names for names in lists)
     meta, settings, epoch = tops
     epoch_record = validity.decode(epoch.data, EpochRecord, paths.EPOCH) if epoch else None
-    nodes = _records(coordinator, [paths.node(name) for name in node_names], NodeRecord, timeout_s)
-    drains = _records(coordinator, [paths.drain(name) for name in drained], Drain, timeout_s)
-    troubles = _records(coordinator, [paths.trouble(name) for name in troubled], Trouble, timeout_s)
+    nodes = read_records(coordinator, [paths.node(name) for name in node_names], NodeRecord, timeout_s=timeout_s)
+    drains = read_records(coordinator, [paths.drain(name) for name in drained], Drain, timeout_s=timeout_s)
+    troubles = read_records(coordinator, [paths.trouble(name) for name in troubled], Trouble, timeout_s=timeout_s)
     numbers: list[int] = []
     directories = [f"{paths.SUBS}/{bucket}" for bucket in buckets if paths.parse_number(bucket) is not None]  # anybody may create here
     for names in fetch(directories if submissions else (), coordinator.children, timeout_s=timeout_s):
@@ -87,6 +105,7 @@ def read_snapshot(
             found = read_progress(coordinator, store, number, timeout_s=timeout_s)
             if found is not None and shown(found[0]):
                 read[number] = found
+    living = {paths.entry_guid(name) for name in submitters}
     failed_names = fetch([paths.failed(number) for number in read], coordinator.children, timeout_s=timeout_s)
     for number, names in zip(read, failed_names, strict=True):
         if names:
@@ -105,14 +124,9 @@ def read_snapshot(
         resumed={record.node: record for record in drains if record.is_over},
         troubles={record.node: record for record in troubles},
         waiting=waiting,
-        ownerless=_ownerless(read, {paths.entry_guid(name) for name in submitters}),
-    )
-
-
-def _ownerless(submissions: Mapping[int, tuple[Submission, Progress]], living: set[str]) -> frozenset[int]:
-    """Returns the submissions that may still grow although their owner has no entry. (Only the leader knows since when.)"""
-    return frozenset(
-        number for number, (record, progress) in submissions.items() if not progress.tail.complete and record.owner not in living
+        ownerless=frozenset(  # only the leader knows since when
+            number for number, (record, progress) in read.items() if not progress.tail.complete and record.owner not in living
+        ),
     )
 
 
@@ -120,7 +134,7 @@ def read_submission(coordinator: Coordinator, number: int, *, timeout_s: float =
     """Reads the record of a submission. Raises NotFound."""
     found = _result_of(coordinator.get(paths.sub(number), timeout_s=timeout_s), timeout_s)
     if found is None:
-        raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+        raise no_submission(number)
     return validity.submission(found.data, number)
 
 
@@ -235,8 +249,7 @@ def read_starting(
 
 def read_waiting(coordinator: Coordinator, number: int, *, timeout_s: float = 10.0) -> list[Waiting]:
     """Reads failed ranges of a submission that wait for the resubmit rule."""
-    names = _result_of(coordinator.children(paths.failed(number), timeout_s=timeout_s), timeout_s) or []
-    ranges = paths.failed_in(names)
+    ranges = paths.failed_in(read_names(coordinator, paths.failed(number), timeout_s=timeout_s))
     found = fetch([f"{paths.failed(number)}/{name}" for name, _ in ranges], coordinator.get, timeout_s=timeout_s)
     waiting: list[Waiting] = []
     for (_, numbers), item in zip(ranges, found, strict=True):
@@ -260,7 +273,7 @@ def read_tasks(
     grown = validity.tail(tail, number)
     all_of_them = [*read_pages(store, number, paged), *(fragment for _, fragment in fragments)]
     applied: list[Applied] = [(fragment, tuple(outcomes_of(fragment, store, end=grown.next))) for fragment in all_of_them]
-    nodes = _result_of(coordinator.children(paths.NODES, timeout_s=timeout_s), timeout_s) or []
+    nodes = read_names(coordinator, paths.NODES, timeout_s=timeout_s)
     claimed: list[Claimed] = read_claimed(coordinator, nodes, submission=number, timeout_s=timeout_s)
     starting = read_starting(coordinator, claimed, timeout_s=timeout_s)
     return submission, task_views(
@@ -280,7 +293,7 @@ def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: floa
     """Reads waiting blocks of the submission after their first attempt."""
     wanted: list[str] = []
     for parent in (place(queue) for queue in submission.queues for place in (paths.pending, paths.held)):
-        names = _result_of(coordinator.children(parent, timeout_s=timeout_s), timeout_s) or []
+        names = read_names(coordinator, parent, timeout_s=timeout_s)
         wanted += [f"{parent}/{name}" for name, key in paths.blocks_in(names) if key.submission == submission.id and key.attempt > 1]
     found = fetch(wanted, coordinator.get, timeout_s=timeout_s)
     waiting: list[tuple[BlockKey, BlockData]] = []
@@ -292,18 +305,5 @@ def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: floa
 
 
 def read_pages(store: Store | None, number: int, paged: Paged) -> list[Fragment]:
-    """Reads paged fragments, oldest first; a page is named by the number of its first fragment."""
-    if store is None or not paged.base:
-        return []
-    fragments: list[Fragment] = []
-    at = 0
-    while at < paged.base:
-        page = page_at(store, number, at)
-        fragments += page
-        at += len(page)
-    return fragments
-
-
-def _records(coordinator: Coordinator, wanted: Sequence[str], kind: type[T], timeout_s: float) -> list[T]:
-    found = fetch(wanted, coordinator.get, timeout_s=timeout_s)
-    return [validity.decode(item.data, kind, path) for path, item in zip(wanted, found, strict=True) if item is not None]
+    """Reads paged fragments, oldest first."""
+    return [] if store is None else [fragment for _, page in pages(store, number, 0, paged.base, page_at) for fragment in page]

@@ -374,6 +374,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         #: Without these the pickle cannot be read.
         self.named: set[Name] = set()
         self._cells: dict[str, tuple[str, str] | None] = {}
+        self._variables: dict[int, _Variable] = {}
         #: Objects defined by other groups: an object that two names share stays one object.
         self._others: dict[int, Name] = {}
         if versions is not None:
@@ -479,13 +480,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._dynamic_function_reduce(function) if is_ours else super().reducer_override(function)
         self.needs.update(self._program.mentioned_by(function), self._program.perhaps_mentioned_by(function), [(module, _FILE)])
         attributes, slots = cp._function_getstate(function)  # noqa: SLF001 - what cloudpickle keeps of a function
-        del slots["__globals__"]
+        del slots["__globals__"], slots["__closure__"]
         if hasattr(function, "__type_params__"):
             slots["__type_params__"] = function.__type_params__
         if (cell := self._cell(function.__code__.co_filename)) is not None:
             slots[_CELL] = cell
-        cells = len(function.__closure__) if function.__closure__ is not None else -1
-        return _function, (self._program.number, module, function.__code__, cells), (attributes, slots), None, None, _fill_function
+        variables = [self._variables.setdefault(id(cell), _Variable(cell)) for cell in function.__closure__ or ()]
+        closure = tuple(variables) if function.__closure__ is not None else None
+        return _function, (self._program.number, module, function.__code__, closure), (attributes, slots), None, None, _fill_function
 
     def _cell(self, name: str) -> tuple[str, str] | None:
         """Returns (name, text) of the cell of a notebook that has this code: no file has it, and `inspect.getsource` needs it."""
@@ -585,6 +587,20 @@ def _own(wrapper: Any) -> dict[str, Any]:
 _METHODS = (types.FunctionType, classmethod, staticmethod, property)
 
 
+class _Variable:
+    """A variable of closures in a pickle: functions that share it still do when it is read."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self._cell = cell
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            value: tuple[object, ...] = (self._cell.cell_contents,)
+        except ValueError:  # not bound yet
+            value = ()
+        return _variable, (), value, None, None, _bind
+
+
 class _Methods:
     """Methods of a class in a pickle: reading them sets them."""
 
@@ -624,24 +640,25 @@ def _module(number: str, module: str) -> types.ModuleType:
     return sys.modules[module] if program.is_own else program._modules[module]  # noqa: SLF001 - of this module
 
 
-def _function(number: str, module: str, code: types.CodeType, cells: int) -> types.FunctionType:
-    namespace = _known(number).namespace(module)
-    closure = tuple(types.CellType() for _ in range(cells)) if cells >= 0 else None
-    return types.FunctionType(code, namespace, None, None, closure)
+def _variable() -> types.CellType:
+    return types.CellType()
+
+
+def _bind(variable: types.CellType, value: tuple[object, ...]) -> None:
+    if value:  # else not bound yet
+        (variable.cell_contents,) = value
+
+
+def _function(number: str, module: str, code: types.CodeType, closure: tuple[types.CellType, ...] | None) -> types.FunctionType:
+    return types.FunctionType(code, _known(number).namespace(module), None, None, closure)
 
 
 def _fill_function(function: types.FunctionType, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
     attributes, slots = state
     vars(function).update(attributes)
-    closure = slots.pop("__closure__")
     slots.pop("_cloudpickle_submodules", None)  # imported by now
     if (cell := slots.pop(_CELL, None)) is not None:
         _keep_cell(*cell)
-    for mine, given in zip(function.__closure__ or (), closure or (), strict=True):
-        try:
-            mine.cell_contents = given.cell_contents
-        except ValueError:  # not bound yet
-            continue
     for name, value in slots.items():
         setattr(function, name, value)
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rmgr.adapters.stores import open_store, shown
-from rmgr.coord.protocol.ports import About, Encoding, Note, Store, Writing
+from rmgr.coord.protocol.ports import Store, Writing
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
+from rmgr.model.cluster.version import emptied
 from rmgr.runtime.machine import Log
-from rmgr.runtime.release import emptied
 
 T = TypeVar("T")
 
@@ -49,6 +49,15 @@ def meet_store(url: str, *, log: Log, patience_s: float, create: bool = True) ->
         store.close()
         raise
     return store, known
+
+
+def _passed(name: str) -> Any:
+    """Returns the method that calls the real store's method of this name, if the store serves."""
+
+    def method(self: WatchedStore, *given: Any, **how: Any) -> Any:
+        return self._through(lambda store: getattr(store, name)(*given, **how))
+
+    return method
 
 
 class WatchedStore(Store):
@@ -142,23 +151,13 @@ class WatchedStore(Store):
 
     # -- the port
 
-    def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
-        """See `Store.put`."""
-        self._through(lambda store: store.write(key, value, how))
-
-    def adopt(
-        self, key: str, path: str, *, encoding: Encoding = Encoding.RAW, note: Note = b"", sha256: bytes = b""
-    ) -> tuple[int, bytes] | None:
-        """See `Store.adopt`."""
-        return self._through(lambda store: store.adopt(key, path, encoding=encoding, note=note, sha256=sha256))
+    write, write_many, adopt, fetch = _passed("write"), _passed("write_many"), _passed("adopt"), _passed("fetch")
+    get_noted_many, delete_many = _passed("get_noted_many"), _passed("delete_many")
+    keys, usage, sweep = _passed("keys"), _passed("usage"), _passed("sweep")
 
     def adopts_above(self, directory: str) -> int | None:
         """See `Store.adopts_above`; None while the store is away."""
         return self._store.adopts_above(directory) if self._store is not None else None
-
-    def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
-        """See `Store.put_many`."""
-        self._through(lambda store: store.write_many(rows, how))
 
     @property
     def puts_soon(self) -> bool:
@@ -166,8 +165,6 @@ class WatchedStore(Store):
         return self._is_ours and self._store is not None and self._store.puts_soon
 
     def write_soon(self, rows: Sequence[tuple[str, bytes]], how: Writing, done: Callable[[RmgrError | None], None]) -> bool:
-        """See `Store.put_soon`."""
-
         def over(error: RmgrError | None) -> None:
             if isinstance(error, StoreUnavailable):
                 self._look_now.set()
@@ -175,34 +172,9 @@ class WatchedStore(Store):
 
         return self._through(lambda store: store.write_soon(rows, how, over))
 
-    def fetch(self, key: str, path: str, *, largest: int, is_compared: bool = True) -> tuple[bytes | None, bytes] | None:
-        """See `Store.fetch`."""
-        return self._through(lambda store: store.fetch(key, path, largest=largest, is_compared=is_compared))
-
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
-        """See `Store.stream`."""
         chunks = self._through(lambda store: store.stream(key, timeout_s=timeout_s))
         return None if chunks is None else self._streamed(chunks)
-
-    def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
-        """See `Store.get_noted_many`."""
-        return self._through(lambda store: store.get_noted_many(keys, largest=largest, timeout_s=timeout_s))
-
-    def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
-        """See `Store.delete_many`."""
-        return self._through(lambda store: store.delete_many(keys, timeout_s=timeout_s))
-
-    def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
-        """See `Store.keys`."""
-        return self._through(lambda store: store.keys(prefix, after=after, limit=limit, timeout_s=timeout_s))
-
-    def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
-        """See `Store.usage`."""
-        return self._through(lambda store: store.usage(prefix, timeout_s=timeout_s))
-
-    def sweep(self, *, timeout_s: float = 30.0) -> int:
-        """See `Store.sweep`."""
-        return self._through(lambda store: store.sweep(timeout_s=timeout_s))
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:  # noqa: ARG002 - the port's
         """Returns the result of the last check; never waits."""

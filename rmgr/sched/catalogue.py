@@ -16,9 +16,8 @@ from rmgr.sched.parameters import Kind, Parameter, parameters_of, read_values, r
 from rmgr.sched.policies.buddy_fcfs import BuddyFcfs
 from rmgr.sched.policies.connection_reservation import ConnectionReservation
 from rmgr.sched.policies.dqt import Dqt, weights_of
-from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.policies.migration import Migration
-from rmgr.sched.policies.orders import Ageing, Fcfs, Ljf, Priority, Sjf
+from rmgr.sched.policies.orders import Ageing, FairShare, Fcfs, Ljf, Priority, Sjf
 from rmgr.sched.policies.queue_first_fit import QueueFirstFit, QueueSelect
 from rmgr.sched.policies.searches import Conservative, Easy, FirstFit, HeadBlocking
 from rmgr.sched.policies.servers import Adaptive, Load, Loth, RoundRobin

@@ -34,9 +34,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
 
+from rmgr.sched import records
 from rmgr.sched.capacity.gangs import OWNER, Carousel, memory_on, placed_in, stands_in, too_many_leaves
 from rmgr.sched.capacity.pool_node import NodePool
-from rmgr.sched.job import Job, Placement, Reservation, Running, nodes_of, sent_back
+from rmgr.sched.job import Job, Placement, Reservation, Running, each_node, nodes_of, sent_back
 from rmgr.sched.plan import (
     Accepted,
     GangSet,
@@ -58,20 +59,6 @@ from rmgr.sched.plan import (
     WakeAt,
     Why,
     of_tuple,
-)
-from rmgr.sched.records import (
-    Gang,
-    Hold,
-    Share,
-    Suspended,
-    after_leaving,
-    are_spans,
-    by_node,
-    cores_of,
-    each_node,
-    is_within,
-    placed_on,
-    share_of,
 )
 from rmgr.sched.state.partition import Pool
 from rmgr.sched.tree.shape import Tree
@@ -151,7 +138,7 @@ class Draft(View):
             return self._start_on_held(job, hold, why, placement)
         pool, horizon, is_taken = self._pool, self._horizon, False
         if placement is not None:
-            if not are_spans(placement, len(self._part.nodes)):
+            if not records.are_spans(placement, len(self._part.nodes)):
                 return self._never(NO_SPANS)
             unknown = [n for first, last, _ in placement for n in (first, last) if n not in self._part.nodes]
             if unknown:
@@ -238,12 +225,12 @@ class Draft(View):
         if job_id in self._part.reservations or any(type(one) is Reserve and one.keep and one.job_id == job_id for one in self.decisions):
             self.decisions.append(Unreserve(job_id, why, self.partition))
 
-    def _start_on_held(self, job: Job, hold: Hold, why: Why, placement: Placement | None) -> Verdict:
+    def _start_on_held(self, job: Job, hold: records.Hold, why: Why, placement: Placement | None) -> Verdict:
         """Starts a job with a hold on its held cores, the only place where it may start."""
         if not hold.is_complete:
             runs = ", ".join(str(share.run_id) for share in hold.waits_for)
             return Insufficient(Why("hold", "has been promised the cores of running jobs {}", (runs,)))
-        where = placed_on(job, hold.held, self._part.nodes)
+        where = records.placed_on(job, hold.held, self._part.nodes)
         if where is None or placement not in (None, where):
             return Insufficient(Why("hold", "does not fit on what is held for it, or was to start elsewhere"))
         if self._window_for(self.now_us + job.planned_us, where) is not None:
@@ -313,7 +300,7 @@ class Draft(View):
         self._vacate(run)
         pool.park(run.job, run.placement)
         more.did(partial(pool.unpark, run.job, run.placement))
-        more.put(more.suspended, job_id, Suspended(run, self.now_us))
+        more.put(more.suspended, job_id, records.Suspended(run, self.now_us))
         broken = self._breaks_promises(mark)
         if broken is not None:  # the promise counts on its memory
             return broken
@@ -437,15 +424,15 @@ class Draft(View):
         if holder is not None:
             hold, job = more.holds[holder], self._waiting(holder)
             assert job is not None
-            cores = share_of(hold, job_id).cores
+            cores = records.share_of(hold, job_id).cores
             pool.take_share(job, cores)
             more.did(partial(pool.give_share, job, cores))
             more.drop(more.flagged, job_id)
-            more.put(more.holds, holder, after_leaving(hold, job_id))
+            more.put(more.holds, holder, records.after_leaving(hold, job_id))
 
     # -- cores of running jobs ----------------------------------------------------------------------------------------------
 
-    def hold(self, job_id: int, shares: Sequence[Share], why: Why) -> Verdict:
+    def hold(self, job_id: int, shares: Sequence[records.Share], why: Why) -> Verdict:
         """Promises the waiting job these cores as soon as their runs leave; it starts nowhere else. Replaces the job's hold.
 
         For a run that has left since an earlier `hold`, name what is held of it, all or fewer cores. Cores not named are free at once, or
@@ -461,7 +448,7 @@ class Draft(View):
         more = self._changes()
         old = more.holds.get(job_id)
         new = self._vetted(job, shares, old)
-        if not isinstance(new, Hold):
+        if not isinstance(new, records.Hold):
             return new
         if new == old:
             return Accepted(self.now_us)
@@ -473,7 +460,7 @@ class Draft(View):
         self.decisions.append(HoldCores(job_id, new, why, self.partition))
         return Accepted(self.now_us)
 
-    def shrink(self, job_id: int, shares: Sequence[Share], why: Why) -> Verdict:
+    def shrink(self, job_id: int, shares: Sequence[records.Share], why: Why) -> Verdict:
         """Calls `hold` again for a job that has a hold; Infeasible if it has none."""
         if job_id not in self._holds:
             return self._never(Why("state", "job {} has no hold in partition {}", (job_id, self.partition)))
@@ -490,19 +477,19 @@ class Draft(View):
         self.decisions.append(ReleaseHold(job_id, why, self.partition))
         return Accepted(self.now_us)
 
-    def _vetted(self, job: Job, shares: Sequence[Share], old: Hold | None) -> Hold | Insufficient | Infeasible:
+    def _vetted(self, job: Job, shares: Sequence[records.Share], old: records.Hold | None) -> records.Hold | Insufficient | Infeasible:
         more = self._changes()
         had = {share.run_id: share for share in old.held} if old is not None else {}
-        waits_for: list[Share] = []
-        held: list[Share] = []
+        waits_for: list[records.Share] = []
+        held: list[records.Share] = []
         if len({share.run_id for share in shares}) < len(shares):
             return self._never(Why("hold", "a run is named twice"))
         for share in shares:
             run_id = share.run_id
-            if type(run_id) is not int or not are_spans(share.cores, len(self._part.nodes)):
+            if type(run_id) is not int or not records.are_spans(share.cores, len(self._part.nodes)):
                 return self._never(Why("hold", "the share of run {} is no tuple of spans", (run_id,)))
             if run_id in had:
-                whole = by_node([had[run_id].cores])
+                whole = records.by_node([had[run_id].cores])
                 held.append(share)
             else:
                 run = self.run(run_id)
@@ -511,21 +498,21 @@ class Draft(View):
                 holder = more.flagged.get(run_id, job.id)
                 if holder != job.id:
                     return Insufficient(Why("hold", "the cores of job {} are promised to job {}", (run_id, holder)))
-                whole = cores_of(run)
+                whole = records.cores_of(run)
                 waits_for.append(share)
-            if not is_within(share.cores, whole):
+            if not records.is_within(share.cores, whole):
                 return self._never(Why("hold", "job {} does not have the cores {}", (run_id, share.cores)))
-        if placed_on(job, [*waits_for, *held], self._part.nodes) is None:
+        if records.placed_on(job, [*waits_for, *held], self._part.nodes) is None:
             return Insufficient(Why("hold", "{} processes x {} threads do not fit on these cores", (job.processes, job.threads)))
-        return Hold(job.id, tuple(sorted(waits_for)), tuple(sorted(held)), self.policy)
+        return records.Hold(job.id, tuple(sorted(waits_for)), tuple(sorted(held)), self.policy)
 
     # -- gangs: time-sharing by the slots of a queue tree --------------------------------------------------------------------
 
-    def carousel(self, gang: Gang, closed: frozenset[int] = frozenset()) -> Carousel:
+    def carousel(self, gang: records.Gang, closed: frozenset[int] = frozenset()) -> Carousel:
         """Returns the tree, front and queues of a record; change only a `copy()`."""
         return self._part.gangs.carousel(gang, closed)
 
-    def gang(self, gang: Gang, why: Why, carousel: Carousel | None = None) -> Verdict:
+    def gang(self, gang: records.Gang, why: Why, carousel: Carousel | None = None) -> Verdict:
         """Sets the record, replacing the gang of that name. Its waiting jobs start on the leaves of their tree nodes, lowest first.
 
         Args: gang: `policy` and `partition` are set here. carousel: the object from which the record was made, which spares building it
@@ -594,7 +581,7 @@ class Draft(View):
     def _has_window(self, node: int) -> bool:
         return any(node in window.nodes and window.end_us > self.now_us for window in self._part.windows.values())
 
-    def _stands(self, gang: Gang, known: Tree | None) -> dict[int, Running] | Insufficient | Infeasible:
+    def _stands(self, gang: records.Gang, known: Tree | None) -> dict[int, Running] | Insufficient | Infeasible:
         """Returns where each job of the gang runs or will run, in the order of its queues."""
         nodes, homes = self._part.nodes, gang.homes
         tree: Tree | None = None
@@ -742,7 +729,7 @@ class Draft(View):
         cores. (`View` deals with notes, holds, promises and gangs of these policies.)
         Cost: O(suspended jobs), plus O(its placement) for each of these jobs.
         """
-        for stopped in sorted(self._part.suspended.values(), key=_suspended_since):
+        for stopped in sorted(self._part.suspended.values(), key=lambda one: (one.since_us, one.run.job.id)):
             job_id = stopped.run.job.id
             if not any(policy in keepers for policy in self._noted(STANDS_STILL, job_id)):
                 self._go_on(stopped.run)
@@ -760,14 +747,13 @@ class Draft(View):
     def _keep_cores(self, run: Running) -> None:
         """Keeps the free ones among the run's cores from all other jobs in this pass."""
         more, pool = self._changes(), self._pool
-        for first, last, processes in run.placement:
-            for node in range(first, last + 1):
-                wanted = self._part.nodes[node].cores if run.job.exclusive else processes * run.job.threads
-                where: Placement = ((node, node, 1),)
-                free = next((count for count in range(wanted, 0, -1) if pool.holds(_dummy_job(count), where)), 0)
-                if free:
-                    pool.take(_dummy_job(free), where)
-                    more.did(partial(pool.give, _dummy_job(free), where))
+        for node, cores in records.cores_of(run).items():
+            wanted = self._part.nodes[node].cores if run.job.exclusive else cores
+            where: Placement = ((node, node, 1),)
+            free = next((count for count in range(wanted, 0, -1) if pool.holds(_dummy_job(count), where)), 0)
+            if free:
+                pool.take(_dummy_job(free), where)
+                more.did(partial(pool.give, _dummy_job(free), where))
         self._look_again()
         if self._timeline is not None and self._timeline.overdrawn:
             self._take_back_promises()
@@ -797,13 +783,9 @@ def _dummy_job(count: int) -> Job:
     return Job(id=0, submit_us=0, threads=count)
 
 
-def _suspended_since(stopped: Suspended) -> tuple[int, int]:
-    return (stopped.since_us, stopped.run.job.id)
-
-
 def _why_malformed(gang: object) -> str | None:
     """Returns why the value is not a gang record that another leader could read, or None if it is one."""
-    if type(gang) is not Gang:
+    if type(gang) is not records.Gang:
         return "a gang is a record of type Gang"
     if type(gang.name) is not str or not gang.name:
         return "a gang has a name"
@@ -816,7 +798,7 @@ def _why_malformed(gang: object) -> str | None:
         return "slots are longer than 0 us, and counted from 0"
     if not _is_count(gang.memory_share):
         return "a job's share of memory is a number of jobs"
-    if not _is_count(gang.width, 2) or gang.width > 64 or not are_spans(gang.leaves, 1 << 20) or not gang.leaves:
+    if not _is_count(gang.width, 2) or gang.width > 64 or not records.are_spans(gang.leaves, 1 << 20) or not gang.leaves:
         return "a tree has a width of 2 to 64, and leaves that are spans of nodes"
     if any(first > last or cores < 1 or first < 0 for first, last, cores in gang.leaves) or too_many_leaves(gang.leaves):
         return "leaves are cores of nodes"
@@ -836,19 +818,15 @@ def _why_malformed(gang: object) -> str | None:
     return _named_twice(gang)
 
 
-def _named_twice(gang: Gang) -> str | None:
+def _named_twice(gang: records.Gang) -> str | None:
     seen: dict[int, int] = {}
-    for job_id, node in _jobs_in_queues(gang):
+    in_queues = ((job_id, node) for node, entries in gang.queues for job_id, _ in entries)
+    for job_id, node in chain(in_queues, ((job_id, node) for job_id, node, _ in gang.late)):
         if seen.setdefault(job_id, node) != node:
             return "a job stands in two queues"
     if len({node for node, _ in gang.queues}) < len(gang.queues) or any(job_id < 1 for job_id in seen):
         return "each queue stands there once, with ids of jobs"
     return None
-
-
-def _jobs_in_queues(gang: Gang) -> Iterator[tuple[int, int]]:
-    in_queues = ((job_id, node) for node, entries in gang.queues for job_id, _ in entries)
-    return chain(in_queues, ((job_id, node) for job_id, node, _ in gang.late))
 
 
 def _is_count(value: object, least: int = 0) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from rmgr.sched.draft import Draft
 from rmgr.sched.plan import NO_ASIDE, NO_REASONS, Fault, Plan, of_tuple
@@ -74,16 +74,11 @@ def run_pass(
 
 def _inheriting(part: Partition, now: int, seed: int, stages: tuple[Stage, ...]) -> Draft:
     """Returns a draft on which the engine has dealt with records whose policy no longer serves this partition."""
-    keepers = _keepers(stages, part)
+    keepers = frozenset(stage.policy.name for stage in stages if not stage.partitions or part.name in stage.partitions)
     draft = Draft(part, now, seed, keepers)
     if part.suspended:
         draft.inherit(keepers)
     return draft
-
-
-def _keepers(stages: tuple[Stage, ...], part: Partition) -> Collection[str]:
-    """Returns the names of the policies whose records stay in this partition."""
-    return frozenset(stage.policy.name for stage in stages if not stage.partitions or part.name in stage.partitions)
 
 
 def _sealed(drafts: dict[str, Draft], faults: tuple[Fault, ...]) -> Plan:

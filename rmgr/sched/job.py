@@ -6,7 +6,7 @@ integers: the lowest node id is taken first, and the lowest job id wins a tie.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -227,7 +227,7 @@ def charged_cores(run: Running, nodes: Mapping[int, Node]) -> int:
     """Returns the cores that the user is charged for: those of the processes, or all cores of nodes used exclusively."""
     if not run.job.exclusive:
         return run.job.cpus
-    found = [nodes[node].cores for first, last, _ in run.placement for node in range(first, last + 1) if node in nodes]
+    found = [nodes[node].cores for node in nodes_of(run.placement) if node in nodes]
     return max(run.job.cpus, sum(found))
 
 
@@ -241,7 +241,7 @@ class Reservation(NamedTuple):
 
 
 def spans_of(counts: Iterable[tuple[int, int]]) -> Placement:
-    """Turns (node id, processes), ascending, into spans."""
+    """Turns (node id, count), ascending, into spans."""
     spans: list[Span] = []
     for node, processes in counts:
         if spans and spans[-1][1] == node - 1 and spans[-1][2] == processes:
@@ -261,6 +261,11 @@ def _is_countable(resources: Resources) -> bool:
     return sorted(set(names)) == names and all(count > 0 for _, count in resources)
 
 
+def each_node(spans: Iterable[Span]) -> Iterator[tuple[int, int]]:
+    """Yields (node id, count) for every node of the spans."""
+    return ((node, count) for first, last, count in spans for node in range(first, last + 1))
+
+
 def nodes_of(placement: Placement) -> list[int]:
     """Returns every node id of a placement, in ascending order."""
-    return [node for first, last, _ in placement for node in range(first, last + 1)]
+    return [node for node, _ in each_node(placement)]

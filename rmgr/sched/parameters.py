@@ -98,8 +98,9 @@ class Parameter:
             found = self._converted(value)
         except UsageError as error:
             raise ConfigError(f"{self.name} of {where} is {_given(value)}: {error.message}", hint=error.hint) from None
-        for number in found if self.kind is Kind.SHARES else (("", found),):
-            self._check_range(number[1], value, where)
+        for _, number in found if self.kind is Kind.SHARES else (("", found),):
+            if (self.least is not None and number < self.least) or (self.most is not None and number > self.most):
+                raise ConfigError(f"{self.name} of {where} is {_given(value)}: it must be {self.range}", hint=self.what)
         return found
 
     @property
@@ -169,10 +170,6 @@ class Parameter:
         if isinstance(self.held, type) and issubclass(self.held, Enum):
             return self.held(text)
         return text
-
-    def _check_range(self, found: Any, given: object, where: str) -> None:
-        if (self.least is not None and found < self.least) or (self.most is not None and found > self.most):
-            raise ConfigError(f"{self.name} of {where} is {_given(given)}: it must be {self.range}", hint=self.what)
 
     def _plain(self, value: Any) -> Any:
         """Returns the value as JSON shows it."""

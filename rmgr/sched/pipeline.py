@@ -48,8 +48,7 @@ from rmgr.errors import ConfigError
 from rmgr.sched.catalogue import CALL_POLICIES, POLICIES, call_policy_named, policy_named
 from rmgr.sched.job import Node
 from rmgr.sched.parameters import Kind, about, parameters_of, read_values, record_of, shown, tables_of, unknown
-from rmgr.sched.policies.fair_share import FairShare
-from rmgr.sched.policies.orders import Ageing
+from rmgr.sched.policies.orders import Ageing, FairShare
 from rmgr.sched.policy import Policy, Stage
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Limits

@@ -65,6 +65,9 @@ class Key(Protocol):
 class KeyedOrder(Order, Key, Protocol):
     """An order by a key that never changes while the job waits: the queue stays sorted between passes, so a pass pays nothing for it."""
 
+    def arrange(self, draft: Draft) -> Iterator[Job]:
+        return draft.sorted_by(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:

@@ -82,7 +82,10 @@ def selected(job: Job, ladder: Ladder, *, thread_affinity: bool = False) -> Queu
     most 8 processes and at most 32 CPUs go to s128 instead of d32).
     Cost: O(classes). Source: papers.md 1.3 (paper 000, 3.1); differs from it in: nothing, its ladder is what this rule gives for `HPC2500`.
     """
-    able = sorted((c for c in ladder if c.admits(job)), key=_strictness)
+    able = sorted(
+        (c for c in ladder if c.admits(job)),
+        key=lambda c: [most or _UNBOUNDED for most in (c.max_cpus, c.max_time_us, c.max_processes, c.max_threads)],
+    )
     if not able:
         return None
     chosen = able[0]
@@ -110,10 +113,6 @@ def checked(ladder: Sequence[QueueClass]) -> Ladder:
 
 
 _UNBOUNDED = 1 << 60
-
-
-def _strictness(c: QueueClass) -> tuple[int, int, int, int]:
-    return (c.max_cpus or _UNBOUNDED, c.max_time_us or _UNBOUNDED, c.max_processes or _UNBOUNDED, c.max_threads or _UNBOUNDED)
 
 
 #: Tables 2 to 4 of paper 000, proposal 2; in the order in which queues are scanned (papers.md 1.8: small queues first).

@@ -6,11 +6,11 @@ All of them are values: a new leader that reads them in any order decides as the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from rmgr.sched.job import Job, Node, Placement, Running, Span
+from rmgr.sched.job import Job, Node, Placement, Running, Span, each_node, spans_of
 
 #: Cores as spans of nodes: (first node, last node, cores on each).
 Cores: TypeAlias = tuple[Span, ...]
@@ -292,11 +292,6 @@ def are_spans(spans: object, nodes: int) -> bool:
     )
 
 
-def each_node(cores: Cores) -> Iterator[tuple[int, int]]:
-    """Yields (node id, count) for every node of the spans."""
-    return ((node, count) for first, last, count in cores for node in range(first, last + 1))
-
-
 def by_node(cores: Iterable[Cores]) -> dict[int, int]:
     """Returns node id -> total cores over all these spans, in ascending order of id."""
     total: dict[int, int] = {}
@@ -309,31 +304,25 @@ def by_node(cores: Iterable[Cores]) -> dict[int, int]:
 def placed_on(job: Job, shares: Iterable[Share], nodes: Mapping[int, Node]) -> Placement | None:
     """Places the job on the nodes of lowest id among the shares; None if they have no room for all its processes."""
     wanted = job.processes
-    spans: list[Span] = []
+    found: list[tuple[int, int]] = []
     for node, cores in by_node(share.cores for share in shares).items():
-        count = min(room(job, nodes.get(node), cores), wanted)
-        if not count:
-            continue
-        wanted -= count
-        if spans and spans[-1][1] == node - 1 and spans[-1][2] == count:
-            spans[-1] = (spans[-1][0], node, count)
-        else:
-            spans.append((node, node, count))
+        if count := min(room(job, nodes.get(node), cores), wanted):
+            found.append((node, count))
+            wanted -= count
         if not wanted:
-            return tuple(spans)
+            return spans_of(found)
     return None
 
 
 def is_within(part: Cores, whole: Mapping[int, int]) -> bool:
     """Whether `part` names no node twice and takes no more cores of any node than `whole` has."""
     seen: set[int] = set()
-    for first, last, count in part:
-        if count < 1 or last < first:
+    if any(count < 1 or last < first for first, last, count in part):
+        return False
+    for node, count in each_node(part):
+        if node in seen or count > whole.get(node, 0):
             return False
-        for node in range(first, last + 1):
-            if node in seen or count > whole.get(node, 0):
-                return False
-            seen.add(node)
+        seen.add(node)
     return True
 
 

@@ -54,14 +54,10 @@ _FACTS = (int, str, float, bool, type(None))
 _SET_ASIDE = "x: y"  # stands for a reason while a decision is read
 
 
-def _anybody(_policy: str, _partition: str) -> None:
-    pass
-
-
 class Vetted:
     """A policy whose plan is refused whole if no leader can carry it out. turn: called with its name and partition before it plans."""
 
-    def __init__(self, policy: Policy, turn: Callable[[str, str], None] = _anybody) -> None:
+    def __init__(self, policy: Policy, turn: Callable[[str, str], object] = lambda *_: None) -> None:
         self.name = policy.name
         self._policy, self._turn = policy, turn
         self._typed = not type(policy).__module__.startswith(_OWN)

@@ -522,7 +522,9 @@ class View:
             self._tally = tally
         if self._counted < len(self._started):
             for run in islice(self._started.values(), self._counted, None):
-                _count_job(tally, run.job, 1)
+                for who in (("user", run.job.user), ("account", run.job.account)):
+                    cpus, jobs = tally.get(who, (0, 0))
+                    tally[who] = (cpus + run.job.wanted_cpus, jobs + 1)
             self._counted = len(self._started)
         used = self._part.used(kind, name)
         cpus, jobs = tally.get((kind, name), (0, 0))
@@ -541,7 +543,10 @@ class View:
             self._horizon = self._timeline = self._lay_out()
         else:
             self._timeline = None
-            self._horizon = self._windows_only() if self._part.windows else None
+            self._horizon = None
+            if self._part.windows:  # they suffice for starts: capacity that comes back later cannot help a start now
+                assert isinstance(self._pool, NodePool)
+                self._horizon = NodeWindows(self._pool, self.now_us, self._closings())
 
     def _lay_out(self) -> Timeline:
         """Returns a timeline with every promise and window on it."""
@@ -560,11 +565,6 @@ class View:
             timeline.promise(job, held.start_us, held.placement)
         return timeline
 
-    def _windows_only(self) -> Horizon:
-        """Returns a horizon of windows alone, which suffices for starts: capacity that comes back later cannot help a start now."""
-        assert isinstance(self._pool, NodePool)
-        return NodeWindows(self._pool, self.now_us, self._closings())
-
     def _closings(self) -> Iterator[Closing]:
         """Yields each window as a promise of whole nodes to a dummy job."""
         for window in self._part.windows.values():
@@ -575,7 +575,7 @@ class View:
 
     def _window_for(self, end_us: int, placement: Placement | None = None) -> Maintenance | None:
         """Returns the first window that a job from now until `end_us` would reach into (on these nodes, if given), or None."""
-        for window in sorted(self._part.windows.values(), key=_window_start):
+        for window in sorted(self._part.windows.values(), key=lambda window: (window.start_us, window.id)):
             on_it = placement is None or any(first <= node <= last for first, last, _ in placement for node in window.nodes)
             if on_it and window.end_us > self.now_us and window.start_us < end_us:
                 return window
@@ -717,15 +717,5 @@ class Mark(NamedTuple):
     rest: Why | None
 
 
-def _window_start(window: Maintenance) -> tuple[int, int]:
-    return (window.start_us, window.id)
-
-
 def _used_with(used: Used, jobs: Sequence[Job]) -> Used:
     return Used(used.cpus + sum(job.wanted_cpus for job in jobs), used.jobs + len(jobs))
-
-
-def _count_job(tally: dict[tuple[str, str], tuple[int, int]], job: Job, sign: int) -> None:
-    for who in (("user", job.user), ("account", job.account)):
-        cpus, jobs = tally.get(who, (0, 0))
-        tally[who] = (cpus + sign * job.wanted_cpus, jobs + sign)

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from rmgr.errors import RmgrError
 from rmgr.sched.policies.buddy_fcfs import Buddies
-from rmgr.sched.tree.rotation import Newcomers, Rotation, Row, phases_below, round_lengths
-from rmgr.sched.tree.shape import AllocationRule, Loads, Tree, choose, retr, retr_bound
+from rmgr.sched.tree.rotation import Newcomers, Rotation, Row, phases_below
+from rmgr.sched.tree.shape import AllocationRule, Loads, Tree, choose, longest_branch, retr, retr_bound
 from rmgr.sim.workload.jobs import stream
 
 #: Number of slots of one simulation, and the lengths of tasks (papers.md 3.4).
@@ -350,7 +350,7 @@ class Messages:
 
 def turns(tree: Tree, lengths: Mapping[int, int]) -> float:
     """Returns next_turn messages and answers per slot while the tree does not change: two for each phase of each non-empty child."""
-    rounds = round_lengths(tree, lengths)
+    rounds = longest_branch(tree, lengths)
     phases: list[dict[int, int]] = [{} for _ in range(tree.nodes)]
     phases[0] = {rounds[0]: 1}
     sent = 0

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from rmgr.coord import validity
 from rmgr.coord.decisions.rights import Person, may
 from rmgr.coord.nonces import place_of
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.coord.views import answers as views
@@ -22,17 +23,17 @@ from rmgr.coord.views.health import with_part
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.errors import NotFound, StateConflict, StoreUnavailable
 from rmgr.model.base.states import State
-from rmgr.model.cluster.node import Drain, EpochRecord, GangRecord, Meta, NodeRecord
+from rmgr.model.cluster.node import Drain, EpochRecord, GangRecord, NodeRecord
 from rmgr.model.cluster.queue import CappedUse, ClusterSettings
 from rmgr.model.tasks.block import MAX_INDEX, job_id
-from rmgr.model.tasks.submission import Paged, Submission
-from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView
+from rmgr.model.tasks.submission import Paged
+from rmgr.model.views import PartView, QueueView, StatusView
 from rmgr.procedures.admission import class_views
 from rmgr.procedures.bootstrap import read_meta
 from rmgr.procedures.bounded import page_at
 from rmgr.procedures.history import summary_of
 from rmgr.procedures.output_keys import Fates, locate
-from rmgr.procedures.snapshot import fetch, read_snapshot, read_tasks
+from rmgr.procedures.snapshot import fetch, read_names, read_record, read_snapshot, read_tasks
 from rmgr.runtime import machine
 from rmgr.submitter import orders
 from rmgr.submitter import questions as q
@@ -40,6 +41,7 @@ from rmgr.submitter.questions import ORDERS, Question, check_asker
 from rmgr.submitter.records import read_nodes, read_stored
 
 A = TypeVar("A")
+T = TypeVar("T")
 
 #: Fragments in one answer: 3 MiB at most.
 _FRAGMENTS = 250
@@ -86,20 +88,17 @@ class Answers:
 
     @property
     def hosts(self) -> str:
-        """See `Asks`."""
         return str(getattr(self.coordinator, "hosts", ""))
 
     @property
     def session_timeout_s(self) -> float:
-        """See `Asks`."""
         return self.coordinator.session_timeout_s
 
     def expect(self, *questions: Question[Any]) -> None:
         """Does nothing: here a question waits for ZooKeeper alone."""
 
     def ask(self, question: Question[A], *, timeout_s: float) -> A:
-        """See `Asks`."""
-        owner_of = self._owner_of or (lambda number: self._owner(number, timeout_s))
+        owner_of = partial(self._owner, timeout_s=timeout_s)
         others = check_asker(self.who, question, owner_of, lambda: self.operators(timeout_s), reads_all=self.is_direct)
         answer: A = ANSWERS[type(question)](self, question, timeout_s)
         if type(question) in ORDERS:
@@ -124,18 +123,28 @@ class Answers:
         """Returns whether the asker may know of a submission: it is the asker's own, does not exist, or the asker may read all."""
         if self.is_direct or self.who.is_free:
             return True
-        owner = self._owner_of(number) if self._owner_of is not None else self._owner(number, timeout_s)
+        owner = self._owner(number, timeout_s)
         return owner is None or self.who.owns(owner)
 
     def get(self, path: str, timeout_s: float) -> Stamped | None:
         """Reads one znode."""
         return self.coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1.0)
 
+    def read(self, path: str, kind: type[T], timeout_s: float) -> T | None:
+        """Reads one record."""
+        return read_record(self.coordinator, path, kind, timeout_s=timeout_s)
+
+    def stat(self, path: str, timeout_s: float) -> Stat | None:
+        """Reads the numbers beside a znode."""
+        return self.coordinator.stat(path, timeout_s=timeout_s).result(timeout_s + 1.0)
+
     def children(self, path: str, timeout_s: float) -> list[str]:
-        """Returns the names below a znode, [] if it does not exist."""
-        return self.coordinator.children(path, timeout_s=timeout_s).result(timeout_s + 1.0) or []
+        """Returns the names below a znode."""
+        return read_names(self.coordinator, path, timeout_s=timeout_s)
 
     def _owner(self, number: int, timeout_s: float) -> str | None:
+        if self._owner_of is not None:
+            return self._owner_of(number)
         found = self.get(paths.sub(number), timeout_s)
         if found is not None:
             return validity.submission(found.data, number).user
@@ -147,10 +156,6 @@ class Answers:
 # -- reading what is recorded --------------------------------------------------------------------------------------------------
 
 
-def _read_meta(on: Answers, _: q.ReadMeta, timeout_s: float) -> Meta | None:
-    return read_meta(on.coordinator, timeout_s=timeout_s)
-
-
 def _read_settings(on: Answers, _: q.ReadSettings, timeout_s: float) -> q.Versioned:
     found = on.get(paths.CONFIG, timeout_s)
     if found is None:
@@ -158,13 +163,9 @@ def _read_settings(on: Answers, _: q.ReadSettings, timeout_s: float) -> q.Versio
     return q.Versioned(validity.decode(found.data, ClusterSettings, paths.CONFIG), found.version)
 
 
-def _read_nodes(on: Answers, _: q.ReadNodes, timeout_s: float) -> tuple[NodeRecord, ...]:
-    return tuple(read_nodes(on.coordinator, timeout_s=timeout_s))
-
-
 def _read_drain(on: Answers, question: q.ReadDrain, timeout_s: float) -> Drain | None:
-    found = orders.read_drain(on, question.node, timeout_s)
-    return None if found is None or found[0].is_over else found[0]
+    found = on.read(paths.drain(question.node), Drain, timeout_s)
+    return None if found is None or found.is_over else found
 
 
 def _who_leads(on: Answers, _: q.WhoLeads, timeout_s: float) -> q.Leadership:
@@ -181,9 +182,8 @@ def _read_record(on: Answers, question: q.ReadRecord, timeout_s: float) -> q.Rec
 
 
 def _read_nonce(on: Answers, question: q.ReadNonce, timeout_s: float) -> int:
-    path = place_of(_read_record(on, q.ReadRecord(number=question.number), timeout_s).record)
-    found = on.get(path, timeout_s)
-    return validity.decode(found.data, int, path) if found is not None else 0
+    record = read_stored(on.coordinator, question.number, timeout_s=timeout_s).submission
+    return on.read(place_of(record), int, timeout_s) or 0
 
 
 def _which_exist(on: Answers, question: q.WhichExist, timeout_s: float) -> tuple[int, ...]:
@@ -192,14 +192,8 @@ def _which_exist(on: Answers, question: q.WhichExist, timeout_s: float) -> tuple
     return tuple(number for number, stat in zip(numbers, stats, strict=True) if stat is not None)
 
 
-def _count_waiting(on: Answers, question: q.CountWaiting, timeout_s: float) -> int:
-    stat = on.coordinator.stat(paths.pending(question.queue), timeout_s=timeout_s).result(timeout_s + 1.0)
-    return stat.children if stat is not None else 0
-
-
 def _read_use(on: Answers, question: q.ReadUse, timeout_s: float) -> q.Use:
-    found = on.get(paths.USAGE, timeout_s)
-    rows = validity.decode(found.data, CappedUse, paths.USAGE) if found is not None else CappedUse()
+    rows = on.read(paths.USAGE, CappedUse, timeout_s) or CappedUse()
     return q.Use(cores=rows.cores.get(question.user, 0), jobs=rows.jobs.get(question.user, 0))
 
 
@@ -227,7 +221,7 @@ def _read_tasks(on: Answers, question: q.ReadTasks, timeout_s: float) -> q.TaskP
 
 def _read_fragments(on: Answers, question: q.ReadFragments, timeout_s: float) -> q.FragmentPage:
     number, first, end_s = question.number, question.first, machine.monotonic() + timeout_s
-    record = _read_record(on, q.ReadRecord(number=number), timeout_s)
+    of = read_stored(on.coordinator, number, timeout_s=timeout_s)
     version = -1
     while True:
         done = on.get(paths.done(number), max(0.1, end_s - machine.monotonic()))
@@ -249,13 +243,8 @@ def _read_fragments(on: Answers, question: q.ReadFragments, timeout_s: float) ->
             fragments = [read_fragment(item.data) for item in found if item is not None]
         is_last = stop >= done.stat.creates
         return q.FragmentPage(
-            record=record.record, total=record.tail.next, fragments=tuple(fragments), next=stop, is_last=is_last or stop <= first
+            record=of.submission, total=of.tail.next, fragments=tuple(fragments), next=stop, is_last=is_last or stop <= first
         )
-
-
-def _count_fragments(on: Answers, question: q.CountFragments, timeout_s: float) -> int:
-    stat = on.coordinator.stat(paths.done(question.number), timeout_s=timeout_s).result(timeout_s + 1.0)
-    return stat.creates if stat is not None else 0
 
 
 def _read_gangs(on: Answers, _: q.ReadGangs, timeout_s: float) -> tuple[q.GangRead, ...]:
@@ -268,8 +257,8 @@ def _read_gangs(on: Answers, _: q.ReadGangs, timeout_s: float) -> tuple[q.GangRe
         record = validity.decode(one.data, GangRecord, paths.gangs(partition))
         if not _is_in_turns(on, record, timeout_s):
             continue
-        clock = on.get(paths.node(record.clock.node), timeout_s) if record.clock.node else None
-        endpoint = validity.decode(clock.data, NodeRecord, paths.node(record.clock.node)).endpoint if clock is not None else ""
+        clock = on.read(paths.node(record.clock.node), NodeRecord, timeout_s) if record.clock.node else None
+        endpoint = clock.endpoint if clock is not None else ""
         gangs.append(q.GangRead(partition=partition, generation=one.version, record=record, clock_endpoint=endpoint))
     return tuple(gangs)
 
@@ -300,11 +289,6 @@ def _locate_value(on: Answers, question: q.LocateValue, timeout_s: float) -> str
     return locate(on.coordinator, store, question.user_key, question.pointer, timeout_s=timeout_s)
 
 
-def _read_certificate(on: Answers, question: q.ReadCertificate, timeout_s: float) -> bytes | None:
-    found = on.get(paths.identity(question.key_id), timeout_s)
-    return found.data if found is not None else None
-
-
 def _read_revoked(on: Answers, _: q.ReadRevoked, timeout_s: float) -> tuple[q.Revoked, ...]:
     names = on.children(paths.REVOKED, timeout_s)
     found = fetch([paths.revoked(name) for name in names], on.coordinator.get, timeout_s=timeout_s)
@@ -320,19 +304,7 @@ def _read_revoked(on: Answers, _: q.ReadRevoked, timeout_s: float) -> tuple[q.Re
 
 def _snapshot(on: Answers, timeout_s: float) -> ClusterSnapshot:
     """Returns a snapshot of all submissions that the asker may see."""
-
-    def shown(record: Submission) -> bool:
-        return on.is_direct or may(on.who, record.user)
-
-    return read_snapshot(on.coordinator, None, shown=shown, timeout_s=timeout_s)
-
-
-def _derive_jobs(on: Answers, question: q.DeriveJobs, timeout_s: float) -> tuple[JobView, ...]:
-    return tuple(views.jobs(_snapshot(on, timeout_s), question.ids, ended=question.ended, user=question.user))
-
-
-def _derive_nodes(on: Answers, _: q.DeriveNodes, timeout_s: float) -> tuple[NodeView, ...]:
-    return tuple(views.nodes(_snapshot(on, timeout_s)))
+    return read_snapshot(on.coordinator, None, shown=lambda one: on.is_direct or may(on.who, one.user), timeout_s=timeout_s)
 
 
 def _derive_queues(on: Answers, _: q.DeriveQueues, timeout_s: float) -> tuple[QueueView, ...]:
@@ -348,36 +320,33 @@ def _derive_status(on: Answers, question: q.DeriveStatus, timeout_s: float) -> S
     return with_part(view, PartView(kind="leader", id=view.leader.id, state="silent", reason=problem, fix="rmgr doctor"))
 
 
-def _derive_explain(on: Answers, question: q.DeriveExplain, timeout_s: float) -> ExplainView:
-    facts = replace(_snapshot(on, timeout_s), store_problem=question.store_problem)
-    return views.explain(facts, question.number, question.position)
-
-
 #: Every question, and the function that answers it.
 ANSWERS: dict[type[Question[Any]], Callable[[Answers, Any, float], Any]] = {
-    q.ReadMeta: _read_meta,
+    q.ReadMeta: lambda on, _, timeout_s: read_meta(on.coordinator, timeout_s=timeout_s),
     q.ReadSettings: _read_settings,
-    q.ReadNodes: _read_nodes,
+    q.ReadNodes: lambda on, _, timeout_s: tuple(read_nodes(on.coordinator, timeout_s=timeout_s)),
     q.ReadDrain: _read_drain,
     q.WhoLeads: _who_leads,
     q.ReadRecord: _read_record,
     q.ReadNonce: _read_nonce,
     q.WhichExist: _which_exist,
-    q.CountWaiting: _count_waiting,
+    q.CountWaiting: lambda on, asked, timeout_s: getattr(on.stat(paths.pending(asked.queue), timeout_s), "children", 0),
     q.ReadUse: _read_use,
     q.ReadClaims: _read_claims,
     q.ReadTasks: _read_tasks,
     q.ReadFragments: _read_fragments,
-    q.CountFragments: _count_fragments,
+    q.CountFragments: lambda on, asked, timeout_s: getattr(on.stat(paths.done(asked.number), timeout_s), "creates", 0),
     q.ReadGangs: _read_gangs,
     q.ReadFates: _read_fates,
     q.LocateValue: _locate_value,
-    q.ReadCertificate: _read_certificate,
+    q.ReadCertificate: lambda on, asked, timeout_s: getattr(on.get(paths.identity(asked.key_id), timeout_s), "data", None),
     q.ReadRevoked: _read_revoked,
-    q.DeriveJobs: _derive_jobs,
-    q.DeriveNodes: _derive_nodes,
+    q.DeriveJobs: lambda on, of, timeout_s: tuple(views.jobs(_snapshot(on, timeout_s), of.ids, ended=of.ended, user=of.user)),
+    q.DeriveNodes: lambda on, _, timeout_s: tuple(views.nodes(_snapshot(on, timeout_s))),
     q.DeriveQueues: _derive_queues,
     q.DeriveStatus: _derive_status,
-    q.DeriveExplain: _derive_explain,
+    q.DeriveExplain: lambda on, of, timeout_s: views.explain(
+        replace(_snapshot(on, timeout_s), store_problem=of.store_problem), of.number, of.position
+    ),
     **orders.ORDERED,
 }

@@ -140,23 +140,19 @@ class DirectWork:
 
     @property
     def session_state(self) -> SessionState:
-        """See `port.WorkPort`."""
         return self.submitter.session_state
 
     @property
     def session_timeout_s(self) -> float:
-        """See `port.WorkPort`."""
         return self.submitter.coordinator.session_timeout_s
 
     def wait_ready(self, timeout_s: float) -> None:
         """See `port.WorkPort`. Does nothing: the maker of the coordinator has waited."""
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
-        """See `port.WorkPort`."""
         return self.submitter.records.settings(timeout_s=timeout_s)
 
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
-        """See `port.WorkPort`."""
         return self.submitter.records.nodes(timeout_s=timeout_s)
 
     def submit(self, order: Order, *, timeout_s: float, is_repeat: bool = False) -> Submitted:
@@ -185,11 +181,9 @@ class DirectWork:
         )
 
     def submit_many(self, orders: Sequence[Order], *, timeout_s: float) -> list[Submitted]:
-        """See `port.WorkPort`."""
         return submitting.submit_many(self.submitter.coordinator, orders, deadline_s=machine.monotonic() + timeout_s)
 
     def read(self, number: int, *, timeout_s: float) -> Stored:
-        """See `port.WorkPort`."""
         self.settings(timeout_s=timeout_s)  # reads the caps of queues, for later growths
         return read_stored(self.submitter.coordinator, number, timeout_s=timeout_s)
 

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
-from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.errors import NotFound, RmgrError, Unavailable
 from rmgr.model.tasks.block import MAX_TASKS, Fragment
 from rmgr.model.tasks.submission import Paged
 from rmgr.model.wire.line import Ahead, Told
-from rmgr.procedures.bounded import raw_page_at
+from rmgr.procedures.bounded import pages, raw_page_at
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Backoff
 from rmgr.runtime.story import Bell, Pause, Stories, Story, each
@@ -280,8 +279,8 @@ class Follower:
         base = validity.decode(counted.data, Paged, paths.done(self.number)).base if counted.data else 0
         if base > self._next:
             store, at = self._host.store, self._page_at
-            pages = yield self._host.io(lambda: read_pages(store, self.number, at, base))
-            for at, fragments in pages:
+            read = yield self._host.io(lambda: [*pages(store, self.number, at, base, raw_page_at)])
+            for at, fragments in read:
                 for data in fragments[max(0, self._next - at) :]:
                     self._take(self._decode(data), PAGED, data)
                 self._page_at = at + len(fragments)
@@ -344,19 +343,6 @@ class Look(NamedTuple):
     window: int = 0
     check: bool = False
     asked: Future[Stamped | None] | None = None
-
-
-def read_pages(store: Store, submission: int, at: int, base: int) -> list[tuple[int, list[bytes]]]:
-    """Reads pages of fragments that have left ZooKeeper: those that begin at `at` or later, below `base`. Waits for the store.
-
-    Returns: (number of the first fragment, fragments) per page. Raises: DataLost, StoreUnavailable.
-    """
-    pages: list[tuple[int, list[bytes]]] = []
-    while at < base:
-        fragments = raw_page_at(store, submission, at)
-        pages.append((at, fragments))
-        at += len(fragments)
-    return pages
 
 
 class Pace:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -22,9 +22,9 @@ from rmgr.coord.protocol.multi import MAX_OPS
 from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
 from rmgr.errors import InvalidRecord, RmgrError
 from rmgr.model.tasks.block import BlockData, Fragment
-from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.tasks.submission import Tail
 from rmgr.model.wire.line import ClaimStage
-from rmgr.submitter.port import Growth, Order, Read, Stored, Submitted
+from rmgr.submitter.port import Growth, Order, Read, Stored, Submitted, gone
 
 #: Version of these messages; a gateway serves only clients of its own version.
 VERSION = 1
@@ -166,8 +166,8 @@ class State(_Message, tag="state"):
     state: str
 
 
-class Placed(_Message, tag="placed"):
-    """A durable submission."""
+class _Stored(_Message):
+    """A submission. version: -1 = it was collected meanwhile, and only the number is left."""
 
     id: _Id
     number: _Id
@@ -175,6 +175,15 @@ class Placed(_Message, tag="placed"):
     version: int
     tail: bytes
     tail_version: int
+
+
+class Owned(_Stored, tag="owned"):
+    """The client owns the submission from now on."""
+
+
+class Placed(_Stored, tag="placed"):
+    """A durable submission."""
+
     created: bool
 
 
@@ -217,16 +226,6 @@ class RecordIs(_Message, tag="record"):
     id: _Id
     record: bytes
     version: int
-
-
-class Owned(_Message, tag="owned"):
-    """The client owns the submission from now on."""
-
-    id: _Id
-    record: bytes
-    version: int
-    tail: bytes
-    tail_version: int
 
 
 class Full(_Message, tag="full"):
@@ -363,37 +362,29 @@ def growth_of(grow: Grow) -> Growth:
 
 def placed_of(order_id: int, made: Submitted) -> Placed:
     """Returns the answer to an order."""
-    record, tail = encode_record(made.submission), encode_record(made.tail)
-    return Placed(order_id, made.submission.id, record, made.version, tail, made.tail_version, made.created)
-
-
-def submitted_of(placed: Placed) -> Submitted:
-    """Returns the result of an order. Raises InvalidRecord."""
-    if placed.version < 0:  # collected meanwhile: only the number is left
-        gone = Submission(id=placed.number, name="", user="", queue="", work="command")  # type: ignore[arg-type]
-        return Submitted(submission=gone, version=-1, tail=Tail(complete=True), tail_version=-1, created=False)
-    return Submitted(
-        submission=validity.submission(placed.record, placed.number),
-        version=placed.version,
-        tail=validity.decode(placed.tail, Tail, "the tail"),
-        tail_version=placed.tail_version,
-        created=placed.created,
-    )
+    of = owned_of(order_id, made)
+    return Placed(of.id, of.number, of.record, of.version, of.tail, of.tail_version, made.created)
 
 
 def owned_of(kept_id: int, stored: Stored) -> Owned:
     """Returns the message about a submission that was taken over."""
-    return Owned(kept_id, encode_record(stored.submission), stored.version, encode_record(stored.tail), stored.tail_version)
+    record, tail = encode_record(stored.submission), encode_record(stored.tail)
+    return Owned(kept_id, stored.submission.id, record, stored.version, tail, stored.tail_version)
+
+
+def submitted_of(placed: Placed) -> Submitted:
+    """Returns the result of an order. Raises InvalidRecord."""
+    return gone(placed.number) if placed.version < 0 else Submitted(**_parts(placed, placed.number), created=placed.created)
 
 
 def stored_of(owned: Owned, number: int) -> Stored:
-    """Reads that message in the client. Raises InvalidRecord."""
-    return Stored(
-        submission=validity.submission(owned.record, number),
-        version=owned.version,
-        tail=validity.decode(owned.tail, Tail, "the tail"),
-        tail_version=owned.tail_version,
-    )
+    """Returns the submission of that number, which was taken over. Raises InvalidRecord."""
+    return Stored(**_parts(owned, number))
+
+
+def _parts(of: _Stored, number: int) -> dict[str, Any]:
+    record, tail = validity.submission(of.record, number), validity.decode(of.tail, Tail, "the tail")
+    return {"submission": record, "version": of.version, "tail": tail, "tail_version": of.tail_version}
 
 
 def fragments_of(kept_id: int, fragments: Sequence[Read]) -> list[Fragments]:
@@ -433,11 +424,3 @@ def blocks_from(blocks: Sequence[tuple[str, bytes]]) -> list[Block]:
     return found
 
 
-def with_id(place: Place, order_id: int) -> Place:
-    """Returns the same order under another id."""
-    return msgspec.structs.replace(place, id=order_id)
-
-
-def repeated(place: Place) -> Place:
-    """Returns the same order marked as sent before on another stream."""
-    return msgspec.structs.replace(place, is_repeat=True)

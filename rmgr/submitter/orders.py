@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmgr.adapters.identity.trust import publish_certificate
 from rmgr.coord import validity
-from rmgr.coord.decisions.changing import Doer, cancel_words
+from rmgr.coord.decisions.changing import Changed, Doer, cancel_words
 from rmgr.coord.decisions.progress import Progress, overall_state
+from rmgr.coord.decisions.rights import no_submission
 from rmgr.coord.ops import membership
 from rmgr.coord.ops.leader import cancel_reason, order
 from rmgr.coord.protocol import paths
@@ -23,12 +23,11 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import StopKind, StopRequest, TaskRanges
 from rmgr.model.tasks.submission import Amendment, Phase, Submission
 from rmgr.procedures import control
-from rmgr.procedures.control import cancel_tasks, read_stop, send_stop, update_submission
+from rmgr.procedures.control import cancel_tasks, send_stop, update_submission
 from rmgr.procedures.snapshot import read_claimed, read_progress, read_submission
 from rmgr.runtime import machine
 from rmgr.submitter import questions as q
 from rmgr.submitter.questions import Question
-from rmgr.submitter.records import no_submission
 
 if TYPE_CHECKING:
     from rmgr.submitter.answers import Answers
@@ -39,12 +38,10 @@ _TRIES = 5
 _CLOCKS_US = 600_000_000
 
 
-def _asker_as_doer(on: Answers, timeout_s: float, *, decides: bool = True) -> Doer:
-    """Returns the asker as a Doer. decides: it matters whether the asker is an operator."""
+def _asker_as_doer(on: Answers, timeout_s: float) -> Doer:
     who = on.who
     proven = who.name == "root" if who.is_open else who.is_operator
-    is_operator = decides and (proven or who.name in on.operators(timeout_s))
-    return Doer(name=who.name, is_operator=is_operator, now_us=machine.wall_us())
+    return Doer(name=who.name, is_operator=proven or who.name in on.operators(timeout_s), now_us=machine.wall_us())
 
 
 # -- whole submissions ----------------------------------------------------------------------------------------------------------
@@ -57,53 +54,24 @@ def _progress(on: Answers, number: int, timeout_s: float) -> tuple[Submission, P
     return read
 
 
-def _record_change(on: Answers, number: int, timeout_s: float, change: Callable[..., control.Changed]) -> q.RecordChange:
+def _changed(on: Answers, number: int, timeout_s: float, change: Callable[..., Changed], **how: Any) -> Changed:
     """Returns what `change`, a function of `procedures.control`, did to a submission that has not ended."""
     record, progress = _progress(on, number, timeout_s)
     if record.phase is Phase.CLOSED or progress.is_ended:
-        return q.RecordChange(before=record, after=record, unchanged=f"it has ended {overall_state(record, progress, 0)}")
-    done = change(on.coordinator, number, timeout_s=timeout_s)
-    return q.RecordChange(before=done.before, after=done.after, unchanged=done.unchanged)
+        return Changed(record, record, f"it has ended {overall_state(record, progress, 0)}")
+    return change(on.coordinator, number, doer=_asker_as_doer(on, timeout_s), timeout_s=timeout_s, **how)
 
 
-def _cancel(on: Answers, question: q.CancelSubmission, timeout_s: float) -> q.RecordChange:
-    doer = _asker_as_doer(on, timeout_s, decides=False)
-    return _record_change(on, question.number, timeout_s, partial(control.cancel_submission, detail=question.detail, doer=doer))
-
-
-def _hold(on: Answers, question: q.HoldSubmission, timeout_s: float) -> q.RecordChange:
-    doer = _asker_as_doer(on, timeout_s, decides=False)
-    return _record_change(on, question.number, timeout_s, partial(control.hold_submission, detail=question.detail, doer=doer))
-
-
-def _release(on: Answers, question: q.ReleaseSubmission, timeout_s: float) -> q.RecordChange:
-    doer = _asker_as_doer(on, timeout_s)
-    return _record_change(on, question.number, timeout_s, partial(control.release_submission, doer=doer))
-
-
-def _update(on: Answers, question: q.UpdateSubmission, timeout_s: float) -> q.Updated:
+def _update(on: Answers, question: q.UpdateSubmission, timeout_s: float) -> Changed:
     signed, doer = question.amendment, _asker_as_doer(on, timeout_s)
     if signed is not None and abs(signed.by_us - doer.now_us) < _CLOCKS_US:
         doer = replace(doer, now_us=signed.by_us)
-    to_sign: list[Amendment] = []
 
-    def sign(_number: int, change: Amendment) -> str:
-        if signed is None or replace(signed, signature="") != change:
-            to_sign.append(change)
-            raise _Unsigned(f"{question.number}: its amendment is not signed")
-        return signed.signature
+    def signature_of(change: Amendment) -> str | None:
+        return signed.signature if signed is not None and replace(signed, signature="") == change else None
 
-    try:
-        done = update_submission(
-            on.coordinator, question.number, question.terms, doer=doer, sign=None if on.who.is_open else sign, timeout_s=timeout_s
-        )
-    except _Unsigned:
-        return q.Updated(to_sign=to_sign[-1])
-    return q.Updated(before=done.before, after=done.after, unchanged=done.unchanged)
-
-
-class _Unsigned(StateConflict):
-    """Raised if the asker must sign the amendment."""
+    sign = None if on.who.is_open else signature_of
+    return update_submission(on.coordinator, question.number, question.terms, doer=doer, sign=sign, timeout_s=timeout_s)
 
 
 # -- tasks ----------------------------------------------------------------------------------------------------------------------
@@ -169,23 +137,16 @@ def _move(on: Answers, question: q.MoveTask, timeout_s: float) -> None:
     send_stop(on.coordinator, question.guid, request, timeout_s=timeout_s)
 
 
-def _read_moved(on: Answers, question: q.ReadMoved, timeout_s: float) -> StopRequest:
-    return _read_answer(on, question.guid, timeout_s, lambda request: request.submission == question.number and not request.node)
-
-
 def _vacate(on: Answers, question: q.VacateNode, timeout_s: float) -> None:
     detail = f"node {question.node} drains, as {on.who.name} wants it"
     request = StopRequest(kind=StopKind.VACATE, node=question.node, detail=detail)
     send_stop(on.coordinator, question.guid, request, timeout_s=timeout_s)
 
 
-def _read_vacated(on: Answers, question: q.ReadVacated, timeout_s: float) -> StopRequest:
-    return _read_answer(on, question.guid, timeout_s, lambda request: request.node == question.node)
-
-
-def _read_answer(on: Answers, guid: str, timeout_s: float, is_meant: Callable[[StopRequest], bool]) -> StopRequest:
-    request = read_stop(on.coordinator, guid, timeout_s=timeout_s)
-    if request is None or not is_meant(request):
+def _read_answer(on: Answers, question: q.ReadMoved | q.ReadVacated, timeout_s: float) -> StopRequest:
+    request = on.read(paths.request(question.guid), StopRequest, timeout_s)
+    asked = (0, question.node) if isinstance(question, q.ReadVacated) else (question.number, "")
+    if request is None or (request.submission, request.node) != asked:
         raise NotFound("the answer of the leader is gone", hint="rmgr tasks ID shows what has happened")
     return request
 
@@ -271,8 +232,7 @@ def _commit(on: Answers, attempt: Callable[[], Multi | None], what: str, timeout
 def _apply(on: Answers, question: q.ApplySettings, timeout_s: float) -> None:
     settings = replace(question.settings, changed_by=on.who.name, changed_us=machine.wall_us())
     validity.check(settings, where=paths.CONFIG)
-    found = on.get(paths.CONFIG, timeout_s)
-    old = validity.decode(found.data, ClusterSettings, paths.CONFIG) if found is not None else ClusterSettings()
+    old = on.read(paths.CONFIG, ClusterSettings, timeout_s) or ClusterSettings()
     for queue in old.queues:
         if settings.queue(queue.name) is None:
             for path in (paths.pending(queue.name), paths.held(queue.name)):
@@ -305,16 +265,16 @@ def publish(on: Answers, question: q.PublishCertificate, timeout_s: float) -> No
 
 #: Every order, and the function that carries it out.
 ORDERED: dict[type[Question[Any]], Callable[[Answers, Any, float], Any]] = {
-    q.CancelSubmission: _cancel,
-    q.HoldSubmission: _hold,
-    q.ReleaseSubmission: _release,
+    q.CancelSubmission: lambda on, of, timeout_s: _changed(on, of.number, timeout_s, control.cancel_submission, detail=of.detail),
+    q.HoldSubmission: lambda on, of, timeout_s: _changed(on, of.number, timeout_s, control.hold_submission, detail=of.detail),
+    q.ReleaseSubmission: lambda on, of, timeout_s: _changed(on, of.number, timeout_s, control.release_submission),
     q.UpdateSubmission: _update,
     q.CancelTasks: _cancel_tasks,
     q.KillRunning: _kill_running,
     q.MoveTask: _move,
-    q.ReadMoved: _read_moved,
+    q.ReadMoved: _read_answer,
     q.VacateNode: _vacate,
-    q.ReadVacated: _read_vacated,
+    q.ReadVacated: _read_answer,
     q.DrainNode: _drain,
     q.ResumeNode: _resume,
     q.ForgetNode: _forget,

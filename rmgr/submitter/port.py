@@ -22,7 +22,7 @@ from rmgr.errors import InvalidRecord, RmgrError, UsageError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import Fragment
-from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.tasks.submission import Submission, Tail, Work
 from rmgr.model.wire.line import ClaimStage
 from rmgr.runtime import machine
 
@@ -45,6 +45,12 @@ class Submitted(Stored):
     """A durable submission. created: made by this call; False: its token or nonce was known already."""
 
     created: bool
+
+
+def gone(number: int) -> Submitted:
+    """Returns a submission, known by its token or nonce, that was collected meanwhile: only the number is left."""
+    record = Submission(id=number, name="", user="", queue="", work=Work.COMMAND)
+    return Submitted(submission=record, version=-1, tail=Tail(complete=True), tail_version=-1, created=False)
 
 
 #: Signs a record that has its nonce, and its first blocks.

@@ -15,10 +15,11 @@ from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast, g
 
 import msgspec
 
-from rmgr.coord.decisions.rights import Person, check_operator, denied
+from rmgr.coord.decisions.changing import Changed
+from rmgr.coord.decisions.rights import Person, check_operator, denied, no_submission
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.records import cut, is_deep, unpack
-from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, Unavailable, UsageError
+from rmgr.errors import PermissionDenied, RequestTooLarge, Unavailable, UsageError
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.base.states import State
 from rmgr.model.cluster.node import Drain, EpochRecord, GangRecord, Meta, NodeRecord
@@ -159,28 +160,11 @@ class GangRead(msgspec.Struct, frozen=True, kw_only=True):
     clock_endpoint: str = ""
 
 
-class RecordChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A submission before and after an order. unchanged: why the order did nothing, "" if it did something."""
-
-    before: Submission
-    after: Submission
-    unchanged: str = ""
-
-
 class TasksCancelled(msgspec.Struct, frozen=True, kw_only=True):
     """ended: ranges (first, count) cancelled or ordered to end. before: (first, count, state) of tasks that had ended already."""
 
     ended: tuple[tuple[int, int], ...]
     before: tuple[tuple[int, int, State], ...]
-
-
-class Updated(msgspec.Struct, frozen=True, kw_only=True):
-    """As `RecordChange`. to_sign: nothing was changed yet; the user must sign this amendment and send it."""
-
-    before: Submission | None = None
-    after: Submission | None = None
-    unchanged: str = ""
-    to_sign: Amendment | None = None
 
 
 # -- reading what is recorded --------------------------------------------------------------------------------------------------
@@ -319,21 +303,21 @@ class DeriveExplain(Question[ExplainView]):
 # -- orders -------------------------------------------------------------------------------------------------------------------
 
 
-class CancelSubmission(Question[RecordChange]):
+class CancelSubmission(Question[Changed]):
     """Cancels a submission: no more tasks start, waiting ones end CANCELLED, running ones are killed. Raises NotFound."""
 
     number: Number
     detail: Words = ""
 
 
-class HoldSubmission(Question[RecordChange]):
+class HoldSubmission(Question[Changed]):
     """Holds a submission: no more tasks start until it is released, running ones go on. Raises NotFound."""
 
     number: Number
     detail: Words = ""
 
 
-class ReleaseSubmission(Question[RecordChange]):
+class ReleaseSubmission(Question[Changed]):
     """Releases a submission after a hold. Raises NotFound."""
 
     number: Number
@@ -360,7 +344,7 @@ class KillRunning(Question[int]):
     number: Number
 
 
-class UpdateSubmission(Question[Updated]):
+class UpdateSubmission(Question[Changed]):
     """Changes terms. amendment: the signed `to_sign` of an earlier answer. Raises NotFound, UsageError, Infeasible."""
 
     number: Number
@@ -549,7 +533,7 @@ def check_asker(
         if owner is None:
             if isinstance(question, WhichExist | LocateValue):
                 continue  # a submission that does not exist may be looked for
-            raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+            raise no_submission(number)
         if who.owns(owner) or (who.is_open and not who.name):
             continue
         is_operator = who.name == "root" if who.is_open else who.is_operator

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rmgr.coord import validity
+from rmgr.coord.decisions.rights import no_submission
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stat
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.errors import NotFound, RmgrError
+from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.procedures.snapshot import fetch
+from rmgr.procedures.snapshot import fetch, read_names, read_record
 from rmgr.runtime import machine
 from rmgr.runtime.story import Stories, Story, StoryLoop
 from rmgr.submitter.port import Stored
@@ -57,15 +58,13 @@ class ClusterRecords:
         return spec.max_pending_blocks if spec is not None else 0
 
     def _read_settings(self, timeout_s: float) -> ClusterSettings:
-        found = self._coordinator.get(paths.CONFIG, timeout_s=timeout_s).result(timeout_s + 1)
-        if found is not None:
-            self.known_settings = validity.decode(found.data, ClusterSettings, paths.CONFIG)
+        self.known_settings = read_record(self._coordinator, paths.CONFIG, ClusterSettings, timeout_s=timeout_s) or self.known_settings
         return self.known_settings
 
 
 def read_nodes(coordinator: Coordinator, *, timeout_s: float) -> list[NodeRecord]:
     """Returns the records of all nodes, by name. Leaves out records that cannot be read, as those of a newer release."""
-    names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1) or []
+    names = read_names(coordinator, paths.NODES, timeout_s=timeout_s)
     found = fetch([paths.node(name) for name in sorted(names)], coordinator.get, timeout_s=timeout_s)
     records = []
     for item in found:
@@ -87,11 +86,6 @@ def read_stored(coordinator: Coordinator, number: int, *, timeout_s: float) -> S
         tail=validity.tail(tail, number),
         tail_version=tail.version,
     )
-
-
-def no_submission(number: int) -> NotFound:
-    """Returns the error for a submission that ZooKeeper does not hold."""
-    return NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
 
 
 # -- how full the queues are ------------------------------------------------------------------------------------------------------

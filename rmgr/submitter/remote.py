@@ -92,7 +92,6 @@ class RemoteAnswers:
 
     @property
     def session_timeout_s(self) -> float:
-        """See `Asks`."""
         return self._session_timeout_s
 
     def expect(self, *questions: Question[Any]) -> None:

@@ -23,7 +23,7 @@ from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Backoff
-from rmgr.submitter.port import Order, Submitted
+from rmgr.submitter.port import Order, Submitted, gone
 from rmgr.submitter.records import read_stored
 
 #: Longest time of one request (s).
@@ -224,9 +224,8 @@ def _next_number(ids: Stamped | None, record: Submission) -> tuple[int, int]:
 def _read(coordinator: Coordinator, number: int, step_s: float) -> Submitted:
     try:
         found = read_stored(coordinator, number, timeout_s=step_s)
-    except NotFound:  # collected meanwhile: only the number is left, and it is enough
-        gone = Submission(id=number, name="", user="", queue="", work="command")  # type: ignore[arg-type]
-        return Submitted(submission=gone, version=-1, tail=Tail(complete=True), tail_version=-1, created=False)
+    except NotFound:
+        return gone(number)
     return Submitted(
         submission=found.submission, version=found.version, tail=found.tail, tail_version=found.tail_version, created=False
     )  # fmt: skip

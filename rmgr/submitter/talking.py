@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from rmgr.adapters.gateway.talk import LOOK_S, Outbox
 from rmgr.coord import validity
 from rmgr.coord.protocol.ports import SessionState
@@ -110,11 +112,9 @@ class RemoteWork:
     # -- port.WorkPort
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
-        """See `port.WorkPort`."""
         return self._settings(timeout_s=timeout_s)
 
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
-        """See `port.WorkPort`."""
         return self._nodes(timeout_s=timeout_s)
 
     def read(self, number: int, *, timeout_s: float) -> Stored:
@@ -123,11 +123,9 @@ class RemoteWork:
         return Stored(submission=found.record, version=0, tail=found.tail, tail_version=0)
 
     def submit(self, order: Order, *, timeout_s: float) -> Submitted:
-        """See `port.WorkPort`."""
         return self.submit_many([order], timeout_s=timeout_s)[0]
 
     def submit_many(self, orders: Sequence[Order], *, timeout_s: float) -> list[Submitted]:
-        """See `port.WorkPort`."""
         deadline_s = machine.monotonic() + timeout_s
         made: list[Submitted] = []
         for start in range(0, len(orders), _WINDOW):
@@ -138,7 +136,6 @@ class RemoteWork:
     def keep(
         self, stored: Stored, listener: KeptListener, *, is_owned: bool, wants_ownership: bool = False, is_fresh: bool = False
     ) -> RemoteKept:
-        """See `port.WorkPort`."""
         self._last_id += 1
         made = RemoteKept(
             self, self._last_id, stored.submission.id, listener, is_owned=is_owned, wants_ownership=wants_ownership, is_fresh=is_fresh
@@ -177,13 +174,13 @@ class RemoteWork:
 
     def _send(self, placing: _Placing) -> None:
         self._last_id += 1
-        placing.place = messages.with_id(placing.place, self._last_id)
+        placing.place = replace(placing.place, id=self._last_id)
         self._placing[self._last_id] = placing
         self._say_order(placing)
 
     def _say_order(self, placing: _Placing) -> None:
         if self._outbox is not None:
-            self.say(messages.repeated(placing.place) if placing.was_said else placing.place)
+            self.say(replace(placing.place, is_repeat=True) if placing.was_said else placing.place)
             placing.was_said = True
 
     def _wait_placed(self, placing: _Placing, deadline_s: float, timeout_s: float) -> Submitted:
@@ -273,23 +270,19 @@ class RemoteKept:
     # -- port.Kept
 
     def grow(self, growth: Growth) -> Growing:
-        """See `port.Kept`."""
         done: Growing = Future()
         self._growth = growth, done
         self._work.say(messages.grow_of(self.id, growth))
         return done
 
     def announce(self, growth: Growth) -> None:
-        """See `port.Kept`."""
         if growth.is_alone and self.most_left:
             self._work.say(messages.grow_of(self.id, growth, is_announced=True))
 
     def claimed(self, stage: ClaimStage) -> None:
-        """See `port.Kept`."""
         self._work.say(messages.Claiming(self.id, stage))
 
     def read_tail(self) -> Future[Tail]:
-        """See `port.Kept`."""
         self._last_serial += 1
         self._tails[self._last_serial] = asked = Future[Tail]()
         self._work.say(messages.AskTail(self.id, self._last_serial))
@@ -299,7 +292,6 @@ class RemoteKept:
         """See `port.Kept`: does nothing, the gateway looks by itself."""
 
     def leave(self) -> None:
-        """See `port.Kept`."""
         if not self._is_over:
             self._is_over = True
             self._work.say(messages.Leave(self.id))

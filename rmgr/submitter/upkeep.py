@@ -93,28 +93,23 @@ class Upkeep:
 
     @property
     def most_left(self) -> int:
-        """See `port.Kept`."""
         return 0 if self._is_held else self._handing.most_left
 
     def grow(self, growth: Growth) -> Growing:
-        """See `port.Kept`."""
         done: Growing = Future()
         self.stories.begin(self._grow(growth, done), key="grow")
         return done
 
     def announce(self, growth: Growth) -> None:
-        """See `port.Kept`."""
         target = self._target(growth)
         if target is not None:
             self._handing.announce(self._hand(growth, target), is_early=True)
 
     def claimed(self, stage: ClaimStage) -> None:
-        """See `port.Kept`."""
         if self._last is not None:
             self._handing.say_claimed(self._last, stage)
 
     def read_tail(self) -> Future[Tail]:
-        """See `port.Kept`."""
         done: Future[Tail] = Future()
 
         def read() -> Story[None]:
@@ -127,13 +122,11 @@ class Upkeep:
         return done
 
     def nudge(self) -> None:
-        """See `port.Kept`."""
         if not self.is_over:
             self._follower.nudge()
             self._failed_bell.ring()
 
     def leave(self) -> None:
-        """See `port.Kept`."""
         if not self.is_over:
             self.is_over = True
             self._follower.stop()

@@ -268,7 +268,7 @@ def millions_of_inputs(made: Besieged) -> None:
 
 
 def floods_of_output(made: Besieged) -> None:
-    seconds = 60 if FULL else 6
+    seconds = 60 if FULL else 2
     number = made.attack(sh(f"timeout {seconds} yes 0123456789abcdef"), [b""] * 6)
     made.outcomes(number, 6, deadline_s=seconds + 60)
     stored = made.store.usage(f"log/{number:010d}/")[1]
@@ -276,7 +276,7 @@ def floods_of_output(made: Besieged) -> None:
 
 
 def sparse_output_files(made: Besieged) -> None:
-    size = "1G" if FULL else "300M"
+    size = "1G" if FULL else "100M"
     number = made.attack(sh(f"truncate -s {size} f", output_files=(("m/sparse", "f"),)), [b""] * 3)
     made.outcomes(number, 3, deadline_s=180.0)
 
@@ -342,7 +342,7 @@ def burn(seconds: float, say: bool) -> None:
 
 
 def work_that_says_it_waits(made: Besieged) -> None:
-    tasks, seconds = (60, 20.0) if FULL else (24, 8.0)
+    tasks, seconds = (60, 20.0) if FULL else (24, 5.0)
     home = Path(made.mallory.home)
     number = made.attack(made.function(burn), [cloudpickle.dumps(((seconds, True), {}))] * tasks, request=Request(features=("n3",)))
     made.until("some of it runs", lambda: list(home.glob("burns-*")))
@@ -357,7 +357,7 @@ def deaf(*_: object) -> None:
 
 
 def hints_without_end(made: Besieged) -> None:
-    lines, seconds = (100, 60.0) if FULL else (12, 5.0)
+    lines, seconds = (100, 60.0) if FULL else (12, 2.0)
     loop = Loop("mallory", on_crash=deaf)
     records = list(made.cluster.snapshot(submissions=False).nodes.values())
     name = "0000000000.9999999999.0000000001.0000000000.1.1.1.0"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import pytest
 import structlog
 
 from rmgr.coord.decisions.liveness import STOPPED
@@ -26,6 +27,7 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
+from rmgr.daemons.leader import use
 from rmgr.daemons.leader.leader import Leader
 from rmgr.daemons.leader.tree import LeaderContext, LeaderMetrics, LeaderTree, Term
 from rmgr.model.base.resources import Capacity, NodeAttributes
@@ -445,11 +447,12 @@ class Bench:
         return file
 
     def idle(self, seconds: float) -> None:
-        """As `advance`, for hours: leaves out most comparisons of memory and znodes, which are all that happens every 20 s."""
+        """As `advance`, for hours: leaves out most looks of every 20 s (memory and znodes) and every second (users with caps)."""
         assert self.leader is not None
-        usual_s, self.leader._resync_s = self.leader._resync_s, seconds
-        self.advance(seconds)
-        self.leader._resync_s = usual_s
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.leader, "resync_s", seconds)
+            patch.setattr(use, "LOOK_S", 60.0)
+            self.advance(seconds)
 
     def run_all(self, starter: Starter, node: str = "n1", take: int = 0, **fields: Any) -> None:
         """Claims and completes all waiting blocks, `take` tasks at a time."""

@@ -203,6 +203,61 @@ PROGRAMS = {
             with pool() as executor:
                 print(list(executor.map(cycle, range(4))))
     """,
+    "closures that share variables": """
+        def counter(n=0):
+            def add(by=1):
+                nonlocal n
+                n += by
+                return n
+            def get():
+                return n
+            def reset():
+                nonlocal n
+                n = 0
+                return add, get
+            return add, get, reset
+        add, get, reset = counter()
+        other, _, _ = counter(10)
+        def account():
+            balance = 0
+            class Account:
+                def pay(self, x):
+                    nonlocal balance
+                    balance += x
+                    return super().__init__() or balance
+                def show(self):
+                    return balance, type(self) is __class__
+            return Account
+        Account = account()
+        def unbound():
+            def first():
+                return second() + 1
+            def early():
+                return late
+            def second():
+                return 1
+            return first, early
+            late = 1
+        first, early = unbound()
+        def factorial():
+            def f(n):
+                return 1 if n == 0 else n * f(n - 1)
+            return f
+        f = factorial()
+        def use(n):
+            add(), add(n), other()
+            mine = Account()
+            mine.pay(n)
+            try:
+                early()
+            except NameError as error:
+                said = str(error)[:30]
+            again = reset()
+            return get(), other(), mine.show(), first(), f(5), said, again[0] is add, again[1] is get
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(use, 5).result(), executor.submit(use, 6).result(), get(), other())
+    """,
     "exceptions of the program": """
         class Base(Exception):
             pass

@@ -25,8 +25,8 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, Qu
 from rmgr.model.tasks.block import BlockKey, job_id
 from rmgr.model.tasks.submission import Rigid, Submission, Work
 from rmgr.procedures.admission import check_class
-from rmgr.sched.job import Job, Running
-from rmgr.sched.policies.connection_reservation import Overtaken, chosen, constant, exceeds, spans_of, spared
+from rmgr.sched.job import Job, Running, spans_of
+from rmgr.sched.policies.connection_reservation import Overtaken, chosen, constant, exceeds, spared
 from rmgr.sched.queue_class import HOUR_US, HPC2500, QueueClass, admitting, checked, selected
 from tests.harness.leader_bench import Bench
 from tests.places import ROOT
@@ -268,7 +268,7 @@ def test_nobody_could_spare_more(held: dict[int, int], coming: dict[int, int], p
 
 
 def test_cores_as_spans() -> None:
-    assert spans_of({0: 4, 1: 4, 2: 4, 3: 0, 4: 2, 5: 4}) == ((0, 2, 4), (4, 4, 2), (5, 5, 4))
+    assert spans_of([(0, 4), (1, 4), (2, 4), (4, 2), (5, 4)]) == ((0, 2, 4), (4, 4, 2), (5, 5, 4))
 
 
 def placed(processes: int, threads: int, hours: float, nodes: int) -> Job:

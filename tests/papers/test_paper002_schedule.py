@@ -10,14 +10,11 @@ from rmgr.sched.tree.shape import (
     AllocationRule,
     Loads,
     Tree,
-    assigned_processors,
     choose,
     is_balanced,
     is_fulfilled,
     longest_branch,
-    shortest_branch,
     tqlb,
-    workload_ratio,
 )
 from rmgr.sim.gangs import Stepped
 
@@ -97,13 +94,15 @@ def test_quantities_of_figure_1() -> None:
     assert tqlb(tree, QUEUES) == [2, 4, 3, 5, 6, 6, 5]
     assert tqlb(tree, QUEUES, with_root=False) == [0, 2, 1, 3, 4, 4, 3]
     assert longest_branch(tree, QUEUES) == [6, 4, 4, 1, 2, 3, 2]
-    assert shortest_branch(tree, QUEUES) == [5, 3, 3, 1, 2, 3, 2]
-    assert assigned_processors(tree, QUEUES) == [8 + 7 + 7, 4 + 3, 2 + 5, 1, 2, 3, 2]
+    loads = Loads(tree)
+    for node, length in QUEUES.items():
+        loads.change(node, length)
+    assert loads.shortest == [5, 3, 3, 1, 2, 3, 2]
+    assert loads.apa == [8 + 7 + 7, 4 + 3, 2 + 5, 1, 2, 3, 2]
     assert not is_balanced(tree, QUEUES)
     assert is_fulfilled(tree, QUEUES)
     assert is_balanced(tree, {0: 1, 1: 2, 2: 1, 5: 1, 6: 1})
     assert not is_fulfilled(tree, {1: 1})
-    assert workload_ratio([(4, 10), (1, 60)], 4, 100) == 0.25
 
 
 def test_a_policy_picks_the_child_with_the_least_of_its_quantity_and_the_first_of_equals() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -15,23 +16,17 @@ from rmgr.sched.tree.rotation import (
     Rotation,
     TreeNodeState,
     diagram,
-    own_quanta,
     phases_below,
-    quanta_within,
-    round_lengths,
-    slot_of_quantum,
     states_of,
 )
 from rmgr.sched.tree.shape import (
     AllocationRule,
     Loads,
     Tree,
-    assigned_processors,
     choose,
     is_balanced,
     is_fulfilled,
     longest_branch,
-    shortest_branch,
 )
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import Setting
@@ -111,32 +106,16 @@ def _compare(chance: Random, newcomers: Newcomers, cancels: bool) -> None:
             fast.stand(fast.front())
 
 
-def test_the_closed_form_counts_what_stepping_hands_out() -> None:
-    for seed in range(80):
-        chance = Random(seed)
-        tree = small_tree(chance)
-        lengths = filled(chance, tree)
-        if not lengths:
-            continue
-        rounds = round_lengths(tree, lengths)
-        plain, _, _ = put(tree, lengths)
-        slots = chance.randint(1, 3 * rounds[0])
-        served: dict[int, list[int]] = {}
-        for slot in range(slots):
-            for node, _ in plain.slot():
-                served.setdefault(node, []).append(slot + 1)
-        for node in lengths:
-            chain = [(lengths.get(at, 0), rounds[at]) for at in tree.path(node)]
-            assert quanta_within(chain, slots) == len(served.get(node, []))
-            assert [slot_of_quantum(chain, at + 1) for at in range(len(served.get(node, [])))] == served.get(node, [])
-
-
 def test_the_phases_of_a_child_are_those_of_the_paper_s_rule() -> None:
-    assert own_quanta(14, 2, 6) == 6
     assert phases_below(14, 2, 6) == [(4, 2)]
     assert phases_below(15, 2, 6) == [(4, 2), (1, 1)]
-    with pytest.raises(ValueError, match="from 1"):
-        slot_of_quantum([(1, 1)], 0)
+
+
+def folded(tree: Tree, own: list[int], fold: Callable[[list[int]], int]) -> list[int]:
+    found = [0] * tree.nodes
+    for node in reversed(range(tree.nodes)):
+        found[node] = own[node] + fold([found[child] for child in tree.children(node) if tree.sizes[child]] or [0])
+    return found
 
 
 def test_loads_kept_up_to_date_are_the_quantities_counted_anew() -> None:
@@ -156,10 +135,9 @@ def test_loads_kept_up_to_date_are_the_quantities_counted_anew() -> None:
                 assert all(tree.sizes[child] < size for child in tree.children(node))  # a smallest partition that has room
                 loads.change(node, 1)
                 tasks.append(node)
-            lengths = {node: length for node, length in enumerate(loads.lengths) if length}
-            assert loads.apa == assigned_processors(tree, lengths)
-            assert loads.longest == longest_branch(tree, lengths)
-            assert loads.shortest == shortest_branch(tree, lengths)
+            assert loads.apa == folded(tree, [length * size for length, size in zip(loads.lengths, tree.sizes, strict=True)], sum)
+            assert loads.longest == folded(tree, loads.lengths, max)
+            assert loads.shortest == folded(tree, loads.lengths, min)
             plain = min(loads.lengths[node] for node in range(tree.nodes) if _is_target(tree, node, 1))
             assert loads.shortest_queue(0, 1, None) == plain == loads.shortest_queue(0, 1, lambda _node: True)
 

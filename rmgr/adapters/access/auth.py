@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from rmgr import errors
 from rmgr.adapters.identity.credentials import Credentials
@@ -253,18 +254,52 @@ class Wrapper(grpc.ServerInterceptor):
 
 def wrapped(handler: Handler, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Handler:
     """Returns the handler with its function wrapped, whose arguments are the request, or requests, and the context."""
-    make, behaviour = next(
-        (make, behaviour)
-        for make, behaviour in (
-            (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
-            (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
-            (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
-            (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
-        )
-        if behaviour is not None
-    )
+    behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    make = _MAKERS[bool(handler.request_streaming), bool(handler.response_streaming)]
     return make(
         wrap(behaviour), request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+    )
+
+
+#: (many requests, many replies) -> maker of such a method's handler.
+_MAKERS: dict[tuple[bool, bool], Callable[..., Handler]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def service(messages: Any, name: str, **methods: Callable[[Any, grpc.ServicerContext], Any]) -> grpc.GenericRpcHandler:
+    """Returns the service of this name, for `RpcServer.add_generic`; without the methods that are not named here.
+
+    messages: the module made of its `.proto`, which says what each method takes and returns. methods: each is called with the request, or
+    requests, and the context of the call; an RmgrError ends the call with it.
+    """
+    described = messages.DESCRIPTOR.services_by_name[name]
+    handlers = {method: _handler(described.methods_by_name[method], answer) for method, answer in methods.items()}
+    return grpc.method_handlers_generic_handler(described.full_name, handlers)
+
+
+def _handler(described: Any, answer: Callable[[Any, grpc.ServicerContext], Any]) -> Handler:
+    def whole(message: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return answer(message, context)
+        except errors.RmgrError as error:
+            return fail(context, error)
+
+    def parts(message: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        try:
+            yield from answer(message, context)
+        except errors.RmgrError as error:
+            fail(context, error)
+
+    request, reply = GetMessageClass(described.input_type), GetMessageClass(described.output_type)
+    make = _MAKERS[described.client_streaming, described.server_streaming]
+    return make(
+        parts if described.server_streaming else whole,
+        request_deserializer=request.FromString,
+        response_serializer=reply.SerializeToString,
     )
 
 
@@ -426,18 +461,6 @@ def answer_with(context: grpc.ServicerContext, error: errors.RmgrError) -> tuple
     context.set_code(code)
     context.set_details(words)
     return code, words
-
-
-def unary(answer: Callable[[Any, grpc.ServicerContext], Any], request: Any, reply: Any) -> grpc.RpcMethodHandler:
-    """Returns a method with one request and one reply of these messages. An error raised by `answer` ends the call."""
-
-    def call(message: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return answer(message, context)
-        except errors.RmgrError as error:
-            return fail(context, error)
-
-    return grpc.unary_unary_rpc_method_handler(call, request_deserializer=request.FromString, response_serializer=reply.SerializeToString)
 
 
 def named_error(name: str, message: str, hint: str) -> errors.RmgrError:

@@ -14,7 +14,8 @@ import math
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from rmgr.adapters.access.turns import Had, Turns
@@ -212,6 +213,16 @@ class Bounds:
         made = Turns(self.had, at_once=at_once, of_one=of_one, most=most, of_user=of_user, refuse=refuse, what=what)
         self._places.setdefault(name, []).append(made)
         return made
+
+    @contextmanager
+    def place(self, name: str, user: str, places: Shares, *, is_operator: bool, told: str = "") -> Iterator[None]:
+        """Holds one of the `places` during the block. Raises as `no_place` returns."""
+        if not places.take(user, is_operator=is_operator):
+            raise self.no_place(name, user, places, told)
+        try:
+            yield
+        finally:
+            places.give_back(user)
 
     def no_place(self, name: str, user: str, places: Shares, told: str = "") -> LimitReached | QueueFull:
         """Returns why the user got no place: the user's limit is reached, or all places are taken (`told`)."""

@@ -12,13 +12,12 @@ cannot be read: its call ends with INVALID_ARGUMENT, and the daemon is told who 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -262,7 +261,7 @@ class Turnstile(Wrapper):
     def _wrap(self, handler: Handler, method: str) -> Handler:
         if method.startswith(_FREE):
             return handler
-        admitted = self._place if method in _STREAMS else self._turn
+        admitted = partial(self._admitted, is_stream=method in _STREAMS)
 
         def admitting(behaviour: Callable[..., Any]) -> Callable[..., Any]:
             def whole(request: object, context: grpc.ServicerContext) -> object:
@@ -278,32 +277,22 @@ class Turnstile(Wrapper):
         return wrapped(handler, admitting)
 
     @contextmanager
-    def _admit(self, context: grpc.ServicerContext, enter: Callable[[Caller, ExitStack], None]) -> Iterator[None]:
-        """Admits daemons; people by `enter`, or ends the call by an exception."""
+    def _admitted(self, context: grpc.ServicerContext, *, is_stream: bool) -> Iterator[None]:
+        """Admits daemons; people if there is a place or a turn for them, else ends the call by an exception."""
         caller = caller_of(context)
         with ExitStack() as stack:
             if caller.is_open or caller.on_behalf_of is not None or caller.who is None or _is_person(caller):
+                name, is_operator = _name(caller), caller.is_certified_operator
                 try:
                     self._bounds.spend(caller.user)
-                    enter(caller, stack)
+                    if is_stream:
+                        stack.enter_context(self._bounds.place("streams", name, self._streams, is_operator=is_operator))
+                    else:
+                        wait_s = min(_LONGEST_S, context.time_remaining() or _LONGEST_S)
+                        stack.enter_context(self._calls.turn(name, wait_s, is_operator=is_operator))
                 except RmgrError as error:
                     fail(context, error)
             yield
-
-    def _place(self, context: grpc.ServicerContext) -> AbstractContextManager[None]:
-        def enter(caller: Caller, stack: ExitStack) -> None:
-            if not self._streams.take(_name(caller), is_operator=caller.is_certified_operator):
-                raise self._bounds.no_place("streams", caller.user, self._streams)
-            stack.callback(self._streams.give_back, _name(caller))
-
-        return self._admit(context, enter)
-
-    def _turn(self, context: grpc.ServicerContext) -> AbstractContextManager[None]:
-        def enter(caller: Caller, stack: ExitStack) -> None:
-            wait_s = min(_LONGEST_S, context.time_remaining() or _LONGEST_S)
-            stack.enter_context(self._calls.turn(_name(caller), wait_s, is_operator=caller.is_certified_operator))
-
-        return self._admit(context, enter)
 
 
 def _is_person(caller: Caller) -> bool:
@@ -370,14 +359,14 @@ class Stalls:
             with self.waited(context):
                 yield message
 
-    @contextlib.contextmanager
+    @contextmanager
     def waited(self, context: Cancellable) -> Iterator[None]:
         """Ends the call if the block, which waits for the call's other end, takes too long. Cost: 2 us."""
         number = next(self._numbers)
         with self._lock:
             self._waiting[number] = time.monotonic(), context
             if not self._looks:
-                with contextlib.suppress(RuntimeError):  # no thread can be started: the next call tries again
+                with suppress(RuntimeError):  # no thread can be started: the next call tries again
                     threading.Thread(target=self._look, name="stalls", daemon=True).start()
                     self._looks = True
         try:

@@ -18,13 +18,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, caller_of, fail
+from rmgr.adapters.access.auth import Caller, caller_of, service
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, STALLED_S, VERSION, Links, ServerLink
@@ -200,18 +200,13 @@ class Relay:
     @property
     def handler(self) -> grpc.GenericRpcHandler:
         """Handler for `RpcServer.add_generic`."""
-        streams, unary = grpc.stream_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
-        methods = {
-            "Serve": streams(self._serve, pb.FromServer.FromString, pb.ToServer.SerializeToString),
-            "Call": streams(self._call, pb.FromCaller.FromString, pb.ToCaller.SerializeToString),
-            "Take": grpc.unary_stream_rpc_method_handler(self._take, pb.TakeRequest.FromString, pb.Piece.SerializeToString),
-            "Give": grpc.stream_unary_rpc_method_handler(self._give, pb.GivePart.FromString, pb.GiveReply.SerializeToString),
-            "End": unary(self._end, pb.EndRequest.FromString, pb.EndReply.SerializeToString),
-            "Functions": unary(self._asked(self._choosing.functions), pb.FunctionsRequest.FromString, pb.FunctionsReply.SerializeToString),
-            "Servers": unary(self._asked(self._choosing.servers), pb.ServersRequest.FromString, pb.ServersReply.SerializeToString),
-            "Explain": unary(self._explain, pb.ExplainCallRequest.FromString, pb.PickReply.SerializeToString),
+        choosing = self._choosing
+        questions = {
+            "Functions": self._asked(lambda _, request: choosing.functions(request)),
+            "Servers": self._asked(lambda _, request: choosing.servers(request)),
+            "Explain": self._asked(choosing.explain),
         }
-        return grpc.method_handlers_generic_handler("rmgr.v1.Calls", methods)
+        return service(pb, "Calls", Serve=self._serve, Call=self._call, Take=self._take, Give=self._give, End=self._end, **questions)
 
     def _note_change(self) -> None:
         with self._changed:
@@ -222,31 +217,19 @@ class Relay:
 
     def _serve(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         identity = caller_of(context).identity
-        try:
+        with self._counted():
             yield from self.links.served(requests, context, identity.name if identity is not None else "", self.endpoint)
-        except RmgrError as error:
-            self._choosing.count("refused", type(error).__name__)
-            fail(context, error)
 
-    def _link_of(self, key: bytes, context: grpc.ServicerContext) -> tuple[ServerLink | None, Try | None]:
-        """Returns the link and try of a key; only the server that was told a key may use it."""
-        identity = caller_of(context).identity
-        for link in self.links.all():
-            if identity is None or link.identity == identity.name:
-                one = link.tries.get(key)
-                if one is not None:
-                    return link, one
-        return None, None
+    def _try_of(self, key: bytes, context: grpc.ServicerContext) -> Try | None:
+        """Returns the try of a key; only the server that was told a key may use it."""
+        return next((one for link in self._of(context) if (one := link.tries.get(key)) is not None), None)
 
     def _take(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        try:
-            yield from self._stalls.watched(context, self._take_arguments(request.key, context))
-        except RmgrError as error:
-            fail(context, error)
-
-    def _take_arguments(self, key: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
         """Returns the arguments for this key. Raises: NotFound, StateConflict; UsageError for a client that broke off."""
-        _, one = self._link_of(key, context)
+        return self._stalls.watched(context, self._arguments_for(request.key, context))
+
+    def _arguments_for(self, key: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
+        one = self._try_of(key, context)
         if one is None:
             probes = (link.probe_pieces(key) for link in self._of(context))
             pieces = next((found for found in probes if found is not None), None)
@@ -288,7 +271,7 @@ class Relay:
         first = next(requests, None)
         if first is None:
             return pb.GiveReply()
-        _, one = self._link_of(first.key, context)
+        one = self._try_of(first.key, context)
         if one is None:
             for link in self._of(context):
                 if link.probe_given(first.key, requests, len(first.data)):
@@ -306,25 +289,25 @@ class Relay:
 
     def _call(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         caller = caller_of(context)
-        try:
-            self._bounds.spend(caller.user)
-            if not self._places.take(caller.user, is_operator=caller.is_certified_operator):
-                raise self._bounds.no_place("remote_calls", caller.user, self._places)
-        except RmgrError as error:
-            self._choosing.count("refused", type(error).__name__)
-            fail(context, error)
         one: Try | None = None
+        with self._counted():
+            self._bounds.spend(caller.user)
+            with self._bounds.place("remote_calls", caller.user, self._places, is_operator=caller.is_certified_operator):
+                try:
+                    one = self._begun(caller, requests, context)
+                    if one is not None:
+                        yield from self._stalls.watched(context, self._run_try(one))
+                finally:
+                    if one is not None:
+                        self._forget(one)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
         try:
-            one = self._begun(caller, requests, context)
-            if one is not None:
-                yield from self._stalls.watched(context, self._run_try(one))
+            yield
         except RmgrError as error:
             self._choosing.count("refused", type(error).__name__)
-            fail(context, error)
-        finally:
-            self._places.give_back(caller.user)
-            if one is not None:
-                self._forget(one)
+            raise
 
     def _begun(self, caller: Caller, requests: Iterator[Any], context: grpc.ServicerContext) -> Try | None:
         with self._stalls.waited(context):
@@ -544,12 +527,9 @@ class Relay:
     def _end(self, request: Any, context: grpc.ServicerContext) -> Any:
         user = caller_of(context).user
         acknowledged, cancelled = set(request.acknowledged), set(request.cancelled)
-        try:
-            self._bounds.spend(user, 1 + len(cancelled))
-            if len(acknowledged) + len(cancelled) > _MOST_ENDED:
-                raise UsageError(f"{len(acknowledged) + len(cancelled):,} calls are ended at once: {_MOST_ENDED:,} are the most")
-        except RmgrError as error:
-            return fail(context, error)
+        self._bounds.spend(user, 1 + len(cancelled))
+        if len(acknowledged) + len(cancelled) > _MOST_ENDED:
+            raise UsageError(f"{len(acknowledged) + len(cancelled):,} calls are ended at once: {_MOST_ENDED:,} are the most")
         links = self.links.all()
         for link in links:
             link.tell(closed=pb.Closed(user=user, guid=request.guid, lowest=request.lowest, numbers=acknowledged))
@@ -559,23 +539,13 @@ class Relay:
 
     # -- questions -------------------------------------------------------------------------------------------------------------
 
-    def _asked(self, answer: Callable[[Any], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
+    def _asked(self, answer: Callable[[Caller, Any], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
         def asked(request: Any, context: grpc.ServicerContext) -> Any:
-            try:
-                self._bounds.spend(caller_of(context).user)
-                return answer(request)
-            except RmgrError as error:
-                return fail(context, error)
-
-        return asked
-
-    def _explain(self, request: Any, context: grpc.ServicerContext) -> Any:
-        try:
             caller = caller_of(context)
             self._bounds.spend(caller.user)
-            return self._choosing.explain(caller, request)
-        except RmgrError as error:
-            return fail(context, error)
+            return answer(caller, request)
+
+        return asked
 
 
 def _unlike(server: str, announced: int, data: bytes | None, left: int) -> Any:

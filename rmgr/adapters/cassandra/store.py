@@ -32,6 +32,8 @@ from uuid import UUID, uuid4
 
 import msgspec
 
+from rmgr.adapters import store_rules as rules
+from rmgr.adapters.cassandra import schema
 from rmgr.adapters.cassandra.link import Calls, CassandraLink, Lost, Rows
 from rmgr.adapters.cassandra.reading import Listing, Reader
 from rmgr.adapters.cassandra.rows import (
@@ -53,36 +55,7 @@ from rmgr.adapters.cassandra.rows import (
     small,
     value_requests,
 )
-from rmgr.adapters.cassandra.schema import (
-    DIVIDED,
-    FOUNDED_NAME,
-    JOURNAL_PARTS,
-    StatementRequest,
-    WriteClock,
-    ask,
-    bucket_of,
-    chunk_place,
-    is_found_unlisted,
-    is_immutable,
-    journal_part,
-    register_of,
-    scope_of,
-)
 from rmgr.adapters.cassandra.url import CassandraTarget
-from rmgr.adapters.store_rules import (
-    CHUNK_BYTES,
-    CallDeadline,
-    check_key,
-    check_limit,
-    check_prefix,
-    check_size,
-    cut,
-    key_exists,
-    marked,
-    notes_of,
-    now_ms,
-    patience_s,
-)
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, TIMEOUT_S, About, Encoding, Note, Store, Writing
 from rmgr.errors import RmgrError, StoreUnavailable, UsageError
 from rmgr.model.base.units import counted
@@ -121,7 +94,7 @@ class CassandraStore(Store):
         make = dial or _driver()
         self.url = target.url
         self._target = target
-        self._clock = WriteClock()
+        self._clock = schema.WriteClock()
         # Silent nodes are known before the driver is asked; the rest of the time is for a slow machine, and a hanging peer.
         self._link = CassandraLink(lambda: make(target), where=target.where, verdict_s=target.connect_timeout_s * 1.6)
         self._calls = Calls(self._link, request_timeout_s=target.request_timeout_s)
@@ -136,13 +109,13 @@ class CassandraStore(Store):
 
     def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
         """See `Store.put`. Holds at most 5 MiB of an iterable: eight chunks on their way and the one being read."""
-        deadline = CallDeadline(how.timeout_s)
-        check_key(key)
+        deadline = rules.CallDeadline(how.timeout_s)
+        rules.check_key(key)
         life = lifetime(how.ttl_s)
-        chunks = cut(key, value, CHUNK_BYTES)
+        chunks = rules.cut(key, value, rules.CHUNK_BYTES)
         doing = f"put {key!r}"
         if not how.overwrite and self._reader.manifest(key, deadline, doing) is not None:
-            raise key_exists([key])  # an early answer; the claim decides
+            raise rules.key_exists([key])  # an early answer; the claim decides
         first = next(chunks, b"")
         if len(first) <= INLINE_BYTES:  # then it is the only one: all but the last are full
             manifest = small(first, how.encoding, life, how.note)
@@ -153,19 +126,21 @@ class CassandraStore(Store):
 
     def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
         """See `Store.put_many`. In groups of up to 4 MiB; readers see the rows of a group one by one as they are written."""
-        deadline = CallDeadline(how.timeout_s)
+        deadline = rules.CallDeadline(how.timeout_s)
         life = lifetime(how.ttl_s)
         for key, value in rows:
-            check_key(key)
+            rules.check_key(key)
             if not isinstance(value, bytes):
                 raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
-            check_size(key, len(value))
-        beside = {key: note for (key, _), note in zip(rows, notes_of(rows, how.notes), strict=True)}
+            rules.check_size(key, len(value))
+        beside = {key: note for (key, _), note in zip(rows, rules.notes_of(rows, how.notes), strict=True)}
         for group in _groups(dict(rows)):
             doing = f"put {counted(len(group), 'value')} ({next(iter(group))!r} ...)" if len(group) > 1 else f"put {next(iter(group))!r}"
             if not how.overwrite:
                 self._refuse_existing(group, deadline, doing)
-            large = {key: (cut(key, value, CHUNK_BYTES), beside[key]) for key, value in group.items() if len(value) > INLINE_BYTES}
+            large = {
+                key: (rules.cut(key, value, rules.CHUNK_BYTES), beside[key]) for key, value in group.items() if len(value) > INLINE_BYTES
+            }
             most = sum(len(group[key]) for key in large)
             manifests = self._upload_all(large, how.encoding, life, deadline, doing, most=most) if large else {}
             manifests |= {key: small(value, how.encoding, life, beside[key]) for key, value in group.items() if key not in large}
@@ -174,23 +149,22 @@ class CassandraStore(Store):
 
     @property
     def puts_soon(self) -> bool:
-        """See `Store.puts_soon`."""
         return self._soon.are_taken
 
     def write_soon(self, rows: Sequence[tuple[str, bytes]], how: Writing, done: Callable[[RmgrError | None], None]) -> bool:
         """See `Store.put_soon`. Outputs of tasks in one round trip, pointers under new keys in three; each up to 64 KiB."""
         if not rows or any(len(value) > INLINE_BYTES for _, value in rows):
             return False
-        beside = zip(rows, notes_of(rows, how.notes), strict=True)
-        manifests = {check_key(key): small(value, how.encoding, lifetime(None), note) for (key, value), note in beside}
+        beside = zip(rows, rules.notes_of(rows, how.notes), strict=True)
+        manifests = {rules.check_key(key): small(value, how.encoding, lifetime(None), note) for (key, value), note in beside}
         if not how.overwrite:
             return how.encoding is Encoding.POINTER and self._soon.create(manifests, done, how.decided)
-        return all(map(is_found_unlisted, manifests)) and self._soon.put(manifests, done)
+        return all(map(schema.is_found_unlisted, manifests)) and self._soon.put(manifests, done)
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`. One request per key to look, one to mark and one for the index, many at a time."""
-        deadline = CallDeadline(timeout_s)
-        wanted = list(dict.fromkeys(map(check_key, keys)))
+        deadline = rules.CallDeadline(timeout_s)
+        wanted = list(dict.fromkeys(map(rules.check_key, keys)))
         doing = f"delete {wanted[0]!r}" if len(wanted) == 1 else f"delete {counted(len(wanted), 'value')}"
         seen = look(self._calls, wanted, deadline, doing)
         stamps = {key: self._clock.next_us(stamp) for key, (_, stamp) in seen.items()}
@@ -202,9 +176,9 @@ class CassandraStore(Store):
         self._calls.all(index_requests(dict.fromkeys([*live, *listed], DELETED), stamps, 0), deadline, doing)
         return [key for key in wanted if key in live]
 
-    def _listed_only(self, keys: Sequence[str], deadline: CallDeadline, doing: str) -> list[str]:
+    def _listed_only(self, keys: Sequence[str], deadline: rules.CallDeadline, doing: str) -> list[str]:
         """Returns those of `keys` that are in the index without a value: perhaps a writer died between the two writes."""
-        entries = [ask("index", scope_of(key), bucket_of(key), key, key + "\x01", 1) for key in keys]
+        entries = [schema.ask("index", schema.scope_of(key), schema.bucket_of(key), key, key + "\x01", 1) for key in keys]
         answers = zip(keys, self._calls.all(entries, deadline, doing), strict=True)
         return [key for key, rows in answers if any(size >= 0 for _, (size, _) in rows)]
 
@@ -212,29 +186,29 @@ class CassandraStore(Store):
 
     def fetch(self, key: str, path: str, *, largest: int, is_compared: bool = True) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`. A value above 64 KiB goes to the file, four chunks at a time."""
-        check_key(key)
+        rules.check_key(key)
         del is_compared  # it passes here anyway
-        return self._reader.fetch(key, path, CallDeadline(TIMEOUT_S), largest=largest)
+        return self._reader.fetch(key, path, rules.CallDeadline(TIMEOUT_S), largest=largest)
 
     def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. One request per key, many at a time; then the chunks of values above 64 KiB, 4 MiB at a time."""
-        return self._reader.get_noted_many(list(dict.fromkeys(map(check_key, keys))), CallDeadline(timeout_s), largest=largest)
+        return self._reader.get_noted_many(list(dict.fromkeys(map(rules.check_key, keys))), rules.CallDeadline(timeout_s), largest=largest)
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`. `timeout_s` applies to every four chunks; the last one is handed out only after the hash agreed.
 
         Raises while iterating: `StoreUnavailable` if the value was replaced longer ago than the grace of `sweep`.
         """
-        check_key(key)
+        rules.check_key(key)
         return self._reader.stream(key, timeout_s)
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`. Cheap for a prefix that names its family (and submission): 16 requests; see `Listing`."""
-        check_prefix(prefix)
-        check_prefix(after)
-        check_limit(limit)
+        rules.check_prefix(prefix)
+        rules.check_prefix(after)
+        rules.check_limit(limit)
         found: list[str] = []
-        for key, _ in self._listing.entries(prefix, after, limit, CallDeadline(timeout_s), f"list {prefix!r}"):
+        for key, _ in self._listing.entries(prefix, after, limit, rules.CallDeadline(timeout_s), f"list {prefix!r}"):
             found.append(key)
             if len(found) == limit:
                 break
@@ -242,24 +216,24 @@ class CassandraStore(Store):
 
     def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
         """See `Store.usage`. Reads every entry of the index below `prefix`, no value."""
-        check_prefix(prefix)
-        sizes = [size for _, size in self._listing.entries(prefix, "", 10_000, CallDeadline(timeout_s), f"measure {prefix!r}")]
+        rules.check_prefix(prefix)
+        sizes = [size for _, size in self._listing.entries(prefix, "", 10_000, rules.CallDeadline(timeout_s), f"measure {prefix!r}")]
         return len(sizes), sum(sizes)
 
     # -- looking after it ---------------------------------------------------------------------------------------------
 
     def sweep(self, *, timeout_s: float = 30.0) -> int:
         """See `Store.sweep`. Frees chunks without a value; Cassandra drops expired rows by itself, they are not counted."""
-        return self._journal.sweep(CallDeadline(timeout_s))
+        return self._journal.sweep(rules.CallDeadline(timeout_s))
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
         """See `Store.health`. Reads a row and writes one, each at the configured consistency; says which of the two fails."""
-        deadline = CallDeadline(timeout_s)
+        deadline = rules.CallDeadline(timeout_s)
         mark = str(time.time_ns())
         name = f"health/{id(self) % 1024}"
         for doing, request in (
-            ("read", ask("info", name)),
-            ("write", ask("set_info", name, mark, self._clock.next_us(), 60)),
+            ("read", schema.ask("info", name)),
+            ("write", schema.ask("set_info", name, mark, self._clock.next_us(), 60)),
         ):
             try:
                 self._calls.one(request, deadline, f"{doing} a probe")
@@ -276,7 +250,7 @@ class CassandraStore(Store):
     # -- private ------------------------------------------------------------------------------------------------------
 
     def _upload(
-        self, key: str, chunks: Iterable[bytes], encoding: Encoding, life: Lifetime, deadline: CallDeadline, note: Note, *, most: int
+        self, key: str, chunks: Iterable[bytes], encoding: Encoding, life: Lifetime, deadline: rules.CallDeadline, note: Note, *, most: int
     ) -> ValueManifest:
         """Writes the chunks of a new generation, at most `most` bytes; returns the manifest that shall refer to them."""
         return self._upload_all({key: (chunks, note)}, encoding, life, deadline, f"put {key!r}", most=most)[key]
@@ -286,7 +260,7 @@ class CassandraStore(Store):
         values: Mapping[str, tuple[Iterable[bytes], Note]],
         encoding: Encoding,
         life: Lifetime,
-        deadline: CallDeadline,
+        deadline: rules.CallDeadline,
         doing: str,
         *,
         most: int,
@@ -295,23 +269,26 @@ class CassandraStore(Store):
         generations = {key: uuid4() for key in values}
         # They count as unreferenced only after this call is over, so no sweep takes the chunks while it lasts.
         notes = [
-            self._journal.note(generation, key, later_s=deadline.timeout_s + patience_s(most)) for key, generation in generations.items()
+            self._journal.note(generation, key, later_s=deadline.timeout_s + rules.patience_s(most))
+            for key, generation in generations.items()
         ]
         self._calls.all(notes, deadline, doing)
         manifests: dict[str, ValueManifest] = {}
 
-        def requests() -> Iterator[StatementRequest]:
+        def requests() -> Iterator[schema.StatementRequest]:
             for key, (chunks, note) in values.items():
                 generation, digest = generations[key], sha256()
                 size = count = 0
                 for data in chunks:
                     deadline.allow(len(data))
                     digest.update(data)
-                    yield ask("set_chunk", *chunk_place(generation, count), data, sha256(data).digest(), self._clock.next_us(), life.ttl_s)
+                    yield schema.ask(
+                        "set_chunk", *schema.chunk_place(generation, count), data, sha256(data).digest(), self._clock.next_us(), life.ttl_s
+                    )
                     size += len(data)
                     count += 1
                 whole = digest.digest()
-                manifests[key] = ValueManifest(size, whole, marked(encoding, note, whole), life.expires_ms, generation, count, b"")
+                manifests[key] = ValueManifest(size, whole, rules.marked(encoding, note, whole), life.expires_ms, generation, count, b"")
 
         try:
             for _ in self._calls.each(requests(), deadline, doing, window=UPLOAD_WINDOW):
@@ -324,7 +301,7 @@ class CassandraStore(Store):
         return manifests
 
     def _write(
-        self, manifests: Mapping[str, ValueManifest], life: Lifetime, how: Writing, deadline: CallDeadline, doing: str
+        self, manifests: Mapping[str, ValueManifest], life: Lifetime, how: Writing, deadline: rules.CallDeadline, doing: str
     ) -> None:
         """Makes values visible: scopes first, then the index, then the manifests, so that no crash leaves a value that no listing shows.
 
@@ -332,7 +309,7 @@ class CassandraStore(Store):
         then the pointer means nothing and is replaced. Outputs of tasks: an attempt is committed after both, and leftovers of a lost
         attempt are freed by name.
         """
-        is_at_once = how.encoding is Encoding.POINTER or all(map(is_found_unlisted, manifests))
+        is_at_once = how.encoding is Encoding.POINTER or all(map(schema.is_found_unlisted, manifests))
         if how.overwrite:
             self._publish(manifests, self._seen(manifests, deadline, doing), life, deadline, doing, is_at_once=is_at_once)
             return
@@ -349,12 +326,19 @@ class CassandraStore(Store):
             claim.withdraw()
 
     def _publish(
-        self, manifests: Mapping[str, ValueManifest], seen: Seen, life: Lifetime, deadline: CallDeadline, doing: str, *, is_at_once: bool
+        self,
+        manifests: Mapping[str, ValueManifest],
+        seen: Seen,
+        life: Lifetime,
+        deadline: rules.CallDeadline,
+        doing: str,
+        *,
+        is_at_once: bool,
     ) -> None:
         replaced = [(key, old.generation) for key, (old, _) in seen.items() if old is not None and old.generation is not None]
         self._calls.all([self._journal.note(generation, key) for key, generation in replaced], deadline, doing)
         stamps = {key: self._clock.next_us(seen.get(key, (None, None))[1]) for key in manifests}
-        scopes, now_s = {scope_of(key) for key in manifests}, time.monotonic()
+        scopes, now_s = {schema.scope_of(key) for key in manifests}, time.monotonic()
         self._calls.all(self._register.requests(scopes, now_s), deadline, doing)
         self._register.written(scopes, now_s)
         if is_at_once:
@@ -363,17 +347,17 @@ class CassandraStore(Store):
         self._calls.all(index_requests(manifests, stamps, life.ttl_s), deadline, doing)
         self._calls.all(value_requests(manifests, stamps, life.ttl_s), deadline, doing)
 
-    def _seen(self, manifests: Mapping[str, ValueManifest], deadline: CallDeadline, doing: str) -> Seen:
+    def _seen(self, manifests: Mapping[str, ValueManifest], deadline: rules.CallDeadline, doing: str) -> Seen:
         """Returns what the writes must exceed: of keys whose value may change, and of large values, whose chunks are to be freed."""
-        mutable = [key for key, manifest in manifests.items() if manifest.generation is not None or not is_immutable(key)]
+        mutable = [key for key, manifest in manifests.items() if manifest.generation is not None or not schema.is_immutable(key)]
         return look(self._calls, mutable, deadline, doing)
 
-    def _refuse_existing(self, group: Mapping[str, bytes], deadline: CallDeadline, doing: str) -> None:
+    def _refuse_existing(self, group: Mapping[str, bytes], deadline: rules.CallDeadline, doing: str) -> None:
         """Raises `KeyExists` before chunks are uploaded in vain; groups of small values leave the check to their claim."""
         if any(len(value) > INLINE_BYTES for value in group.values()):
             taken = self._reader.existing(list(group), deadline, doing)
             if taken:
-                raise key_exists(sorted(taken))
+                raise rules.key_exists(sorted(taken))
 
 
 def _driver() -> Callable[[CassandraTarget], DriverConnection]:
@@ -406,7 +390,7 @@ Done = Callable[[RmgrError | None], None]
 class SoonWrites:
     """Begins writes for one store that no thread waits for. Callable from any thread."""
 
-    def __init__(self, calls: Calls, clock: WriteClock, register: Register, *, request_timeout_s: float) -> None:
+    def __init__(self, calls: Calls, clock: schema.WriteClock, register: Register, *, request_timeout_s: float) -> None:
         self._calls = calls
         self._clock = clock
         self._register = register
@@ -442,7 +426,7 @@ class SoonWrites:
         def told(answers: list[Rows]) -> None:
             others, seen = claim.read(answers)
             if taken := [key for key, (manifest, _) in seen.items() if manifest is not None and manifest.is_live]:
-                over(key_exists(sorted(taken)))
+                over(rules.key_exists(sorted(taken)))
             elif any(others.values()) or time.monotonic() - begun_s > FRESH_S:
                 over(StoreUnavailable(f"others are creating {next(iter(manifests))!r} at the same time, or the cluster is slow"))
             else:
@@ -456,15 +440,13 @@ class SoonWrites:
 
     def _session(self, keys: Iterable[str]) -> DriverConnection | None:
         """Returns None if these keys must go the long way: the cluster is in trouble, or their scopes must be registered first."""
-        return self._calls.ready if not self._register.requests({scope_of(key) for key in keys}, time.monotonic()) else None
+        return self._calls.ready if not self._register.requests({schema.scope_of(key) for key in keys}, time.monotonic()) else None
 
-    def _publish(
-        self, session: DriverConnection, manifests: Mapping[str, ValueManifest], stamps: Mapping[str, int], done: Done
-    ) -> None:
+    def _publish(self, session: DriverConnection, manifests: Mapping[str, ValueManifest], stamps: Mapping[str, int], done: Done) -> None:
         self._send(session, requests_at_once(manifests, stamps, ttl_s=0), lambda _: done(None), done)
 
     def _send(
-        self, session: DriverConnection, requests: Iterable[StatementRequest], then: Callable[[list[Rows]], None], failed: Done
+        self, session: DriverConnection, requests: Iterable[schema.StatementRequest], then: Callable[[list[Rows]], None], failed: Done
     ) -> None:
         """Calls one of the two functions, with all answers or with the error."""
 
@@ -546,7 +528,7 @@ _SCOPES_A_SWEEP = 200
 class Journal:
     """The journal of one store, and the sweep that works through it."""
 
-    def __init__(self, calls: Calls, listing: Listing, clock: WriteClock, *, grace_s: float, hour_s: float) -> None:
+    def __init__(self, calls: Calls, listing: Listing, clock: schema.WriteClock, *, grace_s: float, hour_s: float) -> None:
         """hour_s: length of an hour of the journal; the same for every user of the keyspace."""
         self._calls = calls
         self._listing = listing
@@ -555,49 +537,49 @@ class Journal:
         self._hour_ms = int(hour_s * 1000)
         self._walked = ""  # the last scope that was checked
 
-    def note(self, generation: UUID, key: str, *, later_s: float = 0.0) -> StatementRequest:
+    def note(self, generation: UUID, key: str, *, later_s: float = 0.0) -> schema.StatementRequest:
         """Returns the request that notes that `generation` of `key` may be unreferenced from `later_s` seconds on."""
-        hour = (now_ms() + int(later_s * 1000)) // self._hour_ms
-        return ask("set_journal", hour, journal_part(generation), generation, key, self._clock.next_us(), JOURNAL_TTL_S)
+        hour = (rules.now_ms() + int(later_s * 1000)) // self._hour_ms
+        return schema.ask("set_journal", hour, schema.journal_part(generation), generation, key, self._clock.next_us(), JOURNAL_TTL_S)
 
-    def sweep(self, deadline: CallDeadline) -> int:
+    def sweep(self, deadline: rules.CallDeadline) -> int:
         """Works through the hours that are over; returns the number of freed generations and forgotten scopes. Stops at the deadline."""
-        over = (now_ms() - self._grace_ms) // self._hour_ms
+        over = (rules.now_ms() - self._grace_ms) // self._hour_ms
         hour = self._first_hour(over, deadline)
         freed = 0
         while hour < over and not deadline.passed():
             for generation, key in self._noted(hour, deadline):
                 freed += self._settle(generation, key, deadline)
             hour += 1
-            self._calls.one(ask("set_info", SWEPT, str(hour), self._clock.next_us(), 0), deadline, "sweep")
+            self._calls.one(schema.ask("set_info", SWEPT, str(hour), self._clock.next_us(), 0), deadline, "sweep")
         return freed + self._forget_scopes(deadline)
 
-    def _first_hour(self, over: int, deadline: CallDeadline) -> int:
+    def _first_hour(self, over: int, deadline: rules.CallDeadline) -> int:
         oldest = over - int(JOURNAL_TTL_S * 1000) // self._hour_ms
-        if rows := self._calls.one(ask("info", SWEPT), deadline, "sweep"):
+        if rows := self._calls.one(schema.ask("info", SWEPT), deadline, "sweep"):
             return max(oldest, int(rows[0][0]))
-        rows = self._calls.one(ask("info", FOUNDED_NAME), deadline, "sweep")
+        rows = self._calls.one(schema.ask("info", schema.FOUNDED_NAME), deadline, "sweep")
         return max(oldest, int(rows[0][0]) // self._hour_ms) if rows else oldest
 
-    def _noted(self, hour: int, deadline: CallDeadline) -> Iterator[tuple[UUID, str]]:
-        for part in range(JOURNAL_PARTS):
+    def _noted(self, hour: int, deadline: rules.CallDeadline) -> Iterator[tuple[UUID, str]]:
+        for part in range(schema.JOURNAL_PARTS):
             behind = _NO_UUID
             while True:
-                rows = self._calls.one(ask("journal", hour, part, behind, _PAGE), deadline, "sweep")
+                rows = self._calls.one(schema.ask("journal", hour, part, behind, _PAGE), deadline, "sweep")
                 yield from rows
                 if len(rows) < _PAGE:
                     break
                 behind = rows[-1][0]
 
-    def _settle(self, generation: UUID, key: str, deadline: CallDeadline) -> bool:
-        manifest = manifest_of(self._calls.one(ask("value", key), deadline, "sweep"))
+    def _settle(self, generation: UUID, key: str, deadline: rules.CallDeadline) -> bool:
+        manifest = manifest_of(self._calls.one(schema.ask("value", key), deadline, "sweep"))
         if manifest is not None and manifest.generation == generation:
             return False
         freed = False
         bucket = 0
-        while numbers := self._calls.one(ask("chunk_numbers", generation, bucket), deadline, "sweep"):
+        while numbers := self._calls.one(schema.ask("chunk_numbers", generation, bucket), deadline, "sweep"):
             stamp = self._clock.next_us()
-            gone = [ask("set_chunk", generation, bucket, number, b"", b"", stamp, 1) for (number,) in numbers]
+            gone = [schema.ask("set_chunk", generation, bucket, number, b"", b"", stamp, 1) for (number,) in numbers]
             self._calls.all(gone, deadline, "sweep")
             freed = True
             bucket += 1
@@ -605,11 +587,11 @@ class Journal:
 
     # -- the register of scopes ----------------------------------------------------------------------------------------
 
-    def _forget_scopes(self, deadline: CallDeadline) -> int:
+    def _forget_scopes(self, deadline: rules.CallDeadline) -> int:
         """Checks the register of divided families, from where the last sweep ended; returns the number of forgotten scopes."""
         forgotten = looked = 0
-        before_ms = now_ms() - _SCOPE_REST_MS
-        for family in sorted(f"{name}/" for name in DIVIDED):
+        before_ms = rules.now_ms() - _SCOPE_REST_MS
+        for family in sorted(f"{name}/" for name in schema.DIVIDED):
             if family < self._walked and not self._walked.startswith(family):
                 continue
             start = self._walked if self._walked.startswith(family) else ""
@@ -621,7 +603,7 @@ class Journal:
                     continue
                 looked += 1
                 if next(self._listing.entries(scope, "", 1, deadline, "sweep"), None) is None:
-                    self._calls.one(ask("set_scope", family, scope, since_ms, self._clock.next_us(), 1), deadline, "sweep")
+                    self._calls.one(schema.ask("set_scope", family, scope, since_ms, self._clock.next_us(), 1), deadline, "sweep")
                     forgotten += 1
         self._walked = ""
         return forgotten
@@ -630,15 +612,15 @@ class Journal:
 class Register:
     """Writes the scopes that this process uses into the register, each once an hour."""
 
-    def __init__(self, calls: Calls, clock: WriteClock) -> None:
+    def __init__(self, calls: Calls, clock: schema.WriteClock) -> None:
         self._calls = calls
         self._clock = clock
         self._known: dict[str, float] = {}  # scope -> monotonic time until which it need not be written again
 
-    def requests(self, scopes: Iterable[str], now_s: float) -> list[StatementRequest]:
+    def requests(self, scopes: Iterable[str], now_s: float) -> list[schema.StatementRequest]:
         """Returns writes for those of the scopes that are due."""
         due = [scope for scope in sorted(scopes) if self._known.get(scope, -math.inf) <= now_s]
-        return [ask("set_scope", register_of(scope), scope, now_ms(), self._clock.next_us(), 0) for scope in due]
+        return [schema.ask("set_scope", schema.register_of(scope), scope, rules.now_ms(), self._clock.next_us(), 0) for scope in due]
 
     def written(self, scopes: Iterable[str], now_s: float) -> None:
         """Notes that `scopes` are in the register."""

@@ -10,13 +10,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rmgr.adapters.access.auth import ERROR_KEY, Caller, caller_of, fail, open_channel, speaking_for
+from rmgr.adapters.access.auth import ERROR_KEY, caller_of, fail, open_channel, speaking_for
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.identity.credentials import Credentials
@@ -189,73 +189,56 @@ class Forwarder:
 
     def _unary(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Any]:
         def pass_on(request: bytes, context: grpc.ServicerContext) -> Any:
-            caller, end_s = self._charge_caller(context), time.monotonic() + min(_left_s(context) or _DEFAULT_S, _LONGEST_S)
-            with self._turn(context, caller, end_s):
-                endpoint = self._target(context, route)
-                call = self._channel(endpoint, service).unary_unary(f"/rmgr.v1.{service}/{name}")
-                self._routes.count("passed_on", name)
-                try:
-                    return call(request, timeout=max(0.1, end_s - time.monotonic()), metadata=speaking_for(caller))
-                except grpc.RpcError as error:
-                    return self._failed(context, endpoint, error)
+            caller, end_s = caller_of(context), time.monotonic() + min(_left_s(context) or _DEFAULT_S, _LONGEST_S)
+            with self._counted(context):
+                self._bounds.spend(caller.user, QUESTION_COST)
+                wait_s = max(0.1, end_s - time.monotonic())
+                with self._questions.turn(caller.user, wait_s, is_operator=caller.is_certified_operator):
+                    endpoint = route(_target(context))
+                    call = self._channel(endpoint, service).unary_unary(f"/rmgr.v1.{service}/{name}")
+                    self._routes.count("passed_on", name)
+                    try:
+                        return call(request, timeout=max(0.1, end_s - time.monotonic()), metadata=speaking_for(caller))
+                    except grpc.RpcError as error:
+                        return self._failed(context, endpoint, error)
 
         return pass_on
 
     def _stream(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Iterator[Any]]:
         def pass_on(request: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
-            caller = self._enter(context)
-            try:
-                endpoint = self._target(context, route)
-                begin = self._channel(endpoint, service).unary_stream(f"/rmgr.v1.{service}/{name}")
-                call = begin(request, timeout=_left_s(context), metadata=speaking_for(caller))
-                self._routes.count("passed_on", name)
-                if not context.add_callback(call.cancel):
-                    call.cancel()
-                    return
-                try:
-                    yield from self._stalls.watched(context, call)
-                except grpc.RpcError as error:
-                    self._failed(context, endpoint, error)
-                finally:
-                    call.cancel()
-            finally:
-                self._streams.give_back(caller.user)
+            caller = caller_of(context)
+            with self._counted(context):
+                self._bounds.spend(caller.user, QUESTION_COST)
+                with self._bounds.place("streams", caller.user, self._streams, is_operator=caller.is_certified_operator):
+                    endpoint = route(_target(context))
+                    begin = self._channel(endpoint, service).unary_stream(f"/rmgr.v1.{service}/{name}")
+                    call = begin(request, timeout=_left_s(context), metadata=speaking_for(caller))
+                    self._routes.count("passed_on", name)
+                    if not context.add_callback(call.cancel):
+                        call.cancel()
+                        return
+                    try:
+                        yield from self._stalls.watched(context, call)
+                    except grpc.RpcError as error:
+                        self._failed(context, endpoint, error)
+                    finally:
+                        call.cancel()
 
         return pass_on
 
-    def _charge_caller(self, context: grpc.ServicerContext) -> Caller:
-        """Returns the caller, whose question is charged; ends the call by an exception if the caller is over the limit."""
-        caller = caller_of(context)
-        try:
-            self._bounds.spend(caller.user, QUESTION_COST)
-        except RmgrError as error:
-            self._refused(context, error)
-        return caller
-
     @contextmanager
-    def _turn(self, context: grpc.ServicerContext, caller: Caller, end_s: float) -> Iterator[None]:
-        with ExitStack() as stack:
-            try:
-                wait_s = max(0.1, end_s - time.monotonic())
-                stack.enter_context(self._questions.turn(caller.user, wait_s, is_operator=caller.is_certified_operator))
-            except RmgrError as error:
-                self._refused(context, error)
+    def _counted(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """Ends the call by an exception if the block refuses it, and counts that."""
+        try:
             yield
-
-    def _enter(self, context: grpc.ServicerContext) -> Caller:
-        """Returns the caller and takes a place for a stream, to be given back; ends the call by an exception if there is none."""
-        caller = self._charge_caller(context)
-        if not self._streams.take(caller.user, is_operator=caller.is_certified_operator):
-            self._refused(context, self._bounds.no_place("streams", caller.user, self._streams))
-        return caller
-
-    def _refused(self, context: grpc.ServicerContext, error: RmgrError) -> None:
-        self._routes.count("refused", type(error).__name__)
-        fail(context, error)
+        except RmgrError as error:
+            self._routes.count("refused", type(error).__name__)
+            fail(context, error)
 
     def starter(self, context: grpc.ServicerContext) -> str:
         """Returns the endpoint that a call names, once a Starter of the cluster has answered there; else ends the call by an exception."""
-        endpoint = self._target(context, self._routes.node)
+        with self._counted(context):
+            endpoint = self._routes.node(_target(context))
         try:
             health = health_pb2_grpc.HealthStub(self._channel(endpoint, "Node"))
             health.Check(health_pb2.HealthCheckRequest(service=""), timeout=_DEFAULT_S)
@@ -263,14 +246,6 @@ class Forwarder:
             self._failed(context, endpoint, error)
         self._routes.count("passed_on", "Open")
         return endpoint
-
-    def _target(self, context: grpc.ServicerContext, route: Callable[[str], str]) -> str:
-        wanted = next((str(value) for key, value in context.invocation_metadata() if key == TARGET_KEY), "")
-        try:
-            return route(wanted)
-        except RmgrError as error:
-            self._refused(context, error)
-            raise
 
     def _channel(self, endpoint: str, service: str) -> grpc.Channel:
         return (self._leaders if service == "Leader" else self._nodes).get(endpoint)
@@ -288,6 +263,11 @@ class Forwarder:
         late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         message = "did not answer in time" if late else f"cannot be reached ({error.code().name.lower().replace('_', ' ')})"
         fail(context, Unavailable(f"{endpoint} {message}", hint="rmgr doctor"))
+
+
+def _target(context: grpc.ServicerContext) -> str:
+    """Returns the endpoint that a call names, "" for none."""
+    return next((str(value) for key, value in context.invocation_metadata() if key == TARGET_KEY), "")
 
 
 def _left_s(context: grpc.ServicerContext) -> float | None:

@@ -20,22 +20,10 @@ from typing import Any, TypeVar
 import grpc
 import msgspec
 
+from rmgr.adapters import store_rules as rules
 from rmgr.adapters.access.auth import ERROR_KEY, rebuild
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import Gateways, user_metadata
-from rmgr.adapters.store_rules import (
-    CHUNK_BYTES,
-    CallDeadline,
-    check_key,
-    check_limit,
-    check_prefix,
-    check_size,
-    expiry_ms,
-    key_exists,
-    notes_of,
-    patience_s,
-    pieces,
-)
 from rmgr.config import user_name
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Note, Store, Writing
 from rmgr.errors import DataLost, KeyExists, PermissionDenied, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
@@ -54,7 +42,7 @@ _PATIENCE_S = 5.0
 _EARLY_S = 0.25
 
 
-class _Deadline(CallDeadline):
+class _Deadline(rules.CallDeadline):
     """Deadline of a call as a whole, and of its current try at one gateway."""
 
     __slots__ = ("try_at",)
@@ -95,17 +83,17 @@ class GatewayStore(Store):
     def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
         """See `Store.put`. Holds at most 3 MiB of an iterable, which can be sent only once."""
         deadline = _Deadline(how.timeout_s)
-        check_key(key)
-        expiry_ms(how.ttl_s)
+        rules.check_key(key)
+        rules.expiry_ms(how.ttl_s)
         if isinstance(value, bytes) and len(value) <= MESSAGE_BYTES:
             made = how.note if isinstance(how.note, bytes) else how.note(hashlib.sha256(value).digest())
             self._put([(key, value)], msgspec.structs.replace(how, notes=(made,)), deadline)
         elif isinstance(value, bytes | bytearray | memoryview) or (how.overwrite and is_whole(value)):
             parts = [memoryview(value).cast("B")] if isinstance(value, bytes | bytearray | memoryview) else [*value]
-            check_size(key, size := sum(map(len, parts)))
+            rules.check_size(key, size := sum(map(len, parts)))
             deadline.allow(size)
             self._repeat(
-                lambda stub: self._write(stub, key, pieces(key, parts, CHUNK_BYTES), how, deadline),
+                lambda stub: self._write(stub, key, rules.pieces(key, parts, rules.CHUNK_BYTES), how, deadline),
                 deadline,
                 f"write {key!r}",
                 mine=None if how.overwrite else lambda: self._holds(key, parts[0], how.encoding, deadline),
@@ -113,21 +101,21 @@ class GatewayStore(Store):
         elif isinstance(value, str) or not isinstance(value, Iterable):
             raise UsageError(f"the value of {key!r} must be bytes or an iterable of bytes, not {type(value).__name__}")
         else:
-            self._put_stream(key, pieces(key, value, CHUNK_BYTES), how, deadline)
+            self._put_stream(key, rules.pieces(key, value, rules.CHUNK_BYTES), how, deadline)
 
     def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
         """See `Store.put_many`. Rows over 512 KiB follow one by one. No row is reported as decided before the end."""
         deadline = _Deadline(how.timeout_s)
-        expiry_ms(how.ttl_s)
+        rules.expiry_ms(how.ttl_s)
         small: list[tuple[str, bytes]] = []
         large: list[tuple[str, bytes, bytes]] = []
         beside: list[bytes] = []
-        for (key, value), note in zip(rows, notes_of(rows, how.notes), strict=True):
-            check_key(key)
+        for (key, value), note in zip(rows, rules.notes_of(rows, how.notes), strict=True):
+            rules.check_key(key)
             if not isinstance(value, bytes):
                 raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
-            check_size(key, len(value))
-            if len(value) > CHUNK_BYTES:
+            rules.check_size(key, len(value))
+            if len(value) > rules.CHUNK_BYTES:
                 large.append((key, value, note))
             else:
                 small.append((key, value))
@@ -159,7 +147,6 @@ class GatewayStore(Store):
     # -- reading
 
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
-        """See `Store.about_many`."""
         rows = self._rows("About", keys, _Deadline(timeout_s), "look at")
         return {row.key: About(row.size, Encoding(row.encoding), row.sha256, row.note) for row in rows}
 
@@ -194,8 +181,8 @@ class GatewayStore(Store):
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`. Asks for a page of 1,000 at a time."""
         deadline = _Deadline(timeout_s)
-        check_limit(limit)
-        request = pb.ListRequest(prefix=check_prefix(prefix), after=check_prefix(after))
+        rules.check_limit(limit)
+        request = pb.ListRequest(prefix=rules.check_prefix(prefix), after=rules.check_prefix(after))
         found: list[str] = []
         while len(found) < limit:
             request.limit = min(PAGE_KEYS, limit - len(found))
@@ -207,12 +194,10 @@ class GatewayStore(Store):
         return found
 
     def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
-        """See `Store.usage`."""
-        reply = self._ask("Usage", pb.ListRequest(prefix=check_prefix(prefix)), timeout_s, "count its values", is_small=False)
+        reply = self._ask("Usage", pb.ListRequest(prefix=rules.check_prefix(prefix)), timeout_s, "count its values", is_small=False)
         return int(reply.values), int(reply.bytes)
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
-        """See `Store.health`."""
         try:
             return self._ask("Health", pb.HealthRequest(), timeout_s, "answer").problem or None
         except RmgrError as error:
@@ -290,7 +275,7 @@ class GatewayStore(Store):
     def _put_stream(self, key: str, parts: Iterator[bytes], how: Writing, deadline: _Deadline) -> None:
         """Sends an iterable that runs in the caller's thread; an error it raises breaks the call off and is raised here."""
         if self.head(key, timeout_s=deadline.left_s()) is not None and not how.overwrite:  # also finds a gateway that answers
-            raise key_exists([key])
+            raise rules.key_exists([key])
         ahead: queue.Queue[bytes | None] = queue.Queue(_AHEAD)
         broken = threading.Event()
 
@@ -300,7 +285,7 @@ class GatewayStore(Store):
 
         endpoint = self._gateways.current
         stub = gateway_pb2_grpc.StoreStub(self._gateways.channel(endpoint))
-        left_s = self._left(deadline) + patience_s(MAX_VALUE_BYTES)  # what counts is progress: `deadline` grows with each part
+        left_s = self._left(deadline) + rules.patience_s(MAX_VALUE_BYTES)  # what counts is progress: `deadline` grows with each part
         call = stub.Write.future(with_last(_first(key, how), feed(), how.note, broken), timeout=left_s, metadata=self._metadata)
         try:
             for part in parts:
@@ -440,7 +425,7 @@ def hash_of(parts: Iterable[bytes | memoryview]) -> bytes:
     return digest.digest()
 
 
-def offer(ahead: queue.Queue[bytes | None], part: bytes | None, call: Any, deadline: CallDeadline) -> bool:
+def offer(ahead: queue.Queue[bytes | None], part: bytes | None, call: Any, deadline: rules.CallDeadline) -> bool:
     """Waits for room; returns False if the call is over, or makes no progress, so that nobody takes the part."""
     while not call.done() and not deadline.passed():
         with suppress(queue.Full):
@@ -494,7 +479,7 @@ def batches(rows: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes
 
 
 def _key_batches(keys: Sequence[str]) -> Iterator[list[str]]:
-    for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
+    for some in batches([(rules.check_key(key), b"") for key in dict.fromkeys(keys)]):
         yield [key for key, _ in some]
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import Caller, caller_of, fail, rebuild
+from rmgr.adapters.access.auth import Caller, caller_of, rebuild, service
 from rmgr.adapters.access.limits import Bounds, Rates
 from rmgr.adapters.access.server_threads import Silence
 from rmgr.adapters.access.turns import Turns
@@ -274,10 +274,7 @@ class Talks:
     @property
     def handler(self) -> grpc.GenericRpcHandler:
         """Handler for `RpcServer.add_generic`."""
-        method = grpc.stream_stream_rpc_method_handler(
-            self._serve, request_deserializer=pb.Words.FromString, response_serializer=pb.Words.SerializeToString
-        )
-        return grpc.method_handlers_generic_handler("rmgr.v1.Work", {"Talk": method})
+        return service(pb, "Work", Talk=self._serve)
 
     def stop(self, grace_s: float) -> None:
         """Takes no more streams and ends the existing ones: their clients move to another gateway."""
@@ -299,23 +296,20 @@ class Talks:
                 raise CoordinationUnavailable("the gateway is stopping")
             self._check_opened(caller)
             self._take_place(caller)
-        except RmgrError as error:
-            self.count("refused", type(error).__name__)
-            fail(context, error)
-        stream = Stream(self, caller, context)
-        with self._lock:
-            self._live.add(stream)
-        try:
-            stream.begin(self._talker(caller, stream), requests)
-            yield from stream.told()
-        except RmgrError as error:
-            self.count("refused", type(error).__name__)
-            fail(context, error)
-        finally:
-            stream.close()
+            stream = Stream(self, caller, context)
             with self._lock:
-                self._live.discard(stream)
-            self._places.give_back(caller.user)
+                self._live.add(stream)
+            try:
+                stream.begin(self._talker(caller, stream), requests)
+                yield from stream.told()
+            finally:
+                stream.close()
+                with self._lock:
+                    self._live.discard(stream)
+                self._places.give_back(caller.user)
+        except RmgrError as error:
+            self.count("refused", type(error).__name__)
+            raise
 
     def _check_opened(self, caller: Caller) -> None:
         """Raises Throttled if the user opens more streams than anybody needs: a stream costs more than the questions asked on it."""

@@ -25,7 +25,7 @@ from rmgr.adapters.host.worker import Worker, WorkerSpec
 from rmgr.adapters.host.workevents import CommandsEnded, SlotLost, SlotUp, Surprised, TasksReturned, WorkEvent
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted
-from rmgr.model.base.version import PROTOCOL
+from rmgr.model.cluster.version import PROTOCOL
 from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import CommandBatch, CommandStarted, WorkerGone
 from rmgr.runner.host import home

@@ -15,17 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rmgr.adapters.host import distrust
+from rmgr.adapters.host import distrust, workevents
 from rmgr.adapters.host.accounts import live_output
 from rmgr.adapters.host.channel import Channel
-from rmgr.adapters.host.workevents import (
-    TasksEnded,
-    TasksReturned,
-    WorkerBlocked,
-    WorkerEnded,
-    WorkerFailed,
-    WorkerUnblocking,
-)
 from rmgr.model.base.states import Reason
 from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import Output, TaskBatch, TaskEnd, WorkerGone
@@ -243,7 +235,7 @@ class Worker:
         unstarted = tuple(other for other in left if other != seq)
         if seq and self.slot.account is not None:
             gone = msgspec.structs.replace(gone, reason=self._ordered_ends.believed(seq, gone.reason))
-        ended = WorkerEnded(
+        ended = workevents.WorkerEnded(
             slot=self.slot,
             worker=self,
             seq=seq,
@@ -290,22 +282,22 @@ class Worker:
             match frame:
                 case frames.TaskEnds():
                     if known := self._account(frame.ends):
-                        slot.tell(TasksEnded(slot, self, known))
+                        slot.tell(workevents.TasksEnded(slot, self, known))
                 case frames.Skipped():
                     with self._lock:
                         self._highest = max(self._highest, frame.seqs[-1])
                         seqs = tuple(seq for seq in frame.seqs if self._outstanding.pop(seq, self) is None)
                         self._ordered_ends.over(frame.seqs)
                     if seqs:
-                        slot.tell(TasksReturned(slot, self, seqs, Reason.NONE))
+                        slot.tell(workevents.TasksReturned(slot, self, seqs, Reason.NONE))
                 case frames.Blocked():
                     self.blocked_seq = frame.seq
-                    slot.tell(WorkerBlocked(slot, self, frame.seq))
+                    slot.tell(workevents.WorkerBlocked(slot, self, frame.seq))
                     self._recall(0)
                 case frames.Unblocking():
                     if frame.seq in self._outstanding:
                         self._is_asking = True
-                        slot.tell(WorkerUnblocking(slot, self, frame.seq))
+                        slot.tell(workevents.WorkerUnblocking(slot, self, frame.seq))
                     else:  # a thread that outlived its task: no task needs cores
                         self.grant(frame.seq)
                 case frames.WorkerUp():
@@ -320,7 +312,7 @@ class Worker:
 
     def _refuse(self, error: bytes, summary: str, initializer: bool, out: Output, err: Output) -> None:
         self.is_leaving = self.is_refused = True
-        self.slot.tell(WorkerFailed(self.slot, self, error, summary, initializer, out, err))
+        self.slot.tell(workevents.WorkerFailed(self.slot, self, error, summary, initializer, out, err))
 
     def _account(self, ends: tuple[TaskEnd, ...]) -> tuple[TaskEnd, ...]:
         """Removes the tasks from the outstanding ones; returns those not yet accounted for (socket and board may both bring an end)."""
@@ -345,7 +337,7 @@ class Worker:
                 seqs = tuple(self._outstanding)
                 self._early.clear()
                 self._outstanding.clear()
-            self.slot.tell(TasksReturned(self.slot, self, seqs, Reason.NONE))
+            self.slot.tell(workevents.TasksReturned(self.slot, self, seqs, Reason.NONE))
             return
         with self._lock:
             current = board.begun
@@ -376,7 +368,7 @@ class Worker:
         board = self._board
         if board is None:  # the worker has died in the meantime: everything is accounted for
             if answer:
-                self.slot.tell(TasksReturned(self.slot, self, (), Reason.NONE))
+                self.slot.tell(workevents.TasksReturned(self.slot, self, (), Reason.NONE))
             return
         with self._lock:
             after = max(after, board.begun)
@@ -385,7 +377,7 @@ class Worker:
                 del self._outstanding[seq]
             self._ordered_ends.over(seqs)
         if seqs or answer:
-            self.slot.tell(TasksReturned(self.slot, self, seqs, Reason.NONE))
+            self.slot.tell(workevents.TasksReturned(self.slot, self, seqs, Reason.NONE))
 
     def _rescue(self) -> None:
         """Reads results from the board, so that a quick task's result does not wait for a slow task later in its batch."""
@@ -406,7 +398,7 @@ class Worker:
             with self.slot.guarded():
                 known = self._account(ends_on_board(data, count))
                 if known:
-                    self.slot.tell(TasksEnded(self.slot, self, known))
+                    self.slot.tell(workevents.TasksEnded(self.slot, self, known))
 
 
 def ends_on_board(data: bytes, count: int) -> tuple[TaskEnd, ...]:

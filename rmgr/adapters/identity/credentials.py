@@ -35,18 +35,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rmgr.adapters.identity.pki import (
-    KEY_SCHEME,
-    Authority,
-    Certified,
-    cluster_of,
-    identity_of,
-    issue,
-    issue_server,
-    key_id_of,
-    make_ca,
-    verify_certificate,
-)
+from rmgr.adapters.identity import pki
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, PermissionDenied, UsageError
 from rmgr.model.cluster.identity import Identity, Role, parse_uri
 
@@ -126,8 +115,8 @@ class Credentials:
         now_s = time.time() if now_s is None else now_s
         try:
             signer, link = read_own(files["sign.crt"]), read_own(files["tls.crt"])
-            who = parse_uri(next(uri for uri in link.uris if not uri.startswith(KEY_SCHEME)))
-            key_id = next(uri.removeprefix(KEY_SCHEME) for uri in link.uris if uri.startswith(KEY_SCHEME))
+            who = parse_uri(next(uri for uri in link.uris if not uri.startswith(pki.KEY_SCHEME)))
+            key_id = next(uri.removeprefix(pki.KEY_SCHEME) for uri in link.uris if uri.startswith(pki.KEY_SCHEME))
             is_usual = who.uri in signer.uris and hashlib.sha256(signer.key).hexdigest()[:32] == key_id
             is_usual = is_usual and all(item.not_before_s <= now_s < item.not_after_s for item in (signer, link))
         except (ValueError, StopIteration, UsageError):
@@ -140,6 +129,7 @@ class Credentials:
     def _of(cls, where: Path, files: Mapping[str, bytes], identity: Identity, not_after_s: float, key: Any) -> Self:
         """Makes credentials from the files of a bundle whose holder is known."""
         secret = _read(where / "zookeeper.secret").decode().strip() if (where / "zookeeper.secret").exists() else ""
+        secrets = where / "zookeeper.secrets"
         return cls(
             directory=where,
             identity=identity,
@@ -149,7 +139,7 @@ class Credentials:
             roles=_mapping(where / "roles.json", files["roles.json"]),
             not_after_s=not_after_s,
             zookeeper_auth=("digest", secret) if secret else None,
-            zookeeper_secrets=_secrets(where),
+            zookeeper_secrets=_mapping(secrets, _read(secrets)) if secrets.exists() else {},
             _key=key,
         )
 
@@ -158,9 +148,9 @@ class Credentials:
         signature: bytes = self._key.sign(data)
         return signature
 
-    def certified(self, pem: bytes) -> Certified:
+    def certified(self, pem: bytes) -> pki.Certified:
         """Returns the holder of another certificate of this cluster. Raises PermissionDenied."""
-        return verify_certificate(pem, self.ca_pem)
+        return pki.verify_certificate(pem, self.ca_pem)
 
     def newest(self) -> Credentials:
         """Returns the holder's credentials as the files have them now. Cost: a read of 1 KiB; 10 ms after a renewal."""
@@ -198,7 +188,7 @@ def known_endpoints(credentials: Credentials) -> tuple[str, ...]:
         return ()
 
 
-def load_ca(directory: Path | str) -> Authority:
+def load_ca(directory: Path | str) -> pki.Authority:
     """Returns the authority in an admin's directory. Raises ConfigError."""
     where = Path(directory)
     if not (where / "ca.key").exists():
@@ -208,10 +198,10 @@ def load_ca(directory: Path | str) -> Authority:
     _check_place(where)
     cert, key, secrets = (_read(where / name) for name in AUTHORITY_FILES)
     try:
-        cluster = cluster_of(cert)
+        cluster = pki.cluster_of(cert)
     except ValueError as error:
         raise ConfigError(f"{where / 'ca.crt'} is not a certificate: {error}", hint="restore it from a backup") from None
-    return Authority(cluster=cluster, cert_pem=cert, key_pem=key, secrets=_mapping(where / "zookeeper.secrets", secrets))
+    return pki.Authority(cluster=cluster, cert_pem=cert, key_pem=key, secrets=_mapping(where / "zookeeper.secrets", secrets))
 
 
 def write_files(directory: Path | str, files: Mapping[str, bytes], *, replace: bool = False) -> Path:
@@ -271,7 +261,7 @@ class _LateKey:
             for name in ("sign.crt", "tls.crt"):
                 said = read_own(_read(self._directory / name))
                 authority.verify(said.signature, said.signed, ECDSA(SHA256()))
-            if key_id_of(key.public_key()) == self._key_id:
+            if pki.key_id_of(key.public_key()) == self._key_id:
                 return key
         return Credentials.load(self._directory)  # raises with the reason
 
@@ -323,9 +313,9 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint=f"chown -R $(id -u) {path.parent}") from None
 
 
-def _certified(path: Path, pem: bytes, ca_pem: bytes, now_s: float | None) -> Certified:
+def _certified(path: Path, pem: bytes, ca_pem: bytes, now_s: float | None) -> pki.Certified:
     try:
-        return verify_certificate(pem, ca_pem, now_s)
+        return pki.verify_certificate(pem, ca_pem, now_s)
     except PermissionDenied as error:
         hint = "ask the cluster's admin for a new bundle: rmgr admin rotate tls, or rmgr admin add-user NAME"
         if "valid only from" in error.message:
@@ -333,7 +323,7 @@ def _certified(path: Path, pem: bytes, ca_pem: bytes, now_s: float | None) -> Ce
         raise ConfigError(f"{path}: {error.message}", hint=hint) from None
 
 
-def _private_key(path: Path, pem: bytes, certified: Certified) -> Any:
+def _private_key(path: Path, pem: bytes, certified: pki.Certified) -> Any:
     from cryptography.hazmat.primitives import serialization
 
     try:
@@ -343,11 +333,6 @@ def _private_key(path: Path, pem: bytes, certified: Certified) -> Any:
     if key.public_key() != certified.public_key:
         raise ConfigError(f"{path} does not belong to {path.with_suffix('.crt').name}", hint="files of two bundles are mixed: restore one")
     return key
-
-
-def _secrets(where: Path) -> Mapping[str, str]:
-    path = where / "zookeeper.secrets"
-    return _mapping(path, _read(path)) if path.exists() else {}
 
 
 def _mapping(path: Path, data: bytes) -> dict[str, str]:
@@ -495,7 +480,7 @@ class ServerContext:
 def peer_of(sock: Any) -> Identity:
     """Returns the identity in the certificate that the other end has presented. Raises PermissionDenied."""
     shown: Iterable[tuple[str, str]] = (sock.getpeercert() or {}).get("subjectAltName", ())
-    return identity_of([name for kind, name in shown if kind == "URI"])
+    return pki.identity_of([name for kind, name in shown if kind == "URI"])
 
 
 # -- the bundles that a cluster begins with: each made once, and never overwritten ---------------------------------------------
@@ -505,7 +490,7 @@ def peer_of(sock: Any) -> Identity:
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
-def ensure_authority(directory: Path, *, cluster: str = "") -> tuple[Authority, bool]:
+def ensure_authority(directory: Path, *, cluster: str = "") -> tuple[pki.Authority, bool]:
     """Returns the authority in `directory`, and whether it was made just now because there was none.
 
     Args: cluster: name of the trust domain, "" = a random one, or the existing one.
@@ -518,12 +503,14 @@ def ensure_authority(directory: Path, *, cluster: str = "") -> tuple[Authority, 
         return found, False
     if (directory / "ca.crt").exists():
         raise ConfigError(f"{directory} holds a bundle of credentials, but no authority", hint="choose another --dir")
-    made = make_ca(cluster)
-    write_files(directory, issue(made, "admin", Role.ADMIN) | made.files())
+    made = pki.make_ca(cluster)
+    write_files(directory, pki.issue(made, "admin", Role.ADMIN) | made.files())
     return made, True
 
 
-def ensure_bundle(authority: Authority, directory: Path, name: str, role: Role, *, hosts: Sequence[str] = (), renew: bool = False) -> bool:
+def ensure_bundle(
+    authority: pki.Authority, directory: Path, name: str, role: Role, *, hosts: Sequence[str] = (), renew: bool = False
+) -> bool:
     """Makes a bundle in `directory` unless there is one; returns whether it was made.
 
     Args: renew: replace one that cannot be used any more (expired, another authority's).
@@ -535,7 +522,7 @@ def ensure_bundle(authority: Authority, directory: Path, name: str, role: Role, 
             mine = found.ca_pem == authority.cert_pem
             if not mine and not renew:
                 raise ConfigError(
-                    f"{directory} holds credentials of another cluster ({cluster_of(found.ca_pem)})",
+                    f"{directory} holds credentials of another cluster ({pki.cluster_of(found.ca_pem)})",
                     hint="they are left alone: move them away, or name another place",
                 )
             if mine and not (renew and found.days_left() < 1):
@@ -543,14 +530,14 @@ def ensure_bundle(authority: Authority, directory: Path, name: str, role: Role, 
         except ConfigError:
             if not renew:
                 raise
-    write_files(directory, issue(authority, name, role, hosts=hosts), replace=renew)
+    write_files(directory, pki.issue(authority, name, role, hosts=hosts), replace=renew)
     return True
 
 
-def ensure_server(authority: Authority, directory: Path, name: str, hosts: Sequence[str]) -> bool:
+def ensure_server(authority: pki.Authority, directory: Path, name: str, hosts: Sequence[str]) -> bool:
     """Makes a certificate for a foreign server in `directory` unless there is one; returns whether it was made."""
     if (directory / "server.pem").exists():
         return False
-    certificate, key = issue_server(authority, name, tuple(dict.fromkeys((*hosts, *LOCAL_HOSTS))))
+    certificate, key = pki.issue_server(authority, name, tuple(dict.fromkeys((*hosts, *LOCAL_HOSTS))))
     write_files(directory, {"server.pem": key + certificate, "ca.pem": authority.cert_pem})
     return True

@@ -16,7 +16,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import PermissionDenied, UsageError
@@ -25,7 +25,6 @@ from rmgr.model.cluster.identity import Identity, Role, check_name, parse_uri
 
 if TYPE_CHECKING:
     from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 #: Days of validity; the authority's is longer than that of anything it signs.
@@ -212,7 +211,7 @@ def verify_certificate(pem: bytes, ca_pem: bytes, now_s: float | None = None) ->
     else:
         key_id = next((uri.removeprefix(KEY_SCHEME) for uri in uris if uri.startswith(KEY_SCHEME)), "")
     found = Certified(
-        identity=Identity(name=who.name, role=who.role, cluster=who.cluster, key_id=key_id),
+        identity=replace(who, key_id=key_id),
         not_before_s=certificate.not_valid_before_utc.timestamp(),
         not_after_s=certificate.not_valid_after_utc.timestamp(),
         public_key=key,
@@ -270,10 +269,9 @@ def identity_of(names: Sequence[str]) -> Identity:
     uri = next((name for name in names if name.startswith("rmgr://")), "")
     key_id = next((name.removeprefix(KEY_SCHEME) for name in names if name.startswith(KEY_SCHEME)), "")
     try:
-        who = parse_uri(uri)
+        return replace(parse_uri(uri), key_id=key_id)
     except UsageError:
         raise PermissionDenied("the certificate of the caller names nobody of this cluster") from None
-    return Identity(name=who.name, role=who.role, cluster=who.cluster, key_id=key_id)
 
 
 # -- inside --------------------------------------------------------------------------------------------------------------------
@@ -291,6 +289,7 @@ def _leaf(
     tls: bool = False,
 ) -> bytes:
     from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     ca = load_certificate(authority.cert_pem)
@@ -308,7 +307,7 @@ def _leaf(
     if tls:
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if dns else [])]
         builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-    return _sign(builder, _load_key(authority.key_pem))
+    return _sign(builder, load_pem_private_key(authority.key_pem, password=None))
 
 
 def _builder(
@@ -361,7 +360,7 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _sign(builder: x509.CertificateBuilder, key: EllipticCurvePrivateKey) -> bytes:
+def _sign(builder: x509.CertificateBuilder, key: Any) -> bytes:
     from cryptography.hazmat.primitives import hashes, serialization
 
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -372,12 +371,6 @@ def _private_pem(key: Any) -> bytes:
 
     pem: bytes = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return pem
-
-
-def _load_key(pem: bytes) -> Any:
-    from cryptography.hazmat.primitives import serialization
-
-    return serialization.load_pem_private_key(pem, password=None)
 
 
 def _uris(certificate: x509.Certificate) -> list[str]:

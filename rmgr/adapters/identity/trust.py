@@ -72,7 +72,6 @@ class ZooKeeperKeys:
         self._coordinator = coordinator
 
     def certificate(self, key_id: str) -> Future[bytes | None]:
-        """See `Keys`."""
         answer: Future[bytes | None] = Future()
 
         def arrived(done: Future[Stamped | None]) -> None:
@@ -89,7 +88,6 @@ class ZooKeeperKeys:
     def revocations(
         self, known: Container[str], changed: Callable[[], None], take: Callable[[dict[str, RevokedKey | None] | None], None]
     ) -> None:
-        """See `Keys`."""
 
         def listed(done: Future[list[str] | None]) -> None:
             try:
@@ -255,23 +253,21 @@ class Trust:
         self._refresh()
 
     def _listed(self, found: dict[str, RevokedKey | None] | None) -> None:
-        if found is None:
-            self._failed()
-            return
         with self._lock:
-            revoked = self._revoked or {}
+            self._reading = False
+            if found is None:
+                return
             for name, one in found.items():
                 if one is not None and one.record:
-                    self._names[name] = _holder(one.record, name), one.since_zxid
-                    self._since_s[name] = _since_s(one.record, name)
-            revoked = {name: revoked.get(name, 0) if one is None else one.zxid for name, one in found.items()}
-        self._take(revoked)
-
-    def _take(self, revoked: dict[str, int]) -> None:
-        with self._lock:
+                    with suppress(WrongCluster):  # unreadable: revoked at an unknown time, and nobody is named
+                        record = decode_record(one.record, Revocation, paths.revoked(name))
+                        self._names[name] = "" if record.others else record.name, one.since_zxid  # the holder whose last key it was
+                        self._since_s[name] = record.since_us / 1e6
+            revoked = self._revoked or {}
+            self._revoked = {name: revoked.get(name, 0) if one is None else one.zxid for name, one in found.items()}
+            self.revocations = len(found)
             again = self._again  # the watch of this list is spent: nothing else would report later changes
-            self._revoked, self._read_s, self._reading = revoked, -math.inf if again else time.monotonic(), False
-            self.revocations = len(revoked)
+            self._read_s = -math.inf if again else time.monotonic()
         if again:
             self._refresh()
         self._wake()
@@ -279,10 +275,6 @@ class Trust:
     def _wake(self) -> None:
         for listener in self._listeners:
             listener()
-
-    def _failed(self) -> None:
-        with self._lock:
-            self._reading = False
 
 
 def _parse(pem: bytes, ca_pem: bytes) -> Certified | str:
@@ -296,23 +288,6 @@ def _parse(pem: bytes, ca_pem: bytes) -> Certified | str:
         return error.message
     except ValueError as error:
         return f"not a certificate: {error}"
-
-
-def _since_s(data: bytes, key_id: str) -> float:
-    """Returns when a key was revoked, -inf if unreadable."""
-    try:
-        return decode_record(data, Revocation, paths.revoked(key_id)).since_us / 1e6
-    except WrongCluster:
-        return -math.inf
-
-
-def _holder(data: bytes, key_id: str) -> str:
-    """Returns the holder whose last key a revocation revokes; "" if it names none, or the holder has others."""
-    try:
-        record = decode_record(data, Revocation, paths.revoked(key_id))
-        return "" if record.others else record.name
-    except WrongCluster:
-        return ""
 
 
 def publish(coordinator: Coordinator, credentials: Credentials, *, timeout_s: float = 10.0) -> None:

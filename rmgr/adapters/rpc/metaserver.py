@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from rmgr.adapters.access.auth import unary
+from rmgr.adapters.access.auth import service
 from rmgr.adapters.rpc.channels import Client
 from rmgr.adapters.rpc.convert import carry, from_message, to_message
 from rmgr.model.cluster.servers import (
@@ -59,8 +59,8 @@ class MetaserverAnswers(Protocol):
         """Returns all servers, or one."""
 
 
-def handler_of(answers: MetaserverAnswers) -> Any:
-    """Returns the service for `RpcServer.add_generic`."""
+def handler_of(answers: MetaserverAnswers) -> grpc.GenericRpcHandler:
+    """Returns the service."""
 
     def report(request: Any, _: grpc.ServicerContext) -> Any:
         return to_message(answers.report(from_message(GatewayReport, request)))
@@ -71,12 +71,7 @@ def handler_of(answers: MetaserverAnswers) -> Any:
     def servers(request: Any, _: grpc.ServicerContext) -> Any:
         return to_message(answers.servers(request.name))
 
-    methods = {
-        "Report": unary(report, pb.ReportRequest, pb.ReportReply),
-        "Pick": unary(pick, pb.PickRequest, pb.PickReply),
-        "Servers": unary(servers, pb.ServersRequest, pb.ServersReply),
-    }
-    return grpc.method_handlers_generic_handler("rmgr.v1.Metaserver", methods)
+    return service(pb, "Metaserver", Report=report, Pick=pick, Servers=servers)
 
 
 class MetaserverClient(Client):

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import grpc
 
 from rmgr import errors
-from rmgr.adapters.access.auth import fail, open_channel, rebuild, unary
+from rmgr.adapters.access.auth import open_channel, rebuild, service
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import IDLE_OPTIONS, OPTIONS, Channels
 from rmgr.model.cluster.identity import Role
@@ -68,30 +68,11 @@ class RanksAnswers(Protocol):
         """Starts a launch in the hold. Raises: NotFound if no such hold has its cores; Unavailable."""
 
 
-def handler_of(answers: RanksAnswers) -> Any:
-    """Returns the service for `RpcServer.add_generic`."""
-    servicer = _Servicer(answers)
-    return grpc.method_handlers_generic_handler(
-        "rmgr.v1.Ranks",
-        {
-            "Prepare": unary(servicer.prepare, node_pb2.PrepareRequest, node_pb2.PrepareReply),
-            "Suspend": unary(servicer.suspend, node_pb2.SuspendRequest, node_pb2.SuspendReply),
-            "Checkpoint": unary(servicer.checkpoint, node_pb2.CheckpointRequest, node_pb2.CheckpointReply),
-            "Launch": grpc.stream_stream_rpc_method_handler(
-                servicer.launch,
-                request_deserializer=node_pb2.LaunchChunk.FromString,
-                response_serializer=node_pb2.LaunchChunk.SerializeToString,
-            ),
-        },
-    )
+def handler_of(answers: RanksAnswers) -> grpc.GenericRpcHandler:
+    """Returns the service `rmgr.v1.Ranks`."""
 
-
-class _Servicer:
-    def __init__(self, answers: RanksAnswers) -> None:
-        self._answers = answers
-
-    def prepare(self, request: Any, context: grpc.ServicerContext) -> Any:
-        ready = self._answers.prepare(request.node, request.hold, head=request.head, cores=request.cores)
+    def prepare(request: Any, context: grpc.ServicerContext) -> Any:
+        ready = answers.prepare(request.node, request.hold, head=request.head, cores=request.cores)
         left_s = min(context.time_remaining() or _LONGEST_S, _LONGEST_S)
         while left_s > 0 and context.is_active():
             with suppress(TimeoutError):
@@ -101,32 +82,24 @@ class _Servicer:
         ready.cancel()
         raise errors.DeadlineExceeded(f"node {request.node} has no room for {request.hold} yet")
 
-    def suspend(self, request: Any, _: grpc.ServicerContext) -> Any:
-        self._answers.suspend(request.node, request.hold, resume=request.resume, out_of_turn_us=request.out_of_turn_us)
+    def suspend(request: Any, _: grpc.ServicerContext) -> Any:
+        answers.suspend(request.node, request.hold, resume=request.resume, out_of_turn_us=request.out_of_turn_us)
         return node_pb2.SuspendReply()
 
-    def checkpoint(self, request: Any, _: grpc.ServicerContext) -> Any:
-        step = Step(
-            step=request.step,
-            number=request.number,
-            stop=request.stop,
-            deadline_us=request.deadline_us,
-            max_bytes=request.max_bytes,
-            row=request.row,
-        )
-        size, row = self._answers.checkpoint(request.node, request.hold, step)
+    def checkpoint(request: Any, _: grpc.ServicerContext) -> Any:
+        step = Step(**{name: getattr(request, name) for name in Step.__slots__})
+        size, row = answers.checkpoint(request.node, request.hold, step)
         return node_pb2.CheckpointReply(size_bytes=size, row=row)
 
-    def launch(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    def launch(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         first = next(requests, None)
         if first is None:
             return
-        try:
-            link = self._answers.launch(first.node, first.hold)
-        except errors.RmgrError as error:
-            fail(context, error)
+        link = answers.launch(first.node, first.hold)
         for piece in carried(link, requests, first.data, context, "ranks-in"):
             yield node_pb2.LaunchChunk(data=piece)
+
+    return service(node_pb2, "Ranks", Prepare=prepare, Suspend=suspend, Checkpoint=checkpoint, Launch=launch)
 
 
 def carried(link: RanksLink, requests: Iterator[Any], first: bytes, context: grpc.ServicerContext, thread: str) -> Iterator[bytes]:
@@ -170,21 +143,11 @@ class Peers:
         done: Callable[[errors.RmgrError | None, str, int], None],
     ) -> None:
         """Asks, and calls `done` on some thread: (None, life and incarnation of the node) if ready, else with the error."""
-        call = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Prepare.future(
-            node_pb2.PrepareRequest(node=node, hold=hold, head=head, cores=cores), timeout=timeout_s, wait_for_ready=True
-        )
 
-        def answered(future: Any) -> None:
-            try:
-                reply = future.result()
-            except grpc.RpcError as error:
-                done(rebuild(error, endpoint), "", 0)
-            except grpc.FutureCancelledError:
-                done(errors.Unavailable(f"{endpoint}: the question was withdrawn"), "", 0)
-            else:
-                done(None, reply.process, reply.incarnation)
+        def answered(error: errors.RmgrError | None, reply: Any) -> None:
+            done(error, *(("", 0) if reply is None else (reply.process, reply.incarnation)))
 
-        call.add_done_callback(answered)
+        self._ask(endpoint, "Prepare", node_pb2.PrepareRequest(node=node, hold=hold, head=head, cores=cores), timeout_s, answered)
 
     def suspend(
         self,
@@ -199,32 +162,29 @@ class Peers:
     ) -> None:
         """Asks, and calls `done` on some thread, with None or the error."""
         request = node_pb2.SuspendRequest(node=node, hold=hold, resume=resume, out_of_turn_us=out_of_turn_us)
-        call = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Suspend.future(request, timeout=timeout_s, wait_for_ready=True)
+        self._ask(endpoint, "Suspend", request, timeout_s, lambda error, _: done(error))
+
+    def _ask(
+        self, endpoint: str, method: str, request: Any, timeout_s: float, told: Callable[[errors.RmgrError | None, Any], None]
+    ) -> None:
+        """Asks, and calls `told` on some thread, with the error or the reply."""
+        ask = getattr(node_pb2_grpc.RanksStub(self._channels.get(endpoint)), method)
 
         def answered(future: Any) -> None:
             try:
-                future.result()
+                reply = future.result()
             except grpc.RpcError as error:
-                done(rebuild(error, endpoint))
+                told(rebuild(error, endpoint), None)
             except grpc.FutureCancelledError:
-                done(errors.Unavailable(f"{endpoint}: the order was withdrawn"))
+                told(errors.Unavailable(f"{endpoint}: the question was withdrawn"), None)
             else:
-                done(None)
+                told(None, reply)
 
-        call.add_done_callback(answered)
+        ask.future(request, timeout=timeout_s, wait_for_ready=True).add_done_callback(answered)
 
     def checkpoint(self, endpoint: str, node: str, hold: str, step: Step, *, timeout_s: float) -> tuple[int, str]:
         """Asks and waits; returns (bytes, key of a row). Raises: the other Starter's error; Unavailable, DeadlineExceeded."""
-        request = node_pb2.CheckpointRequest(
-            node=node,
-            hold=hold,
-            step=step.step,
-            number=step.number,
-            stop=step.stop,
-            deadline_us=step.deadline_us,
-            max_bytes=step.max_bytes,
-            row=step.row,
-        )
+        request = node_pb2.CheckpointRequest(node=node, hold=hold, **asdict(step))
         try:
             reply = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Checkpoint(request, timeout=timeout_s)
         except grpc.RpcError as error:

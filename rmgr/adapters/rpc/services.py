@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 import msgspec
 
-from rmgr.adapters.access.auth import USER_KEY, Caller, caller_of, fail, open_channel, rebuild, secure_channel, unary
+from rmgr.adapters.access.auth import USER_KEY, Caller, caller_of, open_channel, rebuild, secure_channel, service
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS, Client
 from rmgr.adapters.rpc.convert import carry, from_message, to_message
@@ -25,7 +25,7 @@ from rmgr.model.cluster.identity import Identity, Invitation, Role
 from rmgr.model.cluster.queue import UserLimits
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
 from rmgr.model.wire.stream import UNREADABLE, json_decoder
-from rmgr.v1 import join_pb2, leader_pb2_grpc, limits_pb2, limits_pb2_grpc, node_pb2, node_pb2_grpc, views_pb2
+from rmgr.v1 import join_pb2, leader_pb2_grpc, limits_pb2, limits_pb2_grpc, node_pb2, node_pb2_grpc
 from rmgr.v1 import leader_pb2 as pb
 
 if TYPE_CHECKING:
@@ -135,8 +135,8 @@ class NodeAnswers(Protocol):
         """Returns one entry per virtual node."""
 
 
-def leader_handler(answers: LeaderAnswers) -> Any:
-    """Returns the service `rmgr.v1.Leader`, for `RpcServer.add_generic`."""
+def leader_handler(answers: LeaderAnswers) -> grpc.GenericRpcHandler:
+    """Returns the service `rmgr.v1.Leader`."""
 
     def jobs(request: Any, context: grpc.ServicerContext) -> Any:
         found = answers.jobs(tuple(request.ids), ended=request.ended, user=request.user, caller=caller_of(context))
@@ -158,36 +158,24 @@ def leader_handler(answers: LeaderAnswers) -> Any:
     def what_if(request: Any, _: grpc.ServicerContext) -> Any:
         return to_message(answers.what_if(request.submission))
 
-    methods = {
-        "Jobs": unary(jobs, pb.JobsRequest, pb.JobsReply),
-        "Nodes": unary(nodes, pb.NodesRequest, pb.NodesReply),
-        "Queues": unary(queues, pb.QueuesRequest, pb.QueuesReply),
-        "Status": unary(status, pb.StatusRequest, views_pb2.StatusView),
-        "Explain": unary(explain, pb.ExplainRequest, views_pb2.ExplainView),
-        "WhatIf": unary(what_if, pb.WhatIfRequest, views_pb2.WhatIfView),
-    }
-    return grpc.method_handlers_generic_handler("rmgr.v1.Leader", methods)
+    return service(pb, "Leader", Jobs=jobs, Nodes=nodes, Queues=queues, Status=status, Explain=explain, WhatIf=what_if)
 
 
-def node_handler(answers: NodeAnswers) -> Any:
-    """Returns the service `rmgr.v1.Node`, for `RpcServer.add_generic`."""
+def node_handler(answers: NodeAnswers) -> grpc.GenericRpcHandler:
+    """Returns the service `rmgr.v1.Node`."""
 
     def logs(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        try:
-            pieces = answers.logs(
-                request.submission,
-                request.index,
-                attempt=request.attempt,
-                stream=request.stream,
-                follow=request.follow,
-                offsets=(request.stdout_offset, request.stderr_offset),
-                is_active=context.is_active,
-                caller=caller_of(context),
-            )
-            for piece in pieces:
-                yield to_message(piece)
-        except RmgrError as error:
-            fail(context, error)
+        pieces = answers.logs(
+            request.submission,
+            request.index,
+            attempt=request.attempt,
+            stream=request.stream,
+            follow=request.follow,
+            offsets=(request.stdout_offset, request.stderr_offset),
+            is_active=context.is_active,
+            caller=caller_of(context),
+        )
+        return map(to_message, pieces)
 
     def running(request: Any, context: grpc.ServicerContext) -> Any:
         tasks = answers.running(request.submission, caller=caller_of(context))
@@ -201,16 +189,7 @@ def node_handler(answers: NodeAnswers) -> Any:
         boot_us = time.clock_gettime_ns(_BOOTTIME) // 1000  # read last, so that it is true when it leaves
         return node_pb2.ClockReply(boot_us=boot_us, incarnation=incarnation)
 
-    stream = grpc.unary_stream_rpc_method_handler(
-        logs, request_deserializer=node_pb2.LogsRequest.FromString, response_serializer=node_pb2.LogChunk.SerializeToString
-    )
-    methods = {
-        "Logs": stream,
-        "Running": unary(running, node_pb2.RunningRequest, node_pb2.RunningReply),
-        "Stats": unary(stats, node_pb2.StatsRequest, node_pb2.StatsReply),
-        "Clock": unary(clock, node_pb2.ClockRequest, node_pb2.ClockReply),
-    }
-    return grpc.method_handlers_generic_handler("rmgr.v1.Node", methods)
+    return service(node_pb2, "Node", Logs=logs, Running=running, Stats=stats, Clock=clock)
 
 
 # -- clients -------------------------------------------------------------------------------------------------------------------
@@ -314,8 +293,8 @@ class UseAnswers(Protocol):
         """Returns the use of `users`; none = of the caller, for a gateway of everybody. Raises PermissionDenied, Unavailable."""
 
 
-def use_handler(answers: UseAnswers) -> Any:
-    """Returns the service for `RpcServer.add_generic`."""
+def use_handler(answers: UseAnswers) -> grpc.GenericRpcHandler:
+    """Returns the service `rmgr.v1.Limits`."""
 
     def use(request: Any, context: grpc.ServicerContext) -> Any:
         told = answers.use(tuple(request.users), fresh=request.fresh, caller=caller_of(context))
@@ -323,7 +302,7 @@ def use_handler(answers: UseAnswers) -> Any:
         settings = msgspec.json.encode(told.limits).decode()
         return limits_pb2.UseReply(users=users, age_s=told.age_s, settings=settings, problem=told.problem)
 
-    return grpc.method_handlers_generic_handler("rmgr.v1.Limits", {"Use": unary(use, limits_pb2.UseRequest, limits_pb2.UseReply)})
+    return service(limits_pb2, "Limits", Use=use)
 
 
 class UseClient(Client):
@@ -366,7 +345,7 @@ class JoinAnswers(Protocol):
 
 
 def join_handler(answers: JoinAnswers) -> grpc.GenericRpcHandler:
-    """Returns the service for `RpcServer.add_generic`. `METHODS` of `access/auth.py` says who may ask; in an open cluster nobody may."""
+    """Returns the service `rmgr.v1.Join`. `METHODS` of `access/auth.py` says who may ask; in an open cluster nobody may."""
 
     def redeem(request: Any, context: grpc.ServicerContext) -> Any:
         identity = caller_of(context).identity
@@ -382,11 +361,7 @@ def join_handler(answers: JoinAnswers) -> grpc.GenericRpcHandler:
         generation, secret = answers.renew(identity, request.generation)
         return join_pb2.RenewReply(generation=generation, secret=secret)
 
-    methods = {
-        "Redeem": unary(redeem, join_pb2.RedeemRequest, join_pb2.RedeemReply),
-        "Renew": unary(renew, join_pb2.RenewRequest, join_pb2.RenewReply),
-    }
-    return grpc.method_handlers_generic_handler(_JOIN, methods)
+    return service(join_pb2, "Join", Redeem=redeem, Renew=renew)
 
 
 def redeem(endpoints: Sequence[str], pair: TlsPair, nonce: str, *, timeout_s: float = _JOIN_S) -> tuple[str, Role, str, str]:

@@ -26,28 +26,11 @@ from typing import TypeVar
 
 import msgspec
 
+from rmgr.adapters import store_rules as rules
 from rmgr.adapters.sqlite import rows as table
 from rmgr.adapters.sqlite.file import StoreFile
 from rmgr.adapters.sqlite.rows import ManifestRow, Readers
 from rmgr.adapters.sqlite.writer import Write, Writer
-from rmgr.adapters.store_rules import (
-    CHUNK_BYTES,
-    CallDeadline,
-    about_of,
-    check_key,
-    check_limit,
-    check_prefix,
-    check_size,
-    cut,
-    data_lost,
-    expiry_ms,
-    key_exists,
-    marked,
-    notes_of,
-    now_ms,
-    patience_s,
-    verify,
-)
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, TIMEOUT_S, About, Encoding, Note, Store, Writing
 from rmgr.errors import KeyExists, RmgrError, StoreUnavailable, UsageError
 from rmgr.model.base.units import counted, format_duration
@@ -56,7 +39,7 @@ from rmgr.runner.host.files import write_whole
 T = TypeVar("T")
 
 #: Bytes of an iterable to gather before they are written.
-STAGE_BYTES = 4 * CHUNK_BYTES
+STAGE_BYTES = 4 * rules.CHUNK_BYTES
 #: Seconds for which a replaced or deleted large value is kept for its readers.
 GRACE_S = 300.0
 _ROW_BYTES = 200  # of a manifest row besides its value, about
@@ -91,31 +74,31 @@ class SqliteStore(Store):
 
     def write(self, key: str, value: bytes | Iterable[bytes | memoryview], how: Writing) -> None:
         """See `Store.put`. One commit, preceded by a file above 512 KiB; holds at most 4 MiB of an iterable."""
-        deadline = CallDeadline(how.timeout_s)
-        check_key(key)
-        expires_ms = expiry_ms(how.ttl_s)
-        stages = cut(key, value, max(len(value), 1) if isinstance(value, bytes) else STAGE_BYTES)
+        deadline = rules.CallDeadline(how.timeout_s)
+        rules.check_key(key)
+        expires_ms = rules.expiry_ms(how.ttl_s)
+        stages = rules.cut(key, value, max(len(value), 1) if isinstance(value, bytes) else STAGE_BYTES)
         if not how.overwrite and self.head(key, timeout_s=deadline.left_s()) is not None:
-            raise key_exists([key])  # an early answer; the check in the last commit decides
+            raise rules.key_exists([key])  # an early answer; the check in the last commit decides
         first = next(stages, b"")
         second = next(stages, None)
         row = ManifestRow(key, 0, b"", how.encoding.value, expires_ms, 0, 0, None)
-        if second is None and len(first) <= CHUNK_BYTES:
+        if second is None and len(first) <= rules.CHUNK_BYTES:
             digest = sha256(first).digest()
-            row = row._replace(size=len(first), sha256=digest, encoding=marked(how.encoding, how.note, digest), inline=first)
+            row = row._replace(size=len(first), sha256=digest, encoding=rules.marked(how.encoding, how.note, digest), inline=first)
             self._put_rows([row], len(first) + _ROW_BYTES, how, deadline)
             return
         parts = (first,) if second is None else chain((first, second), stages)
-        self._large.put(row, parts, overwrite=how.overwrite, deadline=deadline, mark=partial(marked, how.encoding, how.note))
+        self._large.put(row, parts, overwrite=how.overwrite, deadline=deadline, mark=partial(rules.marked, how.encoding, how.note))
 
     def put_hashed(self, key: str, parts: Sequence[bytes], digest: bytes) -> None:
         """Puts raw bytes whose SHA-256 the caller has computed. With a wrong `digest` the value cannot be read (`DataLost`)."""
-        check_key(key)
+        rules.check_key(key)
         size = sum(map(len, parts))
-        check_size(key, size)
-        deadline = CallDeadline(TIMEOUT_S)
+        rules.check_size(key, size)
+        deadline = rules.CallDeadline(TIMEOUT_S)
         row = ManifestRow(key, size, digest, Encoding.RAW.value, None, 0, 0, None)
-        if size > CHUNK_BYTES:
+        if size > rules.CHUNK_BYTES:
             self._large.put(row, parts, overwrite=True, deadline=deadline)
         else:
             self._put_rows([row._replace(inline=b"".join(parts))], size + _ROW_BYTES, Writing(), deadline)
@@ -124,33 +107,34 @@ class SqliteStore(Store):
         self, key: str, path: str, *, encoding: Encoding = Encoding.RAW, note: Note = b"", sha256: bytes = b""
     ) -> tuple[int, bytes] | None:
         """See `Store.adopt`. Above 512 KiB, on the store's own file system."""
-        check_key(key)
-        if (size := os.stat(path, follow_symlinks=False).st_size) <= CHUNK_BYTES:
+        rules.check_key(key)
+        if (size := os.stat(path, follow_symlinks=False).st_size) <= rules.CHUNK_BYTES:
             return None
-        check_size(key, size)
+        rules.check_size(key, size)
         row = ManifestRow(key, size, sha256, encoding.value, None, 0, 0, None)
-        return self._large.adopt(row, path, deadline=CallDeadline(TIMEOUT_S), mark=partial(marked, encoding, note))
+        return self._large.adopt(row, path, deadline=rules.CallDeadline(TIMEOUT_S), mark=partial(rules.marked, encoding, note))
 
     def adopts_above(self, directory: str) -> int | None:
-        """See `Store.adopts_above`."""
-        return CHUNK_BYTES if os.stat(directory).st_dev == os.stat(self._file.path.parent).st_dev else None
+        return rules.CHUNK_BYTES if os.stat(directory).st_dev == os.stat(self._file.path.parent).st_dev else None
 
     def write_many(self, rows: Sequence[tuple[str, bytes]], how: Writing) -> None:
         """See `Store.put_many`. A commit for every 4 MiB of rows; rows over 512 KiB follow one by one."""
-        deadline = CallDeadline(how.timeout_s)
-        expires_ms = expiry_ms(how.ttl_s)
+        deadline = rules.CallDeadline(how.timeout_s)
+        expires_ms = rules.expiry_ms(how.ttl_s)
         small: list[ManifestRow] = []
         large: list[tuple[str, bytes, bytes]] = []
         weight = 0
-        for (key, value), note in zip(rows, notes_of(rows, how.notes), strict=True):
-            check_key(key)
+        for (key, value), note in zip(rows, rules.notes_of(rows, how.notes), strict=True):
+            rules.check_key(key)
             if not isinstance(value, bytes):
                 raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
-            if len(value) > CHUNK_BYTES:
-                check_size(key, len(value))
+            if len(value) > rules.CHUNK_BYTES:
+                rules.check_size(key, len(value))
                 large.append((key, value, note))
                 continue
-            small.append(ManifestRow(key, len(value), sha256(value).digest(), marked(how.encoding, note, b""), expires_ms, 0, 0, value))
+            small.append(
+                ManifestRow(key, len(value), sha256(value).digest(), rules.marked(how.encoding, note, b""), expires_ms, 0, 0, value)
+            )
             weight += len(value) + _ROW_BYTES
             if weight > 2 * STAGE_BYTES:
                 self._put_rows(small, weight, how, deadline)
@@ -162,7 +146,6 @@ class SqliteStore(Store):
 
     @property
     def puts_soon(self) -> bool:
-        """See `Store.puts_soon`."""
         return True
 
     def write_soon(self, rows: Sequence[tuple[str, bytes]], how: Writing, done: Callable[[RmgrError | None], None]) -> bool:
@@ -171,16 +154,16 @@ class SqliteStore(Store):
         if weight > _SOON_BYTES or not rows:
             return False
         made = [
-            ManifestRow(check_key(key), len(value), sha256(value).digest(), marked(how.encoding, note, b""), None, 0, 0, value)
-            for (key, value), note in zip(rows, notes_of(rows, how.notes), strict=True)
+            ManifestRow(rules.check_key(key), len(value), sha256(value).digest(), rules.marked(how.encoding, note, b""), None, 0, 0, value)
+            for (key, value), note in zip(rows, rules.notes_of(rows, how.notes), strict=True)
         ]
         run = None if how.overwrite else partial(table.insert_new, rows=made)
         return self._writer.take(Write(run, made, weight, f"put {rows[0][0]!r}", is_synced=how.overwrite, told=done))
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`. A commit for every 2,000 keys."""
-        deadline = CallDeadline(timeout_s)
-        wanted = list(dict.fromkeys(map(check_key, keys)))
+        deadline = rules.CallDeadline(timeout_s)
+        wanted = list(dict.fromkeys(map(rules.check_key, keys)))
         gone: set[str] = set()
         for start in range(0, len(wanted), _DELETED_ROWS):
             some = wanted[start : start + _DELETED_ROWS]
@@ -192,10 +175,10 @@ class SqliteStore(Store):
 
     def fetch(self, key: str, path: str, *, largest: int, is_compared: bool = True) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`. `path` becomes a second name of the value's file, or a copy on another file system."""
-        check_key(key)
-        deadline = CallDeadline(TIMEOUT_S)
+        rules.check_key(key)
+        deadline = rules.CallDeadline(TIMEOUT_S)
         while (row := self._select(key, deadline)) is not None:
-            check_size(key, row.size, largest)
+            rules.check_size(key, row.size, largest)
             if not row.chunks:
                 return _whole(row), row.sha256
             if self._large.fetch(row, path, deadline, is_compared=is_compared):
@@ -205,8 +188,8 @@ class SqliteStore(Store):
 
     def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. One statement for every 256 keys; values above 512 KiB are read one by one from their files."""
-        deadline = CallDeadline(timeout_s)
-        wanted = list(dict.fromkeys(map(check_key, keys)))
+        deadline = rules.CallDeadline(timeout_s)
+        wanted = list(dict.fromkeys(map(rules.check_key, keys)))
         found: dict[str, tuple[bytes | None, About]] = {}
         in_files: list[ManifestRow] = []
         for start in range(0, len(wanted), table.KEYS_PER_STATEMENT):
@@ -218,19 +201,19 @@ class SqliteStore(Store):
                 if row.chunks and row.size <= largest:
                     in_files.append(row)
                 else:
-                    found[row.key] = None if row.size > largest else _whole(row), about_of(row.size, row.encoding, row.sha256)
+                    found[row.key] = None if row.size > largest else _whole(row), rules.about_of(row.size, row.encoding, row.sha256)
         for row in in_files:
             deadline.allow(row.size)
             if (read := self._large.get(row, deadline)) is not None:
                 now, value = read
-                whole = verify(now.key, value, now.size, now.sha256)
-                found[now.key] = whole if now.size <= largest else None, about_of(now.size, now.encoding, now.sha256)
+                whole = rules.verify(now.key, value, now.size, now.sha256)
+                found[now.key] = whole if now.size <= largest else None, rules.about_of(now.size, now.encoding, now.sha256)
         return found
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`. `timeout_s` applies to each chunk; the last one is handed out only after the hash agreed."""
-        check_key(key)
-        row = self._select(key, CallDeadline(timeout_s))
+        rules.check_key(key)
+        row = self._select(key, rules.CallDeadline(timeout_s))
         if row is None:
             return None
         if row.chunks:
@@ -240,24 +223,24 @@ class SqliteStore(Store):
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`. Reads `limit` entries of the key index, however large the store is."""
-        check_prefix(prefix)
-        check_prefix(after)
-        check_limit(limit)
-        with self._reading(CallDeadline(timeout_s), f"list {prefix!r} in") as connection:
+        rules.check_prefix(prefix)
+        rules.check_prefix(after)
+        rules.check_limit(limit)
+        with self._reading(rules.CallDeadline(timeout_s), f"list {prefix!r} in") as connection:
             return table.select_keys(connection, prefix, after, limit)
 
     def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
         """See `Store.usage`. Reads every manifest below `prefix`, no value."""
-        check_prefix(prefix)
-        with self._reading(CallDeadline(timeout_s), f"measure {prefix!r} in") as connection:
+        rules.check_prefix(prefix)
+        with self._reading(rules.CallDeadline(timeout_s), f"measure {prefix!r} in") as connection:
             return table.select_usage(connection, prefix)
 
     # -- looking after it ---------------------------------------------------------------------------------------------
 
     def sweep(self, *, timeout_s: float = 30.0) -> int:
         """See `Store.sweep`. In small commits, so that other processes write in between; stops at the deadline, without error."""
-        deadline = CallDeadline(timeout_s)
-        before_ms = now_ms() - self._grace_ms
+        deadline = rules.CallDeadline(timeout_s)
+        before_ms = rules.now_ms() - self._grace_ms
         removed = 0
         more = True
         while more and not deadline.passed():
@@ -268,9 +251,9 @@ class SqliteStore(Store):
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
         """See `Store.health`. Writes one row (one commit) and reads it back."""
-        deadline = CallDeadline(timeout_s)
+        deadline = rules.CallDeadline(timeout_s)
         name = f"health/{os.getpid() % 64}"
-        mark = f"{os.getpid()} {now_ms()} {id(deadline)}"
+        mark = f"{os.getpid()} {rules.now_ms()} {id(deadline)}"
 
         def probe(connection: sqlite3.Connection) -> None:
             connection.execute("INSERT OR REPLACE INTO info VALUES (?, ?)", (name, mark))
@@ -291,20 +274,20 @@ class SqliteStore(Store):
 
     # -- private ------------------------------------------------------------------------------------------------------
 
-    def _select(self, key: str, deadline: CallDeadline) -> ManifestRow | None:
+    def _select(self, key: str, deadline: rules.CallDeadline) -> ManifestRow | None:
         with self._reading(deadline, f"read {key!r} from", key) as connection:
             return table.select(connection, key)
 
     def _write(
-        self, run: Callable[[sqlite3.Connection], T], deadline: CallDeadline, weight_bytes: int, doing: str, *, is_synced: bool = True
+        self, run: Callable[[sqlite3.Connection], T], deadline: rules.CallDeadline, weight_bytes: int, doing: str, *, is_synced: bool = True
     ) -> T:
         return self._writer.write(run, deadline, weight_bytes=weight_bytes, doing=doing, is_synced=is_synced)
 
-    def _reading(self, deadline: CallDeadline, doing: str, key: str = "") -> AbstractContextManager[sqlite3.Connection]:
+    def _reading(self, deadline: rules.CallDeadline, doing: str, key: str = "") -> AbstractContextManager[sqlite3.Connection]:
         self._writer.check_not_forked()
         return self._readers.reading(deadline, doing, key)
 
-    def _put_rows(self, batch: list[ManifestRow], weight: int, how: Writing, deadline: CallDeadline) -> None:
+    def _put_rows(self, batch: list[ManifestRow], weight: int, how: Writing, deadline: rules.CallDeadline) -> None:
         doing = f"put {batch[0].key!r}" if len(batch) == 1 else f"put {counted(len(batch), 'value')} ({batch[0].key!r} ...)"
         if how.overwrite:
             self._writer.insert(batch, deadline, weight_bytes=weight, doing=doing)
@@ -315,7 +298,7 @@ class SqliteStore(Store):
 
 
 def _whole(row: ManifestRow) -> bytes:
-    return verify(row.key, row.inline or b"", row.size, row.sha256)
+    return rules.verify(row.key, row.inline or b"", row.size, row.sha256)
 
 
 # -- large values: files beside the SQLite file --------------------------------------------------------------------------------
@@ -355,7 +338,7 @@ class ValueFiles:
         parts: Iterable[bytes],
         *,
         overwrite: bool,
-        deadline: CallDeadline,
+        deadline: rules.CallDeadline,
         mark: Callable[[bytes], str] | None = None,
     ) -> None:
         """Makes a file of `parts` durable, then commits the manifest `row`. `row.sha256`: if known. mark: makes the encoding column.
@@ -366,7 +349,9 @@ class ValueFiles:
         make = lambda path: self._make(path, parts, row.sha256, deadline, doing)  # noqa: E731 - beside its use
         self._put(row, make, overwrite=overwrite, deadline=deadline, mark=mark)
 
-    def adopt(self, row: ManifestRow, source: str, *, deadline: CallDeadline, mark: Callable[[bytes], str]) -> tuple[int, bytes] | None:
+    def adopt(
+        self, row: ManifestRow, source: str, *, deadline: rules.CallDeadline, mark: Callable[[bytes], str]
+    ) -> tuple[int, bytes] | None:
         """Puts the file `source`, which gets a second name here. `row.sha256`: if known.
 
         Returns: its size and SHA-256, or None if it cannot get another name. Raises: StoreUnavailable; OSError if it cannot be read.
@@ -382,7 +367,7 @@ class ValueFiles:
         make: Callable[[Path], tuple[int, bytes] | None],
         *,
         overwrite: bool,
-        deadline: CallDeadline,
+        deadline: rules.CallDeadline,
         mark: Callable[[bytes], str] | None,
     ) -> tuple[int, bytes] | None:
         """Makes a file durable, then commits its row; returns (size, SHA-256), or None if the file cannot be made in this way."""
@@ -398,7 +383,7 @@ class ValueFiles:
         except BaseException:
             _remove(path)  # a sweep removes its number
             raise
-        manifest = row._replace(size=size, sha256=digest, encoding=column, generation=generation, chunks=-(-size // CHUNK_BYTES))
+        manifest = row._replace(size=size, sha256=digest, encoding=column, generation=generation, chunks=-(-size // rules.CHUNK_BYTES))
         try:
             self._writer.write(
                 lambda connection: table.end_upload(connection, manifest, overwrite=overwrite),
@@ -411,12 +396,12 @@ class ValueFiles:
             raise  # after other errors it may be unknown whether it is committed: then a sweep finds out
         return made
 
-    def _reserve(self, deadline: CallDeadline, doing: str) -> int:
+    def _reserve(self, deadline: rules.CallDeadline, doing: str) -> int:
         """Returns a generation whose file no sweep touches for as long as this call may last."""
         if not self._lock.acquire(timeout=deadline.left_s()):  # the holder waits for the writer, up to its own caller's deadline
             raise StoreUnavailable(f"the store {self._file.path} did not begin to {doing} within {format_duration(deadline.timeout_s)}")
         try:
-            now, lasts_ms = now_ms(), int((deadline.timeout_s + patience_s(MAX_VALUE_BYTES)) * 1000)
+            now, lasts_ms = rules.now_ms(), int((deadline.timeout_s + rules.patience_s(MAX_VALUE_BYTES)) * 1000)
             if not self._free or now + lasts_ms > self._free_until_ms:
                 until_ms = now + lasts_ms + _RESERVED_MS
                 self._free = self._writer.write(
@@ -427,7 +412,7 @@ class ValueFiles:
         finally:
             self._lock.release()
 
-    def _make(self, path: Path, parts: Iterable[bytes], known: bytes, deadline: CallDeadline, doing: str) -> tuple[int, bytes]:
+    def _make(self, path: Path, parts: Iterable[bytes], known: bytes, deadline: rules.CallDeadline, doing: str) -> tuple[int, bytes]:
         """Writes the file and makes it and its name durable; returns (size, SHA-256), the latter `known` unless that is empty."""
         digest = sha256()
         size = 0
@@ -450,9 +435,7 @@ class ValueFiles:
             raise self._file.os_error(error, f"{doing} in") from error
         return size, known or digest.digest()
 
-    def _link(
-        self, path: Path, source: str, file: io.FileIO, row: ManifestRow, deadline: CallDeadline
-    ) -> tuple[int, bytes] | None:
+    def _link(self, path: Path, source: str, file: io.FileIO, row: ManifestRow, deadline: rules.CallDeadline) -> tuple[int, bytes] | None:
         """Makes the open file `source` durable under a second name; returns (size, SHA-256), or None if it gets no name."""
         doing = f"put {row.key!r}"
         made = (row.size, row.sha256) if row.sha256 else self._hash(file, deadline, doing)
@@ -470,7 +453,7 @@ class ValueFiles:
             os.close(folder)
         return made
 
-    def _hash(self, file: io.FileIO, deadline: CallDeadline, doing: str) -> tuple[int, bytes]:
+    def _hash(self, file: io.FileIO, deadline: rules.CallDeadline, doing: str) -> tuple[int, bytes]:
         digest, size = sha256(), 0
         room = memoryview(bytearray(_HASH_BYTES))
         while count := file.readinto(room):
@@ -517,7 +500,7 @@ class ValueFiles:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def get(self, row: ManifestRow, deadline: CallDeadline) -> tuple[ManifestRow, bytes] | None:
+    def get(self, row: ManifestRow, deadline: rules.CallDeadline) -> tuple[ManifestRow, bytes] | None:
         """Returns the current row of the row's key and its value, not yet compared. Raises: DataLost, StoreUnavailable."""
         while True:
             try:
@@ -536,7 +519,7 @@ class ValueFiles:
         try:
             file = self._open(row)
         except FileNotFoundError:
-            self._again(row, CallDeadline(timeout_s))
+            self._again(row, rules.CallDeadline(timeout_s))
             raise StoreUnavailable(f"the value of {row.key!r} was replaced or deleted while it was read", hint="read it again") from None
         except OSError as error:
             raise self._file.os_error(error, f"read {row.key!r} from") from error
@@ -547,18 +530,18 @@ class ValueFiles:
         with file:
             while left:
                 try:
-                    piece = file.read(min(left, CHUNK_BYTES))
+                    piece = file.read(min(left, rules.CHUNK_BYTES))
                 except OSError as error:
                     raise self._file.os_error(error, f"read {row.key!r} from") from error
                 if not piece:
-                    raise data_lost(row.key, f"{row.size - left:,} of {row.size:,} bytes found")
+                    raise rules.data_lost(row.key, f"{row.size - left:,} of {row.size:,} bytes found")
                 digest.update(piece)
                 left -= len(piece)
                 if not left and (digest.digest() != row.sha256 or file.read(1)):
-                    raise data_lost(row.key, f"{row.size:,} bytes read, the hash differs")
+                    raise rules.data_lost(row.key, f"{row.size:,} bytes read, the hash differs")
                 yield piece
 
-    def fetch(self, row: ManifestRow, path: str, deadline: CallDeadline, *, is_compared: bool) -> bool:
+    def fetch(self, row: ManifestRow, path: str, deadline: rules.CallDeadline, *, is_compared: bool) -> bool:
         """Makes `path` a second name of the file of `row`, or a copy, reading and comparing it. Returns False if it was just replaced.
 
         is_compared: False if a second name is enough because the caller compares.
@@ -574,7 +557,7 @@ class ValueFiles:
         try:
             if copy is None and not is_compared:
                 if (size := os.stat(path).st_size) != row.size:
-                    raise data_lost(row.key, f"{size:,} of {row.size:,} bytes found")
+                    raise rules.data_lost(row.key, f"{size:,} of {row.size:,} bytes found")
                 return True
             with copy or nullcontext():
                 return self._compare(row, path if copy is None else self._path(row.generation), copy, deadline)
@@ -586,7 +569,7 @@ class ValueFiles:
             _remove(Path(path))
             raise
 
-    def _compare(self, row: ManifestRow, path: str | Path, copy: io.FileIO | None, deadline: CallDeadline) -> bool:
+    def _compare(self, row: ManifestRow, path: str | Path, copy: io.FileIO | None, deadline: rules.CallDeadline) -> bool:
         digest, size = sha256(), 0
         room = memoryview(bytearray(_HASH_BYTES))
         with open(os.open(path, _OLD), "rb", buffering=0) as file:
@@ -598,23 +581,23 @@ class ValueFiles:
                     left = left[copy.write(left) or 0 :]  # type: ignore[union-attr]
                 deadline.check(f"read {row.key!r}")
         if size != row.size or digest.digest() != row.sha256:
-            raise data_lost(row.key, f"{size:,} of {row.size:,} bytes found, the hash differs")
+            raise rules.data_lost(row.key, f"{size:,} of {row.size:,} bytes found, the hash differs")
         return True
 
     def _open(self, row: ManifestRow) -> io.FileIO:
         return open(os.open(self._path(row.generation), _OLD), "rb", buffering=0)
 
-    def _again(self, row: ManifestRow, deadline: CallDeadline) -> ManifestRow | None:
+    def _again(self, row: ManifestRow, deadline: rules.CallDeadline) -> ManifestRow | None:
         """Returns the current row of a row whose file is gone. Raises: DataLost if it is the same row."""
         with self._readers.reading(deadline, f"read {row.key!r} from", row.key) as connection:
             now = table.select(connection, row.key)
         if now is not None and now.chunks and now.generation == row.generation:
-            raise data_lost(row.key, f"its file {self._path(row.generation)} is missing")
+            raise rules.data_lost(row.key, f"its file {self._path(row.generation)} is missing")
         return now
 
     # -- values that are no longer needed --------------------------------------------------------------------------------------
 
-    def free(self, before_ms: int, deadline: CallDeadline) -> int:
+    def free(self, before_ms: int, deadline: rules.CallDeadline) -> int:
         """Removes files that have been unreferenced since before `before_ms`; returns the number of generations."""
         freed = 0
         while not deadline.passed():

@@ -52,27 +52,17 @@ class RoleLists:
 
     def __init__(self, ids: Mapping[str, Sequence[str]]) -> None:
         self.ids = {role: tuple(ids.get(role, ())) for role in ROLES}
-        self._above = (_ABOVE, *self._entries("/"))
-        self._known = {place: self._entries(place) for place in TABLE}
-        self._bytes = {place: encode_acl(entries) for place, entries in self._known.items()}
-        self._else = self._entries("/~")
-        self._else_bytes = encode_acl(self._else)
-
-    @property
-    def above(self) -> tuple[Acl, ...]:
-        """Returns the list of the znodes above the chroot."""
-        return self._above
-
-    def entries(self, path: str) -> tuple[Acl, ...]:
-        """Returns the list of the znode at `path`."""
-        return self._known.get(place_of(path), self._else)
+        self.above = (_ABOVE, *self.entries("/"))
+        self._bytes = {place: encode_acl(self.entries(place)) for place in TABLE}
+        self._else = encode_acl(self.entries("/~"))
 
     def encoded(self, path: str) -> bytes:
         """Returns the list of the znode at `path`, encoded for the wire. Cost: 1 us."""
-        return self._bytes.get(place_of(path), self._else_bytes)
+        return self._bytes.get(place_of(path), self._else)
 
-    def _entries(self, place: str) -> tuple[Acl, ...]:
-        line = rights(place)
+    def entries(self, path: str) -> tuple[Acl, ...]:
+        """Returns the list of the znode at `path`."""
+        line = rights(path)
         return tuple(
             Acl(perms=int(line[role]), scheme="digest", id=digest_id)
             for role in ROLES

@@ -23,18 +23,8 @@ from enum import Enum
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
+from rmgr.adapters.zookeeper import wire
 from rmgr.adapters.zookeeper.acl import AccessLists, lists_of
-from rmgr.adapters.zookeeper.wire import (
-    MOST,
-    OP_MULTI,
-    OPEN_ACL,
-    Acl,
-    BulkRead,
-    Failure,
-    Refused,
-    decode_multi,
-    encode_multi,
-)
 from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat, Unknown
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.readback import Answer, Order, Pending, Pipeline, Prove, Refuse, SendOperation, Sync
@@ -83,7 +73,7 @@ class ZookeeperLink(Protocol):
     def stat_request(self, path: str, watch: Callable[[object], None] | None) -> Any: ...
     def children_request(self, path: str, watch: Callable[[object], None] | None) -> Any: ...
     def sync_request(self, path: str) -> Any: ...
-    def create_request(self, path: str, acl: tuple[Acl, ...]) -> Any: ...
+    def create_request(self, path: str, acl: tuple[wire.Acl, ...]) -> Any: ...
     def trouble(self, error: Exception) -> LinkTrouble: ...
 
 
@@ -102,7 +92,7 @@ class SessionCoordinator(abc.ABC):
         self,
         chroot: str,
         *,
-        acl: tuple[Acl, ...] | AccessLists = OPEN_ACL,
+        acl: tuple[wire.Acl, ...] | AccessLists = wire.OPEN_ACL,
         window: int = 256,
         clock: Callable[[], float] = time.monotonic,
         guarded: bool = True,
@@ -150,7 +140,7 @@ class SessionCoordinator(abc.ABC):
         return max(self._answered_before_s, self.link.last_answer_s)
 
     def commit(self, multi: Multi, *, timeout_s: float = 10.0) -> Future[Outcome]:
-        op = Commit(self, multi, encode_multi(multi, self.root, self.lists.encoded), self._clock() + timeout_s)
+        op = Commit(self, multi, wire.encode_multi(multi, self.root, self.lists.encoded), self._clock() + timeout_s)
         self._give(op)
         return op.future
 
@@ -160,14 +150,14 @@ class SessionCoordinator(abc.ABC):
 
     def get_many(self, paths: Sequence[str], *, timeout_s: float = 10.0) -> Future[list[Stamped | None]]:
         full = [self._absolute(path) for path in paths]
-        requests = [BulkRead(full[at : at + MOST]) for at in range(0, len(full), MOST)]
+        requests = [wire.BulkRead(full[at : at + wire.MOST]) for at in range(0, len(full), wire.MOST)]
         parts = [self._read(one, partial(allowed, one.paths), timeout_s, f"{one.paths[0]} and others") for one in requests]
         return parts[0] if len(parts) == 1 else gather(parts)
 
     def at_one_moment(
         self, paths: Sequence[str], lists: Sequence[str], *, timeout_s: float = 10.0
     ) -> Future[list[Stamped | list[str] | None]]:
-        request = BulkRead([self._absolute(path) for path in paths], [self._absolute(path) for path in lists])
+        request = wire.BulkRead([self._absolute(path) for path in paths], [self._absolute(path) for path in lists])
         every = [*request.paths, *request.lists]
         return self._read(request, partial(allowed, every), timeout_s, f"{every[0]} and others")
 
@@ -238,7 +228,7 @@ class SessionCoordinator(abc.ABC):
 
     # -- operations
 
-    def _list_for(self, absolute: str) -> tuple[Acl, ...]:
+    def _list_for(self, absolute: str) -> tuple[wire.Acl, ...]:
         if absolute == (self.root or "/"):
             return self.lists.entries("/")
         inside = absolute.startswith(f"{self.root}/")
@@ -478,7 +468,7 @@ class Commit(Pending):
     """A multi under way: the request on the wire, the receiver of its answer, and the caller's future, in one object."""
 
     __slots__ = ("body", "deadline_s", "future", "owner")
-    type = OP_MULTI
+    type = wire.OP_MULTI
 
     def __init__(self, owner: SessionCoordinator, multi: Multi, body: bytes, deadline_s: float) -> None:
         super().__init__(multi)
@@ -496,7 +486,7 @@ class Commit(Pending):
 
     def deserialize(self, buffer: bytes, offset: int) -> list[object]:
         assert self.multi is not None
-        return [decode_multi(self.multi, self.owner.root, buffer, offset)]
+        return [wire.decode_multi(self.multi, self.owner.root, buffer, offset)]
 
     def set(self, value: list[object]) -> None:
         self.owner.on_answer(self, value[0])
@@ -514,7 +504,7 @@ class Commit(Pending):
     def resolve(self, value: object) -> None:
         assert self.multi is not None
         with contextlib.suppress(InvalidStateError):  # cancelled by the caller
-            if isinstance(value, Failure):
+            if isinstance(value, wire.Failure):
                 at = f"{self.multi.name}: operation {value.index} on {self.multi.ops[value.index].path}"
                 if value.code == _NO_AUTH:
                     self.future.set_exception(PermissionDenied(f"{at} is not allowed to this role", hint=_NO_RIGHT))
@@ -596,9 +586,9 @@ def over_quota(name: str, path: str) -> QuotaReached:
     return QuotaReached(f"{name}: ZooKeeper's quota of /{path.split('/')[1]} is used up; nothing was changed", hint=_FULL)
 
 
-def allowed(paths: Sequence[str], found: list[Stamped | None] | Refused) -> list[Stamped | None] | RmgrError:
+def allowed(paths: Sequence[str], found: list[Stamped | None] | wire.Refused) -> list[Stamped | None] | RmgrError:
     """Returns the result of a bulk read, or the error that replaces it."""
-    if not isinstance(found, Refused):
+    if not isinstance(found, wire.Refused):
         return found
     at = paths[found.place]
     if found.code == _NO_AUTH:

@@ -27,7 +27,7 @@ from rmgr.coord.protocol.multi import Committed, Multi
 from rmgr.errors import Unavailable
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
-from rmgr.runtime.release import release
+from rmgr.model.cluster.version import release
 
 #: Connections being made at once: a server's listen backlog has room for 50.
 _CONNECTING = 40

@@ -22,16 +22,17 @@ from rmgr.errors import Infeasible, NotFound, PermissionDenied, RmgrError, State
 from rmgr.model.tasks.block import PRIORITY_RANGE
 
 if TYPE_CHECKING:
+    from rmgr.coord.decisions.changing import Changed
     from rmgr.model.base.states import State
     from rmgr.model.tasks.submission import Dependency, Terms
-    from rmgr.submitter.questions import Question, RecordChange
+    from rmgr.submitter.questions import Question
 
 _EXITS = """\
 0 ok (what had ended already is listed, and is no error), 2 usage, 3 no such id, 4 not yours,
 5 ZooKeeper cannot be reached"""
 
 #: Returns what a command orders of one submission, given its number.
-Order = Callable[[int], "Question[RecordChange]"]
+Order = Callable[[int], "Question[Changed]"]
 
 
 @command(
@@ -256,7 +257,7 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
         raise StateConflict(ended.format(number, past.state), hint=f"it is history: rmgr history {number}") from None
     if done.unchanged and (job := session.query().job(number)).state.is_final:
         raise StateConflict(ended.format(number, job.state), hint=f"rmgr rerun {number} OPTIONS submits it again, with other options")
-    if done.unchanged or done.before is None or done.after is None:
+    if done.unchanged or done.to_sign is not None:
         return {}, done.unchanged
     if done.after.phase is not Phase.HELD and not session.query().has_leader():
         session.note(f"{number}: a WatchDog that leads orders its blocks by this, and tells what runs; there is none just now")

@@ -169,7 +169,7 @@ def draw_explained(view: ExplainView, bad: Sequence[tuple[str, str]]) -> None:
     head = f"{view.id} is {paint(str(view.state), STATE_STYLES.get(str(view.state), ''), out)}"
     out.write(f"{head} ({view.reason})\n" if view.reason else f"{head}\n")
     for item in view.why:
-        label = f"{item.what}:" if item.id == view.id else f"{item.what} {item.id}:"
+        label = f"{item.what}:" if item.id in {"", view.id} else f"{item.what} {item.id}:"
         out.write(f"  {paint(label, 'bold', out)} {folded(here(item.detail), out, begin=len(f'  {label} '), indent=4)}\n")
     for name, words in bad:
         indent = len("  next: ") if words.startswith("rmgr ") and not name else 4

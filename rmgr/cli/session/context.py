@@ -291,7 +291,7 @@ class Session:
         from rmgr.coord.protocol import paths
         from rmgr.coord.protocol.records import decode_record
         from rmgr.model.cluster.node import EpochRecord, Meta
-        from rmgr.runtime.release import check_cluster
+        from rmgr.model.cluster.version import check_cluster
         from rmgr.runtime.secured import zookeeper_security
 
         hosts, chroot = config.cluster.hosts_and_chroot()
@@ -369,7 +369,7 @@ class Session:
             self.tree, self.tree_id = tree, tree.cluster_id
         self.store_id = self.store_id if store is None else store
         if self.tree is not None and self.store_id == "":
-            from rmgr.runtime.release import check_store
+            from rmgr.model.cluster.version import check_store
 
             check_store(self.tree, self.store_id)
         if self.tree_id and self.store_id and self.tree_id != self.store_id:

@@ -9,7 +9,7 @@ import platform
 
 from rmgr.cli.session.command import TableGroup, command_group
 from rmgr.cli.session.context import Session
-from rmgr.model.base.version import VERSION
+from rmgr.model.cluster.version import VERSION
 
 #: name -> (module:function, what it does). Lists every command that exists.
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -159,6 +159,7 @@ class Engine:
         if self.signer is None:
             return prepared(order)
         self.signer.publish(self.asks, timeout_s=min(_PUBLISH_S, timeout_s))
+        self.signer.check()
         return prepared(order, self.signer.sign)
 
     def attach(

@@ -23,7 +23,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import UNREADABLE, decode_outcomes
 from rmgr.coord.seal import named_digest
 from rmgr.errors import DataLost, DeadlineExceeded, KeyExists, QueueFull, RmgrError, StateConflict, SubmitUnknown, Unavailable
-from rmgr.model.base.states import Reason, State
+from rmgr.model.base.states import CANCELS, Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail
@@ -182,7 +182,8 @@ class SubmissionHandle:
 
     def _refusal(self) -> RmgrError:
         if self.submission.phase is Phase.CANCELLED:
-            return StateConflict(f"submission {self.number} was cancelled; no task can be added")
+            why = f" ({self.submission.reason_detail})" if self.submission.reason_detail else ""
+            return StateConflict(f"submission {self.number} was cancelled{why}; no task can be added")
         if self._sender.want_complete or self.progress.tail.complete:
             return StateConflict(f"submission {self.number} is complete; no task can be added", hint="make a new TaskQueue")
         return StateConflict(
@@ -217,9 +218,10 @@ class SubmissionHandle:
             return
         if sender.full:
             raise self._full_error()
+        whole = f"submission {self.number}"
+        what = f"tasks {sender.claimed}..{goal - 1} of {whole} are" if sender.claimed < goal else f"the end of {whole} is"
         raise SubmitUnknown(
-            f"tasks {sender.claimed}..{goal - 1} of submission {self.number} are not known to be durable: "
-            f"{sender.trouble or 'no answer within the timeout'}",
+            f"{what} not known to be durable: {sender.trouble or 'no answer within the timeout'}",
             token=self.submission.token,
             task_id=f"{self.number}_{sender.claimed}",
             hint="they are sent again in the background while this process lives",
@@ -365,7 +367,7 @@ class SubmissionHandle:
             sender.want_complete = True
         if last > first:
             recorded = Reason(record.reason)
-            reason = recorded if recorded in {Reason.DEPENDENCY_FAILED, Reason.MAX_FAILS, Reason.OPERATOR_CANCEL} else Reason.USER_CANCEL
+            reason = recorded if recorded in CANCELS else Reason.USER_CANCEL
             ended = [Outcome(index=index, state=State.CANCELLED, reason=reason) for index in range(first, last)]
             self.listener.on_outcomes(Fragment(attempt=0), ended)
         self.notify()

@@ -128,6 +128,7 @@ class Sender:
         kept = self._handle.kept
         assert kept is not None
         try:
+            yield from self._renew()
             yield from self._store_rows(current)
             yield from self._claim(current)
             while True:
@@ -155,6 +156,14 @@ class Sender:
             handle.refuse(current.refused)
         handle.sent()
         self.send()
+
+    def _renew(self) -> Story[None]:
+        """Signs with a renewed bundle from now on, if the certificate in use is about to end. Raises: PermissionDenied if it has ended."""
+        signer, asks = self._handle.engine.signer, self._handle.engine.asks
+        if signer is not None and signer.must_look:
+            look = partial(self._loop.io, partial(signer.publish, asks))
+            yield from self._sure(look, look())
+            signer.check()
 
     def _store_rows(self, current: Round) -> Story[None]:
         """Writes arguments that belong in the store, in loads of some MiB, all begun at once."""

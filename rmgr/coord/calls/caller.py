@@ -218,7 +218,9 @@ def _after(call: Calling, event: Event, now_us: int) -> tuple[Calling, tuple[Ste
             if life != call.bound or standing is Standing.HEARD:
                 return call, ()
             if call.idempotent:
-                return _ask(_left_behind(call, life, for_good=standing is Standing.OVER), now_us)
+                left = replace(call, bound=None, may_run=True)
+                over = standing is Standing.OVER
+                return _ask(replace(left, refused=(*left.refused, life)) if over else replace(left, full=(*left.full, life)), now_us)
             if standing is Standing.SILENT:
                 return call, ()
             return _end(call, Ending(Outcome.LOST, f"server {life} ended while it had the call: it may have run"))
@@ -316,12 +318,6 @@ def _ask_again(call: Calling, now_us: int) -> tuple[Calling, tuple[Step, ...]]:
 
 def _pause(call: Calling, now_us: int, pause_us: int) -> tuple[Calling, tuple[Step, ...]]:
     return replace(call, stage=Stage.PAUSED, pause_until_us=now_us + pause_us), ()
-
-
-def _left_behind(call: Calling, life: Life, *, for_good: bool) -> Calling:
-    """Leaves a life behind: the idempotent call may run again elsewhere."""
-    left = replace(call, bound=None, may_run=True)
-    return replace(left, refused=(*left.refused, life)) if for_good else replace(left, full=(*left.full, life))
 
 
 def _too_late(call: Calling) -> Ending:

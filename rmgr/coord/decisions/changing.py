@@ -50,6 +50,19 @@ class Change:
     gate: bool | None
 
 
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A submission before and after an order. unchanged: why the order did nothing, "" if it did something.
+
+    to_sign: nothing was changed yet; the user must sign this amendment and send it.
+    """
+
+    before: Submission
+    after: Submission
+    unchanged: str = ""
+    to_sign: Amendment | None = None
+
+
 def cancelled(record: Submission, detail: str, doer: Doer = ITS_USER) -> Change | str:
     """Returns the change for CANCEL, or why there is nothing to do."""
     if record.phase in {Phase.CLOSED, Phase.CANCELLED}:

@@ -23,7 +23,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import About, Encoding
 from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.coord.seal import NotSealed
-from rmgr.errors import PermissionDenied, RmgrError
+from rmgr.errors import NotFound, PermissionDenied, RmgrError
 from rmgr.model.wire.stream import json_decoder
 
 
@@ -68,6 +68,11 @@ def denied(submission: int, owner: str | None) -> PermissionDenied:
     """Returns the error for a person who has no right to a submission."""
     whose = f"{submission} belongs to {owner}" if owner else f"it is not known whose submission {submission} is"
     return PermissionDenied(whose, hint="its owner or an operator may do that: ask an operator")
+
+
+def no_submission(number: int) -> NotFound:
+    """Returns the error for a submission that ZooKeeper does not hold."""
+    return NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
 
 
 def check_operator(person: Person, what: str) -> None:

@@ -209,7 +209,7 @@ def take_out(
     source = paths.held_block(queue, key) if held else paths.pending_block(queue, key)
     ops: list[Op] = [Delete(source, version)]
     gone = frozenset(indices)
-    for first, count in _runs_without(key, gone):
+    for first, count in runs([index for index in range(key.first, key.end) if index not in gone]):
         left = replace(key, first=first, count=count)
         target = paths.held_block(queue, left) if held else paths.pending_block(queue, left)
         ops.append(Create(target, encode_block(cut(data, key.first, first, count))))
@@ -224,10 +224,6 @@ def cut(data: BlockData, old_first: int, first: int, count: int) -> BlockData:
     started = min(max(data.started - (first - old_first), 0), count)
     seal = narrowed(data.seal, data.payloads, data.base, first, count) if data.seal is not None else None
     return msgspec.structs.replace(data, payloads=payloads, base=first if payloads else data.base, done=mask, started=started, seal=seal)
-
-
-def _runs_without(key: BlockKey, gone: frozenset[int]) -> list[tuple[int, int]]:
-    return runs([index for index in range(key.first, key.end) if index not in gone])
 
 
 # -- Starters -------------------------------------------------------------------------------------------------------------------

@@ -374,12 +374,7 @@ def parse_history(key: str) -> int:
 
 def metric(node: str, minute: int) -> str:
     """`metric/<node>/<inverted minute>`: measurements of a node in one minute since the epoch."""
-    return f"{metrics_of(node)}{_descending(minute)}"
-
-
-def metrics_of(node: str) -> str:
-    """Returns the prefix of a node's measurements; it lists newest first."""
-    return f"{_METRIC}{_part(node)}/"
+    return f"{_METRIC}{_part(node)}/{_descending(minute)}"
 
 
 # -- the scheduler's event log ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ import msgspec
 
 from rmgr.coord.decisions.changing import told_by, words_of
 from rmgr.coord.decisions.progress import Progress, overall_state, running_count, state_counts
+from rmgr.coord.decisions.rights import no_submission
 from rmgr.coord.protocol import paths
 from rmgr.coord.views import health
 from rmgr.coord.views.health import allowed_whys, nobody_up, room_whys
@@ -58,6 +59,7 @@ _MOST_TOLD = 5
 _GAVE_BACK = "gave a job back that it had not begun (rmgr nodes shows why); it is tried again"
 #: What a policy says that a job waits for -> the reason that `jobs` shows.
 REASONS = {"begin": Reason.BEGIN_TIME, "policy": Reason.NO_POLICY, "limits": Reason.LIMIT, "after": Reason.DEPENDENCY}
+T = TypeVar("T")
 V = TypeVar("V", JobView, ExplainView)
 
 
@@ -168,7 +170,7 @@ def command_text(submission: Submission) -> str:
 
 def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
     """Returns submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
-    blocks, waits, routes = _claimed_by_submission(snapshot), first_waits(snapshot), first_routes(snapshot)
+    blocks, waits, routes = _claimed_by_submission(snapshot), first_waits(snapshot), _of_first(snapshot, lambda view: view.route)
     moved = moved_waits(snapshot)
     used = cores_of_users(snapshot) if snapshot.settings.limits.has_caps else {}
     wanted = [number for number in ids if number in snapshot.submissions] if ids else sorted(snapshot.submissions)
@@ -187,10 +189,6 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
     return views
 
 
-def _shown_nodes(snapshot: ClusterSnapshot) -> list[tuple[str, NodeRecord]]:
-    return sorted((name, record) for name, record in snapshot.nodes.items() if not record.forgotten)
-
-
 def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
     """Returns all nodes, by name; a caller that can ask the Starters adds load and memory in use."""
     used: dict[str, list[BlockOnNode]] = defaultdict(list)
@@ -202,7 +200,11 @@ def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
         if block.allocation is not None and not block.done:
             for (name, processes), cores in zip(block.allocation.helpers, block.allocation.cores[1:], strict=True):
                 helped[name].append((cores, processes * block.allocation.memory_mib * MIB))
-    views = [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in _shown_nodes(snapshot)]
+    views = [
+        _node_view(snapshot, record, used.get(name, []), helped.get(name, []))
+        for name, record in sorted(snapshot.nodes.items())
+        if not record.forgotten
+    ]
     return [
         msgspec.structs.replace(view, resources_used=_capped(others[view.id], view.resources)) if view.resources else view
         for view in views
@@ -295,7 +297,8 @@ def _since_us(record: NodeRecord, drain: Drain | None, trouble: Trouble | None, 
 
 def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
     """Returns all queues, by name; then the queue classes, in the order of their file."""
-    blocks, failed = _claimed_by_submission(snapshot), failed_policies(snapshot)
+    blocks = _claimed_by_submission(snapshot)
+    failed = {partition: view.instead for partition, view in sorted(snapshot.placing.partitions.items()) if view.instead}
     totals: dict[str, Counter[State]] = defaultdict(Counter)
     for number, (submission, progress) in snapshot.submissions.items():
         if not progress.is_ended:
@@ -341,9 +344,6 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
     views = nodes(snapshot)
     states = Counter(view.state for view in views)
     takes = [view for view in views if view.state == NodeState.UP]
-    users: Counter[str] = Counter()
-    for job in known:
-        users[job.user] += job.cores * job.processes * (job.counts[State.RUNNING] + job.counts.get(State.STARTING, 0))
     found = health.parts(snapshot, views, (job for job in known if not job.state.is_final), zookeeper=zookeeper, store=store)
     problems = health.sentences(found, Level.PROBLEM)
     leader = None
@@ -384,14 +384,14 @@ def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: di
         memory_bytes=sum(view.memory_bytes for view in takes),
         memory_used_bytes=sum(view.memory_used_bytes for view in takes),
         oldest_us=min((job.submitted_us for job in known if job.state is State.INITIAL and job.counts[State.INITIAL]), default=0),
-        users={name: cores for name, cores in users.most_common() if cores},
+        users=cores_of_users(snapshot),
     )
 
 
 def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> ExplainView:
     """Explains why a submission, or one task of it, is in its state: what blocks it, or how it ended. Raises NotFound."""
     if number not in snapshot.submissions:
-        raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+        raise no_submission(number)
     return with_shares(_explain(snapshot, number, position), snapshot, snapshot.submissions[number][0])
 
 
@@ -412,7 +412,8 @@ def _explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Ex
         why = (WhyView(what="ended", id=shown, detail=f"it ended {final}: rmgr show {shown} tells how"),)
         return ExplainView(id=shown, state=final, reason="", why=why)
     if here is not None:
-        why = (WhyView(what="node", id=here.node, detail=f"{_verb(here)} {', '.join(here.nodes)}, attempt {here.key.attempt}"),)
+        verb = "claimed by" if here.allocation is None else "placed on"
+        why = (WhyView(what="node", id=here.node, detail=f"{verb} {', '.join(here.nodes)}, attempt {here.key.attempt}"),)
         return ExplainView(id=shown, state=here.state, reason="", why=(*why, *stop_whys([here], snapshot)))
     state = State.HELD if submission.phase is Phase.HELD else State.INITIAL
     if position in snapshot.nowhere.get(number, ()):
@@ -437,10 +438,6 @@ def _held_words(submission: Submission) -> str:
         return f"{told}; operators alone release it: ask {submission.by}, or another operator"
     words = f" ({submission.reason_detail})" if submission.reason_detail else ""
     return f"held by its user{words}; rmgr release {submission.id} lets it go on"
-
-
-def _verb(block: BlockOnNode) -> str:
-    return "claimed by" if block.allocation is None else "placed on"
 
 
 def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, position: int | None) -> tuple[list[WhyView], int]:
@@ -481,8 +478,10 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         why.append(WhyView(what="set aside", id=str(job.id), detail=f"the leader does nothing for it until it changes: {error}"))
     why += stop_whys(_blocks(snapshot, job.id), snapshot)
     why += saving_whys(_blocks(snapshot, job.id), snapshot)
-    if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
+    is_waiting = submission.phase is Phase.OPEN and job.counts[State.INITIAL] > 0 and not snapshot.waiting.get(job.id, 0)
+    if running or is_waiting:
         why += health.store_whys(snapshot)
+    if is_waiting:
         queue = snapshot.settings.queue(submission.queue)
         if queue is not None and queue.dispatch is Dispatch.PLACE and queue.state != "stopped":
             views = [view for view in nodes(snapshot) if view.partition == queue.partition]
@@ -742,26 +741,22 @@ def moved_waits(snapshot: ClusterSnapshot) -> dict[int, list[PlacedView]]:
     return found
 
 
-#: Added to the name of a policy that does not place because it has failed.
-FAILED = " (failed)"
+def _of_first(snapshot: ClusterSnapshot, told: Callable[[PlacedView], T | None]) -> dict[int, T]:
+    """Returns submission -> what its first job tells of which anything is told. Cost: O(placed jobs)."""
+    found: dict[int, tuple[int, T]] = {}
+    for (submission, index), view in snapshot.placing.jobs.items():
+        if (one := told(view)) and (submission not in found or index < found[submission][0]):
+            found[submission] = (index, one)
+    return {submission: one for submission, (_, one) in found.items()}
 
 
 def first_waits(snapshot: ClusterSnapshot) -> dict[int, PlacedView]:
-    """Returns submission -> its first job that waits to be placed. Cost: O(placed jobs)."""
-    found: dict[int, tuple[int, PlacedView]] = {}
-    for (submission, index), view in snapshot.placing.jobs.items():
-        if view.state == "waiting" and (submission not in found or index < found[submission][0]):
-            found[submission] = (index, view)
-    return {submission: view for submission, (_, view) in found.items()}
+    """Returns submission -> its first job that waits to be placed."""
+    return _of_first(snapshot, lambda view: view if view.state == "waiting" else None)
 
 
-def first_routes(snapshot: ClusterSnapshot) -> dict[int, str]:
-    """Returns submission -> the queue class of its first job that has one. Cost: O(placed jobs)."""
-    found: dict[int, tuple[int, str]] = {}
-    for (submission, index), view in snapshot.placing.jobs.items():
-        if view.route and (submission not in found or index < found[submission][0]):
-            found[submission] = (index, view.route)
-    return {submission: route for submission, (_, route) in found.items()}
+#: Added to the name of a policy that does not place because it has failed.
+FAILED = " (failed)"
 
 
 def policy_views(snapshot: ClusterSnapshot) -> tuple[PolicyView, ...]:
@@ -816,11 +811,6 @@ def with_shares(view: V, snapshot: ClusterSnapshot, submission: Submission) -> V
     queue = snapshot.settings.queue(submission.queue) if snapshot.placing.shares and not view.state.is_final else None
     found = None if queue is None else snapshot.placing.shares.get((queue.partition, submission.account, submission.user))
     return view if found is None else msgspec.structs.replace(view, account_share=found[0], share=found[1])
-
-
-def failed_policies(snapshot: ClusterSnapshot) -> dict[str, str]:
-    """Returns partition -> why its own policy does not place at present, and what does."""
-    return {partition: view.instead for partition, view in sorted(snapshot.placing.partitions.items()) if view.instead}
 
 
 def route_whys(snapshot: ClusterSnapshot, submission: Submission, position: int | None) -> list[WhyView]:

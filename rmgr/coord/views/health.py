@@ -35,7 +35,6 @@ from rmgr.model.views import JobView, Level, NodeView, PartView, StatusView, Why
 _SHOWN = 8
 #: Different requests that are compared with all nodes, and the same of one user, who must not hide others'.
 _MOST_REQUESTS, _MOST_OF_ONE = 1000, 100
-_STORE_FIX = "start it, or let the daemons reach it: rmgr doctor; running work goes on, its outputs wait on their nodes"
 NO_LEADER = "no WatchDog leads: pulled work goes on, jobs are not placed, losses are not noticed"
 
 
@@ -94,7 +93,7 @@ def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, troubl
         return NodeCondition(state=NodeState.UP, reason=trouble.reason, fix=fix, level=Level.WARNING)
     mended = {TroubleKind.DISK: f"free space there{_on(record)}", TroubleKind.STORE: "rmgr doctor looks at the data store"}
     fix = next((fix for kind, fix in mended.items() if kind == trouble.kind), f"look at its Starter's log{_on(record)}")
-    return NodeCondition(state=leaving, reason=trouble.reason, fix=f"{fix}; it goes on by itself", level=Level.PROBLEM)
+    return NodeCondition(state=leaving, reason=trouble.reason, fix=f"{fix}; it goes on by itself once that is mended", level=Level.PROBLEM)
 
 
 def parts(
@@ -111,9 +110,10 @@ def parts(
     Cost: O(submissions + different requests x nodes).
     """
     found = []
-    for kind, name, facts, fix in (("zookeeper", "ZooKeeper", zookeeper, "rmgr doctor"), ("store", "store", store, _STORE_FIX)):
+    for kind, name, facts in (("zookeeper", "ZooKeeper", zookeeper), ("store", "store", store)):
         if not facts.get("ok"):
             why = str(facts.get("problem") or "does not answer")
+            fix = store_fix(why) if kind == "store" else "rmgr doctor"
             found.append(PartView(kind=kind, id=str(facts.get("url", "")), state="away", reason=why, fix=fix, told=f"{name}: {why}"))
     if snapshot.epoch is None or not snapshot.leader_alive:
         found.append(PartView(kind="leader", id="", state="none", reason=NO_LEADER, fix="start one: rmgr watchdog"))
@@ -272,10 +272,17 @@ def refused_whys(snapshot: ClusterSnapshot, views: Sequence[NodeView], user: str
 
 
 def store_whys(snapshot: ClusterSnapshot) -> list[WhyView]:
-    """Says that the store is away, so work with values there waits."""
+    """Says that the store is away, so work with values there waits, and the end of running work."""
     if not snapshot.store_problem:
         return []
-    return [WhyView(what="store", id="", detail=f"store: {snapshot.store_problem}; what needs it waits: {_STORE_FIX}")]
+    detail = f"{snapshot.store_problem}; what needs it waits: {store_fix(snapshot.store_problem)}"
+    return [WhyView(what="store", id="", detail=detail)]
+
+
+def store_fix(problem: str) -> str:
+    """Returns what to do about a store that is away, and what that means for work."""
+    first = "free some space there" if "no space left" in problem else "start it, or let the daemons reach it: rmgr doctor"
+    return f"{first}; running work goes on, its outputs wait on their nodes"
 
 
 def sentences(found: Sequence[PartView], level: Level) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from rmgr.daemons.service.serving import audited
 from rmgr.errors import DaemonFailed, InvalidRecord, LimitReached, PermissionDenied, RmgrError, Throttled, Unavailable, VersionMismatch
 from rmgr.log import audit
 from rmgr.model.cluster.node import SubmitterEntry
-from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.procedures.admission import check_admitted
 from rmgr.procedures.output_keys import Fates
 from rmgr.runtime import machine
@@ -431,7 +431,8 @@ class ClientTalk:
             is_own = self._person.is_open or self._person.owns(submission.user)
             if (keep.is_owned or keep.wants_ownership) and not is_own:
                 raise PermissionDenied(f"submission {keep.number} belongs to {submission.user}", hint="its owner alone adds tasks")
-            if keep.is_owned and submission.owner != self._guid:
+            has_ended = submission.phase is Phase.CLOSED  # perhaps while its owner was on the way here: it has no owner any more
+            if keep.is_owned and submission.owner != self._guid and not has_ended:
                 raise PermissionDenied(
                     f"submission {keep.number} is looked after by another Submitter", hint="TaskQueue.attach(name) follows it"
                 )

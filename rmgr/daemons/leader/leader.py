@@ -32,14 +32,13 @@ from rmgr.daemons.leader.tree import LeaderContext, read_again
 from rmgr.daemons.leader.use import CapKeeper
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import ConfigError, WrongCluster
-from rmgr.model.base.version import raised
 from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings, UserLimits
 from rmgr.model.cluster.servers import CALLS
+from rmgr.model.cluster.version import raised, release
 from rmgr.model.views import FaultView, Level, PartView, PolicyView, StatusView
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReader
-from rmgr.runtime.release import release
 from rmgr.runtime.story import Pause, Story, each, insist
 
 #: Most characters that may wait for the loop; lines beyond it are in no log.
@@ -69,7 +68,7 @@ class Leader:
         self.record = record
         self.context = context
         self._tree, self._term = context.tree, context.term
-        self._resync_s = resync_s
+        self.resync_s = resync_s
         self._ensured: frozenset[str] = frozenset()
         self._config = self._tree.mirror.data(paths.CONFIG, self._on_config)
         self._watchdogs = self._tree.mirror.names(paths.WATCHDOGS, lambda: None)
@@ -152,7 +151,7 @@ class Leader:
 
     def _resyncs(self) -> Story[None]:
         while True:
-            yield Pause(self._resync_s * machine.uniform(0.5, 1.5))
+            yield Pause(self.resync_s * machine.uniform(0.5, 1.5))
             self._term.aside.attempt(self._resync)
 
     def _resync(self) -> None:

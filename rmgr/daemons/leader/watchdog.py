@@ -36,6 +36,7 @@ from rmgr.daemons.service.serving import DaemonShell
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
+from rmgr.model.cluster.version import check_release, release
 from rmgr.procedures.bootstrap import bootstrap, check_same
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
@@ -43,7 +44,6 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox, run_loop
-from rmgr.runtime.release import check_release, release
 from rmgr.runtime.secured import advertised, advertised_metrics
 from rmgr.runtime.story import Bell, Pause, Stories, Story, StoryLoop, insist
 from rmgr.runtime.supervision import Lease, Notifier, StallGuard

@@ -79,10 +79,10 @@ def run(config: Config, *, insecure: bool = False) -> int:
     name = check_name("server", own.name or socket.gethostname().partition(".")[0])
     endpoints = gateways_of(config)
     log = logs.setup(config.log, "server", name=name)
-    spool = spool_directory(own, name)
+    spool_directory(own, name)
     offer = look(own)
     try:
-        while _lived(config, name, endpoints, spool, offer, log, credentials, notifier):
+        while _lived(config, name, endpoints, spool_directory(own, name), offer, log, credentials, notifier):
             pass
     finally:
         notifier.close()
@@ -217,6 +217,7 @@ def _lived(
         work,
         files,
         limits,
+        beside=Path(runner.directory),
         life=life,
         mailbox=mailbox,
         load=load,

@@ -148,7 +148,8 @@ class Server:
     """The owner of all state: `run_loop` gives it turns.
 
     Args:
-        functions: those offered. spool: an empty directory of its own. life: of this process. progress: called at each turn.
+        functions: those offered. spool: an empty directory of its own. beside: another directory without which nothing runs.
+        life: of this process. progress: called at each turn.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class Server:
         spool: Path,
         limits: ServerLimits,
         *,
+        beside: Path | None = None,
         life: int,
         mailbox: Mailbox[Message],
         load: LoadMeter,
@@ -173,6 +175,7 @@ class Server:
         self._functions |= {function.interface.key: function for function in ascending}
         self._work = work
         self._spool = spool
+        self._places = (spool, *filter(None, (beside,)))
         self._limits = limits
         self._life = life
         self._load = load
@@ -189,7 +192,7 @@ class Server:
         self._told: dict[str, set[str]] = {}  #: by gateway: reasons of its absence logged since it left
         self._looks_s = machine.monotonic()
         self.leaves_s = math.inf  #: calls may end until then
-        self.is_outlived = False  #: gateways have given up this life
+        self.is_outlived = False  #: gateways have given up this life, or its directories are gone
 
     # -- figures
 
@@ -276,8 +279,11 @@ class Server:
         self._obey()
 
     def _look(self, now_s: float) -> None:
-        """Handles what is late, once a second."""
+        """Handles what is late, once a second. A life whose directories were removed ends: it would take calls, and run none."""
         self._looks_s = now_s
+        if gone := [str(place) for place in self._places if not place.is_dir()]:
+            self.is_outlived = True
+            self._log.error("directories_gone", name=",".join(gone), why="they were removed: this life ends, and another begins")
         self._work.look()
         for call in self._calls.values():
             if call.line is not None:

@@ -85,6 +85,10 @@ class Reason(StrEnum):
 OWN_FAILURES = frozenset({Reason.EXIT_CODE, Reason.EXCEPTION, Reason.SIGNAL, Reason.TIME_LIMIT, Reason.OUT_OF_MEMORY, Reason.DISK_LIMIT})
 #: Ends that count as a loss (`resubmit`).
 LOSSES = frozenset({Reason.NODE_LOST, Reason.DATA_LOST, Reason.LEASE_LOST, Reason.WORKER_LOST})
+#: Why work ends CANCELLED.
+CANCELS = frozenset(
+    {Reason.USER_CANCEL, Reason.OPERATOR_CANCEL, Reason.DEPENDENCY_FAILED, Reason.MAX_FAILS, Reason.OWNER_GONE, Reason.REVOKED}
+)
 #: Ends of attempts that were neither: the job went back to its queue.
 GIVEN_UP = frozenset({Reason.MIGRATED, Reason.PREEMPTED})
 

@@ -42,7 +42,7 @@ class NodeRecord:
     reason: str = ""  #: why it was fenced
     version: str = ""  #: rmgr version of the Starter
     key_id: str = ""  #: of the Starter's signing key, "" in an open cluster
-    protocol: int = 1  #: that it speaks, see `model/base/version.py`
+    protocol: int = 1  #: that it speaks, see `model/cluster/version.py`
     life: str = ""  #: changes when all that ran on the node was killed: by a new process, or after a fence
     takes_handed: bool = False  #: it looks for blocks that Submitters hand over while it shows its idle marker
     line: str = ""  #: host:port for direct lines (`adapters/rpc/line.py`), "" = none

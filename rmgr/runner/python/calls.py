@@ -21,7 +21,7 @@ import msgspec
 from rmgr.errors import DataLost, PickleFailed, RmgrError, VersionMismatch
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted
-from rmgr.model.base.version import PROTOCOL
+from rmgr.model.cluster.version import PROTOCOL
 from rmgr.model.wire.frames import MAX_INLINE_VALUE, KeyedCall, StartWorker, TaskBatch, TaskExtra, TaskItem, Value
 from rmgr.runner.current import running
 from rmgr.runner.host.files import write_whole

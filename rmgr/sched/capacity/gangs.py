@@ -13,8 +13,8 @@ from rmgr.model.cluster.node import GangRecord
 from rmgr.model.tasks.block import run_label, task_of
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool
-from rmgr.sched.job import Job, Node, Placement, Running, nodes_of, spans_of
-from rmgr.sched.records import Cores, Gang, each_node, room
+from rmgr.sched.job import Job, Node, Placement, Running, each_node, nodes_of, spans_of
+from rmgr.sched.records import Cores, Gang, room
 from rmgr.sched.tree.rotation import Newcomers, Rotation, Row, RunQueue
 from rmgr.sched.tree.shape import MOST_LEAVES, Loads, Tree
 

@@ -14,11 +14,11 @@ from typing import ClassVar
 
 from rmgr.sched.capacity.gangs import leaves_of, placed_in
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import PLAIN, Job, Running
+from rmgr.sched.job import PLAIN, Job, Running, each_node
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause
-from rmgr.sched.records import Cores
+from rmgr.sched.records import Cores, cores_of
 
 FITS = Why("buddy_fcfs", "starts on the first cores of a free block of its size")
 BLOCKED = Why("buddy_fcfs", "no free block is large enough")
@@ -87,10 +87,9 @@ class BuddyFcfs:
 def _first_leaves(leaves: Cores) -> dict[int, int]:
     """Returns node -> its first leaf."""
     found, at = {}, 0
-    for first, last, cores in leaves:
-        for node in range(first, last + 1):
-            found[node] = at
-            at += cores
+    for node, cores in each_node(leaves):
+        found[node] = at
+        at += cores
     return found
 
 
@@ -98,11 +97,9 @@ def _occupy_block(free: Buddies, run: Running, block: tuple[int, ...] | None, st
     """Takes the run's block. For a run that another policy started, takes each used core of its nodes one by one."""
     if block is not None and free.take_at(*block):
         return
-    for first, last, count in run.placement:
-        for node in range(first, last + 1):
-            for at in range(count * run.job.threads):
-                if node in starts:
-                    free.take_at(starts[node] + at, 1)
+    for node, cores in cores_of(run).items():
+        for at in range(cores if node in starts else 0):
+            free.take_at(starts[node] + at, 1)
 
 
 class Buddies:

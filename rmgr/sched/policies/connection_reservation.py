@@ -57,17 +57,18 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from heapq import heapify, heapreplace
 from math import sqrt
+from operator import attrgetter
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import Job, Running
+from rmgr.sched.job import Job, Running, each_node, spans_of
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
-from rmgr.sched.policies.queue_first_fit import REST, Place, Room, Scanned, ScanningPolicy, in_order, place_of, route_all, scan
+from rmgr.sched.policies.queue_first_fit import REST, Place, Room, Scanned, ScanningPolicy, in_order, route_all, scan
 from rmgr.sched.policy import Cause
 from rmgr.sched.queue_class import QueueClass
-from rmgr.sched.records import Cores as Spans
-from rmgr.sched.records import Hold, Share, by_node, cores_of, each_node
+from rmgr.sched.records import Hold, Share, by_node, cores_of
+from rmgr.sched.state.partition import arrival
 
 TAKES_OVER = Why("connection_reservation", "every running job whose resources it was promised has ended")
 SPARES = Why("connection_reservation", "needs fewer cores than have come free for it")
@@ -157,11 +158,11 @@ def _is_over(draft: Draft, job: Job, hold: Hold, *, nodes_changed: bool) -> bool
 
 def _share_without(share: Share, rest: Counter[int]) -> Share:
     """Returns the share without the cores in `rest`, and removes those from `rest`."""
-    kept: dict[int, int] = {}
+    kept: list[tuple[int, int]] = []
     for node, count in each_node(share.cores):
         gone = min(count, rest[node])
         rest[node] -= gone
-        kept[node] = count - gone
+        kept += [(node, count - gone)] if count > gone else []
     return Share(share.run_id, spans_of(kept))
 
 
@@ -179,7 +180,7 @@ def _record_overtakings(book: _Book, queue: QueueClass, found: Scanned, *, ended
         return
     overtaken = None
     if record is None or found.ahead:
-        overtaken = Overtaken.recorded(record).passed(found.ahead, place_of(found.waiting[0]), queue)
+        overtaken = Overtaken.recorded(record).passed(found.ahead, arrival(found.waiting[0]), queue)
         draft.note(kind, 0, overtaken.record())
     if not book.is_full(queue):
         _reserve_for(book, queue, found.waiting, overtaken or Overtaken.recorded(record), was_empty=record is None, ended=ended)
@@ -191,7 +192,7 @@ def _reserve_for(book: _Book, queue: QueueClass, waiting: Sequence[Job], overtak
         if book.is_full(queue):
             return
         text = "was overtaken {} times or more, worth {:.4g} each: above the threshold {} of {}"
-        facts = (overtaken.of(place_of(job)), constant(job, queue), queue.reservation_threshold, queue.name)
+        facts = (overtaken.of(arrival(job)), constant(job, queue), queue.reservation_threshold, queue.name)
         book.reserve(job, queue, Trigger.PRIORITY, Why("connection_reservation", text, facts))
     head = waiting[0]
     if queue.head_trigger and ended:
@@ -224,7 +225,7 @@ class _Book:
             (mine if run.job.queue == queue.name else others).append(run)
         promised = {share.run_id for hold in self._holds.values() for share in hold.waits_for}
         runs = chosen(job, mine, others, promised.__contains__, self.draft.room, by_cpus=self._by_cpus)
-        shares = [Share(run.job.id, spans_of(cores_of(run))) for run in runs]
+        shares = [Share(run.job.id, spans_of(cores_of(run).items())) for run in runs]
         if runs and isinstance(self.draft.hold(job.id, shares, why), Accepted):
             held = self.draft.held_for(job.id)
             assert held is not None
@@ -251,7 +252,9 @@ def chosen(job: Job, mine: Sequence[Running], others: Sequence[Running], promise
     Cost: O(runs), and a sort of them without a match.
     """
     candidates = [run for run in mine if not promised(run.job.id)]
-    matches = (run for run in sorted(candidates, key=_earliest_first) if _is_match(job, run.job, by_cpus=by_cpus))
+    earliest = sorted(candidates, key=lambda run: (run.start_us, run.job.id))
+    wanted = attrgetter("wanted_cpus" if by_cpus else "wanted")
+    matches = (run for run in earliest if wanted(run.job) == wanted(job))
     match = next((run for run in matches if _has_room(job, cores_of(run), room)), None)
     if match is not None:
         return (match,)
@@ -260,7 +263,7 @@ def chosen(job: Job, mine: Sequence[Running], others: Sequence[Running], promise
     taken: list[Running] = []
     freed: Counter[int] = Counter()
     processes = 0
-    for run in sorted(candidates, key=_largest_first):
+    for run in sorted(candidates, key=lambda run: (-run.job.cpus, -run.job.threads, run.start_us, run.job.id)):
         taken.append(run)
         for node, cores in cores_of(run).items():
             before = freed[node]
@@ -300,21 +303,6 @@ def spared(job: Job, held: Cores, coming: Cores, room: RoomOf) -> Cores | None:
     return {node: cores for node, cores in found.items() if cores}
 
 
-def spans_of(cores: Cores) -> Spans:
-    """Returns node -> cores as spans, ascending."""
-    spans: list[tuple[int, int, int]] = []
-    for node, count in sorted(cores.items()):
-        if count and spans and spans[-1][1] == node - 1 and spans[-1][2] == count:
-            spans[-1] = (spans[-1][0], node, count)
-        elif count:
-            spans.append((node, node, count))
-    return tuple(spans)
-
-
-def _is_match(job: Job, other: Job, *, by_cpus: bool) -> bool:
-    return other.wanted_cpus == job.wanted_cpus if by_cpus else other.wanted == job.wanted
-
-
 def _has_room(job: Job, cores: Cores, room: RoomOf) -> bool:
     return sum(room(job, node, count) for node, count in cores.items()) >= job.processes
 
@@ -327,14 +315,6 @@ def _cores_left(job: Job, held: int, coming: int, processes: int) -> int:
 def _cores_used_up(job: Job, held: int, coming: int, processes: int) -> int:
     """Returns how many held cores the last of so many processes uses up."""
     return _cores_left(job, held, coming, processes - 1) - _cores_left(job, held, coming, processes)
-
-
-def _earliest_first(run: Running) -> tuple[int, int]:
-    return (run.start_us, run.job.id)
-
-
-def _largest_first(run: Running) -> tuple[int, int, int, int]:
-    return (-run.job.cpus, -run.job.threads, run.start_us, run.job.id)
 
 
 class Overtaken(NamedTuple):
@@ -361,7 +341,7 @@ class Overtaken(NamedTuple):
         """Yields the waiting jobs (given in the order of the queue) above the threshold, nearest the head first. Cost: O(queue)."""
         left, at = sum(self.counts), 0
         for job in waiting:
-            place = place_of(job)
+            place = arrival(job)
             while at < len(self.places) and self.places[at] < place:
                 left -= self.counts[at]
                 at += 1

@@ -19,11 +19,11 @@ from typing import ClassVar
 
 from rmgr.sched.capacity.gangs import Carousel, leaves_of, memory_on, placed_in
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import PLAIN, Job, nodes_of
+from rmgr.sched.job import PLAIN, Job, each_node, nodes_of
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause
-from rmgr.sched.records import Cores, Gang, each_node
+from rmgr.sched.records import Cores, Gang
 from rmgr.sched.tree.rotation import Newcomers
 from rmgr.sched.tree.shape import AllocationRule, choose
 
@@ -75,7 +75,8 @@ class Dqt:
             draft.leave_rest(Why("dqt", "{}", (draft.no_gang,)))
             return
         carousel = self._moved_on(draft, old, gone, now_us)
-        cursors = dict(_pairs_of_note(draft.note_of("rr", 0)))
+        note = draft.note_of("rr", 0) or ()
+        cursors = dict(zip(note[::2], note[1::2], strict=True))
         before = dict(cursors)
         comes = self._let_in(draft, carousel, cursors)
         if not comes and not gone:
@@ -303,12 +304,11 @@ def _closed_leaves(leaves: Cores, draft: Draft, closed_nodes: list[int]) -> froz
         return frozenset()
     shut: list[int] = []
     at = 0
-    for first, last, cores in leaves:
-        for node_id in range(first, last + 1):
-            node = nodes.get(node_id)
-            if node is None or node.closed or node.cores < cores:
-                shut += range(at, at + cores)
-            at += cores
+    for node_id, cores in each_node(leaves):
+        node = nodes.get(node_id)
+        if node is None or node.closed or node.cores < cores:
+            shut += range(at, at + cores)
+        at += cores
     return frozenset(shut)
 
 
@@ -321,7 +321,7 @@ def _is_whole(leaves: Cores, draft: Draft) -> bool:
 
 def _with_new_nodes(old: Gang, draft: Draft) -> Gang:
     """Returns the record with the leaves of new nodes appended; a taller tree has the old one as its first subtree."""
-    known = {node for first, last, _ in old.leaves for node in range(first, last + 1)}
+    known = set(nodes_of(old.leaves))
     fresh = {node.id: node for node in draft.nodes.values() if node.id not in known}
     if not fresh:
         return old
@@ -358,7 +358,3 @@ def _number_in_taller_tree(width: int, levels: int, node: int) -> int:
     while _first_of_depth(width, depth + 1) <= node:
         depth += 1
     return node - _first_of_depth(width, depth) + _first_of_depth(width, depth + levels)
-
-
-def _pairs_of_note(note: tuple[int, ...] | None) -> Iterable[tuple[int, int]]:
-    return zip(note[::2], note[1::2], strict=True) if note else ()

@@ -33,7 +33,7 @@ from rmgr.model.base.units import counted
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
 from rmgr.sched.policies.orders import Ageing, Fcfs
-from rmgr.sched.policies.searches import HEAD
+from rmgr.sched.policies.searches import HEAD, REST
 from rmgr.sched.policy import Cause, Order
 from rmgr.sched.state.partition import arrival
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 #: Kind of the notes: follower -> (the head it passed,).
 PASSED = "passed"
 STAY = "first in the queue; jobs {} passed it and go on: they do not save their state, or were moved as often as they may be"
-REST = Why("first_fit", "needs more than is free after this pass")
 
 
 class Followers(StrEnum):
@@ -150,7 +149,7 @@ class Migration:
                 came_us <= start_us and (passed == head.id or (place is not None and place(head, start_us) < place(job, start_us)))
             ):
                 found.append(run)
-        found.sort(key=_by_start, reverse=True)
+        found.sort(key=lambda run: (run.start_us, run.job.id), reverse=True)
         return found
 
 
@@ -163,7 +162,3 @@ def _place_in(order: Order) -> Callable[[Job, int], tuple[int, ...]] | None:
         return lambda job, at_us: (0, *arrival(job)) if job.submit_us <= at_us - oldest else (1, *base(job, at_us))
     key = arrival if isinstance(order, Fcfs) else getattr(order, "key", None)
     return None if key is None else lambda job, _at_us: key(job)
-
-
-def _by_start(run: Running) -> tuple[int, int]:
-    return (run.start_us, run.job.id)

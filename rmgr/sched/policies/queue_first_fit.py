@@ -30,6 +30,7 @@ from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause
 from rmgr.sched.queue_class import HPC2500, Ladder, QueueClass, checked, selected
+from rmgr.sched.state.partition import arrival
 
 FITS = Why("first_fit", "the first of its queue that fits in what is free")
 LIMITED = Why("first_fit", "would fit, but may pass others on the first nodes only")
@@ -146,7 +147,7 @@ def scan(draft: Draft, queue: str, room: Room, reserved: Container[int] = ()) ->
         if job.id not in started:
             waiting.append(job)
         elif waiting:
-            ahead.append(place_of(waiting[-1]))
+            ahead.append(arrival(waiting[-1]))
     return Scanned(waiting, ahead)
 
 
@@ -172,8 +173,3 @@ def _start_limited(draft: Draft, jobs: Sequence[Job], startable: Iterator[Job], 
         if job.id not in started:
             draft.leave_pending(job.id, LIMITED)
     return started
-
-
-def place_of(job: Job) -> Place:
-    """Returns the job's place in the order of its queue, which is that of arrival."""
-    return (job.submit_us, job.id)

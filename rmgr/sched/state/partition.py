@@ -14,6 +14,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import TypeAlias
 
+from rmgr.sched import records
 from rmgr.sched.capacity.gangs import OWNER, GangBook
 from rmgr.sched.capacity.horizon import Ending
 from rmgr.sched.capacity.pool_node import NodePool
@@ -21,21 +22,6 @@ from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running, nodes_of
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Key
-from rmgr.sched.records import (
-    Answered,
-    Call,
-    Gang,
-    Hold,
-    Learnt,
-    Limits,
-    Maintenance,
-    Server,
-    Suspended,
-    Usage,
-    Used,
-    after_leaving,
-    share_of,
-)
 
 Pool: TypeAlias = UnitPool | NodePool
 #: policy -> kind -> id -> value
@@ -55,7 +41,7 @@ LEARNT = 4096
 _WEIGHT = 0.1
 
 
-def arrival(job: Job) -> tuple[int, ...]:
+def arrival(job: Job) -> tuple[int, int]:
     """Returns the key that every order falls back to."""
     return (job.submit_us, job.id)
 
@@ -98,7 +84,7 @@ class Partition:
         "windows",
     )
 
-    def __init__(self, name: str, nodes: Iterable[Node], usage: dict[tuple[str, str], Usage] | None = None) -> None:
+    def __init__(self, name: str, nodes: Iterable[Node], usage: dict[tuple[str, str], records.Usage] | None = None) -> None:
         self.name = name
         self.nodes: dict[int, Node] = {node.id: node for node in sorted(nodes, key=lambda node: node.id)}
         self.jobs: dict[int, Job] = {}  #: waiting jobs, by id
@@ -109,26 +95,26 @@ class Partition:
         self.waiting = SortedJobs(arrival)
         self.queues: dict[str, SortedJobs] | None = None  #: the same jobs by queue; built on first use
         self.running: dict[int, Running] = {}
-        self.suspended: dict[int, Suspended] = {}
+        self.suspended: dict[int, records.Suspended] = {}
         self.stopping: dict[int, Running] = {}  #: last stretches of jobs asked to give up their nodes, which neither wait nor run
         self.pinned: set[int] = set()  #: running jobs that are never sent back to the queue
         self.reservations: dict[int, Reservation] = {}
         self.notes: Notes = {}
-        self.holds: dict[int, Hold] = {}
+        self.holds: dict[int, records.Hold] = {}
         self.flagged: dict[int, int] = {}  #: run -> job whose hold waits for it
-        self.windows: dict[int, Maintenance] = {}
-        self.limits: Limits | None = None
+        self.windows: dict[int, records.Maintenance] = {}
+        self.limits: records.Limits | None = None
         self.gangs = GangBook()
         self.gang_shift_us: int | None = 0  #: gang time minus time of passes; None = unreadable: no gang is set
         self.gang_why = ""  #: why it is unreadable
         self.gang_most = 0  #: jobs in one gang's record, 0 = any number
-        self.calls: dict[int, Call] = {}
-        self.servers: dict[str, Server] = {}
+        self.calls: dict[int, records.Call] = {}
+        self.servers: dict[str, records.Server] = {}
         self.records_of_calls = CallRecords()
         self.usage = {} if usage is None else usage  #: of the whole cluster
         self.endings: list[Ending] = []  #: ends of running jobs, sorted
         self.now_us = 0  #: of the last pass
-        self._used: dict[tuple[str, str], Used] | None = None  #: ("user" | "account", name) -> running work; built on first use
+        self._used: dict[tuple[str, str], records.Used] | None = None  #: ("user" | "account", name) -> running work; built on first use
         self._views: dict[Key, SortedJobs] = {}
         self.pool = self._pool()
 
@@ -154,13 +140,13 @@ class Partition:
                 self._enqueue(queues, job)
         return queues
 
-    def used(self, kind: str, name: str) -> Used:
+    def used(self, kind: str, name: str) -> records.Used:
         """Returns the running work of a "user" or an "account", kept up to date from then on."""
         if self._used is None:
             self._used = {}
             for run in self.running.values():
                 self._count(run.job, 1)
-        return self._used.get((kind, name), Used())
+        return self._used.get((kind, name), records.Used())
 
     def knows(self, job_id: int) -> bool:
         """Whether a job or call of this id is here."""
@@ -172,7 +158,7 @@ class Partition:
         """Returns the units of the pool that come back when the run ends."""
         units = self.pool.returns(run.job, run.placement)
         if self.flagged and run.job.id in self.flagged:
-            units -= self.pool.returns(run.job, share_of(self.holds[self.flagged[run.job.id]], run.job.id).cores)
+            units -= self.pool.returns(run.job, records.share_of(self.holds[self.flagged[run.job.id]], run.job.id).cores)
         return units
 
     # -- facts of jobs, called by ClusterState ----------------------------------------------------------------------------
@@ -273,14 +259,14 @@ class Partition:
         if self.flagged and job_id in self.flagged:
             holder = self.flagged.pop(job_id)
             hold = self.holds[holder]
-            self.pool.take_share(self.jobs[holder], share_of(hold, job_id).cores)
-            self.holds[holder] = after_leaving(hold, job_id)
+            self.pool.take_share(self.jobs[holder], records.share_of(hold, job_id).cores)
+            self.holds[holder] = records.after_leaving(hold, job_id)
 
     def is_member(self, job_id: int) -> bool:
         """Whether the job has a place in a gang: it runs, or was asked to leave and has not left yet."""
         return job_id in self.gangs and (job_id in self.running or job_id in self.stopping)
 
-    def uncharged(self, run: Running, now_us: int, until: Gang | None = None) -> tuple[int, int | None]:
+    def uncharged(self, run: Running, now_us: int, until: records.Gang | None = None) -> tuple[int, int | None]:
         """Returns what records of usage lack of a run: (since when, for how much of that it had its cores; None = all).
 
         A member of a gang is charged the slots that its record gives it: up to the new record's first slot whenever one is set (`until`),
@@ -311,7 +297,7 @@ class Partition:
     def suspend(self, run: Running, now: int) -> None:
         self.drop_running(run)
         self.pool.park(run.job, run.placement)
-        self.suspended[run.job.id] = Suspended(run, now)
+        self.suspended[run.job.id] = records.Suspended(run, now)
 
     def drop_suspended(self, job_id: int) -> Running:
         """Removes a suspended job, which leaves its nodes or is about to go on there."""
@@ -362,7 +348,7 @@ class Partition:
 
     # -- facts of policies and operators ------------------------------------------------------------------------------------
 
-    def set_hold(self, hold: Hold) -> None:
+    def set_hold(self, hold: records.Hold) -> None:
         """Sets the job's hold, replacing its old one."""
         job = self.jobs[hold.job_id]
         old = self.holds.pop(hold.job_id, None)
@@ -395,14 +381,14 @@ class Partition:
             if not kinds:
                 del self.notes[policy]
 
-    def set_limits(self, limits: Limits | None) -> None:
+    def set_limits(self, limits: records.Limits | None) -> None:
         """Cost: O(waiting)."""
         self.limits = limits
         for job in list(self.jobs.values()):
             if job.id in self.infeasible or self.why_never(job) is not None:
                 self.reconsider(job)
 
-    def set_windows(self, windows: dict[int, Maintenance]) -> None:
+    def set_windows(self, windows: dict[int, records.Maintenance]) -> None:
         """Cost: O(everything), but it is rare."""
         self.windows = dict(sorted(windows.items()))
         self._rebuild()
@@ -432,7 +418,7 @@ class Partition:
         for job_id in there:
             self._ending_again(job_id)
 
-    def _free_hold(self, hold: Hold, job: Job) -> None:
+    def _free_hold(self, hold: records.Hold, job: Job) -> None:
         for share in hold.held:
             self.pool.give_share(job, share.cores)
         for share in hold.waits_for:
@@ -490,8 +476,8 @@ class Partition:
         used = self._used
         assert used is not None
         for who in (("user", job.user), ("account", job.account)):
-            had = used.get(who, Used())
-            used[who] = Used(had.cpus + sign * job.wanted_cpus, had.jobs + sign)
+            had = used.get(who, records.Used())
+            used[who] = records.Used(had.cpus + sign * job.wanted_cpus, had.jobs + sign)
 
     def _rebuild(self) -> None:
         was_units = isinstance(self.pool, UnitPool)
@@ -602,18 +588,18 @@ class CallRecords:
     __slots__ = ("answered", "learnt", "measured")
 
     def __init__(self) -> None:
-        self.measured: dict[str, tuple[Server, ...]] = {}  #: by server, the oldest first
-        self.answered: tuple[Answered, ...] = ()  #: the oldest first
-        self.learnt: dict[tuple[str, str, int], Learnt] = {}  #: by (server, function, power of two)
+        self.measured: dict[str, tuple[records.Server, ...]] = {}  #: by server, the oldest first
+        self.answered: tuple[records.Answered, ...] = ()  #: the oldest first
+        self.learnt: dict[tuple[str, str, int], records.Learnt] = {}  #: by (server, function, power of two)
 
-    def measure(self, server: Server) -> None:
+    def measure(self, server: records.Server) -> None:
         """Adds a measurement. If the server has a new life, drops its older measurements, which say nothing about it."""
-        before: Sequence[Server] = self.measured.get(server.name, ())
+        before: Sequence[records.Server] = self.measured.get(server.name, ())
         if before and before[-1].life != server.life:
             before = ()
         self.measured[server.name] = (*(old for old in before if old.at_us < server.at_us), server)[-MEASUREMENTS:]
 
-    def answer(self, answered: Answered) -> None:
+    def answer(self, answered: records.Answered) -> None:
         """Adds an answered call and updates the learnt performance of its server: a mean first, then a moving average."""
         self.answered = tuple(sorted((*self.answered, answered), key=_by_end))[-ANSWERED:]
         if answered.operations <= 0 or answered.service_us <= 0:
@@ -622,7 +608,7 @@ class CallRecords:
         rate = answered.operations * 1e6 / answered.service_us
         known = self.learnt.get(key)
         if known is None:
-            known = Learnt(*key, rate, 1, answered.partition)
+            known = records.Learnt(*key, rate, 1, answered.partition)
         else:
             calls, mean = known.calls + 1, known.operations_per_s
             known = known._replace(operations_per_s=mean + max(1.0 / calls, _WEIGHT) * (rate - mean), calls=calls)
@@ -642,7 +628,7 @@ class CallRecords:
             known = self.learnt[server, function, min(sizes, key=lambda other: (abs(other - power), other))]
         return known.operations_per_s
 
-    def restore(self, measured: Iterable[Server], answered: Iterable[Answered], learnt: Iterable[Learnt]) -> None:
+    def restore(self, measured: Iterable[records.Server], answered: Iterable[records.Answered], learnt: Iterable[records.Learnt]) -> None:
         """Reads records back, in any order."""
         for server in sorted(measured, key=lambda one: (one.name, one.at_us)):
             self.measured[server.name] = (*self.measured.get(server.name, ()), server)
@@ -655,5 +641,5 @@ def power_of(operations: int) -> int:
     return max(operations.bit_length() - 1, 0)
 
 
-def _by_end(answered: Answered) -> tuple[int, int]:
+def _by_end(answered: records.Answered) -> tuple[int, int]:
     return answered.end_us, answered.call_id

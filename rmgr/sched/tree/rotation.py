@@ -2,7 +2,7 @@
 
 A node with a queue of L entries has a round of R = L + D slots, where D is the longest round of its non-empty children (0 without any).
 In the D slots of a round every child runs from its own beginning, starts over if it finishes early, and is cut off after D slots. So the
-quanta that a run of X slots gives to a queue and to its children are known without stepping (`own_quanta`, `phases_below`, `slots_until`;
+quanta that a run of X slots gives to a queue and to its children are known without stepping (`phases_below`, `slots_until`;
 checked by brute force against `Stepped` in `tests/property/test_queue_tree.py`).
 
 Between two events a subtree that is not looked at only collects the phases that its parent gives it: slots of the phase it is in, and the
@@ -638,47 +638,11 @@ class Rotation:
                 self._row(child, row)
 
 
-def round_lengths(tree: Tree, lengths: Mapping[int, int]) -> list[int]:
-    """Returns R of every node; 0 for an empty subtree. lengths: node -> entries of its queue. Cost: O(nodes)."""
-    rounds = [0] * tree.nodes
-    for node in range(tree.nodes - 1, -1, -1):
-        rounds[node] += lengths.get(node, 0)
-        if node:
-            parent = (node - 1) // tree.width
-            longest = max(rounds[child] for child in tree.children(parent)) if node == tree.width * parent + 1 else 0
-            rounds[parent] += longest
-    return rounds
-
-
-def own_quanta(slots: int, length: int, round_length: int) -> int:
-    """Returns the quanta that a queue gets while its node runs for `slots` from its own beginning: floor(X/R) L + min(X mod R, L)."""
-    rounds, rest = divmod(slots, round_length)
-    return rounds * length + min(rest, length)
-
-
 def phases_below(slots: int, length: int, round_length: int) -> Phases:
     """Returns each non-empty child's phases meanwhile: floor(X/R) of R - L slots, then one of (X mod R) - L if that is above 0."""
     rounds, rest = divmod(slots, round_length)
     phases = [(round_length - length, rounds)] if rounds and round_length > length else []
     return [*phases, (rest - length, 1)] if rest > length else phases
-
-
-def quanta_within(chain: Sequence[tuple[int, int]], slots: int) -> int:
-    """Returns the quanta of a chain's last queue while its first node runs for `slots` from its own beginning.
-
-    Args: chain: (L, R) of each node from some ancestor down to the queue's own node. Cost: O(length of the chain squared).
-    """
-    return _quanta_from_start(chain, _per_phase(chain), 0, slots)
-
-
-def slot_of_quantum(chain: Sequence[tuple[int, int]], number: int) -> int:
-    """Returns the slot (1 = the first), from the chain's own beginning, in which its last queue gets quantum `number` (from 1).
-
-    Raises: ValueError for a number below 1. Cost: O(length of the chain squared).
-    """
-    if number < 1:
-        raise ValueError(f"quanta are counted from 1, not {number}")
-    return _slots_until_quanta(chain, _per_phase(chain), 0, number)
 
 
 def slots_until(links: Sequence[Link], quanta: int) -> int:

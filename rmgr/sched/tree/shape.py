@@ -20,7 +20,7 @@ first child.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 
 #: Number of leaves above which the tree must be a typing error.
@@ -124,22 +124,6 @@ def longest_branch(tree: Tree, lengths: Lengths) -> list[int]:
     return found
 
 
-def shortest_branch(tree: Tree, lengths: Lengths) -> list[int]:
-    """Returns N of every node: L + the smallest N of its children that have real leaves. Cost: O(nodes)."""
-    found = [0] * tree.nodes
-    for node in range(tree.nodes - 1, -1, -1):
-        found[node] = lengths.get(node, 0) + min((found[child] for child in tree.children(node) if tree.sizes[child]), default=0)
-    return found
-
-
-def assigned_processors(tree: Tree, lengths: Lengths) -> list[int]:
-    """Returns A of every node: L x S + the sum of A of its children. Cost: O(nodes)."""
-    found = [0] * tree.nodes
-    for node in range(tree.nodes - 1, -1, -1):
-        found[node] = lengths.get(node, 0) * tree.sizes[node] + sum(found[child] for child in tree.children(node))
-    return found
-
-
 def is_balanced(tree: Tree, lengths: Lengths) -> bool:
     """Whether the tree is not empty and TQLB is equal at all leaves: every task gets the same share, and no processor idles."""
     found = tqlb(tree, lengths)
@@ -155,11 +139,6 @@ def is_fulfilled(tree: Tree, lengths: Lengths) -> bool:
         if len(kinds) > 1:
             return False
     return full[0] > 0
-
-
-def workload_ratio(tasks: Sequence[tuple[int, int]], processors: int, slots: int) -> float:
-    """Returns R_w: sum of size x length of the tasks, over P x T."""
-    return sum(size * length for size, length in tasks) / (processors * slots)
 
 
 def retr(entry: int, end: int, length: int) -> float:

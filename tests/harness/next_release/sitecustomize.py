@@ -18,7 +18,7 @@ def pretend() -> None:
     import msgspec
 
     from rmgr.coord.protocol import records
-    from rmgr.model.base import version
+    from rmgr.model.cluster import version
 
     version.PROTOCOL += AHEAD
     version.VERSION = f"9.{AHEAD}.0"

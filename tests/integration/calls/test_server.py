@@ -502,6 +502,17 @@ def test_a_life_that_gateways_have_given_up_ends_what_it_has_and_another_begins(
         assert rig.server.wait() == 0
 
 
+def test_a_server_whose_directories_were_removed_begins_anew_and_takes_no_call_that_it_cannot_run(tmp_path: Path) -> None:
+    with Rig(tmp_path, slots=1) as rig:
+        first = rig.gateway.stream()
+        shutil.rmtree(tmp_path / "spool", ignore_errors=True)  # its workers may just make a directory there
+        second = rig.gateway.stream(2)
+        assert second.hello.life != first.hello.life
+        assert rig.gateway.offer("sleep", packed("sleep", 0.0)).ended() == "OK"
+        (gone,) = rig.server.lines("directories_gone")
+        assert str(tmp_path / "spool" / "calls") in gone["name"]
+
+
 # -- at the start ------------------------------------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,8 @@ import cloudpickle
 import pytest
 
 import rmgr
-from rmgr.adapters.cassandra import store as cassandra
-from rmgr.adapters.sqlite import store as sqlite
+from rmgr.adapters import store_rules
+from rmgr.adapters.cassandra.store import SWEPT
 from rmgr.adapters.store_rules import CHUNK_BYTES, now_ms
 from rmgr.adapters.stores import open_store
 from rmgr.bench.measuring import connected
@@ -58,8 +58,7 @@ class Place:
         """As it happens some hours later, whatever was swept so far."""
         self.forget_sweeps()
         with pytest.MonkeyPatch.context() as patch, open_store(self.cluster.environment()["RMGR_STORE"]) as store:
-            for module in (sqlite, cassandra):
-                patch.setattr(module, "now_ms", lambda: now_ms() + HOURS_MS)
+            patch.setattr(store_rules, "now_ms", lambda: now_ms() + HOURS_MS)
             store.sweep(timeout_s=60.0)
 
 
@@ -120,7 +119,7 @@ def whole(
             yield place
             return
         run = stack.enter_context(behind(url))
-        yield Place(cluster, gateway, in_chunks(run), lambda: run("DELETE FROM {ks}.info WHERE name = %s", cassandra.SWEPT))
+        yield Place(cluster, gateway, in_chunks(run), lambda: run("DELETE FROM {ks}.info WHERE name = %s", SWEPT))
 
 
 class Transfer:

@@ -45,15 +45,15 @@ def delete(rig: Rig, path: str) -> None:
     assert isinstance(outcome, Committed)
 
 
-def test_a_cancel_kills_what_runs_and_ends_what_waits(rig: Rig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("why", [Reason.NONE, Reason.OPERATOR_CANCEL, Reason.MAX_FAILS, Reason.REVOKED])
+def test_a_cancel_kills_what_runs_and_ends_what_waits(rig: Rig, tmp_path: Path, why: Reason) -> None:
     rig.start()
     number = rig.submit(waiter(tmp_path / "never", tmp_path / "s"), [b""] * 2, serial=True, grace_us=100_000)
     eventually((tmp_path / "s-0").exists, "the first one to run")
-    guid = order(rig, OrderKind.CANCEL, number, detail="not needed")
+    guid = order(rig, OrderKind.CANCEL, number, reason=why, detail="not needed")
     found = rig.outcomes(number, 2)
-    assert {(outcome.state, outcome.reason, outcome.error) for outcome in found.values()} == {
-        (State.CANCELLED, Reason.USER_CANCEL, "not needed")
-    }
+    told = {(outcome.state, outcome.reason, outcome.error) for outcome in found.values()}
+    assert told == {(State.CANCELLED, why or Reason.USER_CANCEL, "not needed")}
     crossed_off(rig, guid)
     eventually(lambda: not rig.running(), "the block gone")
 

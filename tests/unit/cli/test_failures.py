@@ -295,6 +295,7 @@ def test_a_command_says_that_its_directory_is_gone(
 
 def test_an_explanation_names_each_id_once(capsys: pytest.CaptureFixture[str]) -> None:
     whys = (WhyView(what="hold", id="5", detail="held by its user"), WhyView(what="dependency", id="4", detail="waits for ok:4"))
+    whys += (WhyView(what="store", id="", detail="away since noon"),)
     show.draw_explained(ExplainView(id="5", state=State.HELD, reason="USER_HOLD", why=whys), [])
     drawn = capsys.readouterr().out.splitlines()
-    assert drawn[:3] == ["5 is HELD (USER_HOLD)", "  hold: held by its user", "  dependency 4: waits for ok:4"]
+    assert drawn[:4] == ["5 is HELD (USER_HOLD)", "  hold: held by its user", "  dependency 4: waits for ok:4", "  store: away since noon"]

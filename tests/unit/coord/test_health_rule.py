@@ -11,7 +11,7 @@ import pytest
 from rmgr.coord.decisions import liveness
 from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.views.answers import explain, nodes, status
-from rmgr.coord.views.health import SOON_DAYS, CertificateHolder, ending, of_servers, only_known, with_part
+from rmgr.coord.views.health import SOON_DAYS, CertificateHolder, ending, of_servers, only_known, parts, with_part
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.model.base.resources import Capacity, NodeAttributes, Request
 from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
@@ -269,6 +269,17 @@ def test_explain_says_that_the_store_is_away() -> None:
     assert "away since 10:00:00 UTC: refused" in explain(snapshot, 42, None).why[0].detail
 
 
+def test_explain_says_of_running_work_too_that_the_store_has_no_room_and_what_to_do() -> None:
+    key = BlockKey(priority=0, seq=1, submission=42, first=0, count=2, attempt=1, cores=1, memory_mib=0)
+    full = "away since 10:00:00 UTC: no space left on the disk"
+    snapshot = facts(record(), submissions=job(42, 2), claimed=(BlockOnNode(node="n1", key=key),), store_problem=full)
+    assert [why.what for why in explain(snapshot, 42, None).why] == ["running", "store"]
+    told_to = "free some space there; running work goes on, its outputs wait on their nodes"
+    assert explain(snapshot, 42, None).why[1].detail.endswith(told_to)
+    (part,) = [part for part in parts(snapshot, (), (), zookeeper={"ok": True}, store={"problem": full}) if part.kind == "store"]
+    assert part.fix == told_to
+
+
 def test_status_counts_what_takes_work_who_runs_and_how_long_the_oldest_waits() -> None:
     work = job(42, 3, user="ann", submitted_us=5) | job(43, 2, user="ben", submitted_us=7)
     claimed = (
@@ -277,6 +288,8 @@ def test_status_counts_what_takes_work_who_runs_and_how_long_the_oldest_waits() 
     view = told(facts(record(), record("n2", state=NodeState.FENCED), submissions=work, claimed=claimed))
     assert (view.cores, view.cores_used, view.memory_bytes, view.memory_used_bytes) == (4, 3, 8 << 30, 3 << 30)
     assert (view.users, view.oldest_us) == ({"ann": 3}, 7)
+    ahead = (BlockOnNode(node="n1", key=BlockKey(priority=0, seq=1, submission=42, first=0, count=60, attempt=1, cores=1, memory_mib=0)),)
+    assert told(facts(record(), submissions=work, claimed=ahead)).users == {"ann": 4}, "what is claimed ahead is on no core"
     assert told(facts(submissions=job(phase=Phase.HELD, submitted_us=5))).oldest_us == 0
 
 

@@ -17,9 +17,9 @@ from rmgr.coord.protocol import paths, records
 from rmgr.coord.protocol.multi import Create, Multi, Set
 from rmgr.errors import WrongCluster
 from rmgr.model.base.states import Reason
-from rmgr.model.base.version import PROTOCOL, SKEW, Release, raised, refusal
 from rmgr.model.cluster.node import Meta, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.cluster.version import PROTOCOL, SKEW, Release, raised, refusal
 from rmgr.model.tasks.block import BlockData, BlockKey, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail
 from tests.harness.records_of_0_1_0 import BLOCK, FRAGMENT, PACKS, RECORDS, golden
@@ -225,9 +225,9 @@ def test_releases_one_apart_work_together_and_others_are_refused(mine: int, prot
     refused = refusal(Release(version="9.9", protocol=mine), protocol=protocol, oldest=oldest)
     assert (refused is None) == (not told)
     if refused is not None:
-        assert told in refused.what
-        assert f"protocol {protocol}" in refused.what
-        assert "9.9" in refused.what
+        assert told in refused.message
+        assert f"protocol {protocol}" in refused.message
+        assert "9.9" in refused.message
         assert "upgrade" in refused.hint
 
 

@@ -41,7 +41,6 @@ from rmgr.model.views import JobView
 from rmgr.procedures import bounded, output_keys, snapshot
 from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, MOST_SUMMARY_BYTES
 from rmgr.procedures.history import decode_summary, history_rows
-from rmgr.submitter import follower
 from tests.harness.sparing_store import SparingStore
 
 #: An outcome with a field of a newer release, nested deeper than anybody decodes.
@@ -118,7 +117,7 @@ def test_outputs_are_kept_although_another_row_of_outcomes_is_none(store: Sparin
 Read = Callable[[Sparing], Any]
 READERS: dict[str, Read] = {
     "bounded": lambda store: bounded.page_at(store, 7, 0),
-    "clients": lambda store: [decode_fragment(data) for _, pages in follower.read_pages(store, 7, 0, 1) for data in pages],
+    "clients": lambda store: [decode_fragment(data) for _, page in bounded.pages(store, 7, 0, 1, bounded.raw_page_at) for data in page],
     "leader": lambda store: follow.read_pages(store, number=7, start=0, base=1),
     "commands": lambda store: snapshot.read_pages(store, 7, snapshot.Paged(base=1)),
 }

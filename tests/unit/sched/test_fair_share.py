@@ -15,7 +15,7 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
 from rmgr.sched.pipeline import pipeline_from
-from rmgr.sched.policies.fair_share import FairShare
+from rmgr.sched.policies.orders import FairShare
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.engine.world import shuffled

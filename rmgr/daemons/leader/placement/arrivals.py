@@ -39,9 +39,9 @@ from rmgr.model.tasks.block import MAX_INDEX, Allocation, BlockKey, job_id
 from rmgr.model.tasks.submission import Submission, as_started
 from rmgr.runtime.story import Bell, Pause, Story, insist
 from rmgr.sched.capacity.gangs import leaves_of
-from rmgr.sched.job import Job, Node, Running, nodes_of
+from rmgr.sched.job import Job, Node, Running, each_node, nodes_of
 from rmgr.sched.policy import Cause
-from rmgr.sched.records import Gang, Suspended, each_node
+from rmgr.sched.records import Gang, Suspended
 from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sched.state.partition import Partition
 

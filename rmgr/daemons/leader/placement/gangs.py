@@ -26,9 +26,9 @@ from rmgr.model.views import GangSummary
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReader
 from rmgr.sched.capacity.gangs import Carousel, numbered
-from rmgr.sched.job import Node, Running, nodes_of
+from rmgr.sched.job import Node, Running, each_node, nodes_of
 from rmgr.sched.policy import Cause
-from rmgr.sched.records import Gang, each_node
+from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
 
 if TYPE_CHECKING:

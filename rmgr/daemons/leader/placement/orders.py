@@ -46,7 +46,7 @@ from rmgr.model.tasks.block import BlockData, BlockKey, job_id, run_label, task_
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Pause, Story, insist
-from rmgr.sched.job import Job, Running
+from rmgr.sched.job import Job, Running, each_node
 from rmgr.sched.plan import (
     Decision,
     GangSet,
@@ -64,7 +64,7 @@ from rmgr.sched.plan import (
     WakeAt,
     Why,
 )
-from rmgr.sched.records import Gang, Hold, Share, each_node
+from rmgr.sched.records import Gang, Hold, Share
 from rmgr.sched.state.cluster import ClusterState
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from rmgr.daemons.leader.tree import Term, data_of, names_below
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, RmgrError
 from rmgr.model.tasks.block import Fragment
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
-from rmgr.procedures.bounded import page_at
+from rmgr.procedures.bounded import page_at, pages
 from rmgr.runtime.mailbox import Timer
 from rmgr.runtime.story import Pause, Story
 
@@ -512,13 +512,7 @@ def reaches(fragment: Fragment, end: int) -> bool:
 
 def read_pages(store: Store, *, number: int, start: int, base: int) -> list[tuple[int, Fragment]]:
     """Returns paged fragments from `start` to below `base`; a page is named by its first fragment. On a thread that may block."""
-    found: list[tuple[int, Fragment]] = []
-    at = 0
-    while at < base:
-        fragments = page_at(store, number, at)
-        found += [(at + offset, fragment) for offset, fragment in enumerate(fragments) if at + offset >= start]
-        at += len(fragments)
-    return found
+    return [(place, one) for at, page in pages(store, number, 0, base, page_at) for place, one in enumerate(page, at) if place >= start]
 
 
 def apply(fragment: Fragment, progress: Progress, number: int, term: Term) -> None:

@@ -27,7 +27,7 @@ from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied
 from rmgr.log import BOOK
 from rmgr.model.base.resources import MIB, Needs, needs_of
 from rmgr.model.base.states import Reason
-from rmgr.model.base.units import format_duration
+from rmgr.model.base.units import format_duration, utc
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.array import Array, parse_array
 from rmgr.model.tasks.block import Fragment
@@ -55,6 +55,8 @@ _ABSENT = "there is none, or none any more"
 KEEP_VERIFIED = 1024
 #: How long a node whose clock is wrong takes no work after it would have refused some (s).
 _DOUBT_S = 60.0
+#: How long before the end of its certificate a node takes no more work (s): outputs that it writes afterwards are not believed.
+LAST_S = 600.0
 
 
 @dataclass(slots=True, eq=False)
@@ -471,9 +473,22 @@ class Gate:
         """Takes the time by ZooKeeper's clock, 0 = not known. The boot clock, which nobody sets, carries it on."""
         self._zookeeper_less_boot_s = zookeeper_ms / 1000 - machine.boottime_ns() / 1e9 if zookeeper_ms else None
 
-    def clock_fault(self, now_s: float) -> str:
-        """What is wrong with this machine's clock, if work was met lately that it would have refused; else "". now_s: monotonic."""
-        return self._wrong_clock() if now_s - self._doubted_s < _DOUBT_S else ""
+    def fault(self, now_s: float) -> str:
+        """Why this Starter should take no work: it would refuse what others accept, or nobody would believe its outcomes; else "".
+
+        now_s: monotonic.
+        """
+        doubt = self._wrong_clock() if now_s - self._doubted_s < _DOUBT_S else ""
+        return doubt or self._ended_certificate()
+
+    def _ended_certificate(self) -> str:
+        left_s = self._credentials.not_after_s - machine.wall_s()
+        if left_s > LAST_S:
+            return ""
+        who, when = self._credentials.identity, utc(round(self._credentials.not_after_s * 1e6))
+        renew = f"rmgr admin add-node {who.name} --renew, then restart its Starter"
+        words = f"its certificate {'ends' if left_s > 0 else 'ended'} at {when}, and nobody believes what it signs afterwards: {renew}"
+        return self._wrong_clock() or words
 
     def _wrong_clock(self) -> str:
         if self._zookeeper_less_boot_s is None:

@@ -42,6 +42,7 @@ from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached,
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.cluster.queue import CappedUse, ClusterSettings, Dispatch
+from rmgr.model.cluster.version import check_release, release
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.procedures.bootstrap import check_same, read_meta
 from rmgr.runner.host.files import remove_tree
@@ -49,7 +50,6 @@ from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Backoff, Log
 from rmgr.runtime.mailbox import run_loop
-from rmgr.runtime.release import check_release, release
 from rmgr.runtime.supervision import Lease, Notifier, StallGuard
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import Quietly
 from rmgr.daemons.starter.core.submissions import Admission, Info
 from rmgr.errors import CoordinationUnavailable, RmgrError
-from rmgr.model.base.states import Reason
+from rmgr.model.base.states import CANCELS, Reason
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockKey
 from rmgr.runtime import machine
@@ -270,7 +270,7 @@ class Inbox:
             if order.extra.get("block", name := paths.block_name(block.key)) != name:
                 continue  # for an earlier attempt
             if order.order is OrderKind.CANCEL:
-                reason = Reason.OPERATOR_CANCEL if order.reason == Reason.OPERATOR_CANCEL else Reason.USER_CANCEL
+                reason = asked if (asked := Reason(order.reason)) in CANCELS else Reason.USER_CANCEL
                 self._node.cancel(block, index, order.detail or order.reason, block.info.record.grace_us, reason=reason)
                 self._node.jobs.verdicts.cancelled(block)
             elif order.order is OrderKind.CHECKPOINT:

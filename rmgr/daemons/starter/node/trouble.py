@@ -166,12 +166,12 @@ class Drains:
         self._log = shared.log
 
     def settle(self, now_s: float) -> None:
-        """Checks the disk, the store, ZooKeeper's quotas and the clock."""
+        """Checks the disk, the store, ZooKeeper's quotas, the clock and the certificate."""
         self._set("disk", self._shared.disk.look(now_s), over="there is room on the disk again")
         self._set("store", self._store_trouble(now_s), over="the data store answers again")
         full, gate = self._shared.committer.over_quota(now_s), self._shared.gate
-        why = f"its commits wait: {full} (rmgr doctor)" if full else gate.clock_fault(now_s) if gate is not None else ""
-        self._set(TroubleKind.OTHER, why, over="ZooKeeper takes its commits, and work is judged by its clock")
+        why = f"its commits wait: {full} (rmgr doctor)" if full else gate.fault(now_s) if gate is not None else ""
+        self._set(TroubleKind.OTHER, why, over="ZooKeeper takes its commits, and it judges and signs work")
 
     def ordered(self, node: NodeAgent, found: Stamped | None) -> None:
         """Drains or resumes the node as an operator has ordered."""

@@ -9,13 +9,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
+from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record, encode_block, encode_record
 from rmgr.daemons.gateway.talking import ClientTalk, Desk
@@ -28,6 +31,7 @@ from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Work
 from rmgr.submitter import messages as m
 from rmgr.submitter.direct import Submitter
 from rmgr.submitter.port import Growth, Order, prepared
+from rmgr.submitter.records import read_stored
 from rmgr.submitter.thread import SubmitterThread
 from tests.harness.client_cluster import Cluster
 from tests.harness.memory import MemoryCoordinator
@@ -179,7 +183,7 @@ def test_an_order_that_is_said_again_is_the_same_submission(gateway: Gateway) ->
     first, told = gateway.client()
     number = submitted(first, told, wanted).number
     again, heard = gateway.client()
-    say(again, m.repeated(m.place_of(9, wanted, 30.0)))
+    say(again, msgspec.structs.replace(m.place_of(9, wanted, 30.0), is_repeat=True))
     placed = heard.one(m.Placed)
     assert (placed.id, placed.number, placed.created) == (9, number, False)
     assert len(gateway.cluster.pending()) == 1
@@ -198,6 +202,22 @@ def test_a_growth_that_is_said_again_on_another_stream_is_committed_once(gateway
     say(again, message)
     assert heard.one(m.DidGrow).taken
     assert [key.count for key in gateway.cluster.pending()] == [3, 2]
+
+
+def test_who_comes_from_another_gateway_hears_the_end_of_what_was_closed_meanwhile(gateway: Gateway) -> None:
+    first, told = gateway.client()
+    placed = submitted(first, told, order(complete=True))
+    first.over()
+    while gateway.cluster.run_one():
+        pass
+    number, coordinator = placed.number, gateway.cluster.coordinator
+    stored = read_stored(coordinator, number, timeout_s=60)
+    _, multi = leader_ops.close(stored.submission, stored.version, now_us=1, gate=True)
+    assert isinstance(coordinator.commit(multi).result(60), Committed)
+    again, heard = gateway.client()
+    say(again, m.Keep(5, number, 0, True, False, False))
+    eventually(lambda: sum(len(one.fragments) for one in heard.of(m.Fragments)) == 1, "its end is told")
+    assert not heard.of(m.Dead)
 
 
 def test_a_client_that_reads_nothing_is_told_nothing_more_until_it_does(gateway: Gateway) -> None:

@@ -406,6 +406,13 @@ def test_a_life_that_gateways_have_given_up_ends_at_once(bench: Bench) -> None:
     assert bench.server.is_outlived
 
 
+def test_a_life_whose_spool_was_removed_ends_within_a_second(bench: Bench, tmp_path: Path) -> None:
+    assert bench.turn(after_s=1.0)
+    bench.spool.rmdir()
+    assert not bench.turn(after_s=1.0)
+    assert bench.server.is_outlived, "another one begins, with directories of its own"
+
+
 def test_it_leaves_at_the_end_of_its_grace(tmp_path: Path) -> None:
     bench = Bench(tmp_path, grace_s=2.0)
     bench.offer(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -69,8 +70,9 @@ class Cluster:
         self.nonce: SimpleNamespace | None = None
         self.state = RecordState.OPEN
         self.number = 0
+        self.mine = SimpleNamespace(not_after_s=math.inf, identity=SimpleNamespace(name="n1"))
         self.gate = Gate(
-            SimpleNamespace(),
+            self.mine,
             SimpleNamespace(
                 look=lambda key_id, at_s, dated=False: self.known[key_id], listen=lambda _: None, was_key_of=lambda key_id, zxid: ""
             ),
@@ -283,14 +285,29 @@ def test_a_machine_whose_clock_is_wrong_refuses_nothing_and_takes_nothing_for_a_
     cluster.gate.registered(round(machine.wall_s() * 1000))
     cluster.known[ann.key_id] = "the certificate of user ann was not valid then"  # by this machine's clock
     assert "not valid then" in cluster.refusal(key, data), "its clock is right: it says so"
-    assert cluster.gate.clock_fault(machine.monotonic()) == ""
+    assert cluster.gate.fault(machine.monotonic()) == ""
     wall_s = machine.wall_s
     monkeypatch.setattr(machine, "wall_s", lambda: wall_s() + ahead_s)
-    assert cluster.gate.clock_fault(machine.monotonic()) == "", "nothing was met that it would refuse"
+    assert cluster.gate.fault(machine.monotonic()) == "", "nothing was met that it would refuse"
     block = ClaimedBlock.claimed("n1", "default", key, decode_block(encode_block(data)))
     block.info = SimpleNamespace(origin=RECORD, record=RECORD, czxid=1, spec=b"", nonce=nonces.place_of(RECORD))
     assert cluster.gate.admission(block) is Admission.AWAITED
-    assert cluster.gate.clock_fault(machine.monotonic()) == f"its clock is {told} ZooKeeper's: set it right"
-    assert cluster.gate.clock_fault(machine.monotonic() + 61) == "", "it tries again"
+    assert cluster.gate.fault(machine.monotonic()) == f"its clock is {told} ZooKeeper's: set it right"
+    assert cluster.gate.fault(machine.monotonic() + 61) == "", "it tries again"
     monkeypatch.undo()
-    assert cluster.gate.clock_fault(machine.monotonic()) == ""
+    assert cluster.gate.fault(machine.monotonic()) == ""
+
+
+def test_a_starter_whose_certificate_ends_takes_no_work_that_nobody_would_believe(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster()
+    cluster.gate.registered(round(machine.wall_s() * 1000))
+    cluster.mine.not_after_s = machine.wall_s() + starter_trust.LAST_S + 60
+    assert cluster.gate.fault(machine.monotonic()) == ""
+    for left_s, told in ((60.0, "its certificate ends at"), (-60.0, "its certificate ended at")):
+        cluster.mine.not_after_s = machine.wall_s() + left_s
+        assert cluster.gate.fault(machine.monotonic()).startswith(told)
+        assert "rmgr admin add-node n1 --renew, then restart its Starter" in cluster.gate.fault(machine.monotonic())
+    wall_s = machine.wall_s
+    cluster.mine.not_after_s = wall_s() + 86_400
+    monkeypatch.setattr(machine, "wall_s", lambda: wall_s() + 2 * 86_400)
+    assert cluster.gate.fault(machine.monotonic()) == "its clock is 2d ahead of ZooKeeper's: set it right", "the clock is wrong"

@@ -356,7 +356,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 from rmgr.sched.draft import Draft
 from rmgr.sched.plan import Accepted, Start, Why
-from rmgr.sched.policies.fair_share import FairShare
+from rmgr.sched.policies.orders import FairShare
 from rmgr.sched.policy import Cause, Order
 
 WHY = Why("plug-in", "because")

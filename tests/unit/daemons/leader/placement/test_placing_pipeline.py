@@ -18,7 +18,7 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, Qu
 from rmgr.model.tasks.submission import Rigid
 from rmgr.model.views import QueueView
 from rmgr.procedures.admission import class_views
-from rmgr.sched.policies.fair_share import FairShare
+from rmgr.sched.policies.orders import FairShare
 from rmgr.sched.records import Limits
 from tests.harness.leader_bench import Bench, placing
 

@@ -85,7 +85,7 @@ def test_a_full_disk_drains_all_nodes_until_there_is_room() -> None:
 def test_a_clock_that_would_refuse_work_drains_all_nodes_until_it_is_right() -> None:
     world, nodes, _ = made()
     told = {"fault": "its clock is 2h behind ZooKeeper's: set it right"}
-    gate: Any = SimpleNamespace(clock_fault=lambda _now_s: told["fault"])
+    gate: Any = SimpleNamespace(fault=lambda _now_s: told["fault"])
     drains = drains_of(world, nodes, gate)
     drains.settle(0.0)
     assert [list(node.drains.values()) for node in nodes] == [[told["fault"]]] * 2

@@ -21,7 +21,15 @@ this release still admits the one before, and begins to write such values once t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from rmgr.errors import VersionMismatch, WrongCluster
+
+if TYPE_CHECKING:
+    from rmgr.model.cluster.node import Meta
+
+#: The package's name for pip; `rmgr` on the public index is another project.
+DISTRIBUTION = "rmgr-cluster"
 #: Version of the package, for people.
 VERSION = "0.2.0"
 #: Protocol of this release, and the oldest that it works with.
@@ -41,28 +49,25 @@ class Release:
         return f"{self.version or 'an unknown version'} (protocol {self.protocol})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Why a release may not join a cluster, and what to do."""
-
-    what: str
-    hint: str
+def release() -> Release:
+    """Returns the release of this process."""
+    return Release(version=VERSION, protocol=PROTOCOL)
 
 
-def refusal(mine: Release, *, protocol: int, oldest: int) -> Refusal | None:
+def refusal(mine: Release, *, protocol: int, oldest: int) -> VersionMismatch | None:
     """Returns why `mine` may not join, None if it may.
 
     Args:
         protocol: of all processes of the cluster. oldest: the oldest that may join.
     """
     if mine.protocol < oldest:
-        return Refusal(
-            what=f"this rmgr {mine} is too old for the cluster, which speaks protocol {protocol} and lets in {oldest} and later",
+        return VersionMismatch(
+            f"this rmgr {mine} is too old for the cluster, which speaks protocol {protocol} and lets in {oldest} and later",
             hint="upgrade this installation",
         )
     if mine.protocol > protocol + SKEW:
-        return Refusal(
-            what=f"this rmgr {mine} is too new for the cluster, which speaks protocol {protocol}: one release at a time",
+        return VersionMismatch(
+            f"this rmgr {mine} is too new for the cluster, which speaks protocol {protocol}: one release at a time",
             hint=f"upgrade every daemon to a release with protocol {protocol + SKEW} first",
         )
     return None
@@ -71,3 +76,41 @@ def refusal(mine: Release, *, protocol: int, oldest: int) -> Refusal | None:
 def raised(protocol: int, members: list[int]) -> int:
     """Returns the new protocol of a cluster whose leader and members speak `members`: their lowest, but never below `protocol`."""
     return max(protocol, min(members, default=protocol))
+
+
+# -- whether a cluster is the right one, and this process may join it ----------------------------------------------------------
+
+
+#: Hint if the tree of a known cluster is missing.
+WIPED = "ZooKeeper was wiped, or it is another one: restore its data, or give rmgr a new data store; rmgr doctor reports more"
+
+#: Hint if the data store of a known cluster is empty.
+EMPTIED = (
+    "restore it from a backup, or name the right one (--store); to go on without all that was in it, stop the daemons and type "
+    "rmgr admin init-store --accept-loss"
+)
+
+
+def check_cluster(meta: Meta, expected: str | None) -> None:
+    """Raises WrongCluster if the cluster's id is not `expected` (None: any is accepted); VersionMismatch as `check_release`."""
+    if expected and meta.cluster_id != expected:
+        raise WrongCluster(f"ZooKeeper belongs to cluster {meta.cluster_id}, but cluster {expected} is expected", hint=WIPED)
+    check_release(meta)
+
+
+def check_release(meta: Meta) -> None:
+    """Raises VersionMismatch, naming both, if this release is too old or too new for the cluster."""
+    if (refused := refusal(release(), protocol=meta.protocol, oldest=meta.oldest)) is not None:
+        raise refused
+
+
+def check_store(meta: Meta, owner: str | None) -> None:
+    """Raises WrongCluster if the data store names no cluster (`owner` is None or "") although this one has bound its store."""
+    if not owner and meta.store_bound_us:
+        raise emptied(meta.cluster_id)
+
+
+def emptied(cluster_id: str) -> WrongCluster:
+    """Returns the error for an empty data store of a cluster that has used one."""
+    what = f"the data store is empty, but cluster {cluster_id} has kept its data in one: it was emptied, or this is another store"
+    return WrongCluster(what, hint=EMPTIED)
