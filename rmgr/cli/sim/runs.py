@@ -69,22 +69,23 @@ def parse_factor(text: str) -> Fraction:
     return value
 
 FACTOR = Parsed("factor", parse_factor)
+# Options of a run and of a sweep; they are called as fields of `Experiment`.
 nodes = click.option(
     "--nodes", type=click.IntRange(1, 10_000_000), help="processors of the machine; default: as in the trace's header; of a model: 128"
 )
 cores = click.option("--cores", type=click.IntRange(1, 100_000), default=1, show_default=True, help="of a node")
 count = click.option("--count", type=click.IntRange(1), metavar="N", help="only the first N jobs; of a model: N jobs, default 10000")
-tick = click.option("--tick", type=DURATION_US, default="0", show_default=True, help="pass only at multiples of this; 0: at every event")
+tick = click.option("--tick", "tick_us", type=DURATION_US, default="0", show_default=True, help="pass only at multiples of this; 0: at every event")
 sites = click.option(
     "--sites", type=click.IntRange(0, 10_000), default=0, help="a grid: nodes of drawn speeds, 0.5 to 1.5, in so many sites"
 )
 delay = click.option(
-    "--delay", type=DURATION_US, default="10m", show_default=True, help="with --sites: extra time for each site of a job beyond the first"
+    "--delay", "delay_us", type=DURATION_US, default="10m", show_default=True, help="with --sites: extra time for each site of a job beyond the first"
 )
 penalty = click.option(
-    "--penalty", type=DURATION_US, default="1m", show_default=True, help="with --sites: extra time of a migration for each processor"
+    "--penalty", "penalty_us", type=DURATION_US, default="1m", show_default=True, help="with --sites: extra time of a migration for each processor"
 )
-mtbf = click.option("--mtbf", type=DURATION_US, default="0", help="mean time between failures of each node, as 30d; with --mttr")
+mtbf = click.option("--mtbf", "mtbf_us", type=DURATION_US, default="0", help="mean time between failures of each node, as 30d; with --mttr")
 
 
 @command(
@@ -107,7 +108,7 @@ mtbf = click.option("--mtbf", type=DURATION_US, default="0", help="mean time bet
     {"at": 0, "event": "limits", "partition": "default", "max_cpus_per_user": 64, "max_jobs_per_user": 4}""",
     exits="0 done, 1 the results could not be written or the schedule is not valid, 2 usage, or a trace that cannot be used",
 )
-@click.argument("trace", type=click.Path(path_type=str), metavar="TRACE.swf[.gz]|MODEL")
+@click.argument("source", metavar="TRACE.swf[.gz]|MODEL")
 @click.option(
     "--policy", required=True, metavar="NAME|FILE", help="as easy (rmgr policy list shows all), your FILE.py, or a pipeline FILE.toml"
 )
@@ -121,7 +122,7 @@ mtbf = click.option("--mtbf", type=DURATION_US, default="0", help="mean time bet
 @tick
 @click.option("--events", type=click.Path(), metavar="FILE", default="", help="events besides the jobs, one JSON object per line")
 @mtbf
-@click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair, as 4h")
+@click.option("--mttr", "mttr_us", type=DURATION_US, default="0", help="mean time to its repair, as 4h")
 @click.option(
     "--requeue/--no-requeue", default=True, help="requeue a job that loses a node (default; at most 100 times), or fail it"
 )
@@ -134,29 +135,7 @@ mtbf = click.option("--mtbf", type=DURATION_US, default="0", help="mean time bet
 @click.option("--spells", is_flag=True, help="spells.csv with every slot of jobs that share cores in time (dqt); long runs get large")
 @click.option("--validate", is_flag=True, help="check the schedule: no overlap, no over-allocation, every job ends")
 def run(
-    session: Session,
-    trace: str,
-    policy: str,
-    nodes: int | None,
-    cores: int,
-    params: tuple[tuple[str, str], ...],
-    load: Fraction | None,
-    interarrival: Fraction | None,
-    count: int | None,
-    seed: int,
-    tick: int,
-    events: str,
-    mtbf: int,
-    mttr: int,
-    requeue: bool,
-    dependencies: bool,
-    sites: int,
-    delay: int,
-    penalty: int,
-    record: Path | None,
-    out: Path | None,
-    spells: bool,
-    validate: bool,
+    session: Session, params: tuple[tuple[str, str], ...], record: Path | None, out: Path | None, validate: bool, **asked: Any
 ) -> None:
     """Runs a trace in Standard Workload Format, or a model (lublin99, feitelson96, hpc2500), under one policy and prints its measures.
 
@@ -168,28 +147,7 @@ def run(
     from rmgr.sim.runs.experiment import Experiment, carry_out
     from rmgr.sim.runs.output import new_log, refuse_existing, summary, write_run
 
-    experiment = Experiment(
-        source=trace,
-        policy=policy,
-        params=dict(params),
-        nodes=nodes,
-        cores=cores,
-        load=load,
-        interarrival=interarrival,
-        count=count,
-        seed=seed,
-        tick_us=tick,
-        events=events,
-        mtbf_us=mtbf,
-        mttr_us=mttr,
-        requeue=requeue,
-        dependencies=dependencies,
-        spells=spells,
-        sites=sites,
-        delay_us=delay,
-        penalty_us=penalty,
-        configure=policy_files.load,
-    )
+    experiment = Experiment(params=dict(params), configure=policy_files.load, **asked)
     experiment.check()  # a wrong name is refused before a long trace is read
     for place in (out, record):
         if place is not None:
@@ -197,10 +155,10 @@ def run(
     workload = experiment.workload()
     for queue in experiment.empty_queues(workload):
         known = ", ".join(sorted({job.queue or "(none)" for job in workload.jobs})[:_MOST_QUEUES])
-        session.note(f"no job of {workload.name} is in queue {queue} of {policy}; the queues of its jobs: {known}")
+        session.note(f"no job of {workload.name} is in queue {queue} of {experiment.policy}; the queues of its jobs: {known}")
     total = len(workload.jobs)
     with ExitStack() as stack:
-        display = stack.enter_context(ProgressDisplay(f"{workload.name} {policy}", enabled=not session.json))
+        display = stack.enter_context(ProgressDisplay(f"{workload.name} {experiment.policy}", enabled=not session.json))
         result = carry_out(
             experiment,
             workload,
@@ -371,29 +329,19 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 @penalty
 @click.option("--events", type=click.Path(), metavar="FILE", default="", help="events besides the jobs; see rmgr sim run --help")
 @mtbf
-@click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair; one seed gives all policies the same failures")
+@click.option("--mttr", "mttr_us", type=DURATION_US, default="0", help="mean time to its repair; one seed gives all policies the same failures")
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="new, or the same sweep's: it continues")
 @click.option("--jobs", "processes", type=click.IntRange(1, 1024), default=2, show_default=True, help="runs at a time")
 @click.option("--validate", is_flag=True, help="check every schedule")
 def sweep(
     session: Session,
-    source: str,
     policies: tuple[str, ...],
     loads: tuple[Fraction, ...] | None,
     seeds: tuple[int, ...],
-    nodes: int | None,
-    cores: int,
-    count: int | None,
-    tick: int,
-    sites: int,
-    delay: int,
-    penalty: int,
-    events: str,
-    mtbf: int,
-    mttr: int,
     out: Path,
     processes: int,
     validate: bool,
+    **asked: Any,
 ) -> None:
     """Runs every policy at every load with every seed: one seed gives all policies the same workload.
 
@@ -405,30 +353,14 @@ def sweep(
     from rmgr.sim.runs.experiment import Experiment, Sweep, carry_out_sweep
 
     experiments = tuple(
-        Experiment(
-            source=source,
-            policy=policy,
-            nodes=nodes,
-            cores=cores,
-            load=load,
-            count=count,
-            seed=seed,
-            tick_us=tick,
-            sites=sites,
-            delay_us=delay,
-            penalty_us=penalty,
-            events=events,
-            mtbf_us=mtbf,
-            mttr_us=mttr,
-            configure=configure,
-        )
+        Experiment(policy=policy, load=load, seed=seed, configure=configure, **asked)
         for policy in policies
         for load in (loads or (None,))
         for seed in seeds
     )
     for experiment in experiments[:: len(seeds)]:
         experiment.check()  # refuses a wrong name or event before anything runs
-    if not is_model(source):
+    if not is_model(experiments[0].source):
         experiments[0].workload()  # refuses an unusable trace, too
     plan = Sweep(experiments=experiments, validate=validate, versions=tuple(versions().items()))
     done = 0

@@ -35,19 +35,8 @@ from rmgr.sim.plots.reading import (
 from rmgr.sim.runs.output import write_file
 
 REPORT, FIGURES = "report.json", "figures.json"
-#: kind -> what it shows.
-KINDS: Mapping[str, str] = {
-    "gantt": "processors against time, of each run",
-    "utilisation": "processors in use and jobs waiting over time, of each run",
-    "waits": "distribution of wait times, all runs in one picture",
-    "compare": "mean wait, bounded slowdown and utilisation, all runs in one picture",
-    "load": "wait and slowdown against load, of a sweep",
-    "tables": "tables of a paper's report; unasked only when it has no figures",
-    "figures": "figures of a paper's report",
-    "matrix": "slots against cores, a colour a job, of each run of dqt with --spells, or of queues --tree --matrix N --json",
-    "front": "the queue tree with its front in a few slots, of each run of dqt with --spells",
-    "calls": "a lane for each server and link, of the first replication of each policy and case of rmgr sim calls",
-}
+#: Kinds of pictures; the help of `rmgr sim plot` says what each shows.
+KINDS = ("gantt", "utilisation", "waits", "compare", "load", "tables", "figures", "matrix", "front", "calls")
 _WRITTEN = "name a directory that rmgr sim run|sweep|paper|calls --out wrote, or FILE.json of rmgr queues --tree --matrix N --json"
 FORMS: Mapping[str, tuple[str, ...]] = {"png": ("png",), "svg": ("svg",), "both": ("png", "svg")}
 _MOST_PANELS, _MOST_ROWS, _PANELS_A_ROW = 12, 40, 3
