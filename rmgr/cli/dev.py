@@ -230,22 +230,16 @@ def stop(session: Session, directory: str | None) -> None:
     if state is None:
         if directory:
             raise NotFound(f"there is no cluster in {directory}", hint="rmgr dev status shows where one runs")
-        if session.json:
-            emit({"dir": "", "stopped": False, "killed": []})
-        else:
-            sys.stdout.write("no cluster of yours runs on this machine\n")
+        session.answer({"dir": "", "stopped": False, "killed": []}, "no cluster of yours runs on this machine\n")
         return
     was_running = state.is_running
     killed = stop_processes(state, timeout_s=session.timeout_s or 20.0)
     forget(state)
-    if session.json:
-        emit({"dir": state.directory, "stopped": was_running, "killed": [process.id for process in killed]})
-        return
-    sys.stdout.write(
-        f"stopped the cluster in {state.directory}\n" if was_running else f"the cluster in {state.directory} was not running\n"
+    session.answer(
+        {"dir": state.directory, "stopped": was_running, "killed": [process.id for process in killed]},
+        f"stopped the cluster in {state.directory}\n" if was_running else f"the cluster in {state.directory} was not running\n",
+        *(f"{process.role} {process.id} did not stop in time and was killed" for process in killed),
     )
-    for process in killed:
-        session.note(f"{process.role} {process.id} did not stop in time and was killed")
 
 
 @command(
@@ -267,7 +261,8 @@ def kill(session: Session, name: str, directory: str | None) -> None:
     if found is not None:
         found.kill()
         found.wait(10.0)
-    _tell_one(session, name, f"{process.role} {name} is dead and stays so: rmgr dev start {name}", state="dead", pid=process.pid)
+    told = f"{process.role} {name} is dead and stays so: rmgr dev start {name}\n"
+    session.answer({"id": name, "state": "dead", "pid": process.pid}, told)
 
 
 @command(
@@ -297,7 +292,7 @@ def start(session: Session, name: str, directory: str | None) -> None:
     while True:  # the keeper may be in a long pause
         now = next((each for each in (read_state(where) or state).processes if each.id == name), process)
         if now.find() is not None:
-            _tell_one(session, name, f"{process.role} {name} runs (pid {now.pid})", state="running", pid=now.pid)
+            session.answer({"id": name, "state": "running", "pid": now.pid}, f"{process.role} {name} runs (pid {now.pid})\n")
             return
         if time.monotonic() > end_s:
             raise Unavailable(f"{process.role} {name} has not been started", hint=f"its log: {recipe.log}; rmgr dev status")
@@ -314,13 +309,6 @@ def _process(name: str, directory: str | None) -> tuple[DevState, DevProcess]:
         if process.id == name:
             return state, process
     raise NotFound(f"the cluster has no process {name!r}", hint=f"it has {', '.join(process.id for process in state.processes)}")
-
-
-def _tell_one(session: Session, name: str, text: str, *, state: str, pid: int) -> None:
-    if session.json:
-        emit({"id": name, "state": state, "pid": pid})
-    else:
-        sys.stdout.write(f"{text}\n")
 
 
 def _rows(state: DevState) -> list[_Row]:

@@ -61,17 +61,13 @@ def completion(session: Session, shell: str) -> None:
     """Prints the completion script of a shell."""
     from click.shell_completion import get_completion_class
 
-    from rmgr.cli.display.render import emit
     from rmgr.cli.main import cli
 
     kind = get_completion_class(shell)
     assert kind is not None
     maker = kind(cli, {}, "rmgr", "_RMGR_COMPLETE")
     script = maker.source_template % maker.source_vars()
-    if session.json:
-        emit({"shell": shell, "script": script})
-    else:
-        sys.stdout.write(script)
+    session.answer({"shell": shell, "script": script}, script)
 
 
 @command("version", examples="rmgr version\nrmgr version --json")
@@ -80,9 +76,5 @@ def version(session: Session) -> None:
     from rmgr.model.cluster.version import PROTOCOL, VERSION
 
     python = platform.python_version()
-    if session.json:
-        from rmgr.cli.display.render import emit
-
-        emit({"version": VERSION, "python": python, "protocol": PROTOCOL})
-    else:
-        sys.stdout.write(f"rmgr {VERSION} (protocol {PROTOCOL}, Python {python})\n")
+    document = {"version": VERSION, "python": python, "protocol": PROTOCOL}
+    session.answer(document, f"rmgr {VERSION} (protocol {PROTOCOL}, Python {python})\n")

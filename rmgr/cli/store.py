@@ -152,8 +152,7 @@ def put(session: Session, key: str, source: Path, value: str | None, overwrite: 
     given = parts_of(source) if value is None else iter([value.encode("utf-8", "surrogateescape")])
     with open_values(session) as opened:
         size = put_parts(opened, key, given, overwrite=overwrite, ttl_s=ttl_s)
-    if session.json:
-        emit({"key": key, "bytes": size})
+    session.answer({"key": key, "bytes": size})
 
 
 @command(
@@ -177,8 +176,7 @@ def get(session: Session, key: str, target: Path | None) -> None:
         found = find(opened, key)
         if target is not None:
             size = write_file(found, target)
-            if session.json:
-                emit({"key": key, "bytes": size, "encoding": found.encoding.value, "file": str(target)})
+            session.answer({"key": key, "bytes": size, "encoding": found.encoding.value, "file": str(target)})
         elif session.json:
             emit({"key": key, **content_as_json(found)})
         else:
@@ -207,10 +205,9 @@ def rm(session: Session, keys: tuple[str, ...], prefix: str | None, force: bool)
         raise UsageError("what is to be deleted?", hint="name keys, or a --prefix that is not empty")
     with open_values(session) as opened:
         deleted, missing = remove(opened, keys, prefix)
-    if session.json and not (missing and not force):
-        emit({"deleted": deleted, "missing": missing})
     if missing and not force:
         raise NotFound(f"no such key: {', '.join(missing)}", hint=f"{len(deleted)} deleted; rmgr store ls lists what is there")
+    session.answer({"deleted": deleted, "missing": missing})
 
 
 @command(
@@ -294,8 +291,7 @@ def share(session: Session, key: str, user: str, is_prefix: bool, write: bool) -
 
     with open_values(session) as opened:
         opened.values.share(key, user, write=write, is_prefix=_is_prefix(key, is_prefix))
-    if session.json:
-        emit({"key": key, "prefix": _is_prefix(key, is_prefix), "user": user, "write": write})
+    session.answer({"key": key, "prefix": _is_prefix(key, is_prefix), "user": user, "write": write})
 
 
 @command(
@@ -315,8 +311,7 @@ def unshare(session: Session, key: str, user: str, is_prefix: bool) -> None:
     with open_values(session) as opened:
         if not opened.values.unshare(key, user, is_prefix=_is_prefix(key, is_prefix)):
             raise NotFound(f"{key!r} is not shared with {user}", hint="rmgr store shares lists what is")
-    if session.json:
-        emit({"key": key, "user": user})
+    session.answer({"key": key, "user": user})
 
 
 @command("shares", group=store, examples="    rmgr store shares\n    rmgr store shares --json", exits=EXITS)
@@ -358,8 +353,7 @@ def adopt(session: Session, keys: tuple[str, ...], prefix: str | None, owner: st
     with open_values(session) as opened:
         wanted = [*keys, *(names(opened, prefix, after="", limit=None) if prefix else ())]
         adopted = [key for key in wanted if opened.values.adopt(key, owner or "", only_nobodys=key not in keys)]
-    if session.json:
-        emit({"adopted": adopted})
+    session.answer({"adopted": adopted})
 
 
 def _is_prefix(key: str, said: bool) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rmgr.cli.admin.members import as_admin, authority_option
-from rmgr.cli.display.render import emit, harmless_json
+from rmgr.cli.display.render import harmless_json
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
@@ -139,23 +139,13 @@ def _cassandra(session: Session, url: str, replication_factor: int | None, *, dr
         )
     for line in found.advice:
         session.note(line)
-    if session.json:
-        emit(
-            {
-                "store": url,
-                "version": found.version,
-                "dry_run": dry_run,
-                "done": [*found.done],
-                "statements": [*found.statements],
-                "advice": [*found.advice],
-            }
-        )
-    elif dry_run:
-        sys.stdout.write("".join(f"{statement};\n" for statement in found.statements))
-        if not found.statements:
-            session.note(f"nothing to do: {url} has schema version {found.version}")
+    document = {"store": url, "version": found.version, "dry_run": dry_run, "done": [*found.done], "statements": [*found.statements]}
+    document["advice"] = [*found.advice]
+    if dry_run:
+        notes = [] if found.statements else [f"nothing to do: {url} has schema version {found.version}"]
+        session.answer(document, "".join(f"{statement};\n" for statement in found.statements), *notes)
     else:
-        sys.stdout.write(f"{url} is ready, schema version {found.version}{'' if found.done else ' (nothing to do)'}\n")
+        session.answer(document, f"{url} is ready, schema version {found.version}{'' if found.done else ' (nothing to do)'}\n")
 
 
 def _sqlite(session: Session, url: str, *, dry_run: bool) -> None:
@@ -173,10 +163,7 @@ def _sqlite(session: Session, url: str, *, dry_run: bool) -> None:
         store.close()
     if problem:
         raise StoreUnavailable(f"{url} cannot be used: {problem}", hint="rmgr doctor looks closer")
-    if session.json:
-        emit({"store": url, "dry_run": dry_run})
-    elif not dry_run:
-        sys.stdout.write(f"{url} is ready\n")
+    session.answer({"store": url, "dry_run": dry_run}, "" if dry_run else f"{url} is ready\n")
 
 
 # -- the lock that lets one command at a time change the schema ----------------------------------------------------------------
@@ -276,10 +263,8 @@ def export_events(session: Session, out: str, which: str, partition: str, listed
     logs = _logs(store, family)
     if listed:
         found = [(f"{epoch}.{log}", count) for (epoch, log), count in sorted(logs.items())]
-        if session.json:
-            emit({"logs": [{"log": name, "pieces": count} for name, count in found]})
-        else:
-            sys.stdout.writelines(f"{name}\t{counted(count, 'piece')}\n" for name, count in found)
+        text = "".join(f"{name}\t{counted(count, 'piece')}\n" for name, count in found)
+        session.answer({"logs": [{"log": name, "pieces": count} for name, count in found]}, text)
         return
     from rmgr.procedures.bounded import row_of
 
@@ -293,8 +278,7 @@ def export_events(session: Session, out: str, which: str, partition: str, listed
         return
     _write(out, pieces)
     session.note(f"log {epoch}.{log} is in {out}; rmgr sim replay {out}" + ("" if session.json else " --partial if its leader still leads"))
-    if session.json:
-        emit({"log": f"{epoch}.{log}", "file": out})
+    session.answer({"log": f"{epoch}.{log}", "file": out})
 
 
 def _cut(pieces: Iterable[str], partition: str, log: str) -> Iterator[str]:

@@ -4,14 +4,13 @@ for submitted work, and another time limit for running work (UPDATE).
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmgr.cli.display.render import clock, emit, printable
+from rmgr.cli.display.render import clock, printable
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import filter_options, positions_of
@@ -52,7 +51,7 @@ Order = Callable[[int], "Question[Changed]"]
 def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filter) -> None:
     """Ends work: waiting work at once; running work by SIGTERM, then SIGKILL."""
     targets = select(session, selectors, chosen, may_be_none=True)
-    _tell(session, cancel_targets(session, targets, reason=reason), "cancelled")
+    _tell_ids(session, cancel_targets(session, targets, reason=reason), "cancelled")
 
 
 @command(
@@ -68,7 +67,7 @@ def hold(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filt
     from rmgr.submitter.questions import HoldSubmission
 
     targets = _whole_submissions(select(session, selectors, chosen), "hold")
-    _tell(session, _change_all(session, targets, lambda number: HoldSubmission(number=number, detail=reason)), "held")
+    _tell_ids(session, _change_all(session, targets, lambda number: HoldSubmission(number=number, detail=reason)), "held")
 
 
 @command("release", examples="rmgr release 42\nrmgr release all", exits=_EXITS)
@@ -79,7 +78,7 @@ def release(session: Session, selectors: tuple[str, ...], chosen: Filter) -> Non
     from rmgr.submitter.questions import ReleaseSubmission
 
     targets = _whole_submissions(select(session, selectors, chosen), "release")
-    _tell(session, _change_all(session, targets, lambda number: ReleaseSubmission(number=number)), "released")
+    _tell_ids(session, _change_all(session, targets, lambda number: ReleaseSubmission(number=number)), "released")
 
 
 def cancel_ids(session: Session, ids: Sequence[str], *, reason: str) -> Changes:
@@ -98,7 +97,7 @@ def cancel_targets(session: Session, targets: Sequence[Target], *, reason: str) 
             _cancel_tasks(session, target, reason, changes)
         else:
             why = _change(session, target.submission, lambda number: CancelSubmission(number=number, detail=reason))
-            changes.add(target.ids, _always(why))
+            changes.add(target.ids, why)
             if not why and not session.query().has_leader():
                 _order_kill(session, target.submission)
     return changes
@@ -118,7 +117,7 @@ def _order_kill(session: Session, number: int) -> None:
 def _change_all(session: Session, targets: Sequence[Target], order: Order) -> Changes:
     changes = Changes()
     for target in targets:
-        changes.add(target.ids, _always(_change(session, target.submission, order)))
+        changes.add(target.ids, _change(session, target.submission, order))
     return changes
 
 
@@ -149,7 +148,7 @@ def _cancel_tasks(session: Session, target: Target, reason: str, changes: Change
         first, count, state = before[at - 1] if (at := bisect_right(firsts, position)) else (0, 0, None)
         state = state if position < first + count else None
         late = "" if gone.covers(position, position + 1) else "it has ended meanwhile"
-        changes.add([id_], _always(f"it has ended {state}" if state else late))
+        changes.add([id_], f"it has ended {state}" if state else late)
 
 # -- `rmgr update` -------------------------------------------------------------------------------------------------------------
 
@@ -192,6 +191,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
     priority and time limit of everybody's work. Cores and queue can change only while none of the work runs.
     rmgr show ID tells who has changed what, and when.
     """
+    from rmgr.cli.display import shapes
     from rmgr.coord.views.submission import changes_in_words
     from rmgr.model.tasks.submission import Terms
 
@@ -215,8 +215,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
         numbers.append(target.submission)
     for item in terms.after or ():
         session.query().job(item.submission)  # or NotFound
-    changes: dict[str, dict[str, Any]] = {}
-    unchanged: dict[str, str] = {}
+    changes, made = Changes(), dict[str, dict[str, Any]]()
     refused: list[RmgrError] = []
     for number in numbers:
         try:
@@ -225,18 +224,18 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
             refused.append(error)
             changed, why = {}, error.message
         except RmgrError:
-            for done, what in changes.items():  # before the error says that no more can be done
+            for done, what in made.items():  # before the error says that no more can be done
                 session.note(f"{done}: {changes_in_words(what, clock)}")
             raise
-        if why:
-            unchanged[str(number)] = why
-        else:
-            changes[str(number)] = changed
+        changes.add([str(number)], why)
+        if not why:
+            made[str(number)] = changed
     if refused and len(refused) == len(numbers):
         for other in refused[1:]:
             session.note(other.message)
         raise refused[0]
-    _tell_changed(session, changes, unchanged)
+    text = "".join(f"{number}: {printable(changes_in_words(changed, clock))}\n" for number, changed in made.items())
+    _tell(session, changes, text, {"changes": {number: shapes.changed(changed) for number, changed in made.items()}})
 
 
 def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any], str]:
@@ -264,22 +263,6 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
     if terms.priority is not None and (told := idle_priority(read_settings(session)[0], done.after.queue)):
         session.note(f"{number}: {told}")
     return differences(done.before, done.after), ""
-
-
-def _tell_changed(session: Session, changes: dict[str, dict[str, Any]], unchanged: dict[str, str]) -> None:
-    from rmgr.cli.display import shapes
-    from rmgr.coord.views.submission import changes_in_words
-
-    if session.json:
-        told = {number: shapes.changed(changed) for number, changed in changes.items()}
-        emit({"changed": list(changes), "unchanged": [{"id": id_, "why": why} for id_, why in unchanged.items()], "changes": told})
-        return
-    for number, changed in changes.items():
-        sys.stdout.write(f"{number}: {printable(changes_in_words(changed, clock))}\n")
-    for number, why in unchanged.items():
-        session.note(f"{number}: {why}")
-    if not changes and not unchanged:
-        session.note("nothing is there to be changed")
 
 
 # -- selection and answer ------------------------------------------------------------------------------------------------------
@@ -310,18 +293,11 @@ def _whole_submissions(targets: list[Target], verb: str) -> list[Target]:
     return targets
 
 
-def _tell(session: Session, changes: Changes, verb: str) -> None:
-    if session.json:
-        emit({"changed": changes.changed, "unchanged": [{"id": id_, "why": why} for id_, why in changes.unchanged]})
-        return
-    if changes.changed:
-        sys.stdout.write(f"{verb} {' '.join(changes.changed)}\n")
-    for id_, why in changes.unchanged:
-        session.note(f"{id_}: {why}")
-    if not changes.changed and not changes.unchanged:
-        session.note("nothing is there to be changed")
+def _tell_ids(session: Session, changes: Changes, verb: str) -> None:
+    _tell(session, changes, f"{verb} {' '.join(changes.changed)}\n" if changes.changed else "", {})
 
 
-def _always(why: str) -> Callable[[str], str]:
-    """Returns a function that says the same for each id."""
-    return lambda _id: why
+def _tell(session: Session, changes: Changes, text: str, more: dict[str, Any]) -> None:
+    document = {"changed": changes.changed, "unchanged": [{"id": id_, "why": why} for id_, why in changes.unchanged], **more}
+    notes = [f"{id_}: {why}" for id_, why in changes.unchanged]
+    session.answer(document, text, *(notes if notes or changes.changed else ["nothing is there to be changed"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -184,13 +183,12 @@ def limit(session: Session, user: str | None, cores: int | str | None, jobs: int
     limits = _with_cap(_with_cap(settings.limits, user, CORES, cores), user, JOBS, jobs)
     if limits != settings.limits:
         apply_settings(session, replace(settings, limits=limits), version)
-    if session.json:
-        emit(_limit_document(user, limits) | {"changed": limits != settings.limits})
-        return
+    text = ""
     for name, what, given in ((CORES, "cores", cores), (JOBS, "open jobs", jobs)):
         if given is not None:
             old, new = (_text(each.of(name, user)) for each in (settings.limits, limits))
-            sys.stdout.write(f"{user or 'everybody'}: {what} {old} -> {new}\n")
+            text += f"{user or 'everybody'}: {what} {old} -> {new}\n"
+    session.answer(_limit_document(user, limits) | {"changed": limits != settings.limits}, text)
 
 
 def _with_cap(limits: UserLimits, user: str, name: str, cap: int | str | None) -> UserLimits:

@@ -222,13 +222,11 @@ def _ask_jobs(session: Session, selector: str, *, stays: bool = False, to: str =
             done += [{"id": shown, "detail": told} for _, _, told in answer.done]
     if len(tasks) == 1 and errors:
         raise errors[0]
-    if session.json:
-        emit({"changed": [one["id"] for one in done], "unchanged": left, "details": done})
-    else:
-        for one in done:
-            sys.stdout.write(f"{one['id']}: {one['detail']}\n")
-        for one in left:
-            session.note(f"{one['id']}: {one['why']}")
+    session.answer(
+        {"changed": [one["id"] for one in done], "unchanged": left, "details": done},
+        "".join(f"{one['id']}: {one['detail']}\n" for one in done),
+        *(f"{one['id']}: {one['why']}" for one in left),
+    )
     worse = max((error.exit_code for error in errors if not isinstance(error, StateConflict)), default=0)
     if worse or (left and not done):
         raise WorkEnded(worse or 1)

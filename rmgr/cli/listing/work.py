@@ -351,13 +351,13 @@ def purge(session: Session, age_us: int | None, before_us: int | None, user: str
             forget(store, view, timeout_s=_left_s(session))
         users[view.user] += 1
     told = [{"user": name, "submissions": count} for name, count in sorted(users.items())]
-    if session.json:
-        removed = 0 if dry_run else users.total()
-        emit({"found": users.total(), "removed": removed, "before": iso(limit_us), "dry_run": dry_run, "users": told})
-        return
+    removed = 0 if dry_run else users.total()
     verb = "would be removed" if dry_run else "removed"
     whose = f" ({', '.join(f'{name} {count}' for name, count in sorted(users.items()))})" if users else ""
-    sys.stdout.write(f"{users.total()} ended before {clock(limit_us)}: {verb}{printable(whose)}\n")
+    session.answer(
+        {"found": users.total(), "removed": removed, "before": iso(limit_us), "dry_run": dry_run, "users": told},
+        f"{users.total()} ended before {clock(limit_us)}: {verb}{printable(whose)}\n",
+    )
 
 
 def _views_of_user(session: Session, views: Iterator[JobView], user: str | None) -> Iterator[JobView]:

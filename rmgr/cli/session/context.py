@@ -148,6 +148,17 @@ class Session:
             sys.stderr.write(paint(folded(f"rmgr: {here(text)}", sys.stderr, indent=6), "dim", sys.stderr) + "\n")
             sys.stderr.flush()
 
+    def answer(self, document: dict[str, Any], text: str = "", *notes: str) -> None:
+        """Answers the user: with --json by the document alone, else by the text, in whole lines, and by notes."""
+        if self.json:
+            from rmgr.cli.display.render import emit
+
+            emit(document)
+            return
+        sys.stdout.write(text)
+        for note in notes:
+            self.note(note)
+
     def detail(self, text: str) -> None:
         """Writes a note for users who asked for more with -v."""
         if self.verbose:

@@ -75,16 +75,20 @@ nodes = click.option(
 )
 cores = click.option("--cores", type=click.IntRange(1, 100_000), default=1, show_default=True, help="of a node")
 count = click.option("--count", type=click.IntRange(1), metavar="N", help="only the first N jobs; of a model: N jobs, default 10000")
-tick = click.option("--tick", "tick_us", type=DURATION_US, default="0", show_default=True, help="pass only at multiples of this; 0: at every event")
+tick = click.option(
+    "--tick", "tick_us", type=DURATION_US, default="0", show_default=True, help="pass only at multiples of this; 0: at every event"
+)
 sites = click.option(
     "--sites", type=click.IntRange(0, 10_000), default=0, help="a grid: nodes of drawn speeds, 0.5 to 1.5, in so many sites"
 )
 delay = click.option(
-    "--delay", "delay_us", type=DURATION_US, default="10m", show_default=True, help="with --sites: extra time for each site of a job beyond the first"
-)
+    *("--delay", "delay_us"), type=DURATION_US, default="10m", show_default=True,
+    help="with --sites: extra time for each site of a job beyond the first",
+)  # fmt: skip
 penalty = click.option(
-    "--penalty", "penalty_us", type=DURATION_US, default="1m", show_default=True, help="with --sites: extra time of a migration for each processor"
-)
+    *("--penalty", "penalty_us"), type=DURATION_US, default="1m", show_default=True,
+    help="with --sites: extra time of a migration for each processor",
+)  # fmt: skip
 mtbf = click.option("--mtbf", "mtbf_us", type=DURATION_US, default="0", help="mean time between failures of each node, as 30d; with --mttr")
 
 
@@ -329,7 +333,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 @penalty
 @click.option("--events", type=click.Path(), metavar="FILE", default="", help="events besides the jobs; see rmgr sim run --help")
 @mtbf
-@click.option("--mttr", "mttr_us", type=DURATION_US, default="0", help="mean time to its repair; one seed gives all policies the same failures")
+@click.option(
+    "--mttr", "mttr_us", type=DURATION_US, default="0", help="mean time to its repair; one seed gives all policies the same failures"
+)
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="new, or the same sweep's: it continues")
 @click.option("--jobs", "processes", type=click.IntRange(1, 1024), default=2, show_default=True, help="runs at a time")
 @click.option("--validate", is_flag=True, help="check every schedule")
@@ -481,10 +487,7 @@ def plot(
     beside = directories[0].parent if directories[0].suffix == ".json" else directories[0]
     target = out if out is not None else (beside if len(directories) == 1 else Path()) / "plots"
     written = pictures.draw(made, target, pictures.FORMS[form], overwrite=overwrite)
-    if session.json:
-        emit({"out": str(target), "pictures": [str(path) for path in written]})
-        return
-    sys.stdout.writelines(f"{path}\n" for path in written)
+    session.answer({"out": str(target), "pictures": [str(path) for path in written]}, "".join(f"{path}\n" for path in written))
 
 
 # -- `rmgr sim replay` ---------------------------------------------------------------------------------------------------------
@@ -585,13 +588,11 @@ def _replay_calls(session: Session, log: Path, policy: str, params: dict[str, st
 
 
 def _tell_same(session: Session, log: Path, history: History) -> None:
-    if session.json:
-        found = {"facts": history.told, "passes": history.passes, "decisions": history.decided, "identical": True}
-        emit({"log": str(log), "policy": history.opening.policy, "replay": found})
-        return
-    sys.stdout.write(
+    found = {"facts": history.told, "passes": history.passes, "decisions": history.decided, "identical": True}
+    session.answer(
+        {"log": str(log), "policy": history.opening.policy, "replay": found},
         f"{log}: {counted(history.passes, 'pass')} of {history.opening.policy} over {history.told:,} facts; "
-        f"all {history.decided:,} decisions are the recorded ones\n"
+        f"all {history.decided:,} decisions are the recorded ones\n",
     )
 
 

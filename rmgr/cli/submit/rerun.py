@@ -9,7 +9,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import find_one, positions_of
@@ -78,8 +77,7 @@ def rerun(session: Session, selector: str, failed: bool, lost: bool, tasks: Arra
     positions = _chosen_positions(session, record, numbers, total, failed=failed, lost=lost)
     if not positions:
         which = "was lost" if lost else "has failed" if failed else "was submitted"
-        if session.json:
-            emit({"id": "", "tasks": 0, "of": str(record.id)})
+        session.answer({"id": "", "tasks": 0, "of": str(record.id)})
         session.note(f"nothing to run again: no task of {record.id} {which}")
         return
     ctx = click.get_current_context()
