@@ -28,9 +28,8 @@ from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import OwnVoice
 from rmgr.bench.jobs import AwaitedEnds, send_tasks
 from rmgr.bench.load import offered
-from rmgr.bench.load.call_load import Hops
+from rmgr.bench.load.call_load import Hops, ShapedLink
 from rmgr.bench.load.processes import MIB, Child, cpu_s, sampled
-from rmgr.bench.load.shaped_link import ShapedLink
 from rmgr.bench.measuring import (
     SAME_RUN,
     MeasuringPlan,

@@ -14,8 +14,7 @@ from rmgr.cli.display.render import clock, printable
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import filter_options, positions_of
-from rmgr.cli.words.moments import BEGIN, BEGINS
-from rmgr.cli.words.params import MEMORY, TIME_LIMIT_US, Parsed, listed, parse_after
+from rmgr.cli.words.params import BEGIN, BEGINS, MEMORY, TIME_LIMIT_US, Parsed, listed, parse_after
 from rmgr.cli.words.selectors import Changes, Filter, Target, parse, resolve, targets_of
 from rmgr.errors import Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.tasks.block import PRIORITY_RANGE

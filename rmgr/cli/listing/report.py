@@ -16,8 +16,7 @@ from rmgr.cli.display.render import Column, Layout, clock, emit, iso, now_us, ta
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, table_options
-from rmgr.cli.words.moments import SINCE, midnight_s
-from rmgr.cli.words.params import Parsed, listed, nearest
+from rmgr.cli.words.params import SINCE, Parsed, listed, midnight_s, nearest
 from rmgr.client.queries import list_past
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import counted, format_duration, format_size, percentile

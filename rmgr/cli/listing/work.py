@@ -15,8 +15,7 @@ from rmgr.cli.display.render import Layout, arrange, clock, emit, folded, iso, n
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, filter_options, named_nodes, positions_of, table_options
-from rmgr.cli.words.moments import SINCE
-from rmgr.cli.words.params import DURATION_US, STATES
+from rmgr.cli.words.params import DURATION_US, SINCE, STATES
 from rmgr.cli.words.selectors import Filter, parse, resolve
 from rmgr.client.queries import list_past, past_of
 from rmgr.errors import NotFound, RmgrError, UsageError

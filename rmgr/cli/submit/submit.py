@@ -22,9 +22,10 @@ from rmgr.cli.display.render import clock, emit, iso, printable
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded, hint_of, told_anyway
-from rmgr.cli.words.moments import BEGIN, BEGINS
 from rmgr.cli.words.params import (
     AFTER,
+    BEGIN,
+    BEGINS,
     DURATION_US,
     MEMORY,
     RESOURCE,
