@@ -28,7 +28,7 @@ from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.execution import FASTEST, MINUTE_US, NODES, SLOWEST, UNIT, Grid, drawn
 from rmgr.sim.engine.outcome import JobOutcome, Parting, Setting
 from rmgr.sim.models.feitelson96 import Constants, feitelson96
-from rmgr.sim.papers.report import Cell, Figure, Line, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, spread
+from rmgr.sim.papers.report import Cell, Figure, Line, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, over_seeds, spread
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
 TICK_US = 10 * MINUTE_US
@@ -275,9 +275,10 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> float:
     return mean(above) / mean(below)
 
 
-def ratio_spread(above: Sequence[float], below: Sequence[float]) -> float:
-    """Returns the standard deviation of the ratios of single seeds."""
-    return spread([a / b for a, b in zip(above, below, strict=True)])
+def ratios(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> dict[str, Any]:
+    """Returns `ours` and `spread` of a check: the ratio of the means of each pair, and the standard deviation of those of single seeds."""
+    spreads = {row: spread([a / b for a, b in zip(above, below, strict=True)]) for row, (above, below) in pairs.items()}
+    return {"ours": {row: ratio(*pair) for row, pair in pairs.items()}, "spread": spreads}
 
 
 def differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
@@ -488,41 +489,37 @@ def c1_2(runs: Paper001Runs) -> Iterator[PaperCheck]:
     low = ("SJF", "FCFS/FF", "LJF/FF")
     by_name = {name: runs.of(SR, name, BUSY) for name in ("LJF", "FCFS", *low)}
     largest = max(low, key=lambda name: mean(by_name[name]))
-    pairs = {"LJF / FCFS": ("LJF", "FCFS"), "FCFS / the largest of SJF, FCFS/FF, LJF/FF": ("FCFS", largest)}
+    pairs = {
+        "LJF / FCFS": (by_name["LJF"], by_name["FCFS"]),
+        "FCFS / the largest of SJF, FCFS/FF, LJF/FF": (by_name["FCFS"], by_name[largest]),
+    }
     yield PaperCheck(
         id="C1.2",
         what=f"at {BUSY} min: SR(LJF) > SR(FCFS) > SR of SJF, FCFS/FF and LJF/FF",
-        ours={row: ratio(by_name[above], by_name[below]) for row, (above, below) in pairs.items()},
-        spread={row: ratio_spread(by_name[above], by_name[below]) for row, (above, below) in pairs.items()},
+        **ratios(pairs),
         rule=WithinBounds(above=1),
     )
 
 
 def c1_3(runs: Paper001Runs) -> Iterator[PaperCheck]:
-    ours, spreads = {}, {}
-    for without, with_search in PAIRS:
-        for interval in runs.intervals:
-            below, above = runs.of(SR, without, interval), runs.of(SR, with_search, interval)
-            row = f"{with_search} / {without} at {interval}"
-            ours[row], spreads[row] = ratio(above, below), ratio_spread(above, below)
-    yield PaperCheck(
-        id="C1.3", what="First-Fit lowers SR at every inter-arrival time", ours=ours, spread=spreads, rule=WithinBounds(below=1)
-    )
+    pairs = {
+        f"{with_search} / {without} at {interval}": (runs.of(SR, with_search, interval), runs.of(SR, without, interval))
+        for without, with_search in PAIRS
+        for interval in runs.intervals
+    }
+    yield PaperCheck(id="C1.3", what="First-Fit lowers SR at every inter-arrival time", **ratios(pairs), rule=WithinBounds(below=1))
 
 
 def c1_4(runs: Paper001Runs) -> Iterator[PaperCheck]:
     for (without, migrating), part in zip(MIGRATING, ("", "b"), strict=True):
-        ours, spreads = {}, {}
+        pairs = {}
         for interval in (BUSY, LESS_BUSY):
-            above = runs.of(SR, migrating, interval, least_seeds=SEEDS_OF_C1_4)
-            below = runs.of(SR, without, interval, least_seeds=SEEDS_OF_C1_4)
-            row = f"at {interval}"
-            ours[row], spreads[row] = ratio(above, below), ratio_spread(above, below)
+            above, below = (runs.of(SR, name, interval, least_seeds=SEEDS_OF_C1_4) for name in (migrating, without))
+            pairs[f"at {interval}"] = (above, below)
         yield PaperCheck(
             id=f"C1.4{part}",
             what=f"SR({migrating}) / SR({without}), at least {SEEDS_OF_C1_4} seeds",
-            ours=ours,
-            spread=spreads,
+            **ratios(pairs),
             rule=WithinBounds(at_most=1),
             required=not part,
         )
@@ -536,8 +533,7 @@ def c1_5(runs: Paper001Runs) -> Iterator[PaperCheck]:
     yield PaperCheck(
         id="C1.5",
         what=f"at {BUSY} min migration does not lower the utilisation: with - without",
-        ours={name: mean(values) for name, values in found.items()},
-        spread={name: spread(values) for name, values in found.items()},
+        **over_seeds(found),
         rule=WithinBounds(at_least=0),
     )
 
@@ -547,8 +543,7 @@ def c1_6(runs: Paper001Runs) -> Iterator[PaperCheck]:
     yield PaperCheck(
         id="C1.6",
         what=f"at {BUSY} min: utilisation(LJF) - utilisation(SJF)",
-        ours=mean(found),
-        spread=spread(found),
+        **over_seeds(found),
         rule=WithinBounds(at_least=0),
     )
 
@@ -573,8 +568,7 @@ def c1_7(runs: Paper001Runs) -> Iterator[PaperCheck]:
     yield PaperCheck(
         id="C1.7",
         what=f"at {BUSY} min the mean run time grows with the penalty, {PENALTIES[0]} to {PENALTIES[-1]} min a node: share",
-        ours={name: mean(values) for name, values in grown.items()},
-        spread={name: spread(values) for name, values in grown.items()},
+        **over_seeds(grown),
         rule=WithinBounds(above=0),
     )
     charged = {name: _charged(runs, name) for name in both}
@@ -582,16 +576,14 @@ def c1_7(runs: Paper001Runs) -> Iterator[PaperCheck]:
         id="C1.7c",
         what="it grows by what (4) charges, N x penalty for each migration at the speed of (2): growth / charge",
         paper=dict.fromkeys(both, 1),
-        ours={name: mean(values) for name, values in charged.items()},
-        spread={name: spread(values) for name, values in charged.items()},
+        **over_seeds(charged),
         rule=Within(relative=0.25),
     )
     more = differences(*grown.values())
     yield PaperCheck(
         id="C1.7b",
         what=f"it grows at least as much for {both[0]} as for {both[1]}: difference of the shares",
-        ours=mean(more),
-        spread=spread(more),
+        **over_seeds(more),
         rule=WithinBounds(at_least=0),
     )
 
@@ -603,8 +595,7 @@ def c1_8(runs: Paper001Runs) -> Iterator[PaperCheck]:
         id="C1.8",
         what=f"at {BUSY} min there are 10^2 to 10^3 migrations",
         paper=PAPER_MIGRATIONS,
-        ours={name: mean(values) for name, values in found.items()},
-        spread={name: spread(values) for name, values in found.items()},
+        **over_seeds(found),
         rule=WithinBounds(at_least=100, at_most=max(PAPER_MIGRATIONS.values())),
     )
     needless = {name: mean(runs.of("needless", name, BUSY)) for _, name in MIGRATING}
@@ -620,7 +611,7 @@ def c1_8(runs: Paper001Runs) -> Iterator[PaperCheck]:
         what="more of them with FCFS/FF than with LJF/FF: ratio",
         paper=PAPER_RATIO,
         ours=ratio(first, second),
-        spread=ratio_spread(first, second),
+        spread=spread([a / b for a, b in zip(first, second, strict=True)]),
         rule=WithinBounds(above=1),
     )
 
@@ -694,8 +685,7 @@ def c1_10(runs: Paper001Runs) -> Iterator[PaperCheck]:
         yield PaperCheck(
             id=f"C1.10{part}",
             what=f"at {BUSY} min {what}",
-            ours={row: ratio(*values) for row, values in found.items()},
-            spread={row: ratio_spread(*values) for row, values in found.items()},
+            **ratios(found),
             rule=rule,
             required=not part,
         )
