@@ -171,10 +171,7 @@ class _Bench:
         try:
             assert leader.pick(asked).server
             for _ in self.plan.rounds(what):
-                pairs = [
-                    (took_s(lambda: health.greet(10.0)), took_s(lambda: leader.pick(asked)))
-                    for _ in range(count)
-                ]
+                pairs = [(took_s(lambda: health.greet(10.0)), took_s(lambda: leader.pick(asked))) for _ in range(count)]
                 for one, values in zip(times.values(), zip(*pairs, strict=True), strict=True):
                     one.append([value * 1e3 for value in values])
         finally:
@@ -196,10 +193,7 @@ class _Bench:
                 times["Executor.submit"].append([took_s(lambda: executor.submit(no_op, 1).result(60)) * 1e3 for _ in range(count)])
         for _ in self.plan.rounds("echo of 8 bytes, and its writes to ZooKeeper"):
             began_s, before = time.monotonic(), zookeeper_counts(self.calls.cluster)[1]
-            pairs = [
-                (took_s(lambda: self.hops.small(data)), took_s(lambda: self.caller.call("echo", data)))
-                for _ in range(count)
-            ]
+            pairs = [(took_s(lambda: self.hops.small(data)), took_s(lambda: self.caller.call("echo", data))) for _ in range(count)]
             for system, values in zip(("two hops of bare gRPC", "rmgr"), zip(*pairs, strict=True), strict=True):
                 times[system].append([value * 1e3 for value in values])
             lasted_s, between = time.monotonic() - began_s, zookeeper_counts(self.calls.cluster)[1]

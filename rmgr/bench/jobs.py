@@ -81,11 +81,7 @@ def jobs(plan: MeasuringPlan) -> list[Row]:
     """Measures placed jobs, on one cluster for each size of nodes."""
     rows = []
     for cores in _CORES:
-        with (
-            scratch() as where,
-            DevCluster(where / "cluster", nodes=_NODES, cores=cores) as cluster,
-            connected(cluster) as connection,
-        ):
+        with scratch() as where, DevCluster(where / "cluster", nodes=_NODES, cores=cores) as cluster, connected(cluster) as connection:
             bench = _Bench(plan, cluster, connection, where, cores)
             rows += bench.rates()
             if cores == _CORES[0]:

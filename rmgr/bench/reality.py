@@ -193,11 +193,7 @@ def _played(
 
     moving: names of policies under which jobs can move.
     """
-    with (
-        scratch() as directory,
-        DevCluster(directory / "cluster", nodes=nodes, cores=cores) as cluster,
-        connected(cluster) as connection,
-    ):
+    with scratch() as directory, DevCluster(directory / "cluster", nodes=nodes, cores=cores) as cluster, connected(cluster) as connection:
         stage = WorkloadStage(connection)
         for name, document in tables.items():
             virtual = simulated(jobs[name], document, nodes=nodes, cores=cores)

@@ -40,9 +40,7 @@ def _listen_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _security_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = click.option("--insecure", is_flag=True, help="listen beyond loopback although callers need no credentials")(
-        function
-    )
+    function = click.option("--insecure", is_flag=True, help="listen beyond loopback although callers need no credentials")(function)
     return click.option("--security-dir", metavar="DIR", help="its bundle of credentials (rmgr admin init)  [RMGR_SECURITY_DIR]")(function)
 
 

@@ -57,12 +57,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "admin": ("admin:admin", "Set up and secure a cluster: init, init-store, add-node, revoke, ..."),
         "join": ("admin.members:join", "Make this machine a part of a secured cluster"),
     },
-    "Data": {
-        "store": ("store:store", "Values in the data store: ls, put, get, rm, share, du"),
-    },
-    "Research": {
-        "sim": ("sim:sim", "Policies on a virtual clock: traces in, schedules and measures out"),
-    },
+    "Data": {"store": ("store:store", "Values in the data store: ls, put, get, rm, share, du")},
+    "Research": {"sim": ("sim:sim", "Policies on a virtual clock: traces in, schedules and measures out")},
     "Daemons": {
         "starter": ("daemons:starter", "Run work on this machine"),
         "watchdog": ("daemons:watchdog", "Watch over nodes and work"),

@@ -267,9 +267,7 @@ def _results(
     return _yield_results(core, spec, payloads, deadline, futures)
 
 
-def _yield_results(
-    core: Core, spec: TaskSpec, payloads: Iterator[Payload], deadline: Deadline, futures: deque[Future]
-) -> Iterator[Any]:
+def _yield_results(core: Core, spec: TaskSpec, payloads: Iterator[Payload], deadline: Deadline, futures: deque[Future]) -> Iterator[Any]:
     try:
         while futures:
             for payload in itertools.islice(payloads, 1):

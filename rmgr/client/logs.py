@@ -402,9 +402,7 @@ def claims_of(reach: NodeReach, number: int) -> list[NodeClaims]:
 # -- output of ended attempts --------------------------------------------------------------------------------------------------
 
 
-def read_ended(
-    store: Store | None, number: int, position: int, attempt: int, stream: str, *, parts: int, rest: bytes
-) -> Iterator[bytes]:
+def read_ended(store: Store | None, number: int, position: int, attempt: int, stream: str, *, parts: int, rest: bytes) -> Iterator[bytes]:
     """Yields one stream of an attempt from its beginning. Leaves out parts that are gone (retention) or invalid.
 
     Raises: StoreUnavailable, DataLost. Cost: one read per 16 parts, plus a listing if none of the 16 is there.

@@ -453,9 +453,7 @@ class Values:
         timeout: float = 30.0,
     ) -> None:
         """Writes pointers as `write_rows` does."""
-        self.write_rows(
-            rows, Encoding.POINTER, overwrite=overwrite, owners=owners, replaces=replaces, decided=decided, timeout=timeout
-        )
+        self.write_rows(rows, Encoding.POINTER, overwrite=overwrite, owners=owners, replaces=replaces, decided=decided, timeout=timeout)
 
     def write_rows(
         self,

@@ -65,10 +65,7 @@ def hop(target: str = "") -> None:
     small = (lambda piece, _: piece) if there is None else (lambda piece, _: there.small(piece))
     bulk = _send_back if there is None else (lambda pieces, _: there.bulk(pieces))
     server = grpc.server(ThreadPoolExecutor(_THREADS), options=OPTIONS)
-    handlers = {
-        "Small": grpc.unary_unary_rpc_method_handler(small),
-        "Bulk": grpc.stream_stream_rpc_method_handler(bulk),
-    }
+    handlers = {"Small": grpc.unary_unary_rpc_method_handler(small), "Bulk": grpc.stream_stream_rpc_method_handler(bulk)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -53,11 +53,7 @@ def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Fi
     _tell_ids(session, cancel_targets(session, targets, reason=reason), "cancelled")
 
 
-@command(
-    "hold",
-    examples="rmgr hold 42\nrmgr hold --queue default --name 'sweep-*'\nrmgr hold all",
-    exits=_EXITS,
-)
+@command("hold", examples="rmgr hold 42\nrmgr hold --queue default --name 'sweep-*'\nrmgr hold all", exits=_EXITS)
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
 @click.option("--reason", metavar="TEXT", default="", help="reason, shown by show and explain")
 @filter_options

@@ -67,11 +67,7 @@ def show(session: Session, selectors: tuple[str, ...]) -> None:
         draw_job(job, only, [*told(bad, job, job.tasks), *_labelled_steps(then)])
 
 
-@command(
-    "explain",
-    examples="rmgr explain 42\nrmgr explain 42_7\nrmgr explain last --json",
-    exits=_EXITS,
-)
+@command("explain", examples="rmgr explain 42\nrmgr explain 42_7\nrmgr explain last --json", exits=_EXITS)
 @click.argument("selector", metavar="ID")
 def explain(session: Session, selector: str) -> None:
     """Explains why work waits and for what, or how it ended."""
@@ -360,9 +356,7 @@ def read_bad_ends(session: Session, number: int, total: int, positions: Collecti
         elif end.state is State.CANCELLED:
             cancelled, why, last_us = cancelled + 1, why or end.error, max(last_us, end.ended_us)
     ordered = sorted(groups.items(), key=lambda pair: -sum(pair[1].nodes.values()))
-    found = [
-        _failure(session, reason, code, group, looks=at < MOST_SHOWN) for at, ((reason, code), group) in enumerate(ordered)
-    ]
+    found = [_failure(session, reason, code, group, looks=at < MOST_SHOWN) for at, ((reason, code), group) in enumerate(ordered)]
     return BadEnds(found, _cancelled(cancelled, total, why, last_us) if cancelled else "")
 
 

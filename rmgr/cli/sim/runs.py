@@ -127,9 +127,7 @@ mtbf = click.option("--mtbf", "mtbf_us", type=DURATION_US, default="0", help="me
 @click.option("--events", type=click.Path(), metavar="FILE", default="", help="events besides the jobs, one JSON object per line")
 @mtbf
 @click.option("--mttr", "mttr_us", type=DURATION_US, default="0", help="mean time to its repair, as 4h")
-@click.option(
-    "--requeue/--no-requeue", default=True, help="requeue a job that loses a node (default; at most 100 times), or fail it"
-)
+@click.option("--requeue/--no-requeue", default=True, help="requeue a job that loses a node (default; at most 100 times), or fail it")
 @click.option("--dependencies", is_flag=True, help="follow fields 17 and 18 of the trace: jobs come a think time after another's end")
 @sites
 @delay
@@ -138,9 +136,7 @@ mtbf = click.option("--mtbf", "mtbf_us", type=DURATION_US, default="0", help="me
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="jobs.csv, schedule.json, manifest.json; must not exist yet")
 @click.option("--spells", is_flag=True, help="spells.csv with every slot of jobs that share cores in time (dqt); long runs get large")
 @click.option("--validate", is_flag=True, help="check the schedule: no overlap, no over-allocation, every job ends")
-def run(
-    session: Session, params: tuple[tuple[str, str], ...], record: Path | None, out: Path | None, validate: bool, **asked: Any
-) -> None:
+def run(session: Session, params: tuple[tuple[str, str], ...], record: Path | None, out: Path | None, validate: bool, **asked: Any) -> None:
     """Runs a trace in Standard Workload Format, or a model (lublin99, feitelson96, hpc2500), under one policy and prints its measures.
 
     Times are exact; the same command line gives the same files, byte for byte. Jobs run for the time that the trace says; the policy

@@ -55,9 +55,7 @@ with --wait: {WORK_EXITS}"""
 @click.argument("selector", metavar="ID")
 @click.option("--failed", is_flag=True, help="those that FAILED")
 @click.option("--lost", is_flag=True, help="those that FAILED because their node or their data were lost")
-@click.option(
-    "--tasks", type=Parsed("tasks", parse_array), metavar="3,7-9", help="only these; with --failed or --lost: among these  [all]"
-)
+@click.option("--tasks", type=Parsed("tasks", parse_array), metavar="3,7-9", help="only these; with --failed or --lost: among these  [all]")
 @click.option("--trust", metavar="USER", default="", help="run this user's code as you: for others' work")
 @work_options_but(_NOT_HERE)
 @afterwards_options

@@ -162,9 +162,7 @@ class Engine:
         self.signer.check()
         return prepared(order, self.signer.sign)
 
-    def attach(
-        self, number: int, listener: Listener, *, own: bool, timeout_s: float, made: Stored | None = None
-    ) -> SubmissionHandle:
+    def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float, made: Stored | None = None) -> SubmissionHandle:
         """Follows an existing submission from its beginning; with `own`, takes it over once its owner is gone. Raises: NotFound.
 
         made: the submission as committed just now; None: it is read.

@@ -77,7 +77,7 @@ Rule: TypeAlias = Within | WithinBounds
 # -- checks ---------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PaperCheck:
     """One statement of papers.md and what we found.
 

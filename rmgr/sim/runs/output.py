@@ -50,11 +50,7 @@ COLUMNS = (
 SHARED_COLUMNS = ("served", "turns")
 SPELL_COLUMNS = ("job_id", "spell", "starting_time", "finish_time", "ending", "allocated_resources")
 #: Batsim's names for final states.
-_FINAL = {
-    State.COMPLETED: "COMPLETED_SUCCESSFULLY",
-    State.FAILED: "COMPLETED_FAILED",
-    State.CANCELLED: "COMPLETED_KILLED",
-}
+_FINAL = {State.COMPLETED: "COMPLETED_SUCCESSFULLY", State.FAILED: "COMPLETED_FAILED", State.CANCELLED: "COMPLETED_KILLED"}
 _REFUSED = "REJECTED"
 _LINES_AT_ONCE = 4096
 #: Bounded slowdown counts a run as at least this long (papers.md, common rules).
