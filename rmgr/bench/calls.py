@@ -688,13 +688,8 @@ class CallsCluster:
 
 
 _ON_ONE_CLUSTER: dict[str, Callable[[_Bench], list[Row]]] = {
-    "pick": _Bench.pick,
-    "echo": _Bench.echo,
-    "bulk": _Bench.bulk,
-    "memory": _Bench.memory,
-    "aside": _Bench.aside,
-    "predictors": _Bench.predictors,
-    "waiting": _Bench.waiting,
+    "pick": _Bench.pick, "echo": _Bench.echo, "bulk": _Bench.bulk, "memory": _Bench.memory, "aside": _Bench.aside,
+    "predictors": _Bench.predictors, "waiting": _Bench.waiting,
 }
 _ALONE: dict[str, Callable[[MeasuringPlan], list[Row]]] = {"fifty": fifty, "ninf_shared": ninf_shared, "ninf_table4": ninf_table4}
 #: Rows that take minutes each: measured only if named.

@@ -139,17 +139,7 @@ SECTIONS = {
     "Files and output": ("out", "err", "stdin", "cwd", "env", "slurm_env", "inputs", "outputs", "uploads"),
     "Checkpoints": ("checkpoint", "checkpoint_every_us", "checkpoint_grace_us", "restart_from", "max_moves"),
     "Submitting": (
-        "jobs_file",
-        "name",
-        "account",
-        "token",
-        "dry_run",
-        "wait",
-        "watch",
-        "progress",
-        "parsable",
-        "ignore_sbatch",
-        "ignore_pbs",
+        "jobs_file", "name", "account", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch", "ignore_pbs",
     ),
 }
 

@@ -103,18 +103,9 @@ def one_of(kind: str, known: Iterable[str]) -> Parsed:
 
 #: Other systems' words for states.
 _OTHER_STATES = {
-    "PENDING": State.INITIAL,
-    "PD": State.INITIAL,
-    "WAITING": State.INITIAL,
-    "QUEUED": State.INITIAL,
-    "R": State.RUNNING,
-    "CD": State.COMPLETED,
-    "DONE": State.COMPLETED,
-    "FINISHED": State.COMPLETED,
-    "SUCCEEDED": State.COMPLETED,
-    "F": State.FAILED,
-    "CA": State.CANCELLED,
-    "CANCELED": State.CANCELLED,
+    "PENDING": State.INITIAL, "PD": State.INITIAL, "WAITING": State.INITIAL, "QUEUED": State.INITIAL, "R": State.RUNNING,
+    "CD": State.COMPLETED, "DONE": State.COMPLETED, "FINISHED": State.COMPLETED, "SUCCEEDED": State.COMPLETED, "F": State.FAILED,
+    "CA": State.CANCELLED, "CANCELED": State.CANCELLED,
 }
 
 

@@ -61,11 +61,7 @@ _LOST = frozenset({Cause.NODES_CHANGED, Cause.JOB_ENDED})
 _TAKE_OVER = frozenset({Cause.TAKE_OVER})
 #: Reasons in the log for the facts that follow an event.
 _REASONS: Mapping[type, str] = {
-    NodesFail: "failed",
-    NodesRepaired: "repaired",
-    NodesDrain: "drained",
-    NodesUndrain: "undrained",
-    WindowBegins: "maintenance",
+    NodesFail: "failed", NodesRepaired: "repaired", NodesDrain: "drained", NodesUndrain: "undrained", WindowBegins: "maintenance",
     Cancel: "cancelled",
 }
 #: Limit of failures in a row while jobs wait and none runs: beyond it, the machine is never whole enough for them.

@@ -339,11 +339,7 @@ PAPER: Mapping[AllocationRule, tuple[float, int, float, int]] = {
 #: Table 4: load -> utilisation, max queue length.
 PAPER_BATCH: Mapping[float, tuple[float, int]] = {QUIET: (0.366, 13), BUSY: (0.687, 361)}
 NAMES: Mapping[AllocationRule, str] = {
-    AllocationRule.RR: "RR",
-    AllocationRule.MAX: "MAX",
-    AllocationRule.MIN: "MIN",
-    AllocationRule.APA: "APA",
-    AllocationRule.BF: "BF",
+    AllocationRule.RR: "RR", AllocationRule.MAX: "MAX", AllocationRule.MIN: "MIN", AllocationRule.APA: "APA", AllocationRule.BF: "BF",
     AllocationRule.BF_APA: "BF&APA",
 }
 
@@ -540,21 +536,8 @@ def _with_sizes_up_to_half(runs: Paper002Runs) -> Iterator[PaperCheck]:
 
 
 CHECKS: Mapping[str, Callable[[Paper002Runs], Iterator[PaperCheck]]] = {
-    "C2.1": _c1,
-    "C2.2": _c2,
-    "C2.3": _c3,
-    "C2.4": _c4,
-    "C2.5": _c5,
-    "C2.6": _c6,
-    "C2.7": _c7,
-    "C2.8": _c8,
-    "C2.9": _c9,
-    "C2.10": _c10,
-    "C2.11": _c11,
-    "C2.12": _c12,
-    "C2.13": _c13,
-    "C2.14": _reported_only,
-    "C2.15": _with_sizes_up_to_half,
+    "C2.1": _c1, "C2.2": _c2, "C2.3": _c3, "C2.4": _c4, "C2.5": _c5, "C2.6": _c6, "C2.7": _c7, "C2.8": _c8, "C2.9": _c9, "C2.10": _c10,
+    "C2.11": _c11, "C2.12": _c12, "C2.13": _c13, "C2.14": _reported_only, "C2.15": _with_sizes_up_to_half,
 }
 
 

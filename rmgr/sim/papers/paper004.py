@@ -233,17 +233,8 @@ def _ratio(runs: Paper004Runs, check_id: str, what: str, above: str, below: str,
 
 #: Checks by id, without the letters of parts.
 CHECKS: Mapping[str, Callable[[Paper004Runs], Iterator[PaperCheck]]] = {
-    "C4.1": c4_1,
-    "C4.2": c4_2,
-    "C4.3": c4_3,
-    "C4.4": c4_4,
-    "C4.5": c4_5,
-    "C4.6": c4_6,
-    "C4.7": c4_7,
-    "C4.8": c4_8,
-    "tnet": tnet,
-    "adaptive": adaptive,
-    "queueing": queueing,
+    "C4.1": c4_1, "C4.2": c4_2, "C4.3": c4_3, "C4.4": c4_4, "C4.5": c4_5, "C4.6": c4_6, "C4.7": c4_7, "C4.8": c4_8, "tnet": tnet,
+    "adaptive": adaptive, "queueing": queueing,
 }
 
 

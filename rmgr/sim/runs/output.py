@@ -30,21 +30,8 @@ from rmgr.sim.engine.outcome import JobOutcome, Parting, Result
 from rmgr.sim.workload.jobs import SECOND, open_plain_or_gz
 
 COLUMNS = (
-    "job_id",
-    "workload_name",
-    "profile",
-    "submission_time",
-    "requested_number_of_resources",
-    "requested_time",
-    "success",
-    "final_state",
-    "starting_time",
-    "execution_time",
-    "finish_time",
-    "waiting_time",
-    "turnaround_time",
-    "stretch",
-    "allocated_resources",
+    "job_id", "workload_name", "profile", "submission_time", "requested_number_of_resources", "requested_time", "success", "final_state",
+    "starting_time", "execution_time", "finish_time", "waiting_time", "turnaround_time", "stretch", "allocated_resources",
 )
 #: Further columns if jobs shared cores in time: seconds that the job ran, and number of slots.
 SHARED_COLUMNS = ("served", "turns")
@@ -58,15 +45,8 @@ TAU_US = 10 * SECOND
 #: Measures of the simulator itself, which differ from run to run.
 MEASURED = ("wall_seconds", "jobs_per_second")
 _OF_JOBS = (
-    "makespan",
-    "mean_waiting_time",
-    "median_waiting_time",
-    "max_waiting_time",
-    "mean_turnaround_time",
-    "mean_slowdown",
-    "mean_bounded_slowdown",
-    "utilisation",
-    "jobs_waiting_zero",
+    "makespan", "mean_waiting_time", "median_waiting_time", "max_waiting_time", "mean_turnaround_time", "mean_slowdown",
+    "mean_bounded_slowdown", "utilisation", "jobs_waiting_zero",
 )
 
 

@@ -239,24 +239,8 @@ def stream(seed: int, purpose: str) -> random.Random:
 
 #: The 18 fields, in order, as error messages name them.
 FIELDS = (
-    "job number",
-    "submit time",
-    "wait time",
-    "run time",
-    "allocated processors",
-    "average CPU time",
-    "used memory",
-    "requested processors",
-    "requested time",
-    "requested memory",
-    "status",
-    "user",
-    "group",
-    "executable",
-    "queue",
-    "partition",
-    "preceding job",
-    "think time",
+    "job number", "submit time", "wait time", "run time", "allocated processors", "average CPU time", "used memory", "requested processors",
+    "requested time", "requested memory", "status", "user", "group", "executable", "queue", "partition", "preceding job", "think time",
 )
 _GZIP = b"\x1f\x8b"
 _LONGEST_SHOWN = 40
