@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,16 +109,7 @@ _COLUMNS = (
 @click.option("--detach", is_flag=True, help="return when the cluster is healthy and leave it running; what dies of it is restarted")
 @click.option("--no-restart", is_flag=True, help="with --detach: do not restart processes that die")
 def dev(
-    session: Session,
-    nodes: int,
-    cores: int,
-    resources: tuple[tuple[str, int], ...],
-    watchdogs: int,
-    zookeepers: int,
-    servers: int,
-    directory: str | None,
-    detach: bool,
-    no_restart: bool,
+    session: Session, resources: tuple[tuple[str, int], ...], directory: str | None, detach: bool, no_restart: bool, **counts: int
 ) -> None:
     """Runs a whole cluster on this machine: real ZooKeeper, WatchDogs and Starters, each a process of its own.
 
@@ -140,16 +132,7 @@ def dev(
         )
     has = {"gpu": 0} | checked_resources(resources)  # no two Starters may offer the same real one
     options = [word for name, count in has.items() for word in ("--resource", f"{name}={count}")]
-    made = DevCluster(
-        where,
-        nodes=nodes,
-        cores=cores,
-        watchdogs=watchdogs,
-        zookeepers=zookeepers,
-        servers=servers,
-        store=session.store or "",
-        starter_options=options,
-    )
+    made = DevCluster(where, store=session.store or "", starter_options=options, **counts)
     began, state, is_left = time.monotonic(), None, False
     with _signals_as_interrupt():
         try:
@@ -408,35 +391,28 @@ def _find(directory: str | None) -> DevState | None:
 
 
 @contextlib.contextmanager
-def _signals_as_interrupt() -> Any:
+def _handling(numbers: Sequence[int], handler: Any) -> Iterator[None]:
+    """Handles these signals so meanwhile; does nothing outside of the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in numbers if is_main}
+    try:
+        yield
+    finally:
+        for number, handled in before.items():
+            signal.signal(number, handled)
+
+
+def _signals_as_interrupt() -> contextlib.AbstractContextManager[None]:
     """Lets SIGTERM and SIGHUP (a closed terminal) stop the cluster as Ctrl-C does; under nohup it outlives the terminal."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    dispositions.begin(deaf_to=signal.valid_signals())  # Java of ZooKeeper and Cassandra inherits what is set here
-    stops = [signal.SIGTERM] if dispositions.is_deaf_to(signal.SIGHUP) else [signal.SIGTERM, signal.SIGHUP]
-    before = {number: signal.signal(number, interrupt) for number in stops}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    if threading.current_thread() is threading.main_thread():
+        dispositions.begin(deaf_to=signal.valid_signals())  # Java of ZooKeeper and Cassandra inherits what is set here
+    return _handling([signal.SIGTERM] if dispositions.is_deaf_to(signal.SIGHUP) else [signal.SIGTERM, signal.SIGHUP], interrupt)
 
 
-@contextlib.contextmanager
-def _ignoring_interrupts() -> Any:
+def _ignoring_interrupts() -> contextlib.AbstractContextManager[None]:
     """Ignores an impatient Ctrl-C while stopping, which would leave processes behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return _handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)

@@ -109,7 +109,7 @@ def _so_far(reach: ConnectionReach, number: int, wanted: dict[int, Future], stre
                     continue
                 for said in client.logs(number, task.index, attempt=task.attempt, stream=streams[0] if len(streams) == 1 else ""):
                     if said.data:
-                        yield OutputPiece(submission=number, position=task.index, attempt=task.attempt, stream=said.stream, data=said.data)
+                        yield OutputPiece(number, task.index, task.attempt, said.stream, said.data)
 
 
 def _stored_so_far(
@@ -119,7 +119,7 @@ def _stored_so_far(
         for index in range(block.first, block.end):
             for name in streams if index in wanted else ():
                 for data in read_flushed(reach.data_store(), number, index, block.attempt, name):
-                    yield OutputPiece(submission=number, position=index, attempt=block.attempt, stream=name, data=data)
+                    yield OutputPiece(number, index, block.attempt, name, data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -115,12 +115,9 @@ class DevCluster:
         tls = self.security.server_tls() if zookeeper_tls and self.security is not None else None
         self._is_guest = guest_of is not None
         self._chroot = f"{CHROOT}-{secrets.token_hex(6)}" if self._is_guest else CHROOT
+        zoo: dict[str, Any] = {"tick_ms": tick_ms, "heap_mb": heap_mb, "release": zookeeper_release, "tls": tls, "words": zookeeper_words}
         self.zookeeper: ZooKeeperServer | ZooKeeperEnsemble = guest_of or (
-            ZooKeeperServer(where, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release, tls=tls, words=zookeeper_words)
-            if zookeepers == 1
-            else ZooKeeperEnsemble(
-                where, size=zookeepers, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release, tls=tls, words=zookeeper_words
-            )
+            ZooKeeperServer(where, **zoo) if zookeepers == 1 else ZooKeeperEnsemble(where, size=zookeepers, **zoo)
         )
         self._heap_mb = heap_mb
         self.cassandra = CassandraNode(self.directory / "cassandra", heap_mb=_CASSANDRA_HEAP_MB) if store == OWN_CASSANDRA else None
@@ -326,23 +323,18 @@ class DevCluster:
 
         are_new: counts only processes of this object. Entries of a cluster killed in this directory stay until their sessions end.
         """
-        end = time.monotonic() + deadline_s
-        while True:
-            for process in self.state.processes:
-                if process.find() is None:
-                    raise self._stillborn(process)
+
+        def missing() -> str:
             snapshot = self.snapshot(submissions=False)
             ours = {process.pid for process in self.state.processes}
             alive = [record for record in snapshot.nodes.values() if record.state is NodeState.UP and record.guid in snapshot.alive]
-            up = [record.node for record in alive if not are_new or record.pid in ours]
+            up = sum(not are_new or record.pid in ours for record in alive)
             leads = snapshot.leader_alive and (not are_new or (snapshot.epoch is not None and snapshot.epoch.pid in ours))
-            if len(up) >= nodes and (leads or not leader):
-                return
-            if time.monotonic() > end:
-                missing = "no leader" if leader and not leads else f"{len(up)} of {nodes} nodes up"
-                message = f"the cluster is not healthy after {format_duration(deadline_s)}: {missing}"
-                raise Unavailable(message, hint=f"logs: {self.directory / 'log'}")
-            time.sleep(_POLL_S)
+            if leader and not leads:
+                return "no leader"
+            return "" if up >= nodes else f"{up} of {nodes} nodes up"
+
+        self._await(missing, deadline_s)
 
     def wait_servers(self, count: int, *, deadline_s: float) -> None:
         """Waits until `count` servers can take calls. Raises Unavailable with the log of what is missing."""
@@ -350,23 +342,31 @@ class DevCluster:
 
         config = self.admin_config()
         caller = Caller(replace(config, cluster=replace(config.cluster, gateway=self.state.gateway)))
-        end = time.monotonic() + deadline_s
+
+        def missing() -> str:
+            there = 0
+            with contextlib.suppress(Unavailable):  # the gateway is starting
+                there = sum(server.state == "open" for server in caller.asked(lambda client: client.servers("")).servers)
+            return "" if there >= count else f"{there} of {count} servers are open"
+
         try:
-            while True:
-                for process in self.state.processes:
-                    if process.find() is None:
-                        raise self._stillborn(process)
-                there = 0
-                with contextlib.suppress(Unavailable):  # the gateway is starting
-                    there = sum(server.state == "open" for server in caller.asked(lambda client: client.servers("")).servers)
-                if there >= count:
-                    return
-                if time.monotonic() > end:
-                    message = f"the cluster is not healthy after {format_duration(deadline_s)}: {there} of {count} servers are open"
-                    raise Unavailable(message, hint=f"logs: {self.directory / 'log'}")
-                time.sleep(_POLL_S)
+            self._await(missing, deadline_s)
         finally:
             caller.close()
+
+    def _await(self, missing: Callable[[], str], deadline_s: float) -> None:
+        """Waits until `missing` names nothing. Raises Unavailable, at once if a process has ended."""
+        end = time.monotonic() + deadline_s
+        while True:
+            for process in self.state.processes:
+                if process.find() is None:
+                    raise self._stillborn(process)
+            if not (lacking := missing()):
+                return
+            if time.monotonic() > end:
+                message = f"the cluster is not healthy after {format_duration(deadline_s)}: {lacking}"
+                raise Unavailable(message, hint=f"logs: {self.directory / 'log'}")
+            time.sleep(_POLL_S)
 
     def log_file(self, name: str) -> Path:
         """Returns the file with a daemon's stderr."""
@@ -384,18 +384,12 @@ class DevCluster:
             data = self.log_file(process.id).read_bytes()[self._log_starts.get(process.id, 0) :]
             _, found, words = data.decode("utf-8", "replace").rpartition("rmgr: ")
             lines = [line.strip() for line in words.splitlines() if found and line.strip()]
-            if lines and "is expected" in lines[0]:
-                hint = (
-                    f"{self.directory / 'zookeeper'} was wiped or replaced, but the data store remembers the cluster: restore it, or begin "
-                    f"afresh elsewhere (rmgr dev --dir DIR), or give up all work and values: rm -r {self.directory}"
-                )
-                return WrongCluster(f"{process.role} {process.id} refuses to start: {lines[0]}", hint=hint)
-            if lines and "the data store is empty" in lines[0]:
-                hint = (
-                    f"restore it ({self.state.store}) from a backup, or begin afresh elsewhere (rmgr dev --dir DIR), or give up all work "
-                    f"and values: rm -r {self.directory}"
-                )
-                return WrongCluster(f"{process.role} {process.id} refuses to start: {lines[0]}", hint=hint)
+            wiped = f"{self.directory / 'zookeeper'} was wiped or replaced, but the data store remembers the cluster: restore it"
+            emptied = f"restore it ({self.state.store}) from a backup"
+            for sign, fix in (("is expected", wiped), ("the data store is empty", emptied)):
+                if lines and sign in lines[0]:
+                    hint = f"{fix}, or begin afresh elsewhere (rmgr dev --dir DIR), or give up all work and values: rm -r {self.directory}"
+                    return WrongCluster(f"{process.role} {process.id} refuses to start: {lines[0]}", hint=hint)
             if lines:
                 hint = "; ".join([*lines[1:2], f"logs: {self.directory / 'log'}"])
                 return Unavailable(f"{process.role} {process.id} ended at its start: {lines[0]}", hint=hint)

@@ -16,7 +16,7 @@ from rmgr.cli.submit.run import JsonLines, Labelled, Plain, Sink, ToFiles, strea
 from rmgr.cli.waiting import AwaitedSubmission, Follow, FollowedEnd, codes, detached, read_ends, tell_failure
 from rmgr.cli.words.params import WORK_EXITS, Parsed, one_of
 from rmgr.cli.words.selectors import Target
-from rmgr.client.logs import OutputPiece, read_ended, read_flushed
+from rmgr.client.logs import OutputPiece, read_end, read_flushed
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import DaemonFailed, NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.base.states import State
@@ -146,10 +146,7 @@ def _output_so_far(session: Session, task: TaskView, streams: Sequence[str], att
     now_us = time.time_ns() // 1000
     if end is not None and end.attempt == wanted:
         for name in streams:
-            number = STREAMS.index(name)
-            store = session.data_store() if end.log_parts[number] else None
-            parts, rest = end.log_parts[number], end.log[number]
-            for data in read_ended(store, task.submission, task.position, wanted, name, parts=parts, rest=rest):
+            for data in read_end(session, task.submission, end, name):
                 yield _piece(task, wanted, name, data, end.ended_us)
         return
     if not task.state.is_final and wanted == task.attempt and task.node:
@@ -181,7 +178,7 @@ def _from_node(session: Session, task: TaskView, streams: Sequence[str]) -> Iter
 
 
 def _piece(task: TaskView, attempt: int, stream_: str, data: bytes, time_us: int) -> OutputPiece:
-    return OutputPiece(submission=task.submission, position=task.position, attempt=attempt, stream=stream_, data=data, time_us=time_us)
+    return OutputPiece(task.submission, task.position, attempt, stream_, data, time_us)
 
 
 def _ends_of(session: Session, number: int) -> dict[int, FollowedEnd]:
