@@ -26,21 +26,9 @@ from rmgr.adapters.identity.trust import publish
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import ClusterConfig, Config, SecurityConfig, user_name
 from rmgr.coord.views.snapshot import ClusterSnapshot
+from rmgr.dev import keeper
 from rmgr.dev.cassandra import CassandraNode
 from rmgr.dev.cassandra import prepare as prepare_cassandra
-from rmgr.dev.keeper import (
-    KEEPER,
-    DevProcess,
-    DevState,
-    Recipe,
-    await_ends,
-    forget,
-    kill_processes,
-    read_state,
-    stop_processes,
-    write_recipes,
-    write_state,
-)
 from rmgr.dev.server import ServerProcess, free_port
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
@@ -123,7 +111,7 @@ class DevCluster:
         self.cassandra = CassandraNode(self.directory / "cassandra", heap_mb=_CASSANDRA_HEAP_MB) if store == OWN_CASSANDRA else None
         if self.cassandra is not None:
             store = f"cassandra://{self.cassandra.contact}/rmgr?replication_factor=1"
-        self.state = DevState(
+        self.state = keeper.DevState(
             directory=str(self.directory),
             zookeeper=f"{self.zookeeper.hosts}{self._chroot}",
             store=store or f"sqlite:{self.directory / 'store.db'}",
@@ -131,13 +119,13 @@ class DevCluster:
             zookeeper_tls=tls is not None,
         )
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._recipes: dict[str, Recipe] = {}
+        self._recipes: dict[str, keeper.Recipe] = {}
         self._log_starts: dict[str, int] = {}  # offset in its log at which a name's current process begins
         self._coordinator: ZkCoordinator | None = None
 
     # -- life cycle -----------------------------------------------------------------------------------------------------
 
-    def start(self, *, deadline_s: float = 60.0, report: Callable[[str], None] = lambda _: None) -> DevState:
+    def start(self, *, deadline_s: float = 60.0, report: Callable[[str], None] = lambda _: None) -> keeper.DevState:
         """Starts every part, and waits until all are healthy.
 
         Args:
@@ -150,7 +138,7 @@ class DevCluster:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.security is not None:
             self.state = replace(self.state, security=str(self.security.owner))
-        old = read_state(self.directory)
+        old = keeper.read_state(self.directory)
         if old is not None and old.is_running:
             raise StateConflict(
                 f"a cluster runs in {self.directory} already", hint=f"rmgr dev stop --dir {self.directory}, or choose another --dir"
@@ -189,13 +177,13 @@ class DevCluster:
                 self.start_server(f"s{number}")
             if self._servers:
                 self.wait_servers(self._servers, deadline_s=end - time.monotonic())
-            write_recipes(self.directory, self._recipes)
+            keeper.write_recipes(self.directory, self._recipes)
         except BaseException:
             self.stop()
             raise
         return self.state
 
-    def _check_kind(self, old: DevState) -> None:
+    def _check_kind(self, old: keeper.DevState) -> None:
         """Checks that a cluster continues as the same kind: servers of another ensemble would be empty, and znodes keep their access lists.
 
         Raises: ConfigError, before anything is started.
@@ -262,7 +250,7 @@ class DevCluster:
             child.wait(10.0)
         return process.pid
 
-    def process(self, name: str) -> DevProcess:
+    def process(self, name: str) -> keeper.DevProcess:
         """Returns the newest process with this id. Raises KeyError."""
         for process in reversed(self.state.processes):
             if process.id == name:
@@ -277,9 +265,9 @@ class DevCluster:
         """
         self.look_away()
         if at_once:
-            kill_processes(self.state)
+            keeper.kill_processes(self.state)
         else:
-            stop_processes(self.state, timeout_s=timeout_s)
+            keeper.stop_processes(self.state, timeout_s=timeout_s)
         for child in self._children.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1.0)
@@ -287,7 +275,7 @@ class DevCluster:
             self.zookeeper.stop()
         if self.cassandra is not None:
             self.cassandra.stop()
-        forget(self.state)
+        keeper.forget(self.state)
 
     def __enter__(self) -> Self:
         self.start()
@@ -378,7 +366,7 @@ class DevCluster:
             return self.log_file(name).read_bytes()[-size_bytes:].decode("utf-8", "replace").strip()
         return "(no log)"
 
-    def _stillborn(self, process: DevProcess) -> RmgrError:
+    def _stillborn(self, process: keeper.DevProcess) -> RmgrError:
         """Returns why a daemon ended at its start: its own last words, with advice for this cluster."""
         with contextlib.suppress(OSError):
             data = self.log_file(process.id).read_bytes()[self._log_starts.get(process.id, 0) :]
@@ -429,13 +417,13 @@ class DevCluster:
     def _spawn(self, role: str, name: str, options: Sequence[str], more: Mapping[str, str]) -> int:
         """Starts a daemon. Raises: StateConflict while a process of that name runs: without its name it would never be ended."""
         running = [found for process in self.state.processes if process.id == name and (found := process.find()) is not None]
-        if await_ends(running, timeout_s=_LEAVING_S):
+        if keeper.await_ends(running, timeout_s=_LEAVING_S):
             message = f"{role} {name} of the cluster in {self.directory} runs already (pid {running[0].pid})"
             raise StateConflict(message, hint="choose another name, or end that one first")
         log = self.log_file(name)
         argv = (sys.executable, "-m", "rmgr.cli.main", role, *options)
         variables = self.daemon_environment(role, name) | self._environment | dict(more)
-        self._recipes[name] = recipe = Recipe(argv=argv, cwd=str(self.directory), log=str(log), variables=variables)
+        self._recipes[name] = recipe = keeper.Recipe(argv=argv, cwd=str(self.directory), log=str(log), variables=variables)
         self._log_starts[name] = log.stat().st_size if log.exists() else 0
         child = recipe.start()
         self._children[name] = child
@@ -444,20 +432,20 @@ class DevCluster:
 
     def _record_server(self, role: str, name: str, server: ServerProcess) -> None:
         process = psutil.Process(server.pid or 0)
-        self._recipes[name] = Recipe(argv=tuple(process.cmdline()), cwd=process.cwd(), log=str(server.log_file))
+        self._recipes[name] = keeper.Recipe(argv=tuple(process.cmdline()), cwd=process.cwd(), log=str(server.log_file))
         self._record(role, name, process.pid)
 
     def keep(self) -> None:
         """Has processes that die restarted from now on, by a process that outlives this one (`dev/keeper.py`)."""
         argv = (sys.executable, "-m", "rmgr.dev.keeper", str(self.directory))
-        self._recipes[KEEPER] = recipe = Recipe(argv=argv, cwd=str(self.directory), log=str(self.log_file(KEEPER)))
-        write_recipes(self.directory, self._recipes)
-        self._record(KEEPER, KEEPER, recipe.start().pid)
+        self._recipes[keeper.KEEPER] = recipe = keeper.Recipe(argv=argv, cwd=str(self.directory), log=str(self.log_file(keeper.KEEPER)))
+        keeper.write_recipes(self.directory, self._recipes)
+        self._record(keeper.KEEPER, keeper.KEEPER, recipe.start().pid)
 
     def _record(self, role: str, name: str, pid: int) -> None:
         others = tuple(process for process in self.state.processes if process.id != name)
-        self.state = replace(self.state, processes=(*others, DevProcess.of(role, name, pid)))
-        write_state(self.state)
+        self.state = replace(self.state, processes=(*others, keeper.DevProcess.of(role, name, pid)))
+        keeper.write_state(self.state)
 
 
 def _several(count: int, name: str) -> str:

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
@@ -26,19 +26,7 @@ from rmgr.model.base.units import counted
 from rmgr.model.tasks.block import StopRequest
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Backoff
-from rmgr.submitter.questions import (
-    ApplySettings,
-    Asks,
-    DrainNode,
-    MoveTask,
-    ReadDrain,
-    ReadMoved,
-    ReadRecord,
-    ReadSettings,
-    ReadVacated,
-    ResumeNode,
-    VacateNode,
-)
+from rmgr.submitter import questions
 
 if TYPE_CHECKING:
     from rmgr.model.cluster.node import Drain
@@ -47,6 +35,7 @@ if TYPE_CHECKING:
     from rmgr.model.views import TaskView
 
 _Answer = TypeVar("_Answer")
+_Order: TypeAlias = questions.MoveTask | questions.VacateNode
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 _MOVED_EXITS = """\
 0 done (of several: some were), 1 it was refused or the job has ended (it says why), 2 usage, or no node could run it, 3 no such id or node,
@@ -89,7 +78,7 @@ def drain(session: Session, nodes: tuple[str, ...], reason: str, migrate: bool) 
 
 def _empty_node(session: Session, node: str) -> dict[str, Any]:
     """Moves the node's placed jobs elsewhere; returns the jobs `moved`, and those `left` with the reason."""
-    (answer,) = _order_moves(session, [(node, VacateNode(node=node, guid=uuid.uuid4().hex))])
+    (answer,) = _order_moves(session, [(node, questions.VacateNode(node=node, guid=uuid.uuid4().hex))])
     if isinstance(answer, RmgrError):
         raise answer
     shown = _ids_of_jobs(session, [(number, index) for number, index, _ in (*answer.done, *answer.left)])
@@ -184,7 +173,7 @@ def _ids_of_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tupl
     for number, index in jobs:
         if number not in arrays:
             try:
-                arrays[number] = session.ask(ReadRecord(number=number)).record.array
+                arrays[number] = session.ask(questions.ReadRecord(number=number)).record.array
             except NotFound:  # the submission has ended meanwhile, and was removed
                 arrays[number] = ""
         array = arrays[number]
@@ -199,7 +188,7 @@ def _ask_jobs(session: Session, selector: str, *, stays: bool = False, to: str =
     asked = [
         (
             str(record.id) if not record.array and task.position == 0 else task.id,
-            MoveTask(
+            questions.MoveTask(
                 number=record.id,
                 guid=uuid.uuid4().hex,
                 stays=stays,
@@ -232,7 +221,7 @@ def _ask_jobs(session: Session, selector: str, *, stays: bool = False, to: str =
         raise WorkEnded(worse or 1)
 
 
-def _latest_error(session: Session, order: MoveTask, shown: str, error: RmgrError) -> RmgrError:
+def _latest_error(session: Session, order: questions.MoveTask, shown: str, error: RmgrError) -> RmgrError:
     """Returns the error to report for a job that refused, or that ended or was held meanwhile."""
     if not isinstance(error, StateConflict):
         return error
@@ -251,7 +240,7 @@ def _running(session: Session, selector: str) -> tuple[Submission, Sequence[Task
     job = session.query().job(number)
     if job.state.is_final:
         raise StateConflict(f"{number} does not run: it has ended {job.state}", hint=f"rmgr show {number}")
-    record = session.ask(ReadRecord(number=number)).record
+    record = session.ask(questions.ReadRecord(number=number)).record
     if record.rigid is None:
         raise StateConflict(
             f"{number} is pulled work (queue {record.queue}): its tasks cannot save their state or move",
@@ -266,18 +255,18 @@ def _running(session: Session, selector: str) -> tuple[Submission, Sequence[Task
     return record, found
 
 
-def _order_moves(session: Session, asked: Sequence[tuple[str, MoveTask | VacateNode]]) -> list[StopRequest | RmgrError]:
+def _order_moves(session: Session, asked: Sequence[tuple[str, _Order]]) -> list[StopRequest | RmgrError]:
     """Gives all orders at once: each takes as long as its job."""
     timeout_s = session.left_s(_PATIENCE_S) or _PATIENCE_S
     if not session.query().has_leader():
         session.note("no WatchDog leads just now: the one that will is asked")
-    elif isinstance(asked[0][1], MoveTask):
+    elif isinstance(asked[0][1], questions.MoveTask):
         shown = asked[0][0] if len(asked) == 1 else f"each of {counted(len(asked), 'job')}"
         session.note(f"{shown} is asked to save its state, and has its grace for that; Ctrl-C ends the wait, and no job")
     return move_each(session.asks(), asked, deadline_s=time.monotonic() + timeout_s)
 
 
-def move_each(asks: Asks, asked: Sequence[tuple[str, MoveTask | VacateNode]], *, deadline_s: float) -> list[StopRequest | RmgrError]:
+def move_each(asks: questions.Asks, asked: Sequence[tuple[str, _Order]], *, deadline_s: float) -> list[StopRequest | RmgrError]:
     """Sends all orders, then waits for each answer.
 
     Args: asked: (the job or node, for messages; the order). deadline_s: monotonic.
@@ -286,18 +275,18 @@ def move_each(asks: Asks, asked: Sequence[tuple[str, MoveTask | VacateNode]], *,
         leader carries it out); CoordinationUnavailable.
     """
 
-    def send(shown: str, order: MoveTask | VacateNode) -> None:
+    def send(shown: str, order: _Order) -> None:
         asks.ask(order, timeout_s=_left_s(shown, order, deadline_s))
 
     sent = [(shown, order, _result_or_error(partial(send, shown, order))) for shown, order in asked]
 
-    def answer(shown: str, order: MoveTask | VacateNode, error: RmgrError | None) -> StopRequest:
+    def answer(shown: str, order: _Order, error: RmgrError | None) -> StopRequest:
         if error is not None:
             raise error
         result = _wait_for_answer(asks, shown, order, deadline_s)
         if result.error:
             raise _ERRORS.get(result.code, RmgrError)(result.error, hint=result.hint)
-        if not result.done and len(result.left) == 1 and isinstance(order, MoveTask):
+        if not result.done and len(result.left) == 1 and isinstance(order, questions.MoveTask):
             raise StateConflict(result.left[0][2], hint=_look_at(order, shown))
         return result
 
@@ -311,10 +300,14 @@ def _result_or_error(call: Callable[[], _Answer]) -> _Answer | RmgrError:
         return error
 
 
-def _wait_for_answer(asks: Asks, shown: str, order: MoveTask | VacateNode, deadline_s: float) -> StopRequest:
+def _wait_for_answer(asks: questions.Asks, shown: str, order: _Order, deadline_s: float) -> StopRequest:
     """Waits for the answer to one order."""
     pauses = Backoff(_SOON_S, _SELDOM_S, factor=1.5)
-    look = ReadMoved(number=order.number, guid=order.guid) if isinstance(order, MoveTask) else ReadVacated(node=order.node, guid=order.guid)
+    look: questions.ReadMoved | questions.ReadVacated
+    if isinstance(order, questions.MoveTask):
+        look = questions.ReadMoved(number=order.number, guid=order.guid)
+    else:
+        look = questions.ReadVacated(node=order.node, guid=order.guid)
     while True:
         found = asks.ask(look, timeout_s=_left_s(shown, order, deadline_s))
         if found.answered:
@@ -322,15 +315,15 @@ def _wait_for_answer(asks: Asks, shown: str, order: MoveTask | VacateNode, deadl
         machine.sleep(min(pauses.next_s(), _left_s(shown, order, deadline_s)))
 
 
-def _left_s(shown: str, order: MoveTask | VacateNode, deadline_s: float) -> float:
+def _left_s(shown: str, order: _Order, deadline_s: float) -> float:
     left_s = deadline_s - machine.monotonic()
     if left_s <= 0:
         raise DeadlineExceeded(f"{shown}: it is not known in time what came of it, and it goes on", hint=_look_at(order, shown))
     return min(_ASK_S, left_s)
 
 
-def _look_at(order: MoveTask | VacateNode, shown: str) -> str:
-    return f"rmgr nodes {order.node}; rmgr jobs" if isinstance(order, VacateNode) else f"rmgr show {shown}; rmgr status"
+def _look_at(order: _Order, shown: str) -> str:
+    return f"rmgr nodes {order.node}; rmgr jobs" if isinstance(order, questions.VacateNode) else f"rmgr show {shown}; rmgr status"
 
 
 # -- orders of operators -------------------------------------------------------------------------------------------------------
@@ -338,13 +331,13 @@ def _look_at(order: MoveTask | VacateNode, shown: str) -> str:
 
 def read_drain(session: Session, node: str) -> Drain | None:
     """Returns the drain of a node, or None if it has none."""
-    return session.ask(ReadDrain(node=node))
+    return session.ask(questions.ReadDrain(node=node))
 
 
 def drain_node(session: Session, node: str, reason: str) -> None:
     """Drains a node, or replaces the reason. Raises PermissionDenied, StateConflict, CoordinationUnavailable."""
     for_operators(session, "draining a node")
-    session.ask(DrainNode(node=node, reason=reason))
+    session.ask(questions.DrainNode(node=node, reason=reason))
 
 
 def resume_node(session: Session, node: str) -> bool:
@@ -352,7 +345,7 @@ def resume_node(session: Session, node: str) -> bool:
     if read_drain(session, node) is None:
         return False
     for_operators(session, "resuming a node")
-    return session.ask(ResumeNode(node=node))
+    return session.ask(questions.ResumeNode(node=node))
 
 
 def for_operators(session: Session, what: str) -> None:
@@ -368,7 +361,7 @@ def for_operators(session: Session, what: str) -> None:
 
 def read_settings(session: Session) -> tuple[ClusterSettings, int]:
     """Returns the cluster's settings with their version. Raises StateConflict if there are none."""
-    told = session.ask(ReadSettings())
+    told = session.ask(questions.ReadSettings())
     return told.settings, told.version
 
 
@@ -377,4 +370,4 @@ def apply_settings(session: Session, settings: ClusterSettings, version: int) ->
 
     Raises: StateConflict if somebody else has changed them meanwhile, or if a removed queue still holds work.
     """
-    session.ask(ApplySettings(settings=settings, version=version))
+    session.ask(questions.ApplySettings(settings=settings, version=version))
