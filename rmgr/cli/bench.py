@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmgr.cli.display.render import emit
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.words.params import nearest
 from rmgr.errors import UsageError
 

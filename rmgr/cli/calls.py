@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from rmgr.cli.display.render import Column, Layout, emit, folded, paint, printable, table
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.errors import CallLost, NotFound, RmgrError, UsageError
 from rmgr.model.base.units import counted, format_duration

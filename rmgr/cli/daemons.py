@@ -9,9 +9,7 @@ from typing import Any
 
 import click
 
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.words.params import DURATION, RESOURCE, SIZE, one_of
 from rmgr.config import MAX_NODES
 from rmgr.runner.host import dispositions

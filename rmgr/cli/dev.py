@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmgr.cli.display.render import Column, Layout, clock, emit, iso, paint, table
-from rmgr.cli.session.command import command, command_group
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command, command_group
 from rmgr.cli.words.params import RESOURCE
 from rmgr.errors import UNREADABLE_TEXT, NotFound, StateConflict, Unavailable
 from rmgr.model.base.resources import checked_resources

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmgr.cli.display.render import clock, folded, paint, printable
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.errors import NoServer, RmgrError, StoreUnavailable, WrongCluster
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.cluster.node import NodeState

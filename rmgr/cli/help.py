@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.words.params import nearest, one_of
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import click
 
 from rmgr.cli import IS_PROGRAM
-from rmgr.cli.session import errors
-from rmgr.cli.session.command import TableGroup, global_options, load, near
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, TableGroup, errors
+from rmgr.cli.session.commands import global_options, load, near
 
 #: section -> name -> (module:function, summary). Only existing commands are listed.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {

@@ -22,8 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 import click
 
 from rmgr.cli.display.render import Column, Layout, emit, printable, table
-from rmgr.cli.session.command import command, command_group
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command, command_group
 from rmgr.cli.words.params import DURATION
 from rmgr.client.specs import current_umask
 from rmgr.coord.protocol import keys

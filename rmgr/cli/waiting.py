@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmgr.cli.display.render import emit, folded, paint, printable, told_counts
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import INTERRUPTED, WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command
+from rmgr.cli.session.errors import INTERRUPTED
 from rmgr.cli.session.tables import filter_options, positions_of
 from rmgr.cli.words.params import WORK_EXITS, exit_code_of, highest
 from rmgr.cli.words.selectors import Filter, parse, resolve, targets_of

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmgr.cli.display.render import emit
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.words.params import DURATION, SIZE, listed, one_of
 from rmgr.config import toml_value
 from rmgr.coord.protocol.acl import HEAP_MIB

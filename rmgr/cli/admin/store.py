@@ -18,8 +18,7 @@ import click
 
 from rmgr.cli.admin.members import as_admin, authority_option
 from rmgr.cli.display.render import harmless_json
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role

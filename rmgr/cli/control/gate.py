@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmgr.cli.display.render import clock, printable
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import filter_options, positions_of
 from rmgr.cli.words.params import BEGIN, BEGINS, MEMORY, TIME_LIMIT_US, Parsed, listed, parse_after
 from rmgr.cli.words.selectors import Changes, Filter, Target, parse, resolve, targets_of

@@ -9,8 +9,7 @@ import click
 
 from rmgr.cli.control.operate import apply_settings, read_settings
 from rmgr.cli.display.render import Column, Layout, emit, table
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.cli.words.params import Parsed
 from rmgr.errors import UsageError

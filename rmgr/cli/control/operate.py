@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import click
 
 from rmgr.cli.display.render import emit
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.tables import named_nodes, positions_of
 from rmgr.cli.words.params import DURATION_US, nearest
 from rmgr.cli.words.selectors import parse_one, resolve

@@ -42,8 +42,7 @@ import click
 
 from rmgr.cli.control.operate import apply_settings, read_settings
 from rmgr.cli.display.render import clock, iso
-from rmgr.cli.session.command import command, command_group
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command, command_group
 from rmgr.config import Config, check_file, line_of, nearest, toml_key, toml_value, without_secrets
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.model.base.ids import check_name

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from rmgr.cli.listing.work import kept_tasks
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.tables import find_one, positions_of
 from rmgr.cli.submit.run import JsonLines, Labelled, Plain, Sink, ToFiles, stream
 from rmgr.cli.waiting import AwaitedSubmission, Follow, FollowedEnd, codes, detached, read_ends, tell_failure

@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from rmgr.cli.display.render import Column, Layout, clock, emit, iso, now_us, table
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.cli.words.params import SINCE, Parsed, listed, midnight_s, nearest
 from rmgr.client.queries import list_past

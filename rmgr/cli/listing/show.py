@@ -14,8 +14,7 @@ from rmgr.cli.display import shapes
 from rmgr.cli.display.columns import node_list
 from rmgr.cli.display.render import STATE_STYLES, Layout, clock, elapsed, emit, folded, here, now_us, paint, printable, table, told_counts
 from rmgr.cli.display.shapes import Failure, harmless, of_job, sentence, steps
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import find_one, positions_of
 from rmgr.coord.views.submission import in_words
 from rmgr.errors import NotFound, RmgrError, UsageError

@@ -12,8 +12,7 @@ import click
 from rmgr.cli.display import columns, shapes
 from rmgr.cli.display.columns import HISTORY_COLUMNS
 from rmgr.cli.display.render import Layout, arrange, clock, emit, folded, iso, now_us, paint, printable, table
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import draw, filter_options, named_nodes, positions_of, table_options
 from rmgr.cli.words.params import DURATION_US, SINCE, STATES
 from rmgr.cli.words.selectors import Filter, parse, resolve

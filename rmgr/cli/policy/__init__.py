@@ -17,8 +17,7 @@ import click
 from rmgr.cli.control.operate import apply_settings, read_settings
 from rmgr.cli.control.settings import warn_of_pulls
 from rmgr.cli.display.render import Column, Layout, clock, emit, iso, table
-from rmgr.cli.session.command import command, command_group
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command, command_group
 from rmgr.cli.words.params import DURATION, PARAMETER, nearest
 from rmgr.errors import ConfigError, NotFound, UsageError
 from rmgr.model.cluster.queue import FAIR, FIFO, ClusterSettings, Dispatch, PipelineSpec, QueueSpec

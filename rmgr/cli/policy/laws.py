@@ -14,8 +14,7 @@ from typing import Any
 
 from rmgr.adapters import policy_files
 from rmgr.cli.display.render import emit
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import Session, WorkEnded
 from rmgr.client.progress import Counts, ProgressDisplay
 from rmgr.errors import RmgrError
 from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named

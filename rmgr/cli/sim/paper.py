@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from rmgr.cli.display.render import Column, Layout, emit, paint, table
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.sim import versions
 from rmgr.cli.sim.runs import parse_names, parse_seeds
 from rmgr.cli.words.params import PARAMETER, Parsed

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmgr.cli.display.render import Column, Layout, emit, table
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.sim import versions
 from rmgr.cli.words.params import DURATION, DURATION_US, PARAMETER, Parsed, one_of
 from rmgr.errors import UsageError

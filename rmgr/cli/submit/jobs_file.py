@@ -25,9 +25,9 @@ import click
 from click.core import ParameterSource
 
 from rmgr.cli.display.render import emit
-from rmgr.cli.session.command import GlobalOption
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded, told_anyway
+from rmgr.cli.session import Session, WorkEnded
+from rmgr.cli.session.commands import GlobalOption
+from rmgr.cli.session.errors import told_anyway
 from rmgr.cli.submit.submit import checked_options, doubts, told_dry, with_directives, write_dry
 from rmgr.cli.words.script import Script, read_script, refused
 from rmgr.client.commands.request import CommandRequest

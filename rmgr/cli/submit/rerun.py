@@ -9,8 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import find_one, positions_of
 from rmgr.cli.submit import submit as submitting
 from rmgr.cli.words.params import WORK_EXITS, Parsed

@@ -13,9 +13,7 @@ import click
 
 from rmgr.cli import waiting
 from rmgr.cli.display.render import SCHEMA, STATE_STYLES, elapsed, emit, iso, json_line, paint, printable
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.submit.submit import SECTIONS, WORDS_AFTER_OPTIONS, Afterwards, has_dashes, read_work, work_options
 from rmgr.cli.words.params import WORK_EXITS
 from rmgr.client.commands.sending import Sent, prepare, send

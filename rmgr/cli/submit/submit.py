@@ -19,9 +19,8 @@ import click
 from click.core import ParameterSource
 
 from rmgr.cli.display.render import clock, emit, iso, printable
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded, hint_of, told_anyway
+from rmgr.cli.session import Session, WorkEnded, command
+from rmgr.cli.session.errors import hint_of, told_anyway
 from rmgr.cli.words.params import (
     AFTER,
     BEGIN,
