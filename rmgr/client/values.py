@@ -657,10 +657,10 @@ def _progress_of(doing: str, of: object, progress: Progress) -> Iterator[Callabl
     if callable(progress):
         yield lambda done: progress(done, total)
         return
-    from rmgr.client.progress import Counts, ProgressDisplay
+    from rmgr.client.progress import ProgressDisplay
 
     with ProgressDisplay(f"store.{doing}_many", enabled=progress) as display:
-        yield lambda done: display.update(Counts(total=max(total, done), final=done))
+        yield lambda done: display.tell(done, max(total, done))
 
 
 class AskedFates:

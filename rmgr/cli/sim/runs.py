@@ -142,7 +142,7 @@ def run(session: Session, params: tuple[tuple[str, str], ...], record: Path | No
     knows only what they requested.
     """
     from rmgr.adapters import policy_files
-    from rmgr.client.progress import Counts, ProgressDisplay
+    from rmgr.client.progress import ProgressDisplay
     from rmgr.sim.runs.experiment import Experiment, carry_out
     from rmgr.sim.runs.output import new_log, refuse_existing, summary, write_run
 
@@ -162,10 +162,10 @@ def run(session: Session, params: tuple[tuple[str, str], ...], record: Path | No
             experiment,
             workload,
             validate=validate,
-            on_progress=lambda ended: display.update(Counts(total=total, final=ended)),
+            on_progress=lambda ended: display.tell(ended, total),
             log=stack.enter_context(new_log(record)) if record is not None else None,
         )
-        display.update(Counts(total=total, final=total))
+        display.tell(total, total)
     if out is not None:
         write_run(out, result, workload_name=workload.name, manifest=_manifest(experiment, result, workload.name))
     found = summary(result)
@@ -349,7 +349,7 @@ def sweep(
     DIR gets manifest.json, a directory a run below runs/, and results.csv when all are there.
     """
     from rmgr.adapters.policy_files import load as configure
-    from rmgr.client.progress import Counts, ProgressDisplay
+    from rmgr.client.progress import ProgressDisplay
     from rmgr.sim.models import is_model
     from rmgr.sim.runs.experiment import Experiment, Sweep, carry_out_sweep
 
@@ -364,18 +364,11 @@ def sweep(
     if not is_model(experiments[0].source):
         experiments[0].workload()  # refuses an unusable trace, too
     plan = Sweep(experiments=experiments, validate=validate, versions=tuple(versions().items()))
-    done = 0
     with ProgressDisplay(f"sweep {out.name}", enabled=not session.json) as display:
-
-        def on_end(finished: int, total: int) -> None:
-            nonlocal done
-            done = finished
-            display.update(Counts(total=total, final=finished))
-
         try:
-            rows = carry_out_sweep(plan, out, processes=processes, on_end=on_end)
+            rows = carry_out_sweep(plan, out, processes=processes, on_end=display.tell)
         except KeyboardInterrupt:
-            session.note(f"{done} of {len(experiments)} runs are finished and kept; the same command goes on from there")
+            session.note(f"{display.counts.final} of {len(experiments)} runs are finished and kept; the same command goes on from there")
             raise
     if session.json:
         emit({"out": str(out), "results": str(out / "results.csv"), "runs": rows})
@@ -572,14 +565,12 @@ def _replay_calls(session: Session, log: Path, policy: str, params: dict[str, st
         side: {"policy": name, "calls": found.shares(sends), "predicted_s": round(found.predicted_s(sends), 6)}
         for side, (name, sends) in sides.items()
     }
-    if session.json:
-        emit({"log": str(log), **told, "same": found.same, "answered_s": round(found.answered_s, 6)})
-        return
-    sys.stdout.write(f"{log.name}: {counted(len(found.recorded), 'call')}, {found.same:,} go to the same server under {policy}\n")
+    text = f"{log.name}: {counted(len(found.recorded), 'call')}, {found.same:,} go to the same server under {policy}\n"
     for side, (name, sends) in sides.items():
         shares = ", ".join(f"{server} {count}" for server, count in found.shares(sends).items())
-        sys.stdout.write(f"  {side:10}{name:10} {shares}; predicted {found.predicted_s(sends):.3f} s in the mean\n")
-    sys.stdout.write(f"  answers as recorded took {found.answered_s:.3f} s in the mean; those of other picks are in no log\n")
+        text += f"  {side:10}{name:10} {shares}; predicted {found.predicted_s(sends):.3f} s in the mean\n"
+    text += f"  answers as recorded took {found.answered_s:.3f} s in the mean; those of other picks are in no log\n"
+    session.answer({"log": str(log), **told, "same": found.same, "answered_s": round(found.answered_s, 6)}, text)
 
 
 def _tell_same(session: Session, log: Path, history: History) -> None:
@@ -602,7 +593,7 @@ def _compare(
     out: Path | None,
     validate: bool,
 ) -> None:
-    from rmgr.client.progress import Counts, ProgressDisplay
+    from rmgr.client.progress import ProgressDisplay
     from rmgr.sim.engine.driver import simulate
     from rmgr.sim.engine.validate import check
     from rmgr.sim.replay import recorded, under
@@ -612,7 +603,7 @@ def _compare(
     setting = under(world, configuration.stages, policy, configuration.usage_half_life_us)
     total = len(world.workload.jobs)
     with ProgressDisplay(f"{log.name} {policy}", enabled=not session.json) as display:
-        result = simulate(world.workload, setting, on_progress=lambda ended: display.update(Counts(total=total, final=ended)))
+        result = simulate(world.workload, setting, on_progress=lambda ended: display.tell(ended, total))
     if validate:
         check(result, world.workload, setting)
     if out is not None:
@@ -620,19 +611,12 @@ def _compare(
     if world.left_out:
         session.note(f"left out: {counted(world.left_out, 'job')} whose end is not in the log")
     before, after = summary(world.result), summary(result)
-    if session.json:
-        old, new = (reproducible(found) for found in (before, after))
-        emit(
-            {
-                "log": str(log),
-                "recorded": {"policy": history.opening.policy, "summary": old},
-                "replayed": {"policy": policy, "summary": new},
-            }
-        )
-        return
-    sys.stdout.writelines(f"{line}\n" for line in _table(log, total, history.opening.policy, policy, before, after))
+    lines = [*_table(log, total, history.opening.policy, policy, before, after)]
     if out is not None:
-        sys.stdout.write(f"  written       {out}/jobs.csv, {out}/schedule.json, {out}/manifest.json\n")
+        lines.append(f"  written       {out}/jobs.csv, {out}/schedule.json, {out}/manifest.json")
+    sides = {"recorded": (history.opening.policy, before), "replayed": (policy, after)}
+    told = {side: {"policy": name, "summary": reproducible(found)} for side, (name, found) in sides.items()}
+    session.answer({"log": str(log), **told}, "".join(f"{line}\n" for line in lines))
 
 
 def _replay_manifest(log: Path, history: History, policy: str, params: dict[str, str], configuration: Any) -> dict[str, Any]:
