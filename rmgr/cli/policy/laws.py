@@ -33,8 +33,9 @@ def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int
     """Tries every law and reports the findings. Raises: ConfigError if this is no policy; WorkEnded(1) if a law is broken."""
     make, drawn = _load_policy(name, params)
     with ProgressDisplay(f"worlds under {name}", enabled=not session.json) as display:
-        limits: dict[str, Any] = {"worlds": worlds, "seed": seed, "budget_s": budget_s, "on_progress": lambda done: display.tell(done, worlds)}
-        report = calls_laws.check(make, **limits) if _is_for_calls(make) else check(make, drawn=drawn, **limits)
+        asked: dict[str, Any] = {"worlds": worlds, "seed": seed, "budget_s": budget_s}
+        asked["on_progress"] = lambda done: display.tell(done, worlds)
+        report = calls_laws.check(make, **asked) if _is_for_calls(make) else check(make, drawn=drawn, **asked)
     if report.is_lawful:  # tried last: a policy that breaks another law shows nothing here
         report = replace(report, findings=(*report.findings, _try_hashes(name, params, min(worlds, MOST_HASHED), seed)))
     _conclude(session, report, name, params)

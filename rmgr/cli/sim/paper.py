@@ -16,6 +16,7 @@ from rmgr.cli.session import Session, command
 from rmgr.cli.sim import versions
 from rmgr.cli.sim.runs import parse_names, parse_seeds
 from rmgr.cli.words.params import PARAMETER, Parsed
+from rmgr.client.progress import ProgressDisplay
 from rmgr.errors import UsageError
 from rmgr.model.base.units import counted, format_duration
 
@@ -106,7 +107,6 @@ class _Found(NamedTuple):
 def _run(
     session: Session, number: str, wanted: tuple[str, ...] | None, seeds: tuple[int, ...] | None, processes: int, quick: bool
 ) -> _Found:
-    from rmgr.client.progress import ProgressDisplay
     from rmgr.sim.papers import paper_named
 
     study = paper_named(number)
@@ -315,7 +315,6 @@ def calls(
     predictions are off, of the actual time.
     """
     from rmgr.adapters import policy_files
-    from rmgr.client.progress import ProgressDisplay
     from rmgr.sched.catalogue import CALL_POLICIES
     from rmgr.sim.calls.runs import calls_document, replications, summed, write_calls
     from rmgr.sim.calls.scenario import scenario_named

@@ -19,6 +19,7 @@ from rmgr.cli.display.render import Column, Layout, emit, table
 from rmgr.cli.session import Session, command
 from rmgr.cli.sim import versions
 from rmgr.cli.words.params import DURATION, DURATION_US, PARAMETER, Parsed, one_of
+from rmgr.client.progress import ProgressDisplay
 from rmgr.errors import UsageError
 from rmgr.model.base.units import counted, format_duration
 
@@ -142,7 +143,6 @@ def run(session: Session, params: tuple[tuple[str, str], ...], record: Path | No
     knows only what they requested.
     """
     from rmgr.adapters import policy_files
-    from rmgr.client.progress import ProgressDisplay
     from rmgr.sim.runs.experiment import Experiment, carry_out
     from rmgr.sim.runs.output import new_log, refuse_existing, summary, write_run
 
@@ -349,7 +349,6 @@ def sweep(
     DIR gets manifest.json, a directory a run below runs/, and results.csv when all are there.
     """
     from rmgr.adapters.policy_files import load as configure
-    from rmgr.client.progress import ProgressDisplay
     from rmgr.sim.models import is_model
     from rmgr.sim.runs.experiment import Experiment, Sweep, carry_out_sweep
 
@@ -593,7 +592,6 @@ def _compare(
     out: Path | None,
     validate: bool,
 ) -> None:
-    from rmgr.client.progress import ProgressDisplay
     from rmgr.sim.engine.driver import simulate
     from rmgr.sim.engine.validate import check
     from rmgr.sim.replay import recorded, under
