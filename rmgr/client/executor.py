@@ -455,13 +455,7 @@ class Core(Tasks):
         raised = raised_by(settled, self.number, self.store, None) if is_here else None
         error.__cause__ = raised if raised is not None else RemoteTraceback(outcome.error)
         self.broken = error
-        for future in self._take_back():
-            future.break_off(self._break(error))
-        while self._pending:
-            try:
-                _, future = self._pending.popitem()
-            except KeyError:
-                break
+        for future in (*self._take_back(), *self.pop_pending()):
             future.break_off(self._break(error))
         self.call_soon(self._cancel_rest)
 

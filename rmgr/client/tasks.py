@@ -276,13 +276,18 @@ class Tasks:
     def on_dead(self, error: RmgrError) -> None:
         """See `handle.Listener`."""
         self.dead = error
+        for future in self.pop_pending():
+            future.break_off(error)
+        self.on_progress()
+
+    def pop_pending(self) -> Iterator[Future]:
+        """Yields the futures that wait for their ends, each to one caller alone."""
         while self._pending:
             try:
                 _, future = self._pending.popitem()
             except KeyError:
-                break
-            future.break_off(error)
-        self.on_progress()
+                return
+            yield future
 
     # -- waiting
 
