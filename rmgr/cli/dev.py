@@ -107,7 +107,7 @@ _COLUMNS = (
 @click.option("--detach", is_flag=True, help="return when the cluster is healthy and leave it running; what dies of it is restarted")
 @click.option("--no-restart", is_flag=True, help="with --detach: do not restart processes that die")
 def dev(
-    session: Session, resources: tuple[tuple[str, int], ...], directory: str | None, detach: bool, no_restart: bool, **counts: int
+    session: Session, resources: tuple[tuple[str, int], ...], directory: str | None, detach: bool, no_restart: bool, **counts: Any
 ) -> None:
     """Runs a whole cluster on this machine: real ZooKeeper, WatchDogs and Starters, each a process of its own.
 

@@ -186,12 +186,15 @@ class ServerProcess(ABC):
         """File with the server's output."""
         return self.data_dir / self._log_name
 
-    def log_tail(self) -> str:
-        """Returns the last lines of the current process's log, for error messages."""
+    def log(self) -> str:
+        """Returns what the current process has written."""
         with contextlib.suppress(OSError):
-            lines = self.log_file.read_bytes()[self._log_start :].decode("utf-8", "replace").splitlines()
-            return "\n".join(lines[-_LOG_TAIL_LINES:]) or "(no log)"
-        return "(no log)"
+            return self.log_file.read_bytes()[self._log_start :].decode("utf-8", "replace")
+        return ""
+
+    def log_tail(self) -> str:
+        """Returns its last lines, for error messages."""
+        return "\n".join(self.log().splitlines()[-_LOG_TAIL_LINES:]) or "(no log)"
 
 
 def wait_all_ready(servers: Sequence[ServerProcess], deadline_s: float) -> None:
