@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.cli.display.render import clock, folded, paint, printable
 from rmgr.cli.session import Session, WorkEnded, command
-from rmgr.errors import NoServer, RmgrError, StoreUnavailable, WrongCluster
+from rmgr.errors import NoServer, RmgrError, StoreUnavailable, Unavailable, WrongCluster
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.views import Level, StatusView
@@ -252,7 +252,6 @@ _DIVERGED_FIX = (
 def measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: bool = False) -> Checks:
     """Checks what a server reports about itself beyond `srvr`, and to whom."""
     from rmgr.adapters.zookeeper.server import four_letter
-    from rmgr.errors import Unavailable
 
     host, _, port = server.rpartition(":")
     try:

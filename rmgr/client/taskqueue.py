@@ -61,7 +61,7 @@ from rmgr.model.base.states import State
 from rmgr.model.base.units import format_duration
 from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, Call, Fragment, KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Submission, Terms, Work
-from rmgr.submitter.questions import CountFragments
+from rmgr.submitter.questions import CancelSubmission, CountFragments
 
 if TYPE_CHECKING:
     from rmgr.client.logs import Line
@@ -462,8 +462,6 @@ class TaskQueue:
         if index is not None:
             self._cancel_some([index] if isinstance(index, int) else list(index), reason, timeout)
             return
-        from rmgr.submitter.questions import CancelSubmission
-
         for queue in self._variants.all():
             queue.cancel(reason=reason, timeout=timeout)
         self.connection.asks.ask(CancelSubmission(number=self.id, detail=reason), timeout_s=timeout)

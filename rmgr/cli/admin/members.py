@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmgr.cli.display.render import emit
+from rmgr.cli.display.render import Column, Layout, emit, table
 from rmgr.cli.session import Session, command
 from rmgr.cli.words.params import DURATION, SIZE, listed, one_of
-from rmgr.config import toml_value
+from rmgr.config import authority_directory, toml_value, user_bundle, user_directory
 from rmgr.coord.protocol.acl import HEAP_MIB
 from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable, UsageError
 from rmgr.model.base.units import format_duration
@@ -156,8 +156,6 @@ def _read(session: Session, source: str) -> str:
 def _default_directory() -> Path:
     if os.geteuid() == 0:
         return Path("/etc/rmgr")
-    from rmgr.config import user_directory
-
     return user_directory()
 
 
@@ -233,7 +231,6 @@ def init(
     It never overwrites anything: repeat it to see what exists. Keys are files of mode 0600.
     """
     from rmgr.adapters.identity.credentials import LOCAL_HOSTS, ensure_authority, ensure_bundle, ensure_server
-    from rmgr.config import authority_directory
 
     where = (Path(directory).expanduser() if directory else authority_directory()).resolve()
     name = check_name(user or session.me)
@@ -275,7 +272,6 @@ def _close_root(session: Session, where: Path, heap_bytes: int) -> RootReport:
 def _first_user(session: Session, authority: Authority, where: Path, name: str, user_dir: str | None) -> tuple[Path, bool]:
     """Returns the user's bundle and whether it was made: where rmgr looks, if it is the caller's own and the place is free."""
     from rmgr.adapters.identity.credentials import ensure_bundle
-    from rmgr.config import user_bundle
 
     mine = Path(user_dir).expanduser().resolve() if user_dir else user_bundle() if name == session.me else None
     if mine is not None:
@@ -290,8 +286,6 @@ def _first_user(session: Session, authority: Authority, where: Path, name: str, 
 
 
 def _next_steps(authority: Authority, where: Path, name: str, own: Path, *, has_servers: bool, is_closed: bool) -> str:
-    from rmgr.config import user_bundle
-
     lines = [f"\nThe cluster is called {authority.cluster}. {where / 'ca.key'} is its root: back it up, and let nobody read it.\n"]
     if has_servers:
         lines.append(f"ZooKeeper: take {where}/servers/HOST to each server, and say zookeeper_tls = true in [security].\n")
@@ -329,7 +323,6 @@ def as_admin(session: Session, directory: str | None) -> Authority:
 def open_authority(session: Session, directory: str | None) -> tuple[Authority, Path]:
     """Returns the cluster's authority and its directory. Raises ConfigError, PermissionDenied."""
     from rmgr.adapters.identity.credentials import load_ca
-    from rmgr.config import authority_directory
 
     own = Path(session.config().security.dir).expanduser()
     # The configured bundle may be the authority, or lie below the authority that made it (AUTHORITY/bundles/NAME).
@@ -404,7 +397,6 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
 @authority_option
 def identities(session: Session, authority: str | None) -> None:
     """Lists the keys that the cluster knows: of users and daemons, of invited machines, and revoked ones."""
-    from rmgr.cli.display.render import Column, Layout, table
     from rmgr.procedures import securing
 
     ca = as_admin(session, authority)
@@ -651,7 +643,6 @@ def refresh_bundles(coordinator: ZkCoordinator, authority: Authority, where: Pat
     """
     from rmgr.adapters.identity.credentials import write_files
     from rmgr.adapters.identity.pki import credential, named_in, verify_certificate
-    from rmgr.config import user_bundle
     from rmgr.procedures.securing import identities
 
     revoked = {one.identity.key_id for one in identities(coordinator, authority.cert_pem) if one.is_revoked}

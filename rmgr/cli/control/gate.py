@@ -16,7 +16,7 @@ from rmgr.cli.session.tables import filter_options, positions_of
 from rmgr.cli.words.params import BEGIN, BEGINS, MEMORY, TIME_LIMIT_US, Parsed, listed, parse_after
 from rmgr.cli.words.selectors import Changes, Filter, Target, parse, resolve, targets_of
 from rmgr.errors import Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
-from rmgr.model.tasks.block import PRIORITY_RANGE
+from rmgr.model.tasks.block import MOST_TASKS, PRIORITY_RANGE, TaskRanges, ranges_of
 
 if TYPE_CHECKING:
     from rmgr.coord.decisions.changing import Changed
@@ -124,7 +124,6 @@ def _change(session: Session, number: int, order: Order) -> str:
 
 
 def _cancel_tasks(session: Session, target: Target, reason: str, changes: Changes) -> None:
-    from rmgr.model.tasks.block import MOST_TASKS, TaskRanges, ranges_of
     from rmgr.submitter.questions import MOST_RANGES, CancelTasks, ReadRecord
 
     number = target.submission

@@ -12,7 +12,7 @@ from rmgr.cli.display.render import Column, Layout, emit, table
 from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.cli.words.params import Parsed
-from rmgr.errors import UsageError
+from rmgr.errors import Unavailable, UsageError
 from rmgr.model.base.units import format_size
 from rmgr.model.cluster.queue import BOUNDS, CORES, JOBS, UserLimits
 
@@ -106,7 +106,6 @@ def _rows(user: str, told: UseAnswer) -> list[_Row]:
 def _ask(session: Session, user: str) -> UseAnswer:
     """Asks the gateway or the leader; if neither answers, returns what a leader told last."""
     from rmgr.adapters.rpc.services import UseClient
-    from rmgr.errors import Unavailable
     from rmgr.model.cluster.identity import Role
 
     via = session.via

@@ -21,7 +21,7 @@ from rmgr.cli.words.selectors import parse_one, resolve
 from rmgr.errors import DeadlineExceeded, Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted
-from rmgr.model.tasks.block import StopRequest
+from rmgr.model.tasks.block import StopRequest, job_label
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Backoff
 from rmgr.submitter import questions
@@ -164,7 +164,6 @@ def migrate(session: Session, selector: str, to: str, grace_us: int) -> None:
 def _ids_of_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
     """Returns (submission, position) -> the id that users know."""
     from rmgr.model.tasks.array import shown_index
-    from rmgr.model.tasks.block import job_label
 
     found = {}
     arrays: dict[int, str] = {}

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from rmgr.cli.control.operate import apply_settings, read_settings
-from rmgr.cli.control.settings import warn_of_pulls
+from rmgr.cli.control.settings import text_of, warn_of_pulls
 from rmgr.cli.display.render import Column, Layout, clock, emit, iso, table
 from rmgr.cli.session import Session, command, command_group
 from rmgr.cli.words.params import DURATION, PARAMETER, nearest
@@ -149,7 +149,6 @@ def pipeline_named(name: str, partition: str, params: dict[str, str]) -> Pipelin
     from pathlib import Path
 
     from rmgr.adapters import policy_files
-    from rmgr.cli.control.settings import text_of
     from rmgr.sched.pipeline import SIMULATED
 
     if params:

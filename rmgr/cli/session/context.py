@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rmgr.errors import CoordinationUnavailable, NotConnected, Unavailable, UsageError, WrongCluster
+from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, NotConnected, Unavailable, UsageError, WrongCluster
 from rmgr.model.base.units import format_duration
 
 if TYPE_CHECKING:
@@ -131,8 +131,6 @@ class Session:
             return most
         left = self.timeout_s - (time.monotonic() - self.started)
         if left <= 0:
-            from rmgr.errors import DeadlineExceeded
-
             going_on = f"the work goes on; wait again: rmgr wait {' '.join(map(str, self.followed))}"
             hint = going_on if self.followed else "a longer --timeout; rmgr doctor looks for what is slow"
             raise DeadlineExceeded(f"not done within {format_duration(self.timeout_s)} (--timeout)", hint=hint)

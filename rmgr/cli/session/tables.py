@@ -12,7 +12,7 @@ import click
 from rmgr.cli.display.render import Layout, clock, columns_of_terminal, now_us, paint
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import STATES, nearest, parse_nodes
-from rmgr.cli.words.selectors import Filter
+from rmgr.cli.words.selectors import Filter, parse_one, resolve
 from rmgr.errors import NotFound
 from rmgr.model.base.units import counted
 
@@ -84,8 +84,6 @@ def draw(session: Session, once: Callable[[], None], *, watch: bool) -> None:
 
 def find_one(session: Session, word: str) -> Target:
     """Returns the one submission or task that `word` means. Raises NotFound, UsageError."""
-    from rmgr.cli.words.selectors import parse_one, resolve
-
     selection = parse_one(word)
     if not selection.needs_list:
         number = selection.named[0]

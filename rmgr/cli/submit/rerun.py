@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import find_one, positions_of
 from rmgr.cli.submit import submit as submitting
-from rmgr.cli.words.params import WORK_EXITS, Parsed
+from rmgr.cli.words.params import WORK_EXITS, Parsed, listed
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, UsageError
 from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted
@@ -129,7 +129,6 @@ _OF_CALLS = {
 
 def _submit_calls(session: Session, record: Submission, positions: list[int], given: dict[str, Any], values: dict[str, Any]) -> None:
     """Submits functions of a Python program again; those that FAILED have left their arguments."""
-    from rmgr.cli.words.params import listed
     from rmgr.client.commands.sending import Sent
     from rmgr.client.connection import connect
     from rmgr.client.taskqueue import TaskQueue

@@ -14,7 +14,7 @@ import click
 from rmgr.cli import waiting
 from rmgr.cli.display.render import SCHEMA, STATE_STYLES, elapsed, emit, iso, json_line, paint, printable
 from rmgr.cli.session import Session, WorkEnded, command
-from rmgr.cli.submit.submit import SECTIONS, WORDS_AFTER_OPTIONS, Afterwards, has_dashes, read_work, work_options
+from rmgr.cli.submit.submit import SECTIONS, WORDS_AFTER_OPTIONS, Afterwards, has_dashes, read_work, tell_dry, work_options
 from rmgr.cli.words.params import WORK_EXITS
 from rmgr.client.commands.sending import Sent, prepare, send
 from rmgr.client.logs import LiveOutput, OutputPiece
@@ -51,8 +51,6 @@ def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> N
         work = terminal.interactive(session, work)
     draft = prepare(session, work)
     if work.afterwards.dry_run:
-        from rmgr.cli.submit.submit import tell_dry
-
         tell_dry(session, draft)
         return
     session.data_store()  # work that could not be waited for is not submitted

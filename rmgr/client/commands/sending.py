@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmgr.client.commands.request import CommandOptions, CommandRequest, ScriptText, command_of, output_key, payloads_of
+from rmgr.client.commands.request import CommandOptions, CommandRequest, ScriptText, command_again, command_of, output_key, payloads_of
 from rmgr.client.content import put_content
 from rmgr.coord.protocol import keys
 from rmgr.errors import (
@@ -159,7 +159,6 @@ def slurm_variables(record: Submission, options: CommandOptions, tasks: int) -> 
 
 def _draft(reach: Reach, request: CommandRequest, stored: StoredWork | None) -> Submission:
     """Returns the record of a request, before its queue's defaults are applied."""
-    from rmgr.client.commands.request import command_again
     from rmgr.client.specs import Options, draft_of
 
     options = request.options
@@ -304,10 +303,8 @@ def output_files(draft: CheckedRequest) -> tuple[tuple[str, str], ...]:
 
 
 def _pointers(draft: CheckedRequest, number: int, reign: str) -> list[tuple[str, Any]]:
-    from rmgr.coord.protocol.keys import Pointer
-
     return [
-        (output_key(key, draft.record, number, position), Pointer(sub=number, index=position, n=n, by=reign))
+        (output_key(key, draft.record, number, position), keys.Pointer(sub=number, index=position, n=n, by=reign))
         for n, (key, _) in enumerate(output_files(draft))
         for position in range(draft.tasks)
     ]
@@ -669,6 +666,7 @@ def send_all(reach: Reach, entries: Sequence[ListedJob], drafts: Sequence[Checke
     Raises: the errors of a single `send`; StateConflict if the list was given up meanwhile.
     """
     from rmgr.client.submission.handle import SilentListener
+    from rmgr.submitter.port import Order
     from rmgr.submitter.questions import CancelSubmission
 
     records = [shipped(reach, draft) for draft in drafts]
@@ -680,8 +678,29 @@ def send_all(reach: Reach, entries: Sequence[ListedJob], drafts: Sequence[Checke
     anchor = handle.submission
     if not _is_sent(anchor, submitter.guid, mine):
         failpoint("list.before_entries")
+    sent: dict[int, Sent] = {}
+    wave: dict[int, Order] = {}
+
+    def flush() -> None:
+        made = submitter.submit_many(list(wave.values()), timeout_s=seconds_left(deadline_s))
+        sent.update((place, Sent.of(found)) for place, found in zip(wave, made, strict=True))
+        wave.clear()
+
     try:
-        sent = _make(reach, submitter, entries, drafts, records, anchor.id, mine, deadline_s)
+        for place in in_order(entries):
+            entry, draft = entries[place], drafts[place]
+            if any(need not in sent for _, need in entry.needs):
+                flush()
+            after = _after(records[place], entry, {need: sent[need].submission.id for _, need in entry.needs}, anchor.id)
+            record = replace(records[place], after=after, token=f"{mine}.{place + 1}")
+            if record.phase is not Phase.HELD:
+                record = replace(record, phase=Phase.HELD, reason=Reason.DEPENDENCY)
+            blocks = blocks_of(record, draft.payloads)
+            if blocks is None or output_files(draft):
+                sent[place] = send_in_parts(reach, submitter, record, draft, deadline_s)
+            else:
+                wave[place] = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True)
+        flush()
         failpoint("list.before_release")
     except (RmgrError, KeyboardInterrupt) as error:
         with suppress(RmgrError):  # else the leader does it once this program is gone
@@ -695,7 +714,7 @@ def send_all(reach: Reach, entries: Sequence[ListedJob], drafts: Sequence[Checke
         failpoint("list.after_release")
         handle.complete()
         handle.flush(seconds_left(deadline_s))
-    return sent
+    return [sent[place] for place in range(len(entries))]
 
 
 def _anchor(like: Submission, token: str, name: str) -> Submission:
@@ -733,46 +752,6 @@ def _is_sent(anchor: Submission, me: str, token: str) -> bool:
 def _after(record: Submission, entry: ListedJob, ids: Mapping[int, int], anchor: int) -> tuple[Dependency, ...]:
     needs = (Dependency(condition=condition, submission=ids[place]) for condition, place in entry.needs)
     return (*record.after, *needs, Dependency(condition=Condition.OK, submission=anchor))
-
-
-def _make(
-    reach: Reach,
-    submitter: Engine,
-    entries: Sequence[ListedJob],
-    drafts: Sequence[CheckedRequest],
-    records: Sequence[Submission],
-    anchor: int,
-    token: str,
-    deadline_s: float,
-) -> list[Sent]:
-    """Makes all entries durable, each after those that it needs."""
-    from rmgr.submitter.port import Order
-
-    sent: dict[int, Sent] = {}
-    wave: dict[int, Order] = {}
-
-    def flush() -> None:
-        made = submitter.submit_many(list(wave.values()), timeout_s=seconds_left(deadline_s))
-        for place, found in zip(wave, made, strict=True):
-            sent[place] = Sent.of(found)
-        wave.clear()
-
-    for place in in_order(entries):
-        entry, draft = entries[place], drafts[place]
-        if any(need not in sent for _, need in entry.needs):
-            flush()
-        ids = {need: sent[need].submission.id for _, need in entry.needs}
-        after = _after(records[place], entry, ids, anchor)
-        record = replace(records[place], after=after, token=f"{token}.{place + 1}")
-        if record.phase is not Phase.HELD:
-            record = replace(record, phase=Phase.HELD, reason=Reason.DEPENDENCY)
-        blocks = blocks_of(record, draft.payloads)
-        if blocks is None or output_files(draft):
-            sent[place] = send_in_parts(reach, submitter, record, draft, deadline_s)
-        else:
-            wave[place] = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True)
-    flush()
-    return [sent[place] for place in range(len(entries))]
 
 
 def _release(reach: Reach, anchor: int, token: str, timeout_s: float) -> None:
