@@ -8,16 +8,11 @@ from __future__ import annotations
 import itertools
 import platform
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import click
 
 from rmgr.cli.session import Session, command
 from rmgr.cli.words.params import nearest, one_of
-
-if TYPE_CHECKING:
-    from rmgr.cli.words.glossary import Entry
 
 _WHERE = {
     "bash": "source <(rmgr completion bash)        # in ~/.bashrc",
@@ -43,15 +38,12 @@ def help_topic(session: Session, topic: str | None) -> None:
         return
     out = sys.stdout
     width = max(len(entry.name) for entries in shown.values() for entry in entries) + 2
-    groups = [(heading(name, kind), group) for name, entries in shown.items() for kind, group in _by_kind(entries)]
+    by_kind = {name: itertools.groupby(entries, key=lambda entry: entry.kind) for name, entries in shown.items()}
+    groups = [(heading(name, kind), [*group]) for name, kinds in by_kind.items() for kind, group in kinds]
     for number, (title, group) in enumerate(groups):
         out.write(("\n" if number else "") + paint(title, "bold", out) + "\n")
         for entry in group:
             out.write(f"  {entry.name:<{width}}{folded(entry.meaning, out, begin=width + 2, indent=width + 2)}\n")
-
-
-def _by_kind(entries: Iterable[Entry]) -> Iterator[tuple[str, list[Entry]]]:
-    return ((kind, list(group)) for kind, group in itertools.groupby(entries, key=lambda entry: entry.kind))
 
 
 @command("completion", examples="\n".join(_WHERE.values()))

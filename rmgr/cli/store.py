@@ -321,7 +321,8 @@ def shares(session: Session, no_header: bool) -> None:
     with open_values(session) as opened:
         found = opened.values.shares()
     if session.json:
-        emit({"shares": [_share_as_json(one) for one in found]})
+        told = [{"owner": s.owner, "user": _user_text(s.user), "key": s.key, "prefix": s.is_prefix, "write": s.write} for s in found]
+        emit({"shares": told})
         return
     columns = [
         Column(name="OWNER", text=lambda one: one.owner, keep=True),
@@ -361,10 +362,6 @@ def _is_prefix(key: str, said: bool) -> bool:
 
 def _user_text(user: str) -> str:
     return "all" if user == "*" else user
-
-
-def _share_as_json(one: Any) -> dict[str, Any]:
-    return {"owner": one.owner, "user": _user_text(one.user), "key": one.key, "prefix": one.is_prefix, "write": one.write}
 
 
 # -- an open store -------------------------------------------------------------------------------------------------------------

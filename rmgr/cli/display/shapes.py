@@ -480,16 +480,12 @@ def _larger_limits(job: views.JobView, failures: Sequence[Failure]) -> str:
     starved = [failure.max_rss_kib * 1024 for failure in failures if failure.reason == Reason.OUT_OF_MEMORY]
     most = max([*starved, job.memory_bytes]) if starved else 0
     if most:
-        options += f" --mem {format_size(_next_power_of_two(most * (4 if most < 1024 * MIB else 2)))}"
+        wanted = most * (4 if most < 1024 * MIB else 2)
+        options += f" --mem {format_size(1 << (wanted - 1).bit_length())}"  # the next power of two
     limit = job.asked.get("time_limit")
     if limit and any(failure.reason == Reason.TIME_LIMIT for failure in failures):
         options += f" -t {_asked_time(2 * limit)}"
     return options
-
-
-def _next_power_of_two(size_bytes: int) -> int:
-    """Returns the next power of two."""
-    return 1 << (size_bytes - 1).bit_length()
 
 
 def _asked_time(seconds: float) -> str:

@@ -307,10 +307,6 @@ UNLIKE_DEPENDENCIES = {
 }
 
 
-def _dependency(value: str, _asked: _Asked) -> Pairs:
-    return [("--after", dependency(value))]
-
-
 _PATTERN = re.compile(r"%(\d*)(.?)", re.DOTALL)
 
 
@@ -409,14 +405,6 @@ def _gpus(value: str, asked: _Asked) -> Pairs:
     if asked.width > 1:
         raise Unlike(f"of the whole job there, of each of {asked.width} processes here: --gpus with what one process needs")
     return [("--gpus", str(count))]
-
-
-def _gpus_of_tasks(value: str, _asked: _Asked) -> Pairs:
-    return [("--gpus", str(_one_gpu_kind(value, "--gpus")))]
-
-
-def _gpus_of_nodes(value: str, asked: _Asked) -> Pairs:
-    return _of_nodes(asked, "--gpus", str(_one_gpu_kind(value, "--gpus")))
 
 
 def _of_nodes(asked: _Asked, ours: str, value: str) -> Pairs:
@@ -532,7 +520,7 @@ RULES: dict[str, _Rule | str] = {
     "--cpus-per-gpu": "cores are of each process: --cores with what one process needs",
     "--cpus-per-task": plain("--cores", r"0*[1-9]\d{0,4}", "a number of cores: --cores=4"),
     "--deadline": "work has no time by which it must have ended: --time limits how long it runs",
-    "--dependency": _dependency,
+    "--dependency": lambda value, _asked: [("--after", dependency(value))],
     "--error": lambda value, _asked: [("--err", _file(value))],
     "--exclude": _excluded,
     "--exclusive": _switch(
@@ -548,8 +536,8 @@ RULES: dict[str, _Rule | str] = {
     "--get-user-env": "no login shell runs before the work: begin the script with #!/bin/bash -l, or --env=NAME for each variable",
     "--gpu-bind": "each process has GPUs of its own: --gpus",
     "--gpus": _gpus,
-    "--gpus-per-node": _gpus_of_nodes,
-    "--gpus-per-task": _gpus_of_tasks,
+    "--gpus-per-node": lambda value, asked: _of_nodes(asked, "--gpus", str(_one_gpu_kind(value, "--gpus"))),
+    "--gpus-per-task": lambda value, _asked: [("--gpus", str(_one_gpu_kind(value, "--gpus")))],
     "--gres": _generic,
     "--hold": _flag("--hold"),
     "--ignore-pbs": lambda _value, _asked: [],  # lines of PBS are not read here
