@@ -24,8 +24,8 @@ _COMMANDS = {
         "jobs -o +share": "sshare",
         "show": "sstat, scontrol show job, job info, job show, task info",
         "nodes": (
-            "sinfo, scontrol show node, scontrol show nodes, bhosts, lsload, qhost, pbsnodes, condor_status, worker list, worker info, node, "
-            "node list"
+            "sinfo, scontrol show node, scontrol show nodes, bhosts, lsload, qhost, pbsnodes, condor_status, worker list, worker info, "
+            "node, node list"
         ),
         "status": "sdiag, scontrol ping, job summary, info",
         "cancel": "scancel, qdel, bkill, condor_rm, job cancel, kill, stop, del, delete, rm, remove",
