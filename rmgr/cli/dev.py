@@ -18,6 +18,7 @@ import click
 from rmgr.cli.display.render import Column, Layout, clock, emit, iso, paint, table
 from rmgr.cli.session import Session, WorkEnded, command, command_group
 from rmgr.cli.words.params import RESOURCE
+from rmgr.config import dev_file
 from rmgr.dev import keeper
 from rmgr.errors import UNREADABLE_TEXT, NotFound, StateConflict, Unavailable
 from rmgr.model.base.resources import checked_resources
@@ -358,7 +359,6 @@ def _watch(session: Session, cluster: DevCluster) -> None:
 
 def _find_advertised() -> keeper.DevState | None:
     """Returns the running cluster that commands find by themselves."""
-    from rmgr.config import dev_file
     with contextlib.suppress(OSError, KeyError, TypeError, *UNREADABLE_TEXT):
         directory = tomllib.loads(dev_file().read_text())["dev"]["directory"]
         state = keeper.read_state(Path(directory))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from rmgr.cli.display.render import clock, folded, paint, printable
 from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.errors import NoServer, RmgrError, StoreUnavailable, Unavailable, WrongCluster
+from rmgr.model.base.states import State
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.views import Level, StatusView
@@ -387,7 +388,6 @@ def _store_fix(problem: str) -> str:
 
 def cluster(session: Session) -> Checks:
     """Checks leader, WatchDogs, nodes, partitions and clocks. Exactly what `rmgr status` calls a problem of the cluster is one here."""
-    from rmgr.model.base.states import State
     from rmgr.submitter.questions import DeriveJobs, DeriveNodes, WhoLeads
 
     led = session.ask(WhoLeads(), 20.0)

@@ -29,6 +29,7 @@ from rmgr.cli.words.params import WORK_EXITS, exit_code_of, highest
 from rmgr.cli.words.selectors import Filter, parse, resolve, targets_of
 from rmgr.client.logs import read_end, tail_of
 from rmgr.coord.decisions.keeping import is_branch_not_taken
+from rmgr.coord.decisions.progress import EndFold
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.base.states import Reason, State
@@ -438,7 +439,6 @@ def read_ends(session: Session, number: int) -> Iterator[FollowedEnd]:
 
     Raises: NotFound, DataLost. Cost: reads every outcome; holds those of one fragment in memory at a time.
     """
-    from rmgr.coord.decisions.progress import EndFold
     from rmgr.procedures.snapshot import outcomes_of
     from rmgr.submitter.questions import ReadFragments
 

@@ -38,6 +38,7 @@ from rmgr.model.cluster.node import NodeState
 from rmgr.model.tasks.block import INITIALIZER_FAILED, MAX_TASKS, Fragment, Outcome
 from rmgr.model.tasks.submission import Work
 from rmgr.runtime import machine
+from rmgr.submitter.questions import CancelSubmission
 
 #: Longest and shortest work of one block (s): no longer, so that no task waits long behind others; no shorter even when little is
 #: left, because a slot waits for commits between two blocks.
@@ -460,8 +461,6 @@ class Core(Tasks):
         self.call_soon(self._cancel_rest)
 
     def _cancel_rest(self) -> None:
-        from rmgr.submitter.questions import CancelSubmission
-
         try:
             self.connection.asks.ask(CancelSubmission(number=self.number, detail="the initializer failed"), timeout_s=10.0)
         except RmgrError:

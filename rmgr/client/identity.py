@@ -13,9 +13,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.seal import amendment_statement, record_statement, seal_blocks, spec_digest
 from rmgr.errors import PermissionDenied, RmgrError, StateConflict
-from rmgr.model.base.units import utc
+from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Amendment, Submission
 from rmgr.runtime import machine
@@ -202,8 +203,6 @@ def answers_here(
     coordinator: Coordinator, store: Callable[[], Store | None], credentials: Credentials | None, *, user: str = ""
 ) -> Answers:
     """Returns what answers the user's questions in this process, at ZooKeeper. user: the name in an open cluster, "" = anybody."""
-    from rmgr.coord.decisions.rights import ANYBODY, Person
-    from rmgr.model.cluster.identity import Role
     from rmgr.runtime.secured import certifier
     from rmgr.submitter.answers import Answers
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +20,7 @@ import click
 from rmgr.cli.admin.members import as_admin, authority_option
 from rmgr.cli.display.render import harmless_json
 from rmgr.cli.session import Session, command
+from rmgr.coord.protocol import paths
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role
@@ -178,7 +180,6 @@ def schema_lock(session: Session) -> Iterator[Callable[[], None]]:
     Raises: `StateConflict` if another command holds it until the deadline; `NotConnected`, `CoordinationUnavailable`.
     """
     from rmgr.coord.ops import membership
-    from rmgr.coord.protocol import paths
     from rmgr.coord.protocol.multi import Committed, Conflict
 
     end = time.monotonic() + (session.left_s(_WAIT_S) or _WAIT_S)
@@ -331,8 +332,6 @@ def _chosen_log(logs: dict[tuple[int, int], int], which: str, partition: str) ->
 
 
 def _write(out: str, pieces: Iterator[str]) -> None:
-    from pathlib import Path
-
     from rmgr.sim.runs.output import new_log
 
     with new_log(Path(out)) as write:

@@ -14,7 +14,9 @@ from rmgr.cli.session.tables import draw, table_options
 from rmgr.cli.words.params import Parsed
 from rmgr.errors import Unavailable, UsageError
 from rmgr.model.base.units import format_size
+from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.queue import BOUNDS, CORES, JOBS, UserLimits
+from rmgr.submitter.questions import ReadSettings, ReadUse
 
 if TYPE_CHECKING:
     from rmgr.adapters.rpc.services import UseAnswer
@@ -106,7 +108,6 @@ def _rows(user: str, told: UseAnswer) -> list[_Row]:
 def _ask(session: Session, user: str) -> UseAnswer:
     """Asks the gateway or the leader; if neither answers, returns what a leader told last."""
     from rmgr.adapters.rpc.services import UseClient
-    from rmgr.model.cluster.identity import Role
 
     via = session.via
     endpoint = via or session.query().leader_endpoint()
@@ -128,7 +129,6 @@ def _ask(session: Session, user: str) -> UseAnswer:
 def _last_told(session: Session, user: str, problem: str) -> UseAnswer:
     """Returns the settings, and what a leader last counted for users who have a cap: Starters go by it, too."""
     from rmgr.adapters.rpc.services import UseAnswer, UserUse
-    from rmgr.submitter.questions import ReadSettings, ReadUse
 
     limits, last = session.ask(ReadSettings()).settings.limits, session.ask(ReadUse(user=user))
     used = {name: has for name, has in ((CORES, last.cores), (JOBS, last.jobs)) if limits.of(name, user)}

@@ -18,9 +18,12 @@ from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.tables import named_nodes, positions_of
 from rmgr.cli.words.params import DURATION_US, nearest
 from rmgr.cli.words.selectors import parse_one, resolve
+from rmgr.coord.decisions.rights import Person, check_operator
 from rmgr.errors import DeadlineExceeded, Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted
+from rmgr.model.cluster.identity import Role
+from rmgr.model.tasks.array import shown_index
 from rmgr.model.tasks.block import StopRequest, job_label
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Backoff
@@ -163,8 +166,6 @@ def migrate(session: Session, selector: str, to: str, grace_us: int) -> None:
 
 def _ids_of_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
     """Returns (submission, position) -> the id that users know."""
-    from rmgr.model.tasks.array import shown_index
-
     found = {}
     arrays: dict[int, str] = {}
     for number, index in jobs:
@@ -349,8 +350,6 @@ def for_operators(session: Session, what: str) -> None:
     """Refuses early, in words, what ZooKeeper would refuse; a gateway knows the operators and refuses itself. Raises PermissionDenied."""
     credentials = session.shown_credentials()
     if credentials is not None and not session.config().cluster.uses_gateway:
-        from rmgr.coord.decisions.rights import Person, check_operator
-        from rmgr.model.cluster.identity import Role
 
         who = credentials.identity
         check_operator(Person(name=who.name, role=who.role, is_operator=who.role is not Role.USER), what)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import click
 
@@ -210,6 +211,4 @@ def _end_of(data: bytes, lines: int) -> bytes:
 
 
 def _piece_with(piece: OutputPiece, data: bytes) -> OutputPiece:
-    from dataclasses import replace
-
     return replace(piece, data=data)

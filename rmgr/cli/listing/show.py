@@ -16,6 +16,7 @@ from rmgr.cli.display.render import STATE_STYLES, Layout, clock, elapsed, emit, 
 from rmgr.cli.display.shapes import Failure, harmless, of_job, sentence, steps
 from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import find_one, positions_of
+from rmgr.coord.views.submission import changes_in_words as changed_in_words
 from rmgr.coord.views.submission import in_words
 from rmgr.errors import NotFound, RmgrError, UsageError
 from rmgr.model.base.states import State
@@ -211,8 +212,6 @@ def draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) ->
 
 def _changes(job: JobView) -> list[tuple[str, str]]:
     """Returns lines about changes since the submission was sent: when, by whom, what."""
-    from rmgr.coord.views.submission import changes_in_words as changed_in_words
-
     told: list[tuple[str, str]] = []
     for one in job.asked.get("changes", ()):
         who = f"{one['by']}, an operator" if one["operator"] else one["by"]

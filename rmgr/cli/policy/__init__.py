@@ -10,6 +10,7 @@ The room reads the catalogue and cluster settings; its changes go through `contr
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from rmgr.cli.control.operate import apply_settings, read_settings
 from rmgr.cli.control.settings import text_of, warn_of_pulls
 from rmgr.cli.display.render import Column, Layout, clock, emit, iso, table
 from rmgr.cli.session import Session, command, command_group
+from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.words.params import DURATION, PARAMETER, nearest
 from rmgr.errors import ConfigError, NotFound, UsageError
 from rmgr.model.cluster.queue import FAIR, FIFO, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
@@ -146,8 +148,6 @@ def pipeline_named(name: str, partition: str, params: dict[str, str]) -> Pipelin
         )
     if partition == CALLS or not name.endswith(".toml"):
         return named(partition, name, params)
-    from pathlib import Path
-
     from rmgr.adapters import policy_files
     from rmgr.sched.pipeline import SIMULATED
 
@@ -256,7 +256,6 @@ def check(
 
 def _check_queues(session: Session, partition: str) -> None:
     """Checks that every queue, or every queue of a partition, has a policy that can start its work."""
-    from rmgr.cli.session.errors import WorkEnded
     from rmgr.daemons.leader.placement.pipeline import checked
 
     settings, _ = read_settings(session)

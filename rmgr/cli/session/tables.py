@@ -15,6 +15,7 @@ from rmgr.cli.words.params import STATES, nearest, parse_nodes
 from rmgr.cli.words.selectors import Filter, parse_one, resolve
 from rmgr.errors import NotFound
 from rmgr.model.base.units import counted
+from rmgr.model.tasks.array import parse_array
 
 if TYPE_CHECKING:
     from rmgr.cli.words.selectors import Target
@@ -103,7 +104,6 @@ def named_nodes(words: Sequence[str], found: Sequence[NodeView]) -> list[str]:
 
 def positions_of(session: Session, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:
     """Returns the positions of the tasks with these numbers. Raises NotFound naming the first missing one."""
-    from rmgr.model.tasks.array import parse_array
     from rmgr.submitter.questions import ReadRecord
 
     try:

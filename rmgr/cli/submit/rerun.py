@@ -13,6 +13,9 @@ from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import find_one, positions_of
 from rmgr.cli.submit import submit as submitting
 from rmgr.cli.words.params import WORK_EXITS, Parsed, listed
+from rmgr.client.commands.request import StoredWork, array_of, check_signature, lines_of
+from rmgr.client.commands.sending import MAX_RECORD_BYTES, Sent, prepare
+from rmgr.coord.protocol.records import encode_record
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, UsageError
 from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted
@@ -80,9 +83,6 @@ def rerun(session: Session, selector: str, failed: bool, lost: bool, tasks: Arra
 
 def check_numbers(record: Submission, positions: list[int], which: str) -> None:
     """Checks that the task numbers fit: scattered ones are listed singly, a record holds some thousands. Raises: RequestTooLarge."""
-    from rmgr.client.commands.request import array_of
-    from rmgr.client.commands.sending import MAX_RECORD_BYTES
-    from rmgr.coord.protocol.records import encode_record
 
     room = MAX_RECORD_BYTES - _BESIDE - len(encode_record(replace(record, array="")))
     if len(array_of(record, positions)) <= max(room, len(record.array)):
@@ -100,8 +100,6 @@ def check_numbers(record: Submission, positions: list[int], which: str) -> None:
 def _submit_command(
     session: Session, record: Submission, positions: list[int], total: int, given: dict[str, Any], values: dict[str, Any]
 ) -> None:
-    from rmgr.client.commands.request import StoredWork, array_of, lines_of
-    from rmgr.client.commands.sending import prepare
 
     assert record.command is not None
     known = values | _values_of(record) | {"array": array_of(record, positions)}
@@ -129,7 +127,6 @@ _OF_CALLS = {
 
 def _submit_calls(session: Session, record: Submission, positions: list[int], given: dict[str, Any], values: dict[str, Any]) -> None:
     """Submits functions of a Python program again; those that FAILED have left their arguments."""
-    from rmgr.client.commands.sending import Sent
     from rmgr.client.connection import connect
     from rmgr.client.taskqueue import TaskQueue
 
@@ -175,7 +172,6 @@ def _read_stored(session: Session, number: int, trust: str) -> tuple[Submission,
     if credentials is not None:
         from rmgr.adapters.identity.trust import Trust
         from rmgr.cli.control.operate import read_settings
-        from rmgr.client.commands.request import check_signature
         from rmgr.client.identity import AskedKeys
 
         asks = session.asks()

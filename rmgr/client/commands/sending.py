@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rmgr.client.commands.request import CommandOptions, CommandRequest, ScriptText, command_again, command_of, output_key, payloads_of
 from rmgr.client.content import put_content
 from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.records import encode_record
 from rmgr.errors import (
     CoordinationUnavailable,
     KeyExists,
@@ -404,8 +405,6 @@ def check_jobs(reach: Reach, limits: UserLimits, user: str, *, new: int = 1) -> 
 
 def check_size(record: Submission) -> None:
     """Raises UsageError or RequestTooLarge for a request that does not fit a record."""
-    from rmgr.coord.protocol.records import encode_record
-
     size = len(encode_record(record))
     for option, text in (("--name", record.name), ("--account", record.account), ("--token", record.token)):
         if len(text) > _MAX_WORD:
