@@ -17,7 +17,7 @@ from rmgr.client import futures
 from rmgr.client.futures import check_timeout
 from rmgr.client.pickling import Functions, stays_here
 from rmgr.client.values import Values
-from rmgr.coord.protocol.ports import SessionState
+from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied
 from rmgr.submitter.questions import Asks, Question, ReadMeta
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.client.submission.engine import Engine
     from rmgr.config import Config
-    from rmgr.coord.protocol.ports import Coordinator, Store
     from rmgr.submitter.remote import RemoteAnswers
 
 A = TypeVar("A")

@@ -18,9 +18,9 @@ from rmgr.coord.seal import amendment_statement, record_statement, seal_blocks, 
 from rmgr.errors import PermissionDenied, RmgrError, StateConflict
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Amendment, Submission
+from rmgr.model.tasks.submission import Amendment, Submission, Terms
 from rmgr.runtime import machine
-from rmgr.submitter.questions import Asks, PublishCertificate, ReadCertificate, ReadRevoked, ReadSettings, UpdateSubmission
+from rmgr.submitter.questions import Asks, PublishCertificate, ReadCertificate, ReadRevoked, ReadSettings, Updated, UpdateSubmission
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rmgr.config import SecurityConfig
     from rmgr.coord.decisions.changing import Changed
     from rmgr.coord.protocol.ports import Coordinator, Store
-    from rmgr.model.tasks.submission import Terms
     from rmgr.procedures.authentic import Authenticity, Deeds
     from rmgr.submitter.answers import Answers
 

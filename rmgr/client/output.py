@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from rmgr.client.futures import Deadline, giving_slot_back
+from rmgr.client.futures import Deadline, Future, giving_slot_back
 from rmgr.client.logs import Line, LineCutter, LiveOutput, OutputPiece, claims_of, read_flushed
 from rmgr.client.progress import shown_on
 from rmgr.coord.protocol import keys
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.client.connection import Connection
     from rmgr.client.executor import Core
-    from rmgr.client.futures import Future
     from rmgr.client.tasks import Tasks
     from rmgr.submitter.questions import NodeClaims, Question
 

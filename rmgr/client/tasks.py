@@ -17,7 +17,7 @@ from rmgr.client.connection import Connection
 from rmgr.client.content import Payload
 from rmgr.client.futures import Future, Settled, error_of, raised_by, settle
 from rmgr.client.progress import Counts
-from rmgr.client.submission.handle import Listener
+from rmgr.client.submission.handle import Listener, SubmissionHandle
 from rmgr.client.submission.packing import FirstTasks, TaskSpec
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
@@ -33,7 +33,6 @@ from rmgr.runtime import machine
 if TYPE_CHECKING:
     from rmgr.client.logs import Line
     from rmgr.client.submission.engine import Engine
-    from rmgr.client.submission.handle import SubmissionHandle
 
 #: Arguments of a task above this size are written to the store by the caller, smaller ones on the way to the queue.
 LARGE_BYTES = 4 * 1024 * 1024

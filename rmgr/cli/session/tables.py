@@ -12,13 +12,12 @@ import click
 from rmgr.cli.display.render import Layout, clock, columns_of_terminal, now_us, paint
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import STATES, nearest, parse_nodes
-from rmgr.cli.words.selectors import Filter, parse_one, resolve
+from rmgr.cli.words.selectors import Filter, Target, parse_one, resolve
 from rmgr.errors import NotFound
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.array import parse_array
 
 if TYPE_CHECKING:
-    from rmgr.cli.words.selectors import Target
     from rmgr.model.views import NodeView
 
 _INTERVAL_S = 2.0
