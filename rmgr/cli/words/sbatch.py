@@ -499,12 +499,6 @@ def _quality(value: str, asked: _Asked) -> Pairs:
     return [("--queue", value)]
 
 
-def _mail(value: str, _asked: _Asked) -> Pairs:
-    if value.upper() == "NONE":
-        return []
-    raise Unlike(NO_MAIL)
-
-
 # -- table --------------------------------------------------------------------------------------------------------------------
 
 NO_MAIL = "no mail is sent: rmgr wait ID; mail -s done me"
@@ -547,7 +541,7 @@ RULES: dict[str, _Rule | str] = {
     "--kill-on-bad-exit": _switch("--kill-on-bad-exit", {}, on=("", "1"), off=("0",)),
     "--kill-on-invalid-dep": _needless("YES", why="what can never begin is cancelled here; rmgr explain ID says so"),
     "--licenses": "of the cluster there; things of a node alone are counted here: --resource=NAME=2, where nodes have it",
-    "--mail-type": _mail,
+    "--mail-type": _needless("NONE", why=NO_MAIL),
     "--mail-user": NO_MAIL,
     "--mem": _memory,
     "--mem-per-cpu": _memory_of_cores,
