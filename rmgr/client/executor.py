@@ -32,13 +32,13 @@ from rmgr.client.progress import card, shown_on
 from rmgr.client.specs import OF_CALLS, Duration, Options, Size, Variants, draft_of, python_environment
 from rmgr.client.submission.packing import TaskSpec
 from rmgr.client.tasks import HELD_BYTES, SubmissionOpening, Tasks, batches, calls_at_once, when_dropped
+from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, RemoteTraceback, RmgrError
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.tasks.block import INITIALIZER_FAILED, MAX_TASKS, Fragment, Outcome
 from rmgr.model.tasks.submission import Work
 from rmgr.runtime import machine
-from rmgr.submitter.questions import CancelSubmission
 
 #: Longest and shortest work of one block (s): no longer, so that no task waits long behind others; no shorter even when little is
 #: left, because a slot waits for commits between two blocks.
@@ -46,6 +46,7 @@ BLOCK_S, LEAST_S = 0.1, 0.02
 #: Overhead of a task beside its own time (us).
 _TASK_US = 30.0
 _MAX_BYTES = 1024 * 1024
+Output = Callable[[Store, int, Outcome, int], None]
 _executors: weakref.WeakSet[Core] = weakref.WeakSet()
 
 
@@ -99,8 +100,21 @@ class Executor(stdlib.Executor):
         if output not in {"echo", "live", "log"}:
             raise ValueError(f"output must be 'echo', 'live' or 'log', not {output!r}")
         self._cap = max_workers
-        # until its first call, it has this name
-        options = Options(**{key: asked[key] for key in OF_CALLS} | {"name": name or "executor", "python": python})
+        options = Options(
+            queue=queue,
+            name=name or "executor",  # until its first call
+            cores=cores,
+            memory=memory,
+            time=time,
+            features=features,
+            resources=resources,
+            priority=priority,
+            retries=retries,
+            backoff=backoff,
+            resubmit=resubmit,
+            on_disconnect=on_disconnect,
+            python=python,
+        )
         connection = connection or connect()
         self._variants: Variants[Executor] = Variants(partial(Executor, connection=connection), asked, OF_CALLS)
         self._core = core = Core(
@@ -109,7 +123,9 @@ class Executor(stdlib.Executor):
             cap=max_workers,
             modules=tuple(modules),
             initializer=None if initializer is None else (initializer, tuple(initargs)),
-            output=output,
+            group=machine.guid() if initializer is not None else "",
+            on_output=write if output == "echo" else None,
+            is_live=output == "live",
             is_named=bool(name),
             timeout_s=timeout,
         )
@@ -264,7 +280,9 @@ def _results(
     return _yield_results(core, spec, payloads, deadline, futures)
 
 
-def _yield_results(core: Core, spec: TaskSpec, payloads: Iterator[Payload], deadline: Deadline, futures: deque[Future]) -> Iterator[Any]:
+def _yield_results(
+    core: Core, spec: TaskSpec, payloads: Iterator[Payload], deadline: Deadline, futures: deque[Future]
+) -> Iterator[Any]:
     try:
         while futures:
             for payload in itertools.islice(payloads, 1):
@@ -294,7 +312,8 @@ class Core(Tasks):
     The Executor holds the core, never the reverse: dropping an Executor shuts it down, and its calls still end.
 
     Args:
-        cap: most slots in use at once, None = no cap. output: as of Executor. is_named: the user has named the submission.
+        cap: most slots in use at once, None = no cap. on_output: takes the output of calls. is_live: writes output as it comes.
+        group: workers are shared only within it. is_named: the user has named the submission.
     """
 
     def __init__(
@@ -305,8 +324,10 @@ class Core(Tasks):
         cap: int | None,
         modules: tuple[ModuleType | str, ...],
         initializer: tuple[Callable[..., object], tuple[Any, ...]] | None,
-        output: str,
-        is_named: bool,
+        group: str,
+        on_output: Output | None,
+        is_live: bool = False,
+        is_named: bool = True,
         timeout_s: float,
     ) -> None:
         super().__init__(connection)
@@ -314,13 +335,12 @@ class Core(Tasks):
         self.broken: BrokenExecutor | None = None
         self.is_shut = False
         self._timeout_s = timeout_s
-        self._echoes = output == "echo"  # writes the output of calls when they end
-        self._live = LiveEcho(self) if output == "live" else LongEcho(self) if self._echoes else None
+        self._on_output = on_output
+        self._live = LiveEcho(self) if is_live else LongEcho(self) if on_output is not None else None
         self._has_initializer = initializer is not None
-        digest = group = ""
-        if initializer is not None:  # its workers are shared only within the group
+        digest = ""
+        if initializer is not None:
             digest = connection.functions.initializer(dump_initializer(*initializer), timeout_s=timeout_s)
-            group = machine.guid()
         environment = python_environment(
             python=options.python, modules=ship(submitter.store, modules, timeout_s=timeout_s), initializer=digest, group=group
         )
@@ -401,14 +421,8 @@ class Core(Tasks):
         if self._has_initializer and self.broken is None:
             refused = next((outcome for outcome in outcomes if _is_refusal(outcome)), None)
             if refused is not None:
-                self._fail(refused)
-        if (live := self._live) is not None:
-            live.heard()
-            for outcome in outcomes:
-                attempt = outcome.attempt or fragment.attempt
-                if not live.takes(outcome, attempt) and (outcome.log != (b"", b"") or outcome.log_parts != (0, 0)):
-                    self.call_soon(partial(write, self.store, self.number, outcome, attempt))
-        super().on_outcomes(fragment, outcomes)
+                self._fail(Settled(refused, fragment.node, refused.attempt or fragment.attempt))
+        super().on_outcomes(fragment, outcomes if self._live is None else self._tell(self._live, fragment, outcomes))
         if self._throttle is not None:
             self._throttle.ended(outcomes)
         if self.is_shut:
@@ -419,8 +433,12 @@ class Core(Tasks):
         super().on_dead(error)
         if isinstance(error, NotConnected):
             error = NotConnected("the connection was closed before this call was sent: it will not run")
-        for future in self._take_back():
-            future.break_off(error)
+        if self._throttle is not None:
+            for future in self._throttle.take_back():
+                future.break_off(error)
+
+    def _tell(self, live: LiveEcho, fragment: Fragment, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """Has the output of these calls written, and then their futures settled: a result comes after what its call has printed.
 
         Returns: the calls that have printed nothing.
         """
@@ -456,11 +474,19 @@ class Core(Tasks):
         raised = raised_by(settled, self.number, self.store, None) if is_here else None
         error.__cause__ = raised if raised is not None else RemoteTraceback(outcome.error)
         self.broken = error
-        for future in (*self._take_back(), *self.pop_pending()):
+        for future in self._throttle.take_back() if self._throttle is not None else ():
+            future.break_off(self._break(error))
+        while self._pending:
+            try:
+                _, future = self._pending.popitem()
+            except KeyError:
+                break
             future.break_off(self._break(error))
         self.call_soon(self._cancel_rest)
 
     def _cancel_rest(self) -> None:
+        from rmgr.submitter.questions import CancelSubmission
+
         try:
             self.connection.asks.ask(CancelSubmission(number=self.number, detail="the initializer failed"), timeout_s=10.0)
         except RmgrError:
@@ -481,9 +507,11 @@ class Core(Tasks):
 
     def cancel_futures(self, futures: Sequence[Future]) -> list[Future]:
         """See `Tasks`."""
-        self._cancel_waiting(set(futures))
-        if self._throttle is not None and self.is_shut:
-            self._complete()
+        if self._throttle is not None:
+            for future in self._throttle.take_back(set(futures)):
+                future.mark_cancelled()
+            if self.is_shut:
+                self._complete()
         if self.handle is None or all(future.done() for future in futures):
             return [future for future in futures if future.cancelled()]
         return super().cancel_futures(futures)
@@ -497,16 +525,10 @@ class Core(Tasks):
             except RmgrError:
                 return  # they run, and their results are ignored
 
-        self._cancel_waiting(set(futures))
+        if self._throttle is not None:
+            for future in self._throttle.take_back(set(futures)):
+                future.mark_cancelled()
         self.call_soon(cancel)
-
-    def _take_back(self, futures: set[Future] | None = None) -> list[Future]:
-        """Removes calls (all, or those of `futures`) that are held back to keep the cap, and returns their futures."""
-        return self._throttle.take_back(futures) if self._throttle is not None else []
-
-    def _cancel_waiting(self, futures: set[Future] | None = None) -> None:
-        for future in self._take_back(futures):
-            future.mark_cancelled()
 
     # -- the end
 
@@ -515,7 +537,8 @@ class Core(Tasks):
         with self._adding:
             self.is_shut = True
         if cancel and self._throttle is not None:  # a call that was sent counts as started, as in the call queue of a process pool
-            self._cancel_waiting()
+            for future in self._throttle.take_back():
+                future.mark_cancelled()
         elif cancel and (left := self.unfinished()):
             self.cancel_futures(left)
         self._complete()
@@ -529,16 +552,13 @@ class Core(Tasks):
 
     def count_left(self) -> int:
         """Returns the number of calls that have not ended."""
-        return len(self._left())
-
-    def _left(self) -> list[Future]:
-        """Returns the futures of the calls that have not ended, also of those that are held back."""
-        return [*self.unfinished(), *(self._throttle.waiting() if self._throttle is not None else ())]
+        return len(self.unfinished()) + (len(self._throttle.waiting()) if self._throttle is not None else 0)
 
     def leave(self) -> None:
         """Stops waiting: calls that were sent go on; calls that this process holds back to keep the cap are cancelled."""
         self.is_shut = True
-        self._cancel_waiting()
+        for future in self._throttle.take_back() if self._throttle is not None else ():
+            future.mark_cancelled()
         self._complete()
 
     def end(self) -> None:
@@ -551,12 +571,12 @@ class Core(Tasks):
         if self.connection.is_forked:
             return
         with giving_slot_back():
-            while left := self._left():
+            while left := [*self.unfinished(), *(self._throttle.waiting() if self._throttle is not None else ())]:
                 for future in left:
                     future.wait()
         if self._live is not None and self.connection.is_usable:
             self._live.settle(10.0)
-        if self._echoes and self.handle is not None and self.connection.is_usable:
+        if self._on_output is not None and self.handle is not None and self.connection.is_usable:
             written = threading.Event()
             self.connection.submitter.write_soon(written.set)
             written.wait(10.0)

@@ -190,7 +190,7 @@ def _print_output(session: Session, item: waiting.AwaitedSubmission) -> bool:
     return printed
 
 
-def _tell_end(end: waiting.FollowedEnd) -> None:
+def tell_end(end: waiting.FollowedEnd) -> None:
     state = paint(f"{end.state:<9}", STATE_STYLES[end.state], sys.stdout)
     time = elapsed(end.started_us, end.ended_us, 0)
     node, error = printable(end.node), f"  {printable(end.error)}" if end.error else ""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from rmgr.cli.words import qsub, sbatch
 
 #: What to type here -> words that are no command here and mean this; the words after them follow. The longest match counts.
-_COMMANDS = {
+COMMANDS = {
     word: ours
     for ours, words in {
         "submit": "sbatch, qsub, bsub, condor_submit, job submit",

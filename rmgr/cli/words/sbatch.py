@@ -587,7 +587,7 @@ RULES: dict[str, _Rule | str] = {
     "--x11": "no display goes along: rmgr run --pty for a terminal",
 }
 #: Reason and alternative -> options of sbatch that share it.
-_RULES |= {
+RULES |= {
     name: why
     for why, names in {
         "where in a node a process runs cannot be said: --cores, or --exclusive for whole nodes": (
@@ -607,7 +607,7 @@ _RULES |= {
     }.items()
     for name in names.split()
 }
-_FLAGS = frozenset(
+FLAGS = frozenset(
     {"--consolidate-segments", "--contiguous", "--get-user-env", "--help", "--hold", "--ignore-pbs", "--no-requeue", "--overcommit"}
     | {"--oversubscribe", "--parsable", "--quiet", "--reboot", "--spread-job", "--spread-segments", "--stepmgr", "--test-only", "--usage"}
     | {"--use-min-nodes", "--verbose", "--version", "--wait"}
