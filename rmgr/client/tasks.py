@@ -17,7 +17,7 @@ from rmgr.client.connection import Connection
 from rmgr.client.content import Payload
 from rmgr.client.futures import Future, Settled, error_of, raised_by, settle
 from rmgr.client.progress import Counts
-from rmgr.client.submission.handle import Listener, SubmissionHandle
+from rmgr.client.submission.handle import Listener
 from rmgr.client.submission.packing import FirstTasks, TaskSpec
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
@@ -33,6 +33,7 @@ from rmgr.runtime import machine
 if TYPE_CHECKING:
     from rmgr.client.logs import Line
     from rmgr.client.submission.engine import Engine
+    from rmgr.client.submission.handle import SubmissionHandle
 
 #: Arguments of a task above this size are written to the store by the caller, smaller ones on the way to the queue.
 LARGE_BYTES = 4 * 1024 * 1024
@@ -275,18 +276,13 @@ class Tasks:
     def on_dead(self, error: RmgrError) -> None:
         """See `handle.Listener`."""
         self.dead = error
-        for future in self.pop_pending():
-            future.break_off(error)
-        self.on_progress()
-
-    def pop_pending(self) -> Iterator[Future]:
-        """Yields the futures that wait for their ends, each to one caller alone."""
         while self._pending:
             try:
                 _, future = self._pending.popitem()
             except KeyError:
-                return
-            yield future
+                break
+            future.break_off(error)
+        self.on_progress()
 
     # -- waiting
 
