@@ -431,7 +431,7 @@ class ReadFragments:
     def __init__(self, handle: SubmissionHandle) -> None:
         self._handle = handle
         self._submission = handle.number
-        self._authenticity = handle.engine.authenticity  #: which fragments to believe (secured clusters), None = all
+        self.authenticity = handle.engine.authenticity  #: which fragments to believe (secured clusters), None = all
         self._waiting: deque[_Arrival] = deque()
         self._stories = Stories(handle.loop)
         self._stopped = False
