@@ -368,12 +368,12 @@ def data_store(session: Session) -> Checks:
     try:
         problem = session.data_store().health(timeout_s=session.left_s(10.0) or 10.0)
     except StoreUnavailable as error:
-        yield CheckResult("store", f"{url} is away: {error.message}", _STORE_FIX, ok=False)
+        yield CheckResult("store", f"{url} is away: {error.message}", _store_fix(error.message), ok=False)
         return
     except RmgrError as error:
         yield CheckResult("store", error.message, error.hint or "rmgr config show", ok=False)
         return
-    fix = "" if problem is None else _READ_ONLY_FIX if "reads work" in problem else _STORE_FIX
+    fix = "" if problem is None else _store_fix(problem)
     yield CheckResult("store", problem or f"{url} reads and writes", fix, ok=problem is None)
     if url.startswith("sqlite:"):
         yield disk(url.removeprefix("sqlite:").removeprefix("//"))
