@@ -178,9 +178,9 @@ def run(argv: Sequence[str]) -> int:
         from click.shell_completion import shell_complete
 
         return shell_complete(cli, {}, "rmgr", "_RMGR_COMPLETE", os.environ["_RMGR_COMPLETE"])
-    if not {*SECTIONS["Daemons"], "dev"}.intersection(argv):
-        # gRPC's own words about failed handshakes belong in the logs of daemons; people see our error. gRPC reads this at import.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # People see our errors, and daemons log errors of gRPC alone: it has a line for each failed handshake, and strangers can fail as many
+    # as they like. gRPC reads this at its import.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR" if {*SECTIONS["Daemons"], "dev"}.intersection(argv) else "NONE")
     session = Session()
     try:
         with cli.make_context("rmgr", _asked_for_help(argv), obj=session, max_content_width=_width(argv)) as ctx:
