@@ -9,13 +9,13 @@ paper.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Self
@@ -28,9 +28,8 @@ from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import OwnVoice
 from rmgr.bench.jobs import AwaitedEnds, send_tasks
 from rmgr.bench.load import offered
-from rmgr.bench.load.call_load import Hops
+from rmgr.bench.load.call_load import Hops, ShapedLink
 from rmgr.bench.load.processes import MIB, Child, cpu_s, sampled
-from rmgr.bench.load.shaped_link import ShapedLink
 from rmgr.bench.measuring import (
     SAME_RUN,
     MeasuringPlan,
@@ -56,7 +55,7 @@ from rmgr.config import ClusterConfig, Config
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
-from rmgr.errors import NotConnected, RmgrError, Unavailable, UsageError
+from rmgr.errors import NotConnected, Unavailable, UsageError
 from rmgr.model.base.units import percentile
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.cluster.queue import PipelineSpec
@@ -172,10 +171,7 @@ class _Bench:
         try:
             assert leader.pick(asked).server
             for _ in self.plan.rounds(what):
-                pairs = [
-                    (took_s(lambda: health.greet(10.0)), took_s(lambda: leader.pick(asked)))
-                    for _ in range(count)
-                ]
+                pairs = [(took_s(lambda: health.greet(10.0)), took_s(lambda: leader.pick(asked))) for _ in range(count)]
                 for one, values in zip(times.values(), zip(*pairs, strict=True), strict=True):
                     one.append([value * 1e3 for value in values])
         finally:
@@ -197,10 +193,7 @@ class _Bench:
                 times["Executor.submit"].append([took_s(lambda: executor.submit(no_op, 1).result(60)) * 1e3 for _ in range(count)])
         for _ in self.plan.rounds("echo of 8 bytes, and its writes to ZooKeeper"):
             began_s, before = time.monotonic(), zookeeper_counts(self.calls.cluster)[1]
-            pairs = [
-                (took_s(lambda: self.hops.small(data)), took_s(lambda: self.caller.call("echo", data)))
-                for _ in range(count)
-            ]
+            pairs = [(took_s(lambda: self.hops.small(data)), took_s(lambda: self.caller.call("echo", data))) for _ in range(count)]
             for system, values in zip(("two hops of bare gRPC", "rmgr"), zip(*pairs, strict=True), strict=True):
                 times[system].append([value * 1e3 for value in values])
             lasted_s, between = time.monotonic() - began_s, zookeeper_counts(self.calls.cluster)[1]
@@ -317,18 +310,30 @@ class _Bench:
 
     def _arrivals(self, count: int, rate: float, chance: Random) -> list[float]:
         """Returns predicted / measured time of each call, from the pick to the answer."""
-        asked: list[tuple[float, CallFuture, list[float]]] = []
+        asked: list[_Asked] = []
         next_s = time.monotonic()
         for _ in range(count):
             next_s += chance.expovariate(rate)
             time.sleep(max(0.0, next_s - time.monotonic()))
-            ended_s: list[float] = []
             future = self.caller.call_async("model", round(_MODEL_S * _MOPS * 1e6), bytes(8))
-            asked.append((time.monotonic(), future, ended_s))
-            future.add_done_callback(lambda _, ended_s=ended_s: ended_s.append(time.monotonic()))  # type: ignore[misc]
-        for _, future, _ in asked:
-            future.result(_PATIENCE_S)
-        return [(one.timing.computing + one.timing.transfer) / (ended_s[0] - began_s) for began_s, one, ended_s in asked]
+            asked.append(_Asked(time.monotonic(), future))
+            future.add_done_callback(asked[-1].ended)
+        for one in asked:
+            one.future.result(_PATIENCE_S)
+        return [(one.future.timing.computing + one.future.timing.transfer) / (one.ended_s - one.at_s) for one in asked]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request. at_s, ended_s: monotonic times of its issue and of its answer."""
+
+    at_s: float
+    future: CallFuture
+    ended_s: float = math.nan
+
+    def ended(self, _future: object) -> None:
+        """Notes that it is answered."""
+        self.ended_s = time.monotonic()
 
 
 def fifty(plan: MeasuringPlan) -> list[Row]:
@@ -341,7 +346,7 @@ def fifty(plan: MeasuringPlan) -> list[Row]:
             with CallsCluster(where / f"{refresh_s:g}", nodes=0) as cluster:
                 gateway = cluster.start_gateway("g1", refresh_s=refresh_s)
                 leader = cluster.cluster.process("w1").pid
-                wait_until("the gateway answers", partial(_is_there, cluster))
+                wait_until("the gateway answers", lambda cluster=cluster: not cluster.servers().degraded)  # type: ignore[misc]
                 idle = _used(cluster, (gateway, leader), window_s)
                 command = f"servers {cluster.gateways()[0]} {count}"
                 with Child("rmgr.bench.load.call_load", command, log=where / "servers.log") as child:
@@ -355,13 +360,6 @@ def fifty(plan: MeasuringPlan) -> list[Row]:
             rows.append(row("without servers", SAME_RUN, "... writes to ZooKeeper", "a second", [idle[1]]))
             rows.append(row("rmgr", f"a gateway, {ready} servers", "... writes to ZooKeeper", "a second", [busy[1]]))
     return rows
-
-
-def _is_there(cluster: CallsCluster) -> bool:
-    try:
-        return not cluster.servers().degraded
-    except RmgrError:
-        return False
 
 
 def _used(cluster: CallsCluster, pids: tuple[int, ...], window_s: float) -> tuple[list[float], float]:
@@ -513,7 +511,7 @@ class _Stage:
         names = self._kind.names
         callers = [self._cluster.caller(self._gateways[at % len(self._gateways)]) for at in range(len(names))]
         for caller in callers:  # makes known what `solve` takes before the clock runs
-            wait_until("every gateway answers", partial(_knows, caller))
+            wait_until("every gateway answers", lambda caller=caller: caller.interface("solve").name == "solve")  # type: ignore[misc]
         play = _Play(self._scenario.requests)
         try:
             clients = [
@@ -531,22 +529,6 @@ class _Stage:
         for client in clients:
             client.join(_PLAYED_S)
         return play.played()
-
-
-def _knows(caller: Caller) -> bool:
-    try:
-        return caller.interface("solve").name == "solve"
-    except RmgrError:
-        return False
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request. at_s: monotonic time of issue. ended_s: [time of its answer], empty before."""
-
-    at_s: float
-    future: CallFuture
-    ended_s: list[float]
 
 
 class _Play:
@@ -584,14 +566,14 @@ class _Play:
     def _ask(self, caller: Caller, kind: ClientPlan, drawn: float, at_s: float) -> CallFuture:
         with self._lock:
             future = caller.call_async("solve", kind.operations, bytes(round(kind.bytes * drawn)))
-            asked = _Asked(at_s, future, [])
+            asked = _Asked(at_s, future)
             self._asked.append(asked)
             number = len(self._asked)
         future.add_done_callback(lambda _: self._answered(asked, number))
         return future
 
     def _answered(self, asked: _Asked, number: int) -> None:
-        asked.ended_s.append(time.monotonic())
+        asked.ended(asked.future)
         if number > self._requests or asked.future.cancelled():
             return
         with self._lock:
@@ -608,7 +590,7 @@ class _Play:
         servers = [one.future.server for one in counted]
         timings = [one.future.timing for one in counted]
         return Played(
-            total_s=FASTER * statistics.fmean(one.ended_s[0] - one.at_s for one in counted),
+            total_s=FASTER * statistics.fmean(one.ended_s - one.at_s for one in counted),
             computing_s=FASTER * statistics.fmean(timing.waited + timing.ran for timing in timings),
             shares={name: servers.count(name) / len(servers) for name in set(servers)},
         )
@@ -663,10 +645,7 @@ class CallsCluster:
         wanted = count * len(self.gateways())
 
         def are_there() -> bool:
-            try:
-                found = self.servers().servers
-            except RmgrError:
-                return False
+            found = self.servers().servers
             return sum(one.state == "open" for one in found) == count and sum(len(one.links) for one in found) == wanted
 
         wait_until(f"{count} servers are open", are_there)
@@ -695,13 +674,8 @@ class CallsCluster:
 
 
 _ON_ONE_CLUSTER: dict[str, Callable[[_Bench], list[Row]]] = {
-    "pick": _Bench.pick,
-    "echo": _Bench.echo,
-    "bulk": _Bench.bulk,
-    "memory": _Bench.memory,
-    "aside": _Bench.aside,
-    "predictors": _Bench.predictors,
-    "waiting": _Bench.waiting,
+    "pick": _Bench.pick, "echo": _Bench.echo, "bulk": _Bench.bulk, "memory": _Bench.memory, "aside": _Bench.aside,
+    "predictors": _Bench.predictors, "waiting": _Bench.waiting,
 }
 _ALONE: dict[str, Callable[[MeasuringPlan], list[Row]]] = {"fifty": fifty, "ninf_shared": ninf_shared, "ninf_table4": ninf_table4}
 #: Rows that take minutes each: measured only if named.

@@ -80,11 +80,7 @@ class Switches(NamedTuple):
 
 def gang(plan: MeasuringPlan) -> list[Row]:
     """Measures gangs on one cluster, and the record of a large tree in process."""
-    with (
-        scratch() as where,
-        DevCluster(where / "cluster", nodes=_NODES, cores=1) as cluster,
-        connected(cluster) as connection,
-    ):
+    with scratch() as where, DevCluster(where / "cluster", nodes=_NODES, cores=1) as cluster, connected(cluster) as connection:
         bench = _Bench(plan, cluster, connection, where)
         rows = [*bench.switches(), *bench.work(), *bench.talk(), *bench.starts(), *bench.model()]
     return rows + reading(plan)
@@ -512,9 +508,7 @@ def farthest(live: Sequence[Played], virtual: Sequence[Played]) -> float:
 
 def _workload(jobs: Sequence[tuple[int, int, int]], nodes: int) -> Workload:
     made = [
-        WorkloadJob(
-            number=number, submit_us=at_us, run_us=run_us, estimate_us=600 * SECOND, processors=processes, processes=processes
-        )
+        WorkloadJob(number=number, submit_us=at_us, run_us=run_us, estimate_us=600 * SECOND, processors=processes, processes=processes)
         for number, (at_us, processes, run_us) in enumerate(jobs, 1)
     ]
     return Workload(name="gang", jobs=tuple(made), processors=nodes)

@@ -44,6 +44,7 @@ from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submission.engine import Engine
+from rmgr.client.submission.handle import SilentListener
 from rmgr.client.submission.packing import FirstTasks, TaskSpec
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.ops.membership import set_settings
@@ -81,11 +82,7 @@ def jobs(plan: MeasuringPlan) -> list[Row]:
     """Measures placed jobs, on one cluster for each size of nodes."""
     rows = []
     for cores in _CORES:
-        with (
-            scratch() as where,
-            DevCluster(where / "cluster", nodes=_NODES, cores=cores) as cluster,
-            connected(cluster) as connection,
-        ):
+        with scratch() as where, DevCluster(where / "cluster", nodes=_NODES, cores=cores) as cluster, connected(cluster) as connection:
             bench = _Bench(plan, cluster, connection, where, cores)
             rows += bench.rates()
             if cores == _CORES[0]:
@@ -250,7 +247,7 @@ class _Bench:
         return self._connection.coordinator.children(paths.hold(node), timeout_s=10.0).result(11.0) or []
 
 
-class AwaitedEnds:
+class AwaitedEnds(SilentListener):
     """Waits for the ends of so many tasks; each must be COMPLETED."""
 
     def __init__(self, count: int) -> None:
@@ -264,9 +261,6 @@ class AwaitedEnds:
         self._left -= len(outcomes)
         if self._left <= 0:
             self._over.set()
-
-    def on_progress(self) -> None:
-        """See `handle.Listener`."""
 
     def on_dead(self, error: RmgrError) -> None:
         """See `handle.Listener`."""

@@ -175,11 +175,16 @@ def per_second(count: int, work: Callable[[], object]) -> float:
 
 
 def wait_until(what: str, is_so: Callable[[], bool], *, within_s: float = 60.0) -> None:
-    """Waits for a condition. Raises: Unavailable."""
-    end_s = time.monotonic() + within_s
-    while not is_so():
+    """Waits for a condition, which does not hold while the question raises RmgrError. Raises: Unavailable."""
+    end_s, error = time.monotonic() + within_s, None
+    while True:
+        try:
+            if is_so():
+                return
+        except RmgrError as raised:
+            error = raised
         if time.monotonic() > end_s:
-            raise Unavailable(f"not within {within_s:g} s: {what}", hint="the machine may be too busy for this measurement")
+            raise Unavailable(f"not within {within_s:g} s: {what}", hint="the machine may be too busy for this measurement") from error
         time.sleep(_LOOK_S)
 
 

@@ -96,12 +96,7 @@ HPC2500_CLASSES: tuple[Mapping[str, object], ...] = (
     {"name": "d32", "max_cpus": 2, "max_processes": 2, "max_threads": 2, "reservation_threshold": 20, "max_reservations": 3},
     {"name": "d128", "max_cpus": 8, "max_processes": 8, "max_threads": 2, "reservation_threshold": 20, "max_reservations": 2},
     {
-        "name": "d512",
-        "max_cpus": 32,
-        "max_processes": 32,
-        "max_threads": 2,
-        "reservation_threshold": 20,
-        "max_reservations": 1,
+        "name": "d512", "max_cpus": 32, "max_processes": 32, "max_threads": 2, "reservation_threshold": 20, "max_reservations": 1,
         "head_trigger": True,
     },
 )
@@ -193,11 +188,7 @@ def _played(
 
     moving: names of policies under which jobs can move.
     """
-    with (
-        scratch() as directory,
-        DevCluster(directory / "cluster", nodes=nodes, cores=cores) as cluster,
-        connected(cluster) as connection,
-    ):
+    with scratch() as directory, DevCluster(directory / "cluster", nodes=nodes, cores=cores) as cluster, connected(cluster) as connection:
         stage = WorkloadStage(connection)
         for name, document in tables.items():
             virtual = simulated(jobs[name], document, nodes=nodes, cores=cores)

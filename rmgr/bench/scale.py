@@ -67,9 +67,7 @@ def scale(plan: MeasuringPlan) -> list[Row]:
     runs = {1: _measured(plan, 1, plan.count(_TASKS // _ALONE)), many: _measured(plan, many, plan.count(_TASKS))}
     rows = []
     for what, (unit, factor, parts) in _COSTS.items():
-        values = {
-            count: [sum(used[part] for part in parts) / used["tasks"] * factor for used in found] for count, found in runs.items()
-        }
+        values = {count: [sum(used[part] for part in parts) / used["tasks"] * factor for used in found] for count, found in runs.items()}
         alone = row("1 Starter", SAME_RUN, what, unit, values[1], ratio=1.0)
         grown = row(f"{many} Starters", SETUP, what, unit, values[many])
         rows += [alone, replace(grown, ratio=grown.rate / alone.rate if alone.rate else None)]

@@ -47,10 +47,7 @@ _CORES = 16
 _PASSED = (("first_fit", _CORES), ("easy", _CORES), ("fair_share", _CORES), ("conservative", _CORES), ("conservative", 1))
 #: The reference size, and the curves through it: (pending jobs, nodes).
 _SIZE = (10_000, 1_000)
-_CURVES = {
-    "queue length": ((1_000, 1_000), _SIZE, (100_000, 1_000)),
-    "nodes": ((10_000, 100), _SIZE, (10_000, 10_000), (10_000, 100_000)),
-}
+_CURVES = {"queue length": ((1_000, 1_000), _SIZE, (100_000, 1_000)), "nodes": ((10_000, 100), _SIZE, (10_000, 10_000), (10_000, 100_000))}
 #: Passes of a repetition after the first, each after the end of one job and the arrival of another; slow passes (ms) are timed once.
 _STEPS, _SLOW_MS = 5, 500.0
 #: A curve ends before a size whose pass would take longer (ms), assuming growth with the square of the queue and with the nodes.

@@ -125,29 +125,30 @@ def by_map(connection: Connection, count: int) -> None:
     """Runs so many tasks by `TaskQueue.map` and checks their results."""
     with TaskQueue(no_op, connection=connection) as queue:
         results = [future.result(timeout=300) for future in queue.map(no_op, range(count))]
-    if results != list(range(count)):
-        raise AssertionError("wrong results")
+    _check(results, count)
 
 
 def by_executor_map(connection: Connection, count: int) -> None:
     """Runs so many tasks by `Executor.map` and checks their results."""
     with Executor(connection=connection) as executor:
-        if list(executor.map(no_op, range(count), timeout=300)) != list(range(count)):
-            raise AssertionError("wrong results")
+        _check(list(executor.map(no_op, range(count), timeout=300)), count)
 
 
 def by_submit_call(connection: Connection, count: int) -> None:
     """Runs so many tasks by `TaskQueue.submit_call`, each with a future, and checks their results."""
     with TaskQueue(no_op, connection=connection) as queue:
         results = [future.result(timeout=300) for future in [queue.submit_call(value) for value in range(count)]]
-    if results != list(range(count)):
-        raise AssertionError("wrong results")
+    _check(results, count)
 
 
 def by_submit(connection: Connection, count: int) -> None:
     """Runs so many tasks by `Executor.submit` and checks their results."""
     with Executor(connection=connection) as executor:
         results = [future.result(timeout=300) for future in [executor.submit(no_op, value) for value in range(count)]]
+    _check(results, count)
+
+
+def _check(results: list[int], count: int) -> None:
     if results != list(range(count)):
         raise AssertionError("wrong results")
 

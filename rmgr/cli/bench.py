@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmgr.cli.display.render import emit
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.words.params import nearest
+from rmgr.cli.session import Session, command
+from rmgr.cli.words.params import Parsed, nearest
 from rmgr.errors import UsageError
+from rmgr.model.base.units import parse_size
 
 if TYPE_CHECKING:
     from rmgr.bench.measuring import MeasuringPlan, Row
@@ -42,6 +42,18 @@ _MEASUREMENTS = {
 }
 
 
+def _sizes(text: str) -> tuple[int, ...]:
+    found = {part: parse_size(part) for part in text.split(",") if text}
+    for part, size in found.items():
+        if not 1 <= size <= _MAX_VALUE_BYTES:
+            raise UsageError(f"{part}: a value of this measurement has 1 byte to 64 MiB", hint="--size 100,10k,1M")
+    return tuple(found.values())
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 @command(
     "bench",
     examples="""\
@@ -66,26 +78,23 @@ _MEASUREMENTS = {
     exits="0 measured, 2 usage, 5 no cluster could be started",
 )
 @click.argument("names", nargs=-1, required=True, metavar="|".join(_MEASUREMENTS) + "...")
-@click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="repetitions; medians and spread are printed")
+@click.option(
+    "--repeat", "repetitions", type=click.IntRange(1, 100), default=3, show_default=True, help="repetitions; medians and spread are printed"
+)
 @click.option("--scale", type=click.FloatRange(0.001, 1000), default=1.0, show_default=True, help="factor on numbers of tasks, jobs, nodes")
 @click.option("--trace", default="", metavar="FILE", help="sim: this workload (SWF, plain or gz) instead of 28467 jobs of lublin99")
 @click.option("--large", is_flag=True, help="sim, pass: a million jobs on 100000 nodes instead, and their memory")
 @click.option("--cassandra", is_flag=True, help="store, tasks, keyed: on one Cassandra too (the last two: with three ZooKeepers)")
-@click.option("--size", default="", metavar="SIZE,...", help="keyed: sizes of the values, e.g. 100,10k,1M (the default)")
+@click.option(
+    "--size", "sizes", type=Parsed("sizes", _sizes), default="", metavar="SIZE,...",
+    help="keyed: sizes of the values, e.g. 100,10k,1M (the default)",
+)  # fmt: skip
 @click.option("--through-gateway", "gateway", is_flag=True, help="tasks, latency: directly and through a gateway, in turns")
-@click.option("--row", default="", metavar="NAME,...", help="calls: these rows only; waiting, fifty, ninf_shared, ninf_table4 take minutes")
-def bench(
-    session: Session,
-    names: tuple[str, ...],
-    repeat: int,
-    scale: float,
-    trace: str,
-    large: bool,
-    cassandra: bool,
-    size: str,
-    gateway: bool,
-    row: str,
-) -> None:
+@click.option(
+    "--row", "rows", type=Parsed("rows", _names), default="", metavar="NAME,...",
+    help="calls: these rows only; waiting, fifty, ninf_shared, ninf_table4 take minutes",
+)  # fmt: skip
+def bench(session: Session, names: tuple[str, ...], **asked: Any) -> None:
     """Measures rmgr on a cluster of its own (one ZooKeeper, SQLite, two slots) beside a baseline in the same run.
 
     sim and pass measure the scheduler by itself and start nothing. Absolute rates depend on the machine and the hour; ratios hold.
@@ -95,20 +104,8 @@ def bench(
         if name not in _MEASUREMENTS:
             raise nearest("measurement", name, _MEASUREMENTS)
     from rmgr.bench.measuring import MeasuringPlan
-    from rmgr.model.base.units import parse_size
 
-    sizes = tuple(_value_size(parse_size(text), text) for text in size.split(",")) if size else ()
-    plan = MeasuringPlan(
-        repetitions=repeat,
-        scale=scale,
-        progress=session.note,
-        trace=trace,
-        large=large,
-        cassandra=cassandra,
-        sizes=sizes,
-        gateway=gateway,
-        rows=tuple(part.strip() for part in row.split(",") if part.strip()),
-    )
+    plan = MeasuringPlan(progress=session.note, **asked)
     rows = {name: _measured(name, plan) for name in names}
     if session.json:
         documents: list[dict[str, Any]] = [{"bench": name, "rows": [asdict(one) for one in found]} for name, found in rows.items()]
@@ -127,12 +124,6 @@ def _measured(name: str, plan: MeasuringPlan) -> list[Row]:
     module, _, function = _MEASUREMENTS[name].partition(":")
     found: list[Row] = getattr(importlib.import_module(f"rmgr.bench.{module}"), function)(plan)
     return found
-
-
-def _value_size(size: int, text: str) -> int:
-    if not 1 <= size <= _MAX_VALUE_BYTES:
-        raise UsageError(f"--size {text}: a value of this measurement has 1 byte to 64 MiB", hint="--size 100,10k,1M")
-    return size
 
 
 def _figure(value: float) -> str:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from rmgr.cli.display.render import Column, Layout, emit, folded, paint, printable, table
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.errors import CallLost, NotFound, RmgrError, UsageError
 from rmgr.model.base.units import counted, format_duration
@@ -433,26 +432,14 @@ def _timing(future: CallFuture) -> dict[str, Any]:
     return {"timing": parts, "trace": trace}
 
 
+def _fields(view: Any, names: str, **renamed: str) -> dict[str, Any]:
+    return {name: getattr(view, name) for name in names.split()} | {name: getattr(view, field) for name, field in renamed.items()}
+
+
 def _server_shape(server: Any) -> dict[str, Any]:
-    names = {"gateway": "gateway", "site": "site", "bytes_per_second": "bytes_per_s", "round_trip": "round_trip_s", "age": "age_s"}
-    links = [{name: getattr(link, field) for name, field in names.items()} for link in server.links]
-    return {
-        "name": server.name,
-        "state": server.state,
-        "site": server.site,
-        "slots": server.slots,
-        "running": server.running,
-        "waiting": server.waiting,
-        "other": server.other,
-        "mops": server.mops,
-        "bytes_per_second": server.bytes_per_s,
-        "age": server.age_s,
-        "assigned": server.assigned,
-        "life": f"{server.life:x}",
-        "functions": list(server.functions),
-        "links": links,
-        "why": server.why,
-    }
+    told = _fields(server, "name state site slots running waiting other mops assigned why", bytes_per_second="bytes_per_s", age="age_s")
+    links = [_fields(link, "gateway site", bytes_per_second="bytes_per_s", round_trip="round_trip_s", age="age_s") for link in server.links]
+    return told | {"life": f"{server.life:x}", "functions": list(server.functions), "links": links}
 
 
 def _caller(session: Session) -> Caller:

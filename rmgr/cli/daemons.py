@@ -9,9 +9,7 @@ from typing import Any
 
 import click
 
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.words.params import DURATION, RESOURCE, SIZE, one_of
 from rmgr.config import MAX_NODES
 from rmgr.runner.host import dispositions
@@ -40,9 +38,7 @@ def _listen_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _security_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = click.option("--insecure", is_flag=True, help="listen beyond loopback although callers need no credentials")(
-        function
-    )
+    function = click.option("--insecure", is_flag=True, help="listen beyond loopback although callers need no credentials")(function)
     return click.option("--security-dir", metavar="DIR", help="its bundle of credentials (rmgr admin init)  [RMGR_SECURITY_DIR]")(function)
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmgr.cli.display.render import Column, Layout, clock, emit, iso, paint, table
-from rmgr.cli.session.command import command, command_group
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command, command_group
 from rmgr.cli.words.params import RESOURCE
+from rmgr.config import dev_file
+from rmgr.dev import keeper
 from rmgr.errors import UNREADABLE_TEXT, NotFound, StateConflict, Unavailable
 from rmgr.model.base.resources import checked_resources
 from rmgr.model.base.units import format_duration
@@ -26,7 +27,6 @@ from rmgr.runner.host import dispositions
 
 if TYPE_CHECKING:
     from rmgr.dev.cluster import DevCluster
-    from rmgr.dev.keeper import DevProcess, DevState, Fate
 
 _DIR = click.option("--dir", "directory", metavar="DIR", type=click.Path(file_okay=False), help="directory of the cluster  [~/.rmgr/dev]")
 
@@ -35,9 +35,9 @@ _DIR = click.option("--dir", "directory", metavar="DIR", type=click.Path(file_ok
 class _Row:
     """A process, and the notes of its keeper. kept_down: it was killed by `rmgr dev kill`."""
 
-    process: DevProcess
+    process: keeper.DevProcess
     state: str
-    fate: Fate
+    fate: keeper.Fate
     kept_down: bool
 
     @property
@@ -108,16 +108,7 @@ _COLUMNS = (
 @click.option("--detach", is_flag=True, help="return when the cluster is healthy and leave it running; what dies of it is restarted")
 @click.option("--no-restart", is_flag=True, help="with --detach: do not restart processes that die")
 def dev(
-    session: Session,
-    nodes: int,
-    cores: int,
-    resources: tuple[tuple[str, int], ...],
-    watchdogs: int,
-    zookeepers: int,
-    servers: int,
-    directory: str | None,
-    detach: bool,
-    no_restart: bool,
+    session: Session, resources: tuple[tuple[str, int], ...], directory: str | None, detach: bool, no_restart: bool, **counts: Any
 ) -> None:
     """Runs a whole cluster on this machine: real ZooKeeper, WatchDogs and Starters, each a process of its own.
 
@@ -129,9 +120,7 @@ def dev(
             ctx.meta["rmgr dev: directory"] = directory
         return
     from rmgr.dev.cluster import DevCluster
-    from rmgr.dev.keeper import advertise, default_directory
-
-    where = Path(directory) if directory else default_directory()
+    where = Path(directory) if directory else keeper.default_directory()
     other = _find_advertised()
     if other is not None and directory is None:
         raise StateConflict(
@@ -140,16 +129,7 @@ def dev(
         )
     has = {"gpu": 0} | checked_resources(resources)  # no two Starters may offer the same real one
     options = [word for name, count in has.items() for word in ("--resource", f"{name}={count}")]
-    made = DevCluster(
-        where,
-        nodes=nodes,
-        cores=cores,
-        watchdogs=watchdogs,
-        zookeepers=zookeepers,
-        servers=servers,
-        store=session.store or "",
-        starter_options=options,
-    )
+    made = DevCluster(where, store=session.store or "", starter_options=options, **counts)
     began, state, is_left = time.monotonic(), None, False
     with _signals_as_interrupt():
         try:
@@ -159,7 +139,7 @@ def dev(
                 state = made.state
             is_found = other is None
             if is_found:
-                advertise(state)
+                keeper.advertise(state)
             is_left = detach  # from here on commands find the cluster, and the process that started it may go
             _say_what_runs(session, state, is_found=is_found, detached=detach, seconds=time.monotonic() - began)
             if detach:
@@ -224,28 +204,20 @@ def status(session: Session, directory: str | None) -> None:
 @_DIR
 def stop(session: Session, directory: str | None) -> None:
     """Stops the cluster started by `rmgr dev`: Starters first, ZooKeeper and Cassandra last. It keeps its data."""
-    from rmgr.dev.keeper import forget, stop_processes
-
     state = _find(directory)
     if state is None:
         if directory:
             raise NotFound(f"there is no cluster in {directory}", hint="rmgr dev status shows where one runs")
-        if session.json:
-            emit({"dir": "", "stopped": False, "killed": []})
-        else:
-            sys.stdout.write("no cluster of yours runs on this machine\n")
+        session.answer({"dir": "", "stopped": False, "killed": []}, "no cluster of yours runs on this machine\n")
         return
     was_running = state.is_running
-    killed = stop_processes(state, timeout_s=session.timeout_s or 20.0)
-    forget(state)
-    if session.json:
-        emit({"dir": state.directory, "stopped": was_running, "killed": [process.id for process in killed]})
-        return
-    sys.stdout.write(
-        f"stopped the cluster in {state.directory}\n" if was_running else f"the cluster in {state.directory} was not running\n"
+    killed = keeper.stop_processes(state, timeout_s=session.timeout_s or 20.0)
+    keeper.forget(state)
+    session.answer(
+        {"dir": state.directory, "stopped": was_running, "killed": [process.id for process in killed]},
+        f"stopped the cluster in {state.directory}\n" if was_running else f"the cluster in {state.directory} was not running\n",
+        *(f"{process.role} {process.id} did not stop in time and was killed" for process in killed),
     )
-    for process in killed:
-        session.note(f"{process.role} {process.id} did not stop in time and was killed")
 
 
 @command(
@@ -259,15 +231,14 @@ def stop(session: Session, directory: str | None) -> None:
 @_DIR
 def kill(session: Session, name: str, directory: str | None) -> None:
     """Kills a process of the cluster (an ID of `rmgr dev status`), as a crash would, and keeps it from being restarted."""
-    from rmgr.dev.keeper import keep_down
-
     state, process = _process(name, directory)
-    keep_down(Path(state.directory), name, is_down=True)  # before the kill: the keeper looks twice a second
+    keeper.keep_down(Path(state.directory), name, is_down=True)  # before the kill: the keeper looks twice a second
     found = process.find()
     if found is not None:
         found.kill()
         found.wait(10.0)
-    _tell_one(session, name, f"{process.role} {name} is dead and stays so: rmgr dev start {name}", state="dead", pid=process.pid)
+    told = f"{process.role} {name} is dead and stays so: rmgr dev start {name}\n"
+    session.answer({"id": name, "state": "dead", "pid": process.pid}, told)
 
 
 @command(
@@ -281,30 +252,28 @@ def kill(session: Session, name: str, directory: str | None) -> None:
 @_DIR
 def start(session: Session, name: str, directory: str | None) -> None:
     """Restarts a process of a running cluster that `rmgr dev kill` has killed, or that died."""
-    from rmgr.dev.keeper import KEEPER, keep_down, read_recipes, read_state, started
-
     state, process = _process(name, directory)
     where = Path(state.directory)
     if not state.is_running:
         raise Unavailable(f"the cluster in {where} does not run", hint=f"rmgr dev --detach --dir {where}")
-    recipe = read_recipes(where).get(name)
+    recipe = keeper.read_recipes(where).get(name)
     if recipe is None:
         raise NotFound(f"nobody has kept how {name} is started", hint=f"rmgr dev stop --dir {where}; rmgr dev --detach --dir {where}")
-    keep_down(where, name, is_down=False)
-    if process.find() is None and not any(each.role == KEEPER and each.find() for each in state.processes):
-        started(where, name, recipe, role=process.role)
+    keeper.keep_down(where, name, is_down=False)
+    if process.find() is None and not any(each.role == keeper.KEEPER and each.find() for each in state.processes):
+        keeper.started(where, name, recipe, role=process.role)
     end_s = time.monotonic() + (session.timeout_s or 90.0)
     while True:  # the keeper may be in a long pause
-        now = next((each for each in (read_state(where) or state).processes if each.id == name), process)
+        now = next((each for each in (keeper.read_state(where) or state).processes if each.id == name), process)
         if now.find() is not None:
-            _tell_one(session, name, f"{process.role} {name} runs (pid {now.pid})", state="running", pid=now.pid)
+            session.answer({"id": name, "state": "running", "pid": now.pid}, f"{process.role} {name} runs (pid {now.pid})\n")
             return
         if time.monotonic() > end_s:
             raise Unavailable(f"{process.role} {name} has not been started", hint=f"its log: {recipe.log}; rmgr dev status")
         time.sleep(0.1)
 
 
-def _process(name: str, directory: str | None) -> tuple[DevState, DevProcess]:
+def _process(name: str, directory: str | None) -> tuple[keeper.DevState, keeper.DevProcess]:
     """Returns a cluster and its process with this id. Raises NotFound."""
     state = _find(directory)
     if state is None:
@@ -316,19 +285,10 @@ def _process(name: str, directory: str | None) -> tuple[DevState, DevProcess]:
     raise NotFound(f"the cluster has no process {name!r}", hint=f"it has {', '.join(process.id for process in state.processes)}")
 
 
-def _tell_one(session: Session, name: str, text: str, *, state: str, pid: int) -> None:
-    if session.json:
-        emit({"id": name, "state": state, "pid": pid})
-    else:
-        sys.stdout.write(f"{text}\n")
-
-
-def _rows(state: DevState) -> list[_Row]:
-    from rmgr.dev.keeper import Fate, down, read_fates
-
+def _rows(state: keeper.DevState) -> list[_Row]:
     where = Path(state.directory)
-    fates, kept = read_fates(where), down(where)
-    return [_Row(process=p, state=p.state, fate=fates.get(p.id, Fate()), kept_down=p.id in kept) for p in state.processes]
+    fates, kept = keeper.read_fates(where), keeper.down(where)
+    return [_Row(process=p, state=p.state, fate=fates.get(p.id, keeper.Fate()), kept_down=p.id in kept) for p in state.processes]
 
 
 def _shape(row: _Row) -> dict[str, Any]:
@@ -341,7 +301,7 @@ def _shape(row: _Row) -> dict[str, Any]:
 # -- drawing ------------------------------------------------------------------------------------------------------------------
 
 
-def _say_what_runs(session: Session, state: DevState, *, is_found: bool, detached: bool, seconds: float) -> None:
+def _say_what_runs(session: Session, state: keeper.DevState, *, is_found: bool, detached: bool, seconds: float) -> None:
     """Says what runs and what to type next."""
     if session.json:
         emit({"running": True, "dir": state.directory, "zookeeper": state.zookeeper, "store": state.store, "seconds": round(seconds, 3)})
@@ -397,58 +357,46 @@ def _watch(session: Session, cluster: DevCluster) -> None:
 # -- finding ------------------------------------------------------------------------------------------------------------------
 
 
-def _find_advertised() -> DevState | None:
+def _find_advertised() -> keeper.DevState | None:
     """Returns the running cluster that commands find by themselves."""
-    from rmgr.config import dev_file
-    from rmgr.dev.keeper import read_state
-
     with contextlib.suppress(OSError, KeyError, TypeError, *UNREADABLE_TEXT):
         directory = tomllib.loads(dev_file().read_text())["dev"]["directory"]
-        state = read_state(Path(directory))
+        state = keeper.read_state(Path(directory))
         return state if state is not None and state.is_running else None
     return None
 
 
-def _find(directory: str | None) -> DevState | None:
+def _find(directory: str | None) -> keeper.DevState | None:
     """Returns the cluster in `--dir`, else the advertised one, else the one in the default directory."""
-    from rmgr.dev.keeper import default_directory, read_state
-
     directory = directory or click.get_current_context().meta.get("rmgr dev: directory")
     if directory:
-        return read_state(Path(directory).resolve())
-    return _find_advertised() or read_state(default_directory())
+        return keeper.read_state(Path(directory).resolve())
+    return _find_advertised() or keeper.read_state(keeper.default_directory())
 
 
 @contextlib.contextmanager
-def _signals_as_interrupt() -> Any:
+def _handling(numbers: Sequence[int], handler: Any) -> Iterator[None]:
+    """Handles these signals so meanwhile; does nothing outside of the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in numbers if is_main}
+    try:
+        yield
+    finally:
+        for number, handled in before.items():
+            signal.signal(number, handled)
+
+
+def _signals_as_interrupt() -> contextlib.AbstractContextManager[None]:
     """Lets SIGTERM and SIGHUP (a closed terminal) stop the cluster as Ctrl-C does; under nohup it outlives the terminal."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    dispositions.begin(deaf_to=signal.valid_signals())  # Java of ZooKeeper and Cassandra inherits what is set here
-    stops = [signal.SIGTERM] if dispositions.is_deaf_to(signal.SIGHUP) else [signal.SIGTERM, signal.SIGHUP]
-    before = {number: signal.signal(number, interrupt) for number in stops}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    if threading.current_thread() is threading.main_thread():
+        dispositions.begin(deaf_to=signal.valid_signals())  # Java of ZooKeeper and Cassandra inherits what is set here
+    return _handling([signal.SIGTERM] if dispositions.is_deaf_to(signal.SIGHUP) else [signal.SIGTERM, signal.SIGHUP], interrupt)
 
 
-@contextlib.contextmanager
-def _ignoring_interrupts() -> Any:
+def _ignoring_interrupts() -> contextlib.AbstractContextManager[None]:
     """Ignores an impatient Ctrl-C while stopping, which would leave processes behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return _handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)

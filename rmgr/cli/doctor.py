@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmgr.cli.display.render import clock, emit, folded, paint, printable
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
-from rmgr.errors import NoServer, RmgrError, StoreUnavailable, WrongCluster
+from rmgr.cli.display.render import clock, folded, paint, printable
+from rmgr.cli.session import Session, WorkEnded, command
+from rmgr.errors import NoServer, RmgrError, StoreUnavailable, Unavailable, WrongCluster
+from rmgr.model.base.states import State
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.views import Level, StatusView
@@ -44,14 +43,19 @@ _NO_ROOM_SHARE = 0.99
 _SYS_RESOURCE = 24  #: number of the capability
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CheckResult:
     """Finding of one check. fix: the command to type or the thing to change; if `ok`, it is advice."""
 
     name: str
-    ok: bool
     detail: str
     fix: str = ""
+    ok: bool = True
+
+
+def failed(name: str, error: RmgrError) -> CheckResult:
+    """Returns the finding that a check has raised an error."""
+    return CheckResult(name, error.message, error.hint, ok=False)
 
 
 @command(
@@ -65,26 +69,23 @@ class CheckResult:
 def doctor(session: Session) -> None:
     """Checks this machine, the configuration, ZooKeeper, the data store and the cluster; says what is wrong and how to mend it."""
     checks: list[CheckResult] = []
-    try:
-        for check in everything(session):
-            checks.append(check)
-            if not session.json:
-                _draw(check)
-    except RmgrError as error:
-        broken = CheckResult(name="connection", ok=False, detail=error.message, fix=error.hint)
-        checks.append(broken)
+    for check in _or_error(everything(session)):
+        checks.append(check)
         if not session.json:
-            _draw(broken)
-    failed = [check for check in checks if not check.ok]
-    if session.json:
-        told = [{"name": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix} for check in checks]
-        emit({"healthy": not failed, "checks": told})
-    elif failed:
-        sys.stdout.write(f"\n{len(failed)} of {len(checks)} checks failed: {', '.join(check.name for check in failed)}\n")
-    else:
-        sys.stdout.write("\nhealthy\n")
-    if failed:
+            _draw(check)
+    wrong = [check.name for check in checks if not check.ok]
+    told = [{"name": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix} for check in checks]
+    text = f"{len(wrong)} of {len(checks)} checks failed: {', '.join(wrong)}" if wrong else "healthy"
+    session.answer({"healthy": not wrong, "checks": told}, f"\n{text}\n")
+    if wrong:
         raise WorkEnded(1)
+
+
+def _or_error(checks: Checks) -> Checks:
+    try:
+        yield from checks
+    except RmgrError as error:
+        yield failed("connection", error)
 
 
 def _draw(check: CheckResult) -> None:
@@ -126,7 +127,7 @@ def this_python(_session: Session) -> Checks:
     """Checks the interpreter and the packages."""
     version = platform.python_version()
     ok = sys.version_info >= (3, 11)
-    yield CheckResult(name="python", ok=ok, detail=f"{version} ({sys.executable})", fix="" if ok else "rmgr needs Python 3.11 or later")
+    yield CheckResult("python", f"{version} ({sys.executable})", "" if ok else "rmgr needs Python 3.11 or later", ok=ok)
     from importlib import metadata
 
     from rmgr.model.cluster.version import DISTRIBUTION
@@ -149,7 +150,7 @@ def this_python(_session: Session) -> Checks:
         elif newer and _numbers(found) >= _numbers(newer[1]):
             problems.append(f"{package} {found} is too new, it must be before {newer[1]}")
     fix = "install rmgr again into this environment, from its checkout: pip install --upgrade ." if problems else ""
-    yield CheckResult(name="packages", ok=not problems, detail="; ".join(problems) or f"{len(required)} packages are as required", fix=fix)
+    yield CheckResult("packages", "; ".join(problems) or f"{len(required)} packages are as required", fix, ok=not problems)
 
 
 def this_machine(_session: Session) -> Checks:
@@ -158,7 +159,7 @@ def this_machine(_session: Session) -> Checks:
 
     lacking = missing_parts()
     fix = "only ZooKeeper servers and rmgr dev need it: apt-get install default-jre-headless libzookeeper-java" if lacking else ""
-    yield CheckResult(name="java", ok=True, detail=lacking or f"{java()}, ZooKeeper's jars are there", fix=fix)
+    yield CheckResult("java", lacking or f"{java()}, ZooKeeper's jars are there", fix)
     if sys.platform == "linux":
         yield from containment()
     if os.name == "posix":
@@ -166,12 +167,10 @@ def this_machine(_session: Session) -> Checks:
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         low = 0 <= soft < min(_LOW_FILES, hard if hard > 0 else _LOW_FILES)
-        yield CheckResult(
-            name="open files", ok=True, detail=f"limit {soft}", fix=f"daemons with many tasks need more: ulimit -n {hard}" if low else ""
-        )
+        yield CheckResult("open files", f"limit {soft}", f"daemons with many tasks need more: ulimit -n {hard}" if low else "")
 
 
-def disk(name: str, path: str) -> CheckResult:
+def disk(path: str) -> CheckResult:
     """Checks the free space where `path` lies or will lie. Low space is only advice: the store itself reports that it is full."""
     where = Path(path)
     while not where.exists() and where != where.parent:
@@ -179,7 +178,7 @@ def disk(name: str, path: str) -> CheckResult:
     usage = shutil.disk_usage(where)
     low = usage.free < min(_LOW_DISK_BYTES, usage.total * _LOW_DISK_SHARE)
     fix = f"free some space on the file system of {where}: nothing can be stored when it is full" if low else ""
-    return CheckResult(name=name, ok=True, detail=f"{format_size(usage.free)} free of {format_size(usage.total)} at {where}", fix=fix)
+    return CheckResult("store disk", f"{format_size(usage.free)} free of {format_size(usage.total)} at {where}", fix)
 
 
 # -- configuration -------------------------------------------------------------------------------------------------------------
@@ -190,12 +189,12 @@ def configuration(session: Session) -> Checks:
     try:
         config = session.config()
     except RmgrError as error:
-        yield CheckResult(name="configuration", ok=False, detail=error.message, fix=error.hint)
+        yield failed("configuration", error)
         return
     cluster = config.cluster
     where = config.source or "variables, options, or a running rmgr dev"
     if cluster.uses_gateway:
-        yield CheckResult(name="configuration", ok=True, detail=f"gateway {cluster.gateway}; from {where}")
+        yield CheckResult("configuration", f"gateway {cluster.gateway}; from {where}")
         return
     if not cluster.zk:
         from rmgr.runtime.secured import zookeeper_security
@@ -204,13 +203,11 @@ def configuration(session: Session) -> Checks:
             zookeeper_security(config, session.shown_credentials())  # a bundle for gateways needs the name of a gateway
             cluster.hosts_and_chroot()
         except RmgrError as error:
-            yield CheckResult(name="configuration", ok=False, detail=error.message, fix=error.hint)
+            yield failed("configuration", error)
         return
-    yield CheckResult(name="configuration", ok=True, detail=f"zk {cluster.zk}, store {cluster.store or '(none)'}; from {where}")
+    yield CheckResult("configuration", f"zk {cluster.zk}, store {cluster.store or '(none)'}; from {where}")
     if not cluster.store:
-        yield CheckResult(
-            name="configuration", ok=False, detail="no data store is configured", fix="name it: --store sqlite:PATH or RMGR_STORE"
-        )
+        yield CheckResult("configuration", "no data store is configured", "name it: --store sqlite:PATH or RMGR_STORE", ok=False)
 
 
 # -- ZooKeeper -----------------------------------------------------------------------------------------------------------------
@@ -237,17 +234,15 @@ def zookeeper_servers(session: Session) -> Checks:
         name = f"zookeeper {look.server}"
         if look.finding is not ServerFinding.SERVES:
             fix = fixes.get(look.finding, "is it running? see its log; several servers: a quorum of them must run")
-            yield CheckResult(name=name, ok=look.finding is ServerFinding.ANSWERS, detail=look.what, fix=fix)
+            yield CheckResult(name, look.what, fix, ok=look.finding is ServerFinding.ANSWERS)
             continue
         version = look.fact("Zookeeper version:").split("-", 1)[0].split(",", 1)[0]
-        yield CheckResult(
-            name=name, ok=True, detail=f"{version}, {look.mode}, {counted(int(look.fact('Connections:') or 0), 'connection')}"
-        )
+        yield CheckResult(name, f"{version}, {look.mode}, {counted(int(look.fact('Connections:') or 0), 'connection')}")
         yield from measured(name, look.server, tls, is_secured=security is not None)
     serving = sum(look.finding in {ServerFinding.SERVES, ServerFinding.ANSWERS} for look in looks)
     if len(looks) > 1 and serving <= len(looks) // 2:
         detail = f"{serving} of {len(looks)} servers serve: no quorum"
-        yield CheckResult(name="zookeeper quorum", ok=False, detail=detail, fix="start the others")
+        yield CheckResult("zookeeper quorum", detail, "start the others", ok=False)
 
 _DIVERGED_FIX = (
     "while the others have a quorum: stop this server, empty its data directories (dataDir/version-2, dataLogDir/version-2; keep myid), "
@@ -258,7 +253,6 @@ _DIVERGED_FIX = (
 def measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: bool = False) -> Checks:
     """Checks what a server reports about itself beyond `srvr`, and to whom."""
     from rmgr.adapters.zookeeper.server import four_letter
-    from rmgr.errors import Unavailable
 
     host, _, port = server.rpartition(":")
     try:
@@ -274,22 +268,22 @@ def measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: 
         slow = average > _SLOW_FSYNC_MS
         fix = "give ZooKeeper's transaction log (dataLogDir) a disk of its own" if slow else ""
         detail = f"{format_duration(average / 1e3)} on average, {largest}ms at most"
-        yield CheckResult(name=f"{name} fsync", ok=not slow, detail=detail, fix=fix)
+        yield CheckResult(f"{name} fsync", detail, fix, ok=not slow)
     mismatches = facts.get("zk_digest_mismatches_count", "0")
     if mismatches != "0":
         # ZooKeeper 3.9.5: a server that loses its leader while it catches up may come back with other data than the rest
         # (NullPointerException in Learner.syncWithLeader, then "Digests are not matching").
         detail = f"its data differ from what the leader said they are ({mismatches} digests did not match since it was started)"
-        yield CheckResult(name=f"{name} data", ok=False, detail=detail, fix=_DIVERGED_FIX)
+        yield CheckResult(f"{name} data", detail, _DIVERGED_FIX, ok=False)
     limit = re.search(r"^maxClientCnxns=(\d+)", conf, re.MULTILINE)
     if limit is None:
         return
     if limit[1] != "0":
         message = f"{counted(int(limit[1]), 'connection')} from one address"
         fix = "set maxClientCnxns=0 in zoo.cfg: every client and daemon of a machine is a connection"
-        yield CheckResult(name=f"{name} maxClientCnxns", ok=int(limit[1]) >= 200, detail=message, fix=fix)
+        yield CheckResult(f"{name} maxClientCnxns", message, fix, ok=int(limit[1]) >= 200)
     else:
-        yield CheckResult(name=f"{name} maxClientCnxns", ok=True, detail="0 (no limit)")
+        yield CheckResult(f"{name} maxClientCnxns", "0 (no limit)")
 
 
 def coordination(session: Session) -> Checks:
@@ -300,35 +294,31 @@ def coordination(session: Session) -> Checks:
     try:
         asks = session.asks()
     except RmgrError as error:
-        yield CheckResult(name="session", ok=False, detail=error.message, fix=error.hint)
+        yield failed("session", error)
         return
     took_s = time.monotonic() - began
     detail = f"connected in {format_duration(took_s)}, timeout {format_duration(asks.session_timeout_s)}"
-    yield CheckResult(name="session", ok=True, detail=detail)
+    yield CheckResult("session", detail)
     began = time.monotonic()
     meta = session.ask(ReadMeta())  # with a sync
     sync_s = time.monotonic() - began
-    yield CheckResult(
-        name="latency",
-        ok=sync_s < 1,
-        detail=f"a sync took {format_duration(sync_s)}",
-        fix="" if sync_s < 1 else "ZooKeeper is overloaded or far",
-    )
+    fix = "" if sync_s < 1 else "ZooKeeper is overloaded or far"
+    yield CheckResult("latency", f"a sync took {format_duration(sync_s)}", fix, ok=sync_s < 1)
     yield from access_lists(session)
 
     known = meta.cluster_id if meta is not None else ""
     try:
         bound, note = session.data_store().cluster_id() or "", " (the data store has not been bound to it yet)"
     except WrongCluster as error:  # the store belongs to another cluster, or was emptied
-        yield CheckResult(name="cluster id", ok=False, detail=error.message, fix=error.hint)
+        yield failed("cluster id", error)
         return
     except RmgrError:
         bound, note = "", " (the data store cannot be asked)"
     if bound and bound != known:
         detail = f"ZooKeeper is of cluster {known or '(none)'}, the data store of {bound}"
-        yield CheckResult(name="cluster id", ok=False, detail=detail, fix="they do not belong together: name the right --zk and --store")
+        yield CheckResult("cluster id", detail, "they do not belong together: name the right --zk and --store", ok=False)
     else:
-        yield CheckResult(name="cluster id", ok=True, detail=known + ("" if bound else note))
+        yield CheckResult("cluster id", known + ("" if bound else note))
 
 
 def access_lists(session: Session) -> Checks:
@@ -344,11 +334,11 @@ def access_lists(session: Session) -> Checks:
         return
     report = check_tree(coordinator, limit=_MOST_ZNODES, timeout_s=session.left_s(10.0) or 10.0)
     if not report.deviations:
-        yield CheckResult(name="access lists", ok=True, detail=f"{counted(report.checked, 'znode')} looked at, each as it should be")
+        yield CheckResult("access lists", f"{counted(report.checked, 'znode')} looked at, each as it should be")
         return
     found = "; ".join(item.sentence(coordinator.lists) for item in report.deviations[:5])
     detail = f"{len(report.deviations)} of {counted(report.checked, 'znode')} have another list than they should: {found}"
-    yield CheckResult(name="access lists", ok=False, detail=detail, fix="restart a WatchDog: it mends the tree, and logs tree_secured")
+    yield CheckResult("access lists", detail, "restart a WatchDog: it mends the tree, and logs tree_secured", ok=False)
 
 
 # -- data store ----------------------------------------------------------------------------------------------------------------
@@ -365,8 +355,8 @@ def _driver() -> CheckResult:
     try:
         from rmgr.adapters.cassandra.driver import DRIVER_VERSION
     except RmgrError as error:
-        return CheckResult(name="store driver", ok=False, detail=error.message, fix=error.hint)
-    return CheckResult(name="store driver", ok=True, detail=f"cassandra-driver {DRIVER_VERSION}")
+        return failed("store driver", error)
+    return CheckResult("store driver", f"cassandra-driver {DRIVER_VERSION}")
 
 
 def data_store(session: Session) -> Checks:
@@ -378,15 +368,15 @@ def data_store(session: Session) -> Checks:
     try:
         problem = session.data_store().health(timeout_s=session.left_s(10.0) or 10.0)
     except StoreUnavailable as error:
-        yield CheckResult(name="store", ok=False, detail=f"{url} is away: {error.message}", fix=_store_fix(error.message))
+        yield CheckResult("store", f"{url} is away: {error.message}", _store_fix(error.message), ok=False)
         return
     except RmgrError as error:
-        yield CheckResult(name="store", ok=False, detail=error.message, fix=error.hint or "rmgr config show")
+        yield CheckResult("store", error.message, error.hint or "rmgr config show", ok=False)
         return
     fix = "" if problem is None else _store_fix(problem)
-    yield CheckResult(name="store", ok=problem is None, detail=problem or f"{url} reads and writes", fix=fix)
+    yield CheckResult("store", problem or f"{url} reads and writes", fix, ok=problem is None)
     if url.startswith("sqlite:"):
-        yield disk("store disk", url.removeprefix("sqlite:").removeprefix("//"))
+        yield disk(url.removeprefix("sqlite:").removeprefix("//"))
 
 
 def _store_fix(problem: str) -> str:
@@ -398,7 +388,6 @@ def _store_fix(problem: str) -> str:
 
 def cluster(session: Session) -> Checks:
     """Checks leader, WatchDogs, nodes, partitions and clocks. Exactly what `rmgr status` calls a problem of the cluster is one here."""
-    from rmgr.model.base.states import State
     from rmgr.submitter.questions import DeriveJobs, DeriveNodes, WhoLeads
 
     led = session.ask(WhoLeads(), 20.0)
@@ -412,20 +401,18 @@ def cluster(session: Session) -> Checks:
         detail = f"{epoch.leader} on {epoch.host}, epoch {epoch.epoch}, {epoch.endpoint}"
         way = f"{epoch.endpoint} cannot be reached from here: firewall, or --listen of the WatchDog"
         fix = "" if serving else f"if it has died another one takes over within seconds (look again); else {way}"
-        yield CheckResult(name="leader", ok=serving, detail=detail + ("" if serving else " does not answer"), fix=fix)
-    yield CheckResult(name="watchdogs", ok=led.watchdogs > 0, detail=counted(led.watchdogs, "candidate"))
+        yield CheckResult("leader", detail + ("" if serving else " does not answer"), fix, ok=serving)
+    yield CheckResult("watchdogs", counted(led.watchdogs, "candidate"), ok=led.watchdogs > 0)
     nodes = session.ask(DeriveNodes(), 20.0)
     detail = f"{sum(node.state == NodeState.UP for node in nodes)} of {len(nodes)} up"
-    yield CheckResult(
-        name="nodes", ok=not any(part.kind in {"node", "nodes"} and part.level == Level.PROBLEM for part in view.parts), detail=detail
-    )
+    yield CheckResult("nodes", detail, ok=not any(part.kind in {"node", "nodes"} and part.level == Level.PROBLEM for part in view.parts))
     yield from _parts(view)
     yield from _starters({node.endpoint: node.id for node in nodes if node.endpoint}, session.via, session.credentials())
     yield from _calls(session)
     jobs = session.ask(DeriveJobs(ended=True), 20.0)
     waiting = sum(job.tasks - sum(job.counts.get(state, 0) for state in State if state.is_final) for job in jobs)
     message = f"{counted(len(jobs), 'submission')} in memory, {counted(waiting, 'task')} not ended"
-    yield CheckResult(name="work", ok=True, detail=message)
+    yield CheckResult("work", message)
 
 
 def _calls(session: Session) -> Checks:
@@ -438,15 +425,15 @@ def _calls(session: Session) -> Checks:
         try:
             told = caller.asked(lambda client: client.servers("", timeout_s=3.0))
         except NoServer as error:
-            yield CheckResult(name=f"calls by {gateway}", ok=True, detail=error.message)
+            yield CheckResult(f"calls by {gateway}", error.message)
         except RmgrError as error:
             fix = "start it: rmgr submitter --listen HOST:PORT; else firewall, or another gateway: [cluster] gateway, RMGR_GATEWAY"
-            yield CheckResult(name=f"calls by {gateway}", ok=False, detail=error.message, fix=fix)
+            yield CheckResult(f"calls by {gateway}", error.message, fix, ok=False)
         else:
             able = sum(server.state in {"open", "stale", "odd"} for server in told.servers)
             who = "picks them by itself: no leader answers" if told.degraded else f"the leader picks by {told.policy}"
             detail = f"{able} of {counted(len(told.servers), 'server')} take calls; {who}"
-            yield CheckResult(name=f"calls by {gateway}", ok=True, detail=detail)
+            yield CheckResult(f"calls by {gateway}", detail)
         finally:
             caller.close()
 
@@ -457,14 +444,10 @@ def _parts(view: StatusView) -> Checks:
         if part.fix == "rmgr doctor":  # the checks above have looked at it
             continue
         name = "store, as the leader sees it" if part.kind == "store" else f"{part.kind} {part.id}".strip()
-        yield CheckResult(
-            name=name, ok=part.level != Level.PROBLEM, detail=(part.told or part.reason).removeprefix(f"{name} is "), fix=part.fix
-        )
+        yield CheckResult(name, (part.told or part.reason).removeprefix(f"{name} is "), part.fix, ok=part.level != Level.PROBLEM)
     if more := view.parts[_MOST_PARTS:]:
         is_well = all(part.level != Level.PROBLEM for part in more)
-        yield CheckResult(
-            name="more", ok=is_well, detail=f"not well: {counted(len(more), 'more part')}", fix="rmgr status --json | jq .parts"
-        )
+        yield CheckResult("more", f"not well: {counted(len(more), 'more part')}", "rmgr status --json | jq .parts", ok=is_well)
 
 
 def _answers(leader: LeaderClient) -> bool:
@@ -501,16 +484,12 @@ def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | No
             f"{item.node}: {format_size(item.disk_free_bytes)} left" for item in stats if 0 < item.disk_free_bytes < _LOW_DISK_BYTES // 4
         ]
     fix = "from this machine their live logs cannot be read: firewall, or --listen of the Starter" if silent else ""
-    yield CheckResult(
-        name="starters", ok=not silent, detail=f"no answer from {', '.join(silent)}" if silent else f"{len(endpoints)} answer", fix=fix
-    )
+    yield CheckResult("starters", f"no answer from {', '.join(silent)}" if silent else f"{len(endpoints)} answer", fix, ok=not silent)
     fix = "run a time service (chrony, systemd-timesyncd); times shown are wrong, nothing else depends on them" if skewed else ""
-    yield CheckResult(
-        name="clocks", ok=not skewed, detail=f"apart: {', '.join(skewed)}" if skewed else f"at most {format_duration(worst)} apart", fix=fix
-    )
+    yield CheckResult("clocks", f"apart: {', '.join(skewed)}" if skewed else f"at most {format_duration(worst)} apart", fix, ok=not skewed)
     if full:
         fix = "free space in --work-dir before the nodes take no work any more"
-        yield CheckResult(name="disks of nodes", ok=True, detail="; ".join(full), fix=fix)
+        yield CheckResult("disks of nodes", "; ".join(full), fix)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -525,10 +504,10 @@ def credentials(session: Session) -> Iterator[CheckResult]:
     try:
         mine = session.credentials()
     except RmgrError as error:
-        yield CheckResult(name="credentials", ok=False, detail=error.message, fix=error.hint)
+        yield failed("credentials", error)
         return
     if mine is None:
-        yield CheckResult(name="credentials", ok=True, detail="none: this is for an open cluster, on loopback")
+        yield CheckResult("credentials", "none: this is for an open cluster, on loopback")
         return
     who = mine.identity
     left_days = mine.days_left()
@@ -540,21 +519,21 @@ def credentials(session: Session) -> Iterator[CheckResult]:
     detail = f"{who.role} {who.name} of the cluster {who.cluster}, until {clock(round(mine.not_after_s * 1e6))}; {mine.directory}"
     if mine.zookeeper_auth is None:
         detail += "; for gateways"
-    yield CheckResult(name="credentials", ok=True, detail=detail, fix=fix)
+    yield CheckResult("credentials", detail, fix)
     if not session.config().cluster.uses_gateway:
         from rmgr.runtime.secured import zookeeper_security
 
         try:
             zookeeper_security(session.config(), mine)
         except RmgrError as error:
-            yield CheckResult(name="credentials", ok=False, detail=error.message, fix=error.hint)
+            yield failed("credentials", error)
 
 
 def talkative(name: str, words: set[str]) -> Iterator[CheckResult]:
     """Warns of a server that answers more four-letter words than rmgr needs: it shows anybody its clients' addresses and its paths."""
     if words:
         detail = f"shows itself and its clients to everybody who reaches it ({', '.join(sorted(words))})"
-        yield CheckResult(name=f"{name} words", ok=True, detail=detail, fix="4lw.commands.whitelist=srvr in zoo.cfg: rmgr needs no other")
+        yield CheckResult(f"{name} words", detail, "4lw.commands.whitelist=srvr in zoo.cfg: rmgr needs no other")
 
 
 def root(session: Session) -> Iterator[CheckResult]:
@@ -569,11 +548,11 @@ def root(session: Session) -> Iterator[CheckResult]:
     close = "rmgr admin init --close-root --zk HOSTS/PATH; and enforceQuota=true in zoo.cfg"
     if seen.is_open:
         detail = "anybody who reaches ZooKeeper may create below its /, without credentials, until its memory is full"
-        yield CheckResult(name="zookeeper /", ok=True, detail=detail, fix=close)
+        yield CheckResult("zookeeper /", detail, close)
     else:
-        yield CheckResult(name="zookeeper /", ok=True, detail="closed to strangers")
+        yield CheckResult("zookeeper /", "closed to strangers")
     if not seen.used:
-        yield CheckResult(name="zookeeper quotas", ok=True, detail="there are none: a user may fill its memory", fix=close)
+        yield CheckResult("zookeeper quotas", "there are none: a user may fill its memory", close)
         return
     shares = {
         place: max(there.znodes / max(1, limit.znodes), there.data_bytes / max(1, limit.data_bytes))
@@ -583,7 +562,7 @@ def root(session: Session) -> Iterator[CheckResult]:
     fix = "who has made so much there? rmgr jobs; a larger heap: rmgr admin init --close-root --zookeeper-heap SIZE"
     detail = f"{fullest} is the fullest subtree: {shares[fullest]:.0%} of its quota"
     ok = shares[fullest] < _NO_ROOM_SHARE
-    yield CheckResult(name="zookeeper quotas", ok=ok, detail=detail, fix=fix if shares[fullest] > _FULL_SHARE else "")
+    yield CheckResult("zookeeper quotas", detail, fix if shares[fullest] > _FULL_SHARE else "", ok)
 
 
 # -- containment of tasks ------------------------------------------------------------------------------------------------------
@@ -602,9 +581,7 @@ def _cgroups() -> CheckResult:
     try:
         own = Path("/proc/self/cgroup").read_text()
     except OSError as error:
-        return CheckResult(
-            name="cgroups", ok=True, detail=f"cannot be read: {error.strerror}", fix="tasks are killed by session and process tree instead"
-        )
+        return CheckResult("cgroups", f"cannot be read: {error.strerror}", "tasks are killed by session and process tree instead")
     if (root / "cgroup.controllers").exists():
         line = next((line for line in own.splitlines() if line.startswith("0::")), "0::/")
         mine = root / line[3:].strip().lstrip("/")
@@ -619,20 +596,20 @@ def _cgroups() -> CheckResult:
         "that kills its spawner can outlive its task; run Starters as a service with Delegate=yes"
     )
     fix = "" if writable else fix
-    return CheckResult(name="cgroups", ok=True, detail=detail, fix=fix)
+    return CheckResult("cgroups", detail, fix)
 
 
 def _scores() -> CheckResult:
     try:
         return judged(Path("/proc/self/status").read_text(), Path("/proc/self/oom_score_adj").read_text())
     except OSError as error:
-        return CheckResult(name="oom scores", ok=True, detail=f"cannot be read: {error.strerror}")
+        return CheckResult("oom scores", f"cannot be read: {error.strerror}")
 
 
 def judged(status: str, score: str) -> CheckResult:
     """Checks whether a root Starter keeps work among the OOM killer's first choices. status, score: this process's files in /proc."""
     held = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
     if held >> _SYS_RESOURCE & 1:
-        return CheckResult(name="oom scores", ok=True, detail="work goes before daemons when memory runs out")
+        return CheckResult("oom scores", "work goes before daemons when memory runs out")
     fix = f"a task can lower its score to {score.strip()}, that of its Starter; give Starters CAP_SYS_RESOURCE (deploy/systemd has it)"
-    return CheckResult(name="oom scores", ok=True, detail="without CAP_SYS_RESOURCE work begins with 500 and is not held there", fix=fix)
+    return CheckResult("oom scores", "without CAP_SYS_RESOURCE work begins with 500 and is not held there", fix)

@@ -8,17 +8,11 @@ from __future__ import annotations
 import itertools
 import platform
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import click
 
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.words.params import nearest, one_of
-
-if TYPE_CHECKING:
-    from rmgr.cli.words.glossary import Entry
 
 _WHERE = {
     "bash": "source <(rmgr completion bash)        # in ~/.bashrc",
@@ -44,15 +38,12 @@ def help_topic(session: Session, topic: str | None) -> None:
         return
     out = sys.stdout
     width = max(len(entry.name) for entries in shown.values() for entry in entries) + 2
-    groups = [(heading(name, kind), group) for name, entries in shown.items() for kind, group in _by_kind(entries)]
+    by_kind = {name: itertools.groupby(entries, key=lambda entry: entry.kind) for name, entries in shown.items()}
+    groups = [(heading(name, kind), [*group]) for name, kinds in by_kind.items() for kind, group in kinds]
     for number, (title, group) in enumerate(groups):
         out.write(("\n" if number else "") + paint(title, "bold", out) + "\n")
         for entry in group:
             out.write(f"  {entry.name:<{width}}{folded(entry.meaning, out, begin=width + 2, indent=width + 2)}\n")
-
-
-def _by_kind(entries: Iterable[Entry]) -> Iterator[tuple[str, list[Entry]]]:
-    return ((kind, list(group)) for kind, group in itertools.groupby(entries, key=lambda entry: entry.kind))
 
 
 @command("completion", examples="\n".join(_WHERE.values()))
@@ -61,17 +52,13 @@ def completion(session: Session, shell: str) -> None:
     """Prints the completion script of a shell."""
     from click.shell_completion import get_completion_class
 
-    from rmgr.cli.display.render import emit
     from rmgr.cli.main import cli
 
     kind = get_completion_class(shell)
     assert kind is not None
     maker = kind(cli, {}, "rmgr", "_RMGR_COMPLETE")
     script = maker.source_template % maker.source_vars()
-    if session.json:
-        emit({"shell": shell, "script": script})
-    else:
-        sys.stdout.write(script)
+    session.answer({"shell": shell, "script": script}, script)
 
 
 @command("version", examples="rmgr version\nrmgr version --json")
@@ -80,9 +67,5 @@ def version(session: Session) -> None:
     from rmgr.model.cluster.version import PROTOCOL, VERSION
 
     python = platform.python_version()
-    if session.json:
-        from rmgr.cli.display.render import emit
-
-        emit({"version": VERSION, "python": python, "protocol": PROTOCOL})
-    else:
-        sys.stdout.write(f"rmgr {VERSION} (protocol {PROTOCOL}, Python {python})\n")
+    document = {"version": VERSION, "python": python, "protocol": PROTOCOL}
+    session.answer(document, f"rmgr {VERSION} (protocol {PROTOCOL}, Python {python})\n")

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import click
 
 from rmgr.cli import IS_PROGRAM
-from rmgr.cli.session import errors
-from rmgr.cli.session.command import TableGroup, global_options, load, near
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, TableGroup, errors
+from rmgr.cli.session.commands import global_options, load, near
 
 #: section -> name -> (module:function, summary). Only existing commands are listed.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
@@ -57,12 +56,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "admin": ("admin:admin", "Set up and secure a cluster: init, init-store, add-node, revoke, ..."),
         "join": ("admin.members:join", "Make this machine a part of a secured cluster"),
     },
-    "Data": {
-        "store": ("store:store", "Values in the data store: ls, put, get, rm, share, du"),
-    },
-    "Research": {
-        "sim": ("sim:sim", "Policies on a virtual clock: traces in, schedules and measures out"),
-    },
+    "Data": {"store": ("store:store", "Values in the data store: ls, put, get, rm, share, du")},
+    "Research": {"sim": ("sim:sim", "Policies on a virtual clock: traces in, schedules and measures out")},
     "Daemons": {
         "starter": ("daemons:starter", "Run work on this machine"),
         "watchdog": ("daemons:watchdog", "Watch over nodes and work"),
@@ -183,9 +178,9 @@ def run(argv: Sequence[str]) -> int:
         from click.shell_completion import shell_complete
 
         return shell_complete(cli, {}, "rmgr", "_RMGR_COMPLETE", os.environ["_RMGR_COMPLETE"])
-    if not {*SECTIONS["Daemons"], "dev"}.intersection(argv):
-        # gRPC's own words about failed handshakes belong in the logs of daemons; people see our error. gRPC reads this at import.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # People see our errors, and daemons log errors of gRPC alone: it has a line for each failed handshake, and strangers can fail as many
+    # as they like. gRPC reads this at its import.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR" if {*SECTIONS["Daemons"], "dev"}.intersection(argv) else "NONE")
     session = Session()
     try:
         with cli.make_context("rmgr", _asked_for_help(argv), obj=session, max_content_width=_width(argv)) as ctx:

@@ -22,8 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 import click
 
 from rmgr.cli.display.render import Column, Layout, emit, printable, table
-from rmgr.cli.session.command import command, command_group
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command, command_group
 from rmgr.cli.words.params import DURATION
 from rmgr.client.specs import current_umask
 from rmgr.coord.protocol import keys
@@ -152,8 +151,7 @@ def put(session: Session, key: str, source: Path, value: str | None, overwrite: 
     given = parts_of(source) if value is None else iter([value.encode("utf-8", "surrogateescape")])
     with open_values(session) as opened:
         size = put_parts(opened, key, given, overwrite=overwrite, ttl_s=ttl_s)
-    if session.json:
-        emit({"key": key, "bytes": size})
+    session.answer({"key": key, "bytes": size})
 
 
 @command(
@@ -177,8 +175,7 @@ def get(session: Session, key: str, target: Path | None) -> None:
         found = find(opened, key)
         if target is not None:
             size = write_file(found, target)
-            if session.json:
-                emit({"key": key, "bytes": size, "encoding": found.encoding.value, "file": str(target)})
+            session.answer({"key": key, "bytes": size, "encoding": found.encoding.value, "file": str(target)})
         elif session.json:
             emit({"key": key, **content_as_json(found)})
         else:
@@ -207,10 +204,9 @@ def rm(session: Session, keys: tuple[str, ...], prefix: str | None, force: bool)
         raise UsageError("what is to be deleted?", hint="name keys, or a --prefix that is not empty")
     with open_values(session) as opened:
         deleted, missing = remove(opened, keys, prefix)
-    if session.json and not (missing and not force):
-        emit({"deleted": deleted, "missing": missing})
     if missing and not force:
         raise NotFound(f"no such key: {', '.join(missing)}", hint=f"{len(deleted)} deleted; rmgr store ls lists what is there")
+    session.answer({"deleted": deleted, "missing": missing})
 
 
 @command(
@@ -294,8 +290,7 @@ def share(session: Session, key: str, user: str, is_prefix: bool, write: bool) -
 
     with open_values(session) as opened:
         opened.values.share(key, user, write=write, is_prefix=_is_prefix(key, is_prefix))
-    if session.json:
-        emit({"key": key, "prefix": _is_prefix(key, is_prefix), "user": user, "write": write})
+    session.answer({"key": key, "prefix": _is_prefix(key, is_prefix), "user": user, "write": write})
 
 
 @command(
@@ -315,8 +310,7 @@ def unshare(session: Session, key: str, user: str, is_prefix: bool) -> None:
     with open_values(session) as opened:
         if not opened.values.unshare(key, user, is_prefix=_is_prefix(key, is_prefix)):
             raise NotFound(f"{key!r} is not shared with {user}", hint="rmgr store shares lists what is")
-    if session.json:
-        emit({"key": key, "user": user})
+    session.answer({"key": key, "user": user})
 
 
 @command("shares", group=store, examples="    rmgr store shares\n    rmgr store shares --json", exits=EXITS)
@@ -327,7 +321,8 @@ def shares(session: Session, no_header: bool) -> None:
     with open_values(session) as opened:
         found = opened.values.shares()
     if session.json:
-        emit({"shares": [_share_as_json(one) for one in found]})
+        told = [{"owner": s.owner, "user": _user_text(s.user), "key": s.key, "prefix": s.is_prefix, "write": s.write} for s in found]
+        emit({"shares": told})
         return
     columns = [
         Column(name="OWNER", text=lambda one: one.owner, keep=True),
@@ -358,8 +353,7 @@ def adopt(session: Session, keys: tuple[str, ...], prefix: str | None, owner: st
     with open_values(session) as opened:
         wanted = [*keys, *(names(opened, prefix, after="", limit=None) if prefix else ())]
         adopted = [key for key in wanted if opened.values.adopt(key, owner or "", only_nobodys=key not in keys)]
-    if session.json:
-        emit({"adopted": adopted})
+    session.answer({"adopted": adopted})
 
 
 def _is_prefix(key: str, said: bool) -> bool:
@@ -368,10 +362,6 @@ def _is_prefix(key: str, said: bool) -> bool:
 
 def _user_text(user: str) -> str:
     return "all" if user == "*" else user
-
-
-def _share_as_json(one: Any) -> dict[str, Any]:
-    return {"owner": one.owner, "user": _user_text(one.user), "key": one.key, "prefix": one.is_prefix, "write": one.write}
 
 
 # -- an open store -------------------------------------------------------------------------------------------------------------

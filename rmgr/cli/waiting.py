@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmgr.cli.display.render import emit, folded, paint, printable, told_counts
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import INTERRUPTED, WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command
+from rmgr.cli.session.errors import INTERRUPTED
 from rmgr.cli.session.tables import filter_options, positions_of
 from rmgr.cli.words.params import WORK_EXITS, exit_code_of, highest
 from rmgr.cli.words.selectors import Filter, parse, resolve, targets_of
-from rmgr.client.logs import read_ended, tail_of
+from rmgr.client.logs import read_end, tail_of
 from rmgr.coord.decisions.keeping import is_branch_not_taken
+from rmgr.coord.decisions.progress import EndFold
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.base.states import Reason, State
@@ -439,7 +439,6 @@ def read_ends(session: Session, number: int) -> Iterator[FollowedEnd]:
 
     Raises: NotFound, DataLost. Cost: reads every outcome; holds those of one fragment in memory at a time.
     """
-    from rmgr.coord.decisions.progress import EndFold
     from rmgr.procedures.snapshot import outcomes_of
     from rmgr.submitter.questions import ReadFragments
 
@@ -526,14 +525,11 @@ def how(end: FollowedEnd) -> str:
 
 def _tail(session: Session, end: FollowedEnd) -> list[str]:
     """Returns the last lines of stderr, or of stdout if stderr is empty."""
-    for number in (1, 0):
+    for stream in reversed(STREAMS):
         try:
-            store = session.data_store() if end.log_parts[number] else None
-            parts, rest = end.log_parts[number], end.log[number]
-            last = list(read_ended(store, end.submission, end.position, end.attempt, STREAMS[number], parts=parts, rest=rest))
+            lines = tail_of(list(read_end(session, end.submission, end, stream)), TAIL_LINES)
         except RmgrError as error:
             return [f"(its output cannot be read: {error.message})"]
-        lines = tail_of(last, TAIL_LINES)
         if lines:
             return [f"| {line}" for line in lines]
     return [_NO_OUTPUT]
@@ -546,7 +542,7 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
     if command is None or submission is None or not (command.out or command.err):
         return
     started: set[str] = set()  # both streams may share one file
-    for number, pattern in enumerate((command.out, command.err)):
+    for stream, option, pattern in zip(STREAMS, ("-o", "-e"), (command.out, command.err), strict=True):
         if not pattern:
             continue
         for end in sorted(item.ends.values(), key=lambda end: end.position):
@@ -557,18 +553,15 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
             )
             try:
                 if not target.parent.is_dir():
-                    where = f"{('-o', '-e')[number]} {target}: there is no directory {target.parent} here"
+                    where = f"{option} {target}: there is no directory {target.parent} here"
                     session.note(f"{where}; where a node has none either it was not written: rmgr logs {item.id_of(end)}")
                     break  # one message covers all tasks
                 if str(target) not in started and target.exists():
                     continue  # the node wrote it: the node is this machine, or shares a file system with it
                 if len(item.ends) > 1 and not has_own_name(pattern):
-                    session.note(f"{('-o', '-e')[number]} {target} stays on the nodes: several tasks write into it, %a gives each its own")
+                    session.note(f"{option} {target} stays on the nodes: several tasks write into it, %a gives each its own")
                     break
-                store = session.data_store() if end.log_parts[number] else None
-                parts = read_ended(
-                    store, end.submission, end.position, end.attempt, STREAMS[number], parts=end.log_parts[number], rest=end.log[number]
-                )
+                parts = read_end(session, end.submission, end, stream)
                 with target.open("ab") as file:
                     file.writelines(parts)
                 started.add(str(target))

@@ -22,26 +22,6 @@ from typing import TYPE_CHECKING, Any
 from rmgr.adapters.calls.asking import Attempt, CallsClient
 from rmgr.adapters.calls.links import VERSION
 from rmgr.coord.calls import caller as decisions
-from rmgr.coord.calls.caller import (
-    Acknowledge,
-    Answered,
-    Ask,
-    Begin,
-    Broken,
-    Calling,
-    Cancel,
-    Denied,
-    Event,
-    Finish,
-    LifeIs,
-    Named,
-    NoneOffers,
-    NoRoom,
-    Numbers,
-    Rejected,
-    Tick,
-    next_step,
-)
 from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome, Standing
 from rmgr.errors import CallFailed, CallLost, LimitReached, NoServer, NotConnected, NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.calls import arrays
@@ -107,7 +87,7 @@ class CallFuture(Future[Any]):
         if not super().cancel():
             return False
         if self._call is not None:
-            self._call.put(Cancel())
+            self._call.put(decisions.Cancel())
         self.set_running_or_notify_cancel()
         return True
 
@@ -129,7 +109,7 @@ class Caller:
         self.guid = bytes.fromhex(machine.guid())
         self._credentials = credentials_of(config)
         self.user = self._credentials.identity.name if self._credentials is not None else user_name()
-        self.numbers = Numbers()
+        self.numbers = decisions.Numbers()
         self.lock = threading.Lock()
         self._clients: dict[str, CallsClient] = {}
         self._interfaces: dict[str, tuple[float, Interface]] = {}
@@ -160,7 +140,7 @@ class Caller:
             self.is_closed = True
             under_way, pool, self._pool = list(self.under_way), self._pool, None
         for call in under_way:
-            call.put(Cancel())
+            call.put(decisions.Cancel())
         if pool is not None:
             pool.shutdown(wait=True)  # each tells its server first, within the deadline of that request
         end_s = machine.monotonic() + _GOODBYE_S
@@ -244,7 +224,7 @@ class _Call:
         self._fit()
         self._began_s = began_s
         self._deadline_us = round((began_s + limit_s) * 1e6)
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[decisions.Event] = queue.SimpleQueue()
         self._attempt: Attempt | None = None
         self._refusal: RmgrError | None = None
         self._answer: bytearray = bytearray()
@@ -260,7 +240,7 @@ class _Call:
         lengths = sum(len(one) for one in self._fitting.values if isinstance(one, str | bytes))
         self._sizes = json.dumps(self._fitting.sizes | ({LENGTHS: lengths} if lengths else {}))
 
-    def put(self, event: Event) -> None:
+    def put(self, event: decisions.Event) -> None:
         """Adds an event. Callable from any thread."""
         self._events.put(event)
 
@@ -285,36 +265,35 @@ class _Call:
                 self._caller.numbers.close(self.id.number)
 
     def _run_steps(self) -> Ending:
-        call, steps = next_step(
-            Calling(call=self.id, deadline_us=self._deadline_us, idempotent=self._interface.idempotent), Begin(), _now_us()
-        )
+        new = decisions.Calling(call=self.id, deadline_us=self._deadline_us, idempotent=self._interface.idempotent)
+        call, steps = decisions.next_step(new, decisions.Begin(), _now_us())
         while True:
             for step in steps:
-                if isinstance(step, Ask):
+                if isinstance(step, decisions.Ask):
                     self._open(step)
-                elif isinstance(step, Acknowledge):
+                elif isinstance(step, decisions.Acknowledge):
                     self._acknowledge()
-                elif isinstance(step, Finish):
+                elif isinstance(step, decisions.Finish):
                     return step.ending
-            event: Event = Tick()
+            event: decisions.Event = decisions.Tick()
             wake_us = call.wake_us
             with suppress(queue.Empty):
                 event = self._events.get(timeout=None if wake_us is None else max(0.0, (wake_us - _now_us()) / 1e6))
-            if _now_us() > self._deadline_us + _STOOD_US and not isinstance(event, Answered | Cancel):
+            if _now_us() > self._deadline_us + _STOOD_US and not isinstance(event, decisions.Answered | decisions.Cancel):
                 event = self._come_meanwhile() or event
-            call, steps = next_step(call, event, _now_us())
+            call, steps = decisions.next_step(call, event, _now_us())
 
-    def _come_meanwhile(self) -> Answered | Cancel | None:
+    def _come_meanwhile(self) -> decisions.Answered | decisions.Cancel | None:
         """Returns how the call has ended while this process stood still, beyond the deadline: nobody has read its answer yet."""
         end_s = machine.monotonic() + _GRACE_S
         with suppress(queue.Empty):
             while (left_s := end_s - machine.monotonic()) > 0:
                 event = self._events.get(timeout=left_s)
-                if isinstance(event, Answered | Cancel):
+                if isinstance(event, decisions.Answered | decisions.Cancel):
                     return event
         return None
 
-    def _open(self, ask: Ask) -> None:
+    def _open(self, ask: decisions.Ask) -> None:
         """Opens another request in place of the current one."""
         if self._attempt is not None:
             self._attempt.close()
@@ -340,21 +319,21 @@ class _Call:
         self._attempt = caller.client(ask.attempt - 1).attempt(message, lambda: arrays.pieces(self._parts))
         machine.Thread(target=self._read, args=(self._attempt, ask), name="rmgr-call", daemon=True).start()
 
-    def _read(self, attempt: Attempt, ask: Ask) -> None:
+    def _read(self, attempt: Attempt, ask: decisions.Ask) -> None:
         """Turns the messages of one request into events, on a thread of its own."""
         life = ask.to
         try:
             for message in attempt.messages():
                 life = self._take_message(message, ask.attempt, life)
         except LimitReached:
-            self.put(NoRoom(ask.attempt))
+            self.put(decisions.NoRoom(ask.attempt))
         except Unavailable:
-            self.put(Broken(ask.attempt))
+            self.put(decisions.Broken(ask.attempt))
         except RmgrError as error:
             self._refusal = error
-            self.put(Denied(ask.attempt, error.message))
+            self.put(decisions.Denied(ask.attempt, error.message))
         else:
-            self.put(Broken(ask.attempt))  # has no effect on a request that has its answer
+            self.put(decisions.Broken(ask.attempt))  # has no effect on a request that has its answer
         finally:
             self._caller.ending.discard(attempt)
 
@@ -363,14 +342,14 @@ class _Call:
         if what == "named":
             life = Life(message.named.server, message.named.life)
             self._trace(message.named)
-            self.put(Named(attempt, life, message.named.known))
+            self.put(decisions.Named(attempt, life, message.named.known))
         elif what == "verdict" and life is not None and message.verdict.kind in {pb.Verdict.REFUSED, pb.Verdict.BARRED}:
-            self.put(Rejected(attempt, life, message.verdict.reason, message.verdict.kind == pb.Verdict.REFUSED))
+            self.put(decisions.Rejected(attempt, life, message.verdict.reason, message.verdict.kind == pb.Verdict.REFUSED))
         elif what == "none":
             self._on_no_server(message.none, attempt)
         elif what == "over" and life is not None:
             standing = {pb.Over.ENDED: Standing.OVER, pb.Over.SILENT: Standing.SILENT}.get(message.over.kind, Standing.HEARD)
-            self.put(LifeIs(life, standing))
+            self.put(decisions.LifeIs(life, standing))
         elif what == "outcome":
             self._outcome = message.outcome
             self._answer = bytearray()
@@ -378,7 +357,7 @@ class _Call:
             size = message.outcome.bytes
             if size > arrays.MAX_BYTES and life is not None:
                 why = f"its answer has {size:,} bytes, {arrays.MAX_BYTES:,} are the most"
-                self.put(Answered(self.id, life, Ending(Outcome.FAILED, why)))
+                self.put(decisions.Answered(self.id, life, Ending(Outcome.FAILED, why)))
         elif what == "data":
             self._answer += message.data
         if what in {"outcome", "data"} and life is not None and len(self._answer) >= self._outcome.bytes:
@@ -387,22 +366,22 @@ class _Call:
 
     def _on_no_server(self, none: Any, attempt: int) -> None:
         if none.kind == pb.NoneNow.UNKNOWN:
-            self.put(NoneOffers(attempt))
+            self.put(decisions.NoneOffers(attempt))
         elif none.kind == pb.NoneNow.FULL:
-            self.put(NoRoom(attempt))
+            self.put(decisions.NoRoom(attempt))
         else:
             try:
                 self._interface = self._caller.interface(self._interface.key, fresh=True)
                 self._fit()
-                self.put(Broken(attempt))
+                self.put(decisions.Broken(attempt))
             except RmgrError as error:
                 self._refusal = error
-                self.put(Denied(attempt, error.message))
+                self.put(decisions.Denied(attempt, error.message))
 
     def _finish(self, life: Life, attempt: int) -> None:
         outcome, now_s = self._outcome, machine.monotonic()
         if outcome.kind == pb.CallOutcome.BARRED:
-            self.put(Rejected(attempt, life, outcome.error, again=False))
+            self.put(decisions.Rejected(attempt, life, outcome.error, again=False))
             return
         timing = self._future.timing
         timing.arguments, timing.waited, timing.ran = outcome.in_us / 1e6, outcome.waited_us / 1e6, outcome.ran_us / 1e6
@@ -412,7 +391,7 @@ class _Call:
         )
         timing.trace.append((6, "forward", now_s - self._named_s, words))
         why = "\n".join(part for part in (outcome.error, outcome.traceback) if part)
-        self.put(Answered(self.id, life, Ending(_OUTCOMES.get(outcome.kind, Outcome.LOST), why)))
+        self.put(decisions.Answered(self.id, life, Ending(_OUTCOMES.get(outcome.kind, Outcome.LOST), why)))
 
     def _trace(self, named: Any) -> None:
         self._named_s = machine.monotonic()

@@ -17,15 +17,14 @@ from rmgr.client import futures
 from rmgr.client.futures import check_timeout
 from rmgr.client.pickling import Functions, stays_here
 from rmgr.client.values import Values
-from rmgr.coord.protocol.ports import SessionState
+from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied
+from rmgr.submitter.questions import Asks, Question, ReadMeta
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.client.submission.engine import Engine
     from rmgr.config import Config
-    from rmgr.coord.protocol.ports import Coordinator, Store
-    from rmgr.submitter.questions import Asks, Question
     from rmgr.submitter.remote import RemoteAnswers
 
 A = TypeVar("A")
@@ -233,7 +232,6 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.model.cluster.version import check_store
     from rmgr.procedures.bootstrap import check_found
     from rmgr.runtime.secured import credentials_of
-    from rmgr.submitter.questions import ReadMeta
     from rmgr.submitter.remote import RemoteAnswers
 
     check_not_forked()

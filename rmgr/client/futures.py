@@ -352,24 +352,19 @@ class Future(BaseFuture[Any]):
 
 
 class Futures(list[Future]):
-    """A list of futures in the order of their calls; a notebook shows it as a table."""
+    """A list of futures in the order of their calls; a notebook shows it as a table: the number in each state, and the first futures."""
 
     def _repr_html_(self) -> str:
-        return table(self)
-
-
-def table(futures: Sequence[Future]) -> str:
-    """Returns HTML for a list of futures: the number in each state, and the first futures."""
-    states = Counter(future.state for future in futures)
-    counts = ", ".join(f"{count:,} {escaped(state)}" for state, count in sorted(states.items())) or "no futures"
-    rows = "".join(
-        f"<tr><td>{escaped(future.task_id)}</td><td>{escaped(future.state)}</td><td>{escaped(future.node)}</td>"
-        f"<td>{future.attempt or ''}</td></tr>"
-        for future in futures[:_SHOWN_ROWS]
-    )
-    more = f"<div>{len(futures) - _SHOWN_ROWS:,} more</div>" if len(futures) > _SHOWN_ROWS else ""
-    head = "<tr><th>task</th><th>state</th><th>node</th><th>attempt</th></tr>"
-    return f"<div>{counts}</div><table>{head}{rows}</table>{more}" if futures else f"<div>{counts}</div>"
+        states = Counter(future.state for future in self)
+        counts = ", ".join(f"{count:,} {escaped(state)}" for state, count in sorted(states.items())) or "no futures"
+        rows = "".join(
+            f"<tr><td>{escaped(future.task_id)}</td><td>{escaped(future.state)}</td><td>{escaped(future.node)}</td>"
+            f"<td>{future.attempt or ''}</td></tr>"
+            for future in self[:_SHOWN_ROWS]
+        )
+        more = f"<div>{len(self) - _SHOWN_ROWS:,} more</div>" if len(self) > _SHOWN_ROWS else ""
+        head = "<tr><th>task</th><th>state</th><th>node</th><th>attempt</th></tr>"
+        return f"<div>{counts}</div><table>{head}{rows}</table>{more}" if self else f"<div>{counts}</div>"
 
 
 def settle(ended: Sequence[tuple[Future, Settled]]) -> None:

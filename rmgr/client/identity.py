@@ -13,11 +13,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.seal import amendment_statement, record_statement, seal_blocks, spec_digest
 from rmgr.errors import PermissionDenied, RmgrError, StateConflict
 from rmgr.model.base.units import utc
+from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Amendment, Submission
+from rmgr.model.tasks.submission import Amendment, Submission, Terms
 from rmgr.runtime import machine
 from rmgr.submitter.questions import Asks, PublishCertificate, ReadCertificate, ReadRevoked, ReadSettings, UpdateSubmission
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from rmgr.config import SecurityConfig
     from rmgr.coord.decisions.changing import Changed
     from rmgr.coord.protocol.ports import Coordinator, Store
-    from rmgr.model.tasks.submission import Terms
     from rmgr.procedures.authentic import Authenticity, Deeds
     from rmgr.submitter.answers import Answers
 
@@ -202,8 +203,6 @@ def answers_here(
     coordinator: Coordinator, store: Callable[[], Store | None], credentials: Credentials | None, *, user: str = ""
 ) -> Answers:
     """Returns what answers the user's questions in this process, at ZooKeeper. user: the name in an open cluster, "" = anybody."""
-    from rmgr.coord.decisions.rights import ANYBODY, Person
-    from rmgr.model.cluster.identity import Role
     from rmgr.runtime.secured import certifier
     from rmgr.submitter.answers import Answers
 

@@ -63,7 +63,7 @@ class EndedTask(Protocol):
     def ended_us(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class OutputPiece:
     """A piece of a task's output. time_us: when it was read."""
 
@@ -181,19 +181,13 @@ class LiveOutput:
                 shown = list(stream.shown)
             self._stop(stream)
         now_us = end.ended_us or machine.wall_us()
-        for number, name in enumerate(STREAMS):
+        for skip, name in zip(shown, STREAMS, strict=True):
             if name not in self._streams_wanted:
                 continue
-            skip = shown[number]
-            store = self._reach.data_store() if end.log_parts[number] else None
-            parts, rest = end.log_parts[number], end.log[number]
-            kept = read_ended(store, self._number, end.position, end.attempt, name, parts=parts, rest=rest)
             gaps: list[Placed] = []
-            for fresh in unseen(kept, skip, on_gap=gaps.append):
+            for fresh in unseen(read_end(self._reach, self._number, end, name), skip, on_gap=gaps.append):
                 if fresh:
-                    yield OutputPiece(
-                        submission=self._number, position=end.position, attempt=end.attempt, stream=name, data=fresh, time_us=now_us
-                    )
+                    yield OutputPiece(self._number, end.position, end.attempt, name, fresh, now_us)
             if gaps:
                 self._tell_gaps(end, name, gaps)
 
@@ -333,16 +327,7 @@ class LiveOutput:
         stream.parts[number] = following
         stream.shown[number] = max(stream.shown[number], stream.at[number])
         if fresh:
-            self._pieces.put(
-                OutputPiece(
-                    submission=self._number,
-                    position=position,
-                    attempt=stream.attempt,
-                    stream=STREAMS[number],
-                    data=fresh,
-                    time_us=machine.wall_us(),
-                )
-            )
+            self._pieces.put(OutputPiece(self._number, position, stream.attempt, STREAMS[number], fresh, machine.wall_us()))
 
     def _begin(self, position: int, attempt: int, node: str, endpoint: str, shown: list[int]) -> None:
         from rmgr.adapters.rpc.services import NodeClient
@@ -360,16 +345,8 @@ class LiveOutput:
             for piece in stream.client.logs(self._number, position, attempt=stream.attempt, stream=only, follow=True, offsets=begins):
                 if piece.data:
                     stream.shown[STREAMS.index(piece.stream)] = piece.offset + len(piece.data)
-                    self._pieces.put(
-                        OutputPiece(
-                            submission=self._number,
-                            position=position,
-                            attempt=stream.attempt,
-                            stream=piece.stream,
-                            data=piece.data,
-                            time_us=piece.time_us or machine.wall_us(),
-                        )
-                    )
+                    time_us = piece.time_us or machine.wall_us()
+                    self._pieces.put(OutputPiece(self._number, position, stream.attempt, piece.stream, piece.data, time_us))
                 if piece.ended:
                     break
         except NotFound:
@@ -402,9 +379,14 @@ def claims_of(reach: NodeReach, number: int) -> list[NodeClaims]:
 # -- output of ended attempts --------------------------------------------------------------------------------------------------
 
 
-def read_ended(
-    store: Store | None, number: int, position: int, attempt: int, stream: str, *, parts: int, rest: bytes
-) -> Iterator[bytes]:
+def read_end(reach: NodeReach, number: int, end: EndedTask, stream: str) -> Iterator[bytes]:
+    """Yields one stream of an ended task as `read_ended` does; asks for the store only if parts of the stream are in it."""
+    at = STREAMS.index(stream)
+    store = reach.data_store() if end.log_parts[at] else None
+    return read_ended(store, number, end.position, end.attempt, stream, parts=end.log_parts[at], rest=end.log[at])
+
+
+def read_ended(store: Store | None, number: int, position: int, attempt: int, stream: str, *, parts: int, rest: bytes) -> Iterator[bytes]:
     """Yields one stream of an attempt from its beginning. Leaves out parts that are gone (retention) or invalid.
 
     Raises: StoreUnavailable, DataLost. Cost: one read per 16 parts, plus a listing if none of the 16 is there.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from rmgr.client.futures import Deadline, giving_slot_back
+from rmgr.client.futures import Deadline, Future, giving_slot_back
 from rmgr.client.logs import Line, LineCutter, LiveOutput, OutputPiece, claims_of, read_flushed
 from rmgr.client.progress import shown_on
 from rmgr.coord.protocol import keys
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.client.connection import Connection
     from rmgr.client.executor import Core
-    from rmgr.client.futures import Future
     from rmgr.client.tasks import Tasks
     from rmgr.submitter.questions import NodeClaims, Question
 
@@ -109,7 +108,7 @@ def _so_far(reach: ConnectionReach, number: int, wanted: dict[int, Future], stre
                     continue
                 for said in client.logs(number, task.index, attempt=task.attempt, stream=streams[0] if len(streams) == 1 else ""):
                     if said.data:
-                        yield OutputPiece(submission=number, position=task.index, attempt=task.attempt, stream=said.stream, data=said.data)
+                        yield OutputPiece(number, task.index, task.attempt, said.stream, said.data)
 
 
 def _stored_so_far(
@@ -119,7 +118,7 @@ def _stored_so_far(
         for index in range(block.first, block.end):
             for name in streams if index in wanted else ():
                 for data in read_flushed(reach.data_store(), number, index, block.attempt, name):
-                    yield OutputPiece(submission=number, position=index, attempt=block.attempt, stream=name, data=data)
+                    yield OutputPiece(number, index, block.attempt, name, data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

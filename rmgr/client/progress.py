@@ -117,7 +117,7 @@ class ProgressDisplay:
         self._stream = stream or sys.stderr
         self._trouble = trouble
         self._rate = Rate()
-        self._counts = Counts(total=0, final=0)
+        self.counts = Counts(total=0, final=0)
         self._drawn_s = -math.inf
         self._said = ""
         self._silent_since_s: float | None = None
@@ -142,13 +142,17 @@ class ProgressDisplay:
             self._draw()
             self._bar.stop()
         elif self._enabled and self._said:
-            self._write(line(self._title, self._counts, self._rate))
+            self._write(line(self._title, self.counts, self._rate))
 
     def update(self, counts: Counts) -> None:
         """Takes the current counts."""
-        self._counts = counts
+        self.counts = counts
         self._rate.add(counts.final)
         self.tick()
+
+    def tell(self, done: int, total: int) -> None:
+        """Takes counts of things of which none fails."""
+        self.update(Counts(total=total, final=done))
 
     def tick(self) -> None:
         """Redraws if it is time. Called at least every second."""
@@ -161,7 +165,7 @@ class ProgressDisplay:
                 self._draw()
         elif now - self._drawn_s >= LINE_S:
             self._drawn_s = now
-            self._said = line(self._title, self._counts, self._rate)
+            self._said = line(self._title, self.counts, self._rate)
             self._write(self._said)
 
     def say(self, text: str) -> None:
@@ -182,7 +186,7 @@ class ProgressDisplay:
 
     def _draw(self) -> None:
         self._drawn_s = machine.monotonic()
-        counts, left_s = self._counts, self._rate.left_s(self._counts)
+        counts, left_s = self.counts, self._rate.left_s(self.counts)
         speed = self._rate.per_second()
         rate = f"{speed:.0f}/s" if speed else ""
         left = f"{format_duration(left_s)} left" if left_s is not None and counts.final < counts.total else ""

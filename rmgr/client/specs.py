@@ -39,18 +39,7 @@ LAUNCHES = {"once": ONCE, "ranks": RANKS, "mpi": MPI}
 T = TypeVar("T")
 #: Options that may differ from call to call, of an Executor and of a TaskQueue.
 OF_CALLS = (
-    "name",
-    "queue",
-    "cores",
-    "memory",
-    "time",
-    "features",
-    "resources",
-    "priority",
-    "retries",
-    "backoff",
-    "resubmit",
-    "on_disconnect",
+    "name", "queue", "cores", "memory", "time", "features", "resources", "priority", "retries", "backoff", "resubmit", "on_disconnect",
 )
 OF_TASKS = (*OF_CALLS, "processes", "nodes", "launch")
 

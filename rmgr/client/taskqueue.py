@@ -61,7 +61,7 @@ from rmgr.model.base.states import State
 from rmgr.model.base.units import format_duration
 from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, Call, Fragment, KeyedPayload, Outcome
 from rmgr.model.tasks.submission import Submission, Terms, Work
-from rmgr.submitter.questions import CountFragments
+from rmgr.submitter.questions import CancelSubmission, CountFragments
 
 if TYPE_CHECKING:
     from rmgr.client.logs import Line
@@ -138,24 +138,9 @@ class TaskQueue:
             digest = connection.functions.check(function, timeout_s=timeout)
         else:
             digest = connection.functions.register(function, timeout_s=timeout)
-        options = Options(
-            queue=queue,
-            name=name or ("python" if isinstance(function, str) else name_of(function)[:200]),
-            cores=cores,
-            processes=processes,
-            nodes=nodes,
-            launch=launch or launch_of(function, several=processes > 1 or nodes > 1),
-            memory=memory,
-            time=time,
-            priority=priority,
-            retries=retries,
-            backoff=backoff,
-            resubmit=resubmit,
-            features=features,
-            resources=resources,
-            on_disconnect=on_disconnect,
-            token=token,
-        )
+        name = name or ("python" if isinstance(function, str) else name_of(function)[:200])
+        launch = launch or launch_of(function, several=processes > 1 or nodes > 1)
+        options = Options(**{key: asked[key] for key in OF_TASKS} | {"name": name, "launch": launch, "token": token})
         environment = python_environment(python=python, modules=ship(submitter.store, modules, timeout_s=timeout))
         draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest, user=submitter.user)
         opening = SubmissionOpening(submitter, draft, timeout_s=timeout)
@@ -477,8 +462,6 @@ class TaskQueue:
         if index is not None:
             self._cancel_some([index] if isinstance(index, int) else list(index), reason, timeout)
             return
-        from rmgr.submitter.questions import CancelSubmission
-
         for queue in self._variants.all():
             queue.cancel(reason=reason, timeout=timeout)
         self.connection.asks.ask(CancelSubmission(number=self.id, detail=reason), timeout_s=timeout)

@@ -29,7 +29,7 @@ from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding,
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import check_name
-from rmgr.procedures.output_keys import Fates, FatesPort
+from rmgr.procedures.output_keys import Fates, FatesPort, claim_pointers, look
 from rmgr.submitter.questions import MOST_POINTERS, Asks, FateRead, ReadFates
 
 if TYPE_CHECKING:
@@ -394,16 +394,12 @@ class Values:
         timeout: float = 30.0,
     ) -> dict[int, RmgrError]:
         """Calls `procedures.output_keys.claim_pointers`, and remembers the keys as taken."""
-        from rmgr.procedures.output_keys import claim_pointers
-
         refused = claim_pointers(self, wanted, overwrite=overwrite, decided=decided, timeout=timeout)
         self.seen.add(key for key, _ in wanted)
         return refused
 
     def check_free(self, key: str, *, timeout: float = 30.0) -> None:
         """Raises KeyExists if the output key has a value or a live task will write it; PermissionDenied if it is another user's."""
-        from rmgr.procedures.output_keys import look
-
         for error in look(self, [(key, None)], overwrite=False, timeout=timeout).refused.values():
             raise error
 
@@ -453,9 +449,7 @@ class Values:
         timeout: float = 30.0,
     ) -> None:
         """Writes pointers as `write_rows` does."""
-        self.write_rows(
-            rows, Encoding.POINTER, overwrite=overwrite, owners=owners, replaces=replaces, decided=decided, timeout=timeout
-        )
+        self.write_rows(rows, Encoding.POINTER, overwrite=overwrite, owners=owners, replaces=replaces, decided=decided, timeout=timeout)
 
     def write_rows(
         self,
@@ -659,10 +653,10 @@ def _progress_of(doing: str, of: object, progress: Progress) -> Iterator[Callabl
     if callable(progress):
         yield lambda done: progress(done, total)
         return
-    from rmgr.client.progress import Counts, ProgressDisplay
+    from rmgr.client.progress import ProgressDisplay
 
     with ProgressDisplay(f"store.{doing}_many", enabled=progress) as display:
-        yield lambda done: display.update(Counts(total=max(total, done), final=done))
+        yield lambda done: display.tell(done, max(total, done))
 
 
 class AskedFates:

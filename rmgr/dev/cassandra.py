@@ -32,7 +32,6 @@ JAVA_RELEASES = (11, 17)
 _HOW_JAVA = "apt-get install openjdk-17-jre-headless, or set JAVA_HOME to a Java 17"
 _JVM_DIRECTORY = Path("/usr/lib/jvm")
 _POLL_S = 0.05
-_LOG_TAIL_LINES = 12
 #: Time limit of a node's answer.
 _ANSWER_S = 1.0
 _CQL_OPTIONS = b"\x04\x00\x00\x00\x05\x00\x00\x00\x00"  # protocol 4, stream 0, opcode OPTIONS, empty body
@@ -289,17 +288,7 @@ class CassandraNode(ServerProcess):
             return len(answer) == 9 and answer[4] == _CQL_AUTH_SUCCESS
         return False
 
-    def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:
-        """Returns the last lines of the current process's log, for error messages."""
-        return "\n".join(self._log().decode("utf-8", "replace").splitlines()[-lines:]) or "(no log)"
-
     # -- inside
-
-    def _log(self) -> bytes:
-        with contextlib.suppress(OSError), self.log_file.open("rb") as log:
-            log.seek(self._log_start)
-            return log.read()
-        return b""
 
     @property
     def _asks_passwords(self) -> bool:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -26,21 +26,9 @@ from rmgr.adapters.identity.trust import publish
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.config import ClusterConfig, Config, SecurityConfig, user_name
 from rmgr.coord.views.snapshot import ClusterSnapshot
+from rmgr.dev import keeper
 from rmgr.dev.cassandra import CassandraNode
 from rmgr.dev.cassandra import prepare as prepare_cassandra
-from rmgr.dev.keeper import (
-    KEEPER,
-    DevProcess,
-    DevState,
-    Recipe,
-    await_ends,
-    forget,
-    kill_processes,
-    read_state,
-    stop_processes,
-    write_recipes,
-    write_state,
-)
 from rmgr.dev.server import ServerProcess, free_port
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
@@ -115,18 +103,15 @@ class DevCluster:
         tls = self.security.server_tls() if zookeeper_tls and self.security is not None else None
         self._is_guest = guest_of is not None
         self._chroot = f"{CHROOT}-{secrets.token_hex(6)}" if self._is_guest else CHROOT
+        zoo: dict[str, Any] = {"tick_ms": tick_ms, "heap_mb": heap_mb, "release": zookeeper_release, "tls": tls, "words": zookeeper_words}
         self.zookeeper: ZooKeeperServer | ZooKeeperEnsemble = guest_of or (
-            ZooKeeperServer(where, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release, tls=tls, words=zookeeper_words)
-            if zookeepers == 1
-            else ZooKeeperEnsemble(
-                where, size=zookeepers, tick_ms=tick_ms, heap_mb=heap_mb, release=zookeeper_release, tls=tls, words=zookeeper_words
-            )
+            ZooKeeperServer(where, **zoo) if zookeepers == 1 else ZooKeeperEnsemble(where, size=zookeepers, **zoo)
         )
         self._heap_mb = heap_mb
         self.cassandra = CassandraNode(self.directory / "cassandra", heap_mb=_CASSANDRA_HEAP_MB) if store == OWN_CASSANDRA else None
         if self.cassandra is not None:
             store = f"cassandra://{self.cassandra.contact}/rmgr?replication_factor=1"
-        self.state = DevState(
+        self.state = keeper.DevState(
             directory=str(self.directory),
             zookeeper=f"{self.zookeeper.hosts}{self._chroot}",
             store=store or f"sqlite:{self.directory / 'store.db'}",
@@ -134,13 +119,13 @@ class DevCluster:
             zookeeper_tls=tls is not None,
         )
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._recipes: dict[str, Recipe] = {}
+        self._recipes: dict[str, keeper.Recipe] = {}
         self._log_starts: dict[str, int] = {}  # offset in its log at which a name's current process begins
         self._coordinator: ZkCoordinator | None = None
 
     # -- life cycle -----------------------------------------------------------------------------------------------------
 
-    def start(self, *, deadline_s: float = 60.0, report: Callable[[str], None] = lambda _: None) -> DevState:
+    def start(self, *, deadline_s: float = 60.0, report: Callable[[str], None] = lambda _: None) -> keeper.DevState:
         """Starts every part, and waits until all are healthy.
 
         Args:
@@ -153,7 +138,7 @@ class DevCluster:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.security is not None:
             self.state = replace(self.state, security=str(self.security.owner))
-        old = read_state(self.directory)
+        old = keeper.read_state(self.directory)
         if old is not None and old.is_running:
             raise StateConflict(
                 f"a cluster runs in {self.directory} already", hint=f"rmgr dev stop --dir {self.directory}, or choose another --dir"
@@ -192,13 +177,13 @@ class DevCluster:
                 self.start_server(f"s{number}")
             if self._servers:
                 self.wait_servers(self._servers, deadline_s=end - time.monotonic())
-            write_recipes(self.directory, self._recipes)
+            keeper.write_recipes(self.directory, self._recipes)
         except BaseException:
             self.stop()
             raise
         return self.state
 
-    def _check_kind(self, old: DevState) -> None:
+    def _check_kind(self, old: keeper.DevState) -> None:
         """Checks that a cluster continues as the same kind: servers of another ensemble would be empty, and znodes keep their access lists.
 
         Raises: ConfigError, before anything is started.
@@ -265,7 +250,7 @@ class DevCluster:
             child.wait(10.0)
         return process.pid
 
-    def process(self, name: str) -> DevProcess:
+    def process(self, name: str) -> keeper.DevProcess:
         """Returns the newest process with this id. Raises KeyError."""
         for process in reversed(self.state.processes):
             if process.id == name:
@@ -280,9 +265,9 @@ class DevCluster:
         """
         self.look_away()
         if at_once:
-            kill_processes(self.state)
+            keeper.kill_processes(self.state)
         else:
-            stop_processes(self.state, timeout_s=timeout_s)
+            keeper.stop_processes(self.state, timeout_s=timeout_s)
         for child in self._children.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1.0)
@@ -290,7 +275,7 @@ class DevCluster:
             self.zookeeper.stop()
         if self.cassandra is not None:
             self.cassandra.stop()
-        forget(self.state)
+        keeper.forget(self.state)
 
     def __enter__(self) -> Self:
         self.start()
@@ -326,23 +311,18 @@ class DevCluster:
 
         are_new: counts only processes of this object. Entries of a cluster killed in this directory stay until their sessions end.
         """
-        end = time.monotonic() + deadline_s
-        while True:
-            for process in self.state.processes:
-                if process.find() is None:
-                    raise self._stillborn(process)
+
+        def missing() -> str:
             snapshot = self.snapshot(submissions=False)
             ours = {process.pid for process in self.state.processes}
             alive = [record for record in snapshot.nodes.values() if record.state is NodeState.UP and record.guid in snapshot.alive]
-            up = [record.node for record in alive if not are_new or record.pid in ours]
+            up = sum(not are_new or record.pid in ours for record in alive)
             leads = snapshot.leader_alive and (not are_new or (snapshot.epoch is not None and snapshot.epoch.pid in ours))
-            if len(up) >= nodes and (leads or not leader):
-                return
-            if time.monotonic() > end:
-                missing = "no leader" if leader and not leads else f"{len(up)} of {nodes} nodes up"
-                message = f"the cluster is not healthy after {format_duration(deadline_s)}: {missing}"
-                raise Unavailable(message, hint=f"logs: {self.directory / 'log'}")
-            time.sleep(_POLL_S)
+            if leader and not leads:
+                return "no leader"
+            return "" if up >= nodes else f"{up} of {nodes} nodes up"
+
+        self._await(missing, deadline_s)
 
     def wait_servers(self, count: int, *, deadline_s: float) -> None:
         """Waits until `count` servers can take calls. Raises Unavailable with the log of what is missing."""
@@ -350,23 +330,31 @@ class DevCluster:
 
         config = self.admin_config()
         caller = Caller(replace(config, cluster=replace(config.cluster, gateway=self.state.gateway)))
-        end = time.monotonic() + deadline_s
+
+        def missing() -> str:
+            there = 0
+            with contextlib.suppress(Unavailable):  # the gateway is starting
+                there = sum(server.state == "open" for server in caller.asked(lambda client: client.servers("")).servers)
+            return "" if there >= count else f"{there} of {count} servers are open"
+
         try:
-            while True:
-                for process in self.state.processes:
-                    if process.find() is None:
-                        raise self._stillborn(process)
-                there = 0
-                with contextlib.suppress(Unavailable):  # the gateway is starting
-                    there = sum(server.state == "open" for server in caller.asked(lambda client: client.servers("")).servers)
-                if there >= count:
-                    return
-                if time.monotonic() > end:
-                    message = f"the cluster is not healthy after {format_duration(deadline_s)}: {there} of {count} servers are open"
-                    raise Unavailable(message, hint=f"logs: {self.directory / 'log'}")
-                time.sleep(_POLL_S)
+            self._await(missing, deadline_s)
         finally:
             caller.close()
+
+    def _await(self, missing: Callable[[], str], deadline_s: float) -> None:
+        """Waits until `missing` names nothing. Raises Unavailable, at once if a process has ended."""
+        end = time.monotonic() + deadline_s
+        while True:
+            for process in self.state.processes:
+                if process.find() is None:
+                    raise self._stillborn(process)
+            if not (lacking := missing()):
+                return
+            if time.monotonic() > end:
+                message = f"the cluster is not healthy after {format_duration(deadline_s)}: {lacking}"
+                raise Unavailable(message, hint=f"logs: {self.directory / 'log'}")
+            time.sleep(_POLL_S)
 
     def log_file(self, name: str) -> Path:
         """Returns the file with a daemon's stderr."""
@@ -378,24 +366,18 @@ class DevCluster:
             return self.log_file(name).read_bytes()[-size_bytes:].decode("utf-8", "replace").strip()
         return "(no log)"
 
-    def _stillborn(self, process: DevProcess) -> RmgrError:
+    def _stillborn(self, process: keeper.DevProcess) -> RmgrError:
         """Returns why a daemon ended at its start: its own last words, with advice for this cluster."""
         with contextlib.suppress(OSError):
             data = self.log_file(process.id).read_bytes()[self._log_starts.get(process.id, 0) :]
             _, found, words = data.decode("utf-8", "replace").rpartition("rmgr: ")
             lines = [line.strip() for line in words.splitlines() if found and line.strip()]
-            if lines and "is expected" in lines[0]:
-                hint = (
-                    f"{self.directory / 'zookeeper'} was wiped or replaced, but the data store remembers the cluster: restore it, or begin "
-                    f"afresh elsewhere (rmgr dev --dir DIR), or give up all work and values: rm -r {self.directory}"
-                )
-                return WrongCluster(f"{process.role} {process.id} refuses to start: {lines[0]}", hint=hint)
-            if lines and "the data store is empty" in lines[0]:
-                hint = (
-                    f"restore it ({self.state.store}) from a backup, or begin afresh elsewhere (rmgr dev --dir DIR), or give up all work "
-                    f"and values: rm -r {self.directory}"
-                )
-                return WrongCluster(f"{process.role} {process.id} refuses to start: {lines[0]}", hint=hint)
+            wiped = f"{self.directory / 'zookeeper'} was wiped or replaced, but the data store remembers the cluster: restore it"
+            emptied = f"restore it ({self.state.store}) from a backup"
+            for sign, fix in (("is expected", wiped), ("the data store is empty", emptied)):
+                if lines and sign in lines[0]:
+                    hint = f"{fix}, or begin afresh elsewhere (rmgr dev --dir DIR), or give up all work and values: rm -r {self.directory}"
+                    return WrongCluster(f"{process.role} {process.id} refuses to start: {lines[0]}", hint=hint)
             if lines:
                 hint = "; ".join([*lines[1:2], f"logs: {self.directory / 'log'}"])
                 return Unavailable(f"{process.role} {process.id} ended at its start: {lines[0]}", hint=hint)
@@ -435,13 +417,13 @@ class DevCluster:
     def _spawn(self, role: str, name: str, options: Sequence[str], more: Mapping[str, str]) -> int:
         """Starts a daemon. Raises: StateConflict while a process of that name runs: without its name it would never be ended."""
         running = [found for process in self.state.processes if process.id == name and (found := process.find()) is not None]
-        if await_ends(running, timeout_s=_LEAVING_S):
+        if keeper.await_ends(running, timeout_s=_LEAVING_S):
             message = f"{role} {name} of the cluster in {self.directory} runs already (pid {running[0].pid})"
             raise StateConflict(message, hint="choose another name, or end that one first")
         log = self.log_file(name)
         argv = (sys.executable, "-m", "rmgr.cli.main", role, *options)
         variables = self.daemon_environment(role, name) | self._environment | dict(more)
-        self._recipes[name] = recipe = Recipe(argv=argv, cwd=str(self.directory), log=str(log), variables=variables)
+        self._recipes[name] = recipe = keeper.Recipe(argv=argv, cwd=str(self.directory), log=str(log), variables=variables)
         self._log_starts[name] = log.stat().st_size if log.exists() else 0
         child = recipe.start()
         self._children[name] = child
@@ -450,20 +432,20 @@ class DevCluster:
 
     def _record_server(self, role: str, name: str, server: ServerProcess) -> None:
         process = psutil.Process(server.pid or 0)
-        self._recipes[name] = Recipe(argv=tuple(process.cmdline()), cwd=process.cwd(), log=str(server.log_file))
+        self._recipes[name] = keeper.Recipe(argv=tuple(process.cmdline()), cwd=process.cwd(), log=str(server.log_file))
         self._record(role, name, process.pid)
 
     def keep(self) -> None:
         """Has processes that die restarted from now on, by a process that outlives this one (`dev/keeper.py`)."""
         argv = (sys.executable, "-m", "rmgr.dev.keeper", str(self.directory))
-        self._recipes[KEEPER] = recipe = Recipe(argv=argv, cwd=str(self.directory), log=str(self.log_file(KEEPER)))
-        write_recipes(self.directory, self._recipes)
-        self._record(KEEPER, KEEPER, recipe.start().pid)
+        self._recipes[keeper.KEEPER] = recipe = keeper.Recipe(argv=argv, cwd=str(self.directory), log=str(self.log_file(keeper.KEEPER)))
+        keeper.write_recipes(self.directory, self._recipes)
+        self._record(keeper.KEEPER, keeper.KEEPER, recipe.start().pid)
 
     def _record(self, role: str, name: str, pid: int) -> None:
         others = tuple(process for process in self.state.processes if process.id != name)
-        self.state = replace(self.state, processes=(*others, DevProcess.of(role, name, pid)))
-        write_state(self.state)
+        self.state = replace(self.state, processes=(*others, keeper.DevProcess.of(role, name, pid)))
+        keeper.write_state(self.state)
 
 
 def _several(count: int, name: str) -> str:

@@ -18,6 +18,7 @@ from typing import ClassVar, Self
 from rmgr.errors import Unavailable
 from rmgr.model.base.units import format_duration
 
+_LOG_TAIL_LINES = 20
 _GIVEN: deque[int] = deque(maxlen=256)
 """The ports that this process named last: nobody listens on most of them yet, and one port cannot serve two."""
 
@@ -83,10 +84,6 @@ class ServerProcess(ABC):
     @abstractmethod
     def is_ready(self) -> bool:
         """Whether it serves now. Asked repeatedly; answers within a second."""
-
-    @abstractmethod
-    def log_tail(self) -> str:
-        """Returns the end of the log, for error messages."""
 
     # -- life cycle
 
@@ -188,6 +185,16 @@ class ServerProcess(ABC):
     def log_file(self) -> Path:
         """File with the server's output."""
         return self.data_dir / self._log_name
+
+    def log(self) -> str:
+        """Returns what the current process has written."""
+        with contextlib.suppress(OSError):
+            return self.log_file.read_bytes()[self._log_start :].decode("utf-8", "replace")
+        return ""
+
+    def log_tail(self) -> str:
+        """Returns its last lines, for error messages."""
+        return "\n".join(self.log().splitlines()[-_LOG_TAIL_LINES:]) or "(no log)"
 
 
 def wait_all_ready(servers: Sequence[ServerProcess], deadline_s: float) -> None:

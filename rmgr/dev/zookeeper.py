@@ -6,14 +6,13 @@ RMGR_ZOOKEEPER_LIB chooses for every server without a `release`: a directory of 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from rmgr.adapters.zookeeper.server import four_letter
 from rmgr.dev import jars
@@ -22,7 +21,6 @@ from rmgr.errors import Unavailable
 
 __all__ = ["ServerTls", "ZooKeeperEnsemble", "ZooKeeperServer", "free_port", "java", "missing_parts"]
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-_LOG_TAIL_BYTES = 2000
 #: ZooKeeper's own limit is twenty ticks: only ten seconds with the short ticks of a test that wants sessions to end soon.
 _LONGEST_SESSION_MS = 60_000
 #: An idle JVM wakes five times a second, to look for unused monitors and to stop all threads for a moment; these options prevent it.
@@ -168,12 +166,6 @@ class ZooKeeperServer(ServerProcess):
         """"host:port", for clients."""
         return f"{self.host}:{self.port}"
 
-    def log_tail(self) -> str:
-        """Returns the end of the log, for error messages."""
-        with contextlib.suppress(OSError):
-            return self.log_file.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
-        return "(no log)"
-
     def mode(self) -> str:
         """Returns "standalone", "leader", "follower"; "" if it does not serve."""
         return self._say("Mode:")
@@ -226,37 +218,16 @@ class ZooKeeperServer(ServerProcess):
 
 
 class ZooKeeperEnsemble:
-    """Several servers on one machine that form a quorum; each of `servers` may be stopped, killed and started alone."""
+    """Several servers on one machine that form a quorum; each of `servers` may be stopped, killed and started alone.
 
-    def __init__(
-        self,
-        data_dir: Path | str,
-        *,
-        size: int = 3,
-        host: str = "127.0.0.1",
-        tick_ms: int = 1000,
-        heap_mb: int = 128,
-        release: str = "",
-        tls: ServerTls | None = None,
-        words: Sequence[str] = ("srvr",),
-        die_with_parent: bool = False,
-    ) -> None:
+    Args:
+        options: of each `ZooKeeperServer`.
+    """
+
+    def __init__(self, data_dir: Path | str, *, size: int = 3, host: str = "127.0.0.1", **options: Any) -> None:
         self.data_dir = Path(data_dir)
         members = {f"server.{number}": f"{host}:{free_port(host)}:{free_port(host)}" for number in range(1, size + 1)}
-        self.servers = [
-            ZooKeeperServer(
-                self.data_dir / str(number),
-                host=host,
-                tick_ms=tick_ms,
-                heap_mb=heap_mb,
-                release=release,
-                config=members,
-                tls=tls,
-                words=words,
-                die_with_parent=die_with_parent,
-            )
-            for number in range(1, size + 1)
-        ]
+        self.servers = [ZooKeeperServer(self.data_dir / str(number), host=host, config=members, **options) for number in range(1, size + 1)]
 
     @property
     def hosts(self) -> str:

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from operator import mul
 from random import Random
@@ -86,6 +87,7 @@ def run(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing, *, coun
     """
     rotation, loads = Rotation(tree, sharing.newcomers), Loads(tree)
     out = SlotsOutcome(slots, tree.processors, [-1] * len(tasks), messages=Messages(sharing.allocation) if count_messages else None)
+    change = loads.change if out.messages is None else partial(out.messages.change, loads)
     cursors: dict[int, int] = {}
     history = _History()
     homes: dict[int, int] = {}
@@ -96,10 +98,7 @@ def run(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing, *, coun
             node = choose(loads, task.size, sharing.allocation, cursors)
             if node is None:
                 raise ValueError(f"task {coming} of size {task.size} is larger than the tree of {tree.processors} processors")
-            if out.messages is not None:
-                out.messages.change(loads, node, task.weight)
-            else:
-                loads.change(node, task.weight)
+            change(node, task.weight)
             homes[coming] = node
             rotation.add(coming, node, sharing.quanta(task.length), task.weight)
             coming += 1
@@ -111,10 +110,7 @@ def run(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing, *, coun
             task, node = tasks[number], homes.pop(number)
             out.ends[number] = rotation.now
             out.useful += sharing.quanta(task.length) * task.size
-            if out.messages is not None:
-                out.messages.change(loads, node, -task.weight, came=False)
-            else:
-                loads.change(node, -task.weight)
+            change(node, -task.weight)
         if out.messages is not None and coming % 64 == 0:
             out.messages.sample(tree, rotation.lengths())
     history.note(slots, loads.longest[0])
@@ -313,12 +309,12 @@ class Messages:
         """Number of add_task and news messages for each task."""
         return (self.add_task + self.news) / self.tasks if self.tasks else 0.0
 
-    def change(self, loads: Loads, node: int, entries: int, *, came: bool = True) -> None:
-        """Changes the loads when a task enters or leaves the node's queue, and counts the messages."""
+    def change(self, loads: Loads, node: int, entries: int) -> None:
+        """Changes the loads when a task enters the node's queue, or leaves it (entries < 0), and counts the messages."""
         path = loads.tree.path(node)
         before = [self._news(loads, at) for at in path]
         loads.change(node, entries)
-        if came:
+        if entries > 0:
             self.tasks += 1
             self.add_task += len(path)  # one to the root, one along each edge
         if self.allocation is not AllocationRule.RR:

@@ -65,13 +65,13 @@ def main() -> None:
     """As `rmgr`."""
     noted: dict[str, float] = {"loaded": time.time()}
     from rmgr.cli import main as rmgr
+    from rmgr.cli import waiting
     from rmgr.cli.session.context import Session
-    from rmgr.cli.submit import run
     from rmgr.submitter.remote import RemoteAnswers
 
     RemoteAnswers.ask = _timed(noted, RemoteAnswers.ask, after="reached")  # type: ignore[method-assign]
     Session.submit = _timed(noted, Session.submit, before="checked", after="answered")  # type: ignore[method-assign]
-    ended = run.until_ended
+    ended = waiting.until_ended
 
     def until_ended(*words: Any, **named: Any) -> Any:
         answer = ended(*words, **named)
@@ -80,7 +80,7 @@ def main() -> None:
         Path(os.environ["RMGR_STAGES"]).write_text(json.dumps(noted))
         return answer
 
-    run.until_ended = until_ended
+    waiting.until_ended = until_ended
     rmgr.main(sys.argv[1:])
 
 

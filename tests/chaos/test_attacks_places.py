@@ -269,6 +269,19 @@ def test_connections_that_say_nothing_hold_nothing_and_nobody_up(flooded: Floode
             sock.close()
 
 
+def test_handshakes_that_fail_fill_no_log(flooded: Flooded) -> None:
+    host, _, port = flooded.node.endpoint.rpartition(":")
+    log = flooded.cluster.log_file("n1")
+    before = log.stat().st_size
+    for _ in range(300):
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 10) as junk:
+            junk.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            while junk.recv(1000):
+                pass
+    flooded.works()
+    assert log.stat().st_size - before < 20_000
+
+
 def _is_gone(sock: socket.socket) -> bool:
     sock.setblocking(False)
     try:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rmgr.bench.load.shaped_link import ShapedLink
+from rmgr.bench.load.call_load import ShapedLink
 from rmgr.client.calls import Caller
 from rmgr.config import load
 from rmgr.dev.cluster import DevCluster

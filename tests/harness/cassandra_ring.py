@@ -93,4 +93,4 @@ class CassandraRing:
 
 def _times_met(node: CassandraNode, other: CassandraNode) -> int:
     """Returns how often a node's log, since its start, has reported the other node up."""
-    return node._log().count(f"InetAddress /{other.address}:{other.storage_port} is now UP".encode())
+    return node.log().count(f"InetAddress /{other.address}:{other.storage_port} is now UP")

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Self
 
 from rmgr.client.submission.handle import ReadFragments
@@ -44,16 +45,6 @@ class Counting(MemoryCoordinator):
         return super().stat(path, **options)
 
 
-class _LateStore:
-    """Forwards to the store that the test may give its world later."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._world.store, name)
-
-
 class World:
     """The follower's host, and what the follower has delivered: `seen` by number of fragment, `indices` of the tasks.
 
@@ -71,11 +62,11 @@ class World:
         self.store: Any = None
         self.indices: list[tuple[int, int]] = []
         self.may_end = self.is_last = False
-        loop: Any = self
-        self.fragments = ReadFragments(
-            1, loop, _LateStore(self), self._deliver, read_tail=self._read_tail, fail=self._gone, authenticity=authenticity
-        )  # fmt: skip
-        self.follower = Follower(1, loop, self.fragments.take, self._gone, may_end=lambda: self.may_end, **options)
+        self.number, self.engine = 1, SimpleNamespace(authenticity=authenticity)
+        handle: Any = self
+        self.loop = handle
+        self.fragments = ReadFragments(handle)
+        self.follower = Follower(1, handle, self.fragments.take, self.on_dead, may_end=lambda: self.may_end, **options)
 
     @classmethod
     @contextmanager
@@ -92,17 +83,17 @@ class World:
             made.follower.stop()
             made.coordinator.close()
 
-    def _deliver(self, number: int, _fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+    def deliver(self, number: int, _fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
         self.seen.append(number)
         self.outcomes += outcomes
         self.indices += [(number, outcome.index) for outcome in outcomes]
         if self.is_last:
             self.follower.stop()
 
-    def _gone(self, error: Exception) -> None:
+    def on_dead(self, error: Exception) -> None:
         self.errors.append(error)
 
-    def _read_tail(self) -> Future[Tail]:
+    def read_tail(self) -> Future[Tail]:
         return self.io(lambda: validity.tail(self.coordinator.get(paths.tail(1)).result(60), 1))
 
     def post(self, job: Callable[[], None]) -> None:

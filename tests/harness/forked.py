@@ -52,7 +52,7 @@ _DAEMONS = frozenset({"starter", "watchdog", "submitter", "server"})
 _EARLY = ("PYTHON", "LD_", "MALLOC_", "GRPC_", "LC_", "LANG", "TZ", "OPENSSL", "SSL_", "_RMGR_COMPLETE")
 _LATE = "PYTHONFAULTHANDLER"
 #: Values that may differ: a nursery imports from ROOT anyway, and commands that a test runs in its own process set the other one.
-_SAME = {("PYTHONPATH", str(ROOT)), ("GRPC_VERBOSITY", "NONE")}
+_SAME = {("PYTHONPATH", str(ROOT)), ("GRPC_VERBOSITY", "NONE"), ("GRPC_VERBOSITY", "ERROR")}
 #: Modules that most commands use. None of them loads the library's connection, which changes how a process ends.
 _FOR_COMMANDS = (
     "rmgr.cli.main",
@@ -107,8 +107,8 @@ _FOR_COMMANDS = (
     "grpc._channel",
     "grpc.experimental",
 )
-#: Variables that gRPC reads at its import, as commands set them: their users see errors and no log.
-_OF_COMMANDS = {"GRPC_VERBOSITY": "NONE"}
+#: Variables that gRPC reads at its import, as commands and daemons set them.
+_OF_COMMANDS, _OF_DAEMONS = {"GRPC_VERBOSITY": "NONE"}, {"GRPC_VERBOSITY": "ERROR"}
 _FOR_DAEMONS = (
     "rmgr.cli.main",
     "rmgr.cli.daemons",
@@ -242,7 +242,7 @@ class _Spawners:
 
 _executed = subprocess.Popen
 _spawners = _Spawners()
-_nurseries = {True: _Nursery(_FOR_DAEMONS, {}), False: _Nursery(_FOR_COMMANDS, _OF_COMMANDS)}
+_nurseries = {True: _Nursery(_FOR_DAEMONS, _OF_DAEMONS), False: _Nursery(_FOR_COMMANDS, _OF_COMMANDS)}
 
 
 def application(text: str, *words: str, **more: Any) -> subprocess.Popen[str]:

@@ -55,7 +55,7 @@ from rmgr.runner.host.files import remove_tree
 __all__ = ["Account", "CgroupConfig", "NodeRunner", "Slot", "Worker", "WorkerSpec"]
 
 #: Variables of the Starter that never reach work.
-_PRIVATE = ("RMGR_", "NOTIFY_SOCKET", "WATCHDOG_", "LISTEN_")
+_PRIVATE = ("RMGR_", "NOTIFY_SOCKET", "WATCHDOG_", "LISTEN_", "GRPC_VERBOSITY")
 
 
 class NodeRunner:

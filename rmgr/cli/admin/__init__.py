@@ -5,8 +5,7 @@ The room holds what an administrator does once or rarely, with the administrator
 
 from __future__ import annotations
 
-from rmgr.cli.session.command import TableGroup, command_group
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, TableGroup, command_group
 
 #: name -> (module:function, what it does). Lists every command that exists.
 COMMANDS: dict[str, tuple[str, str]] = {

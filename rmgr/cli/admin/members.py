@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmgr.cli.display.render import emit
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.display.render import Column, Layout, emit, table
+from rmgr.cli.session import Session, command
 from rmgr.cli.words.params import DURATION, SIZE, listed, one_of
-from rmgr.config import toml_value
+from rmgr.config import authority_directory, toml_value, user_bundle, user_directory
 from rmgr.coord.protocol.acl import HEAP_MIB
 from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable, UsageError
+from rmgr.model.base.units import format_duration
 from rmgr.model.cluster.identity import RevokedWork, Role, check_name
 
 if TYPE_CHECKING:
@@ -109,15 +109,11 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
         config.write_text(_config(told, bundle, listens))
     nonce.unlink(missing_ok=True)
     start = f"rmgr {role} --config {config}"
-    if session.json:
-        emit({"name": name, "role": role, "bundle": str(bundle), "config": str(config), "listen": listens, "command": start})
-        return
-    if renews:
-        sys.stdout.write(f"{role} {name} has new credentials in {bundle}: restart it\n")
-        return
     reached = f"others will reach it at {listens} ([starter] listen there)\n" if listens else ""
-    sys.stdout.write(
-        f"this machine is {role} {name} now: credentials in {bundle}, configuration in {config}\n{reached}start it: {start}\n"
+    joined = f"this machine is {role} {name} now: credentials in {bundle}, configuration in {config}\n{reached}start it: {start}\n"
+    session.answer(
+        {"name": name, "role": role, "bundle": str(bundle), "config": str(config), "listen": listens, "command": start},
+        f"{role} {name} has new credentials in {bundle}: restart it\n" if renews else joined,
     )
 
 
@@ -160,8 +156,6 @@ def _read(session: Session, source: str) -> str:
 def _default_directory() -> Path:
     if os.geteuid() == 0:
         return Path("/etc/rmgr")
-    from rmgr.config import user_directory
-
     return user_directory()
 
 
@@ -237,8 +231,6 @@ def init(
     It never overwrites anything: repeat it to see what exists. Keys are files of mode 0600.
     """
     from rmgr.adapters.identity.credentials import LOCAL_HOSTS, ensure_authority, ensure_bundle, ensure_server
-    from rmgr.cli.display.render import emit
-    from rmgr.config import authority_directory
 
     where = (Path(directory).expanduser() if directory else authority_directory()).resolve()
     name = check_name(user or session.me)
@@ -256,30 +248,18 @@ def init(
         place = where / "servers" / server
         (made if ensure_server(authority, place, server, (server,)) else kept).append(place)
     root = _close_root(session, where, heap_bytes) if close_root else None
-    if session.json:
-        emit(
-            {
-                "cluster": authority.cluster,
-                "dir": str(where),
-                "made": [str(path) for path in made],
-                "kept": [str(path) for path in kept],
-                "user": {"name": name, "dir": str(own)},
-            }
-            | ({"closed": list(root.closed), "quotas": list(root.quotas)} if root is not None else {})
-        )
-        return
-    for path in made:
-        sys.stdout.write(f"made   {path}\n")
-    for path in kept:
-        sys.stdout.write(f"there  {path}\n")
+    document: dict[str, Any] = {"cluster": authority.cluster, "dir": str(where), "made": [*map(str, made)], "kept": [*map(str, kept)]}
+    document["user"] = {"name": name, "dir": str(own)}
+    lines = [f"made   {path}\n" for path in made] + [f"there  {path}\n" for path in kept]
     if root is not None:
-        sys.stdout.write(f"closed {' '.join(root.closed) or 'before'}; quotas of {len(root.quotas)} subtrees set now\n")
-    sys.stdout.write(_next_steps(authority, where, name, own, has_servers=bool(servers), is_closed=root is not None))
+        document |= {"closed": list(root.closed), "quotas": list(root.quotas)}
+        lines.append(f"closed {' '.join(root.closed) or 'before'}; quotas of {len(root.quotas)} subtrees set now\n")
+    lines.append(_next_steps(authority, where, name, own, has_servers=bool(servers), is_closed=root is not None))
+    session.answer(document, "".join(lines))
 
 
 def _close_root(session: Session, where: Path, heap_bytes: int) -> RootReport:
     """Closes ZooKeeper's root with the admin's own bundle. Raises as `close_zookeeper`."""
-    from rmgr.errors import NotConnected
     from rmgr.runtime.secured import close_zookeeper
 
     config = session.config({"security": {"dir": str(where)}})
@@ -292,7 +272,6 @@ def _close_root(session: Session, where: Path, heap_bytes: int) -> RootReport:
 def _first_user(session: Session, authority: Authority, where: Path, name: str, user_dir: str | None) -> tuple[Path, bool]:
     """Returns the user's bundle and whether it was made: where rmgr looks, if it is the caller's own and the place is free."""
     from rmgr.adapters.identity.credentials import ensure_bundle
-    from rmgr.config import user_bundle
 
     mine = Path(user_dir).expanduser().resolve() if user_dir else user_bundle() if name == session.me else None
     if mine is not None:
@@ -307,8 +286,6 @@ def _first_user(session: Session, authority: Authority, where: Path, name: str, 
 
 
 def _next_steps(authority: Authority, where: Path, name: str, own: Path, *, has_servers: bool, is_closed: bool) -> str:
-    from rmgr.config import user_bundle
-
     lines = [f"\nThe cluster is called {authority.cluster}. {where / 'ca.key'} is its root: back it up, and let nobody read it.\n"]
     if has_servers:
         lines.append(f"ZooKeeper: take {where}/servers/HOST to each server, and say zookeeper_tls = true in [security].\n")
@@ -346,7 +323,6 @@ def as_admin(session: Session, directory: str | None) -> Authority:
 def open_authority(session: Session, directory: str | None) -> tuple[Authority, Path]:
     """Returns the cluster's authority and its directory. Raises ConfigError, PermissionDenied."""
     from rmgr.adapters.identity.credentials import load_ca
-    from rmgr.config import authority_directory
 
     own = Path(session.config().security.dir).expanduser()
     # The configured bundle may be the authority, or lie below the authority that made it (AUTHORITY/bundles/NAME).
@@ -380,7 +356,6 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
     The token in it works once, and ends. Whoever has it can take the machine's place: pass it on as you would a password.
     """
     from rmgr.adapters.identity.invitation import Token
-    from rmgr.cli.display.render import emit
     from rmgr.procedures import securing
     from rmgr.runtime.secured import is_loopback
 
@@ -411,20 +386,17 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
     named = listed(hosts) or (name,)
     token = securing.invite(coordinator, ca, draft, hosts=named, lasts_s=lasts_s, renews=renews)
     line = f"echo {token} | rmgr join -"  # echo is part of the shell: everybody could see a secret among a program's arguments
-    if session.json:
-        emit({"name": name, "role": role, "token": token, "command": line, "expires_in": lasts_s})
-        return
-    from rmgr.model.base.units import format_duration
-
-    sys.stdout.write(f"{line}\n")
-    session.note(f"type that on {name}, as the user who will run its {role}, within {format_duration(lasts_s)}; it works once")
+    session.answer(
+        {"name": name, "role": role, "token": token, "command": line, "expires_in": lasts_s},
+        f"{line}\n",
+        f"type that on {name}, as the user who will run its {role}, within {format_duration(lasts_s)}; it works once",
+    )
 
 
 @command("identities", examples="rmgr admin identities\nrmgr admin identities --json", exits=_EXITS)
 @authority_option
 def identities(session: Session, authority: str | None) -> None:
     """Lists the keys that the cluster knows: of users and daemons, of invited machines, and revoked ones."""
-    from rmgr.cli.display.render import Column, Layout, emit, table
     from rmgr.procedures import securing
 
     ca = as_admin(session, authority)
@@ -470,7 +442,6 @@ def revoke(
     of computing are not lost because a laptop was. With --work hold running work is suspended until you choose again; with
     --work cancel all of it ends.
     """
-    from rmgr.cli.display.render import emit
     from rmgr.procedures import securing
 
     if not whom.strip():
@@ -487,17 +458,18 @@ def revoke(
     )
     for shared in sorted({one.role for one in made} & {Role.STARTER, Role.SUBMITTER}) if rotates else ():
         rotate_role(session, ca, shared, grace_s=grace_s)
-    if session.json:
-        emit({"revoked": [{"name": one.name, "role": one.role, "key": one.key_id, "work": one.work} for one in made]})
-        return
-    for one in made:
-        sys.stdout.write(f"{one.role} {one.name} is revoked (key {one.key_id})\n")
-    for told in sorted({one.work for one in made if one.work in _WORKS and not one.others}):
-        session.note(_TOLD[RevokedWork(told)])
-    for name in sorted({one.name for one in made if one.others}):
-        session.note(f"{name} has other keys: what only this one has signed is refused, other work of this user is as it was")
+    notes = [_TOLD[RevokedWork(told)] for told in sorted({one.work for one in made if one.work in _WORKS and not one.others})]
+    notes += [
+        f"{name} has other keys: what only this one has signed is refused, other work of this user is as it was"
+        for name in sorted({one.name for one in made if one.others})
+    ]
     if any(one.role in (Role.USER, Role.OPERATOR) for one in made):
-        session.note("who was made with --direct knows ZooKeeper's secret of gateways: rmgr admin rotate --role submitter")
+        notes.append("who was made with --direct knows ZooKeeper's secret of gateways: rmgr admin rotate --role submitter")
+    session.answer(
+        {"revoked": [{"name": one.name, "role": one.role, "key": one.key_id, "work": one.work} for one in made]},
+        "".join(f"{one.role} {one.name} is revoked (key {one.key_id})\n" for one in made),
+        *notes,
+    )
 
 
 def _state_of_key(one: KnownIdentity) -> str:
@@ -538,24 +510,21 @@ def add_user(session: Session, name: str, operator: bool, direct: bool, days: in
     """
     from rmgr.adapters.identity.credentials import write_files
     from rmgr.adapters.identity.pki import issue
-    from rmgr.cli.display.render import emit
     from rmgr.dev.keeper import read_state
 
     ca, where = open_authority(session, authority)
     role = Role.OPERATOR if operator else Role.USER
     place = Path(out).expanduser() if out else where / "bundles" / check_name(name)
     write_files(place, issue(ca, check_name(name), role, days=days, zookeeper=direct))
-    if session.json:
-        emit({"name": name, "role": role, "bundle": str(place), "direct": direct})
-        return
-    sys.stdout.write(f"{role} {name}: credentials in {place}\n")
-    session.note(_DIRECT if direct else f"{name} comes through a gateway: --gateway HOST:PORT or RMGR_GATEWAY")
-    session.note(f"hand it over as a secret (tar czf - -C {place} .); in ~/.config/rmgr/bundle of {name} rmgr finds it by itself")
+    notes = [_DIRECT if direct else f"{name} comes through a gateway: --gateway HOST:PORT or RMGR_GATEWAY"]
+    notes.append(f"hand it over as a secret (tar czf - -C {place} .); in ~/.config/rmgr/bundle of {name} rmgr finds it by itself")
     if read_state(where.parent) is not None:
-        session.note(
+        notes.append(
             f"all work of this cluster of rmgr dev runs as you: tasks of {name} can read your files, also those in {where}; "
             "where Starters run as root (rmgr starter), work runs as its user"
         )
+    document = {"name": name, "role": role, "bundle": str(place), "direct": direct}
+    session.answer(document, f"{role} {name}: credentials in {place}\n", *notes)
 
 
 @command(
@@ -578,7 +547,6 @@ def add_server(session: Session, name: str, days: int, out: str | None, authorit
     from rmgr.adapters.identity.credentials import Credentials, write_files
     from rmgr.adapters.identity.pki import issue
     from rmgr.adapters.identity.trust import publish
-    from rmgr.cli.display.render import emit
     from rmgr.runner.host.files import remove_tree
 
     ca, where = open_authority(session, authority)
@@ -591,11 +559,11 @@ def add_server(session: Session, name: str, days: int, out: str | None, authorit
     except BaseException:
         remove_tree(place)  # nobody could revoke a key that the cluster does not know
         raise
-    if session.json:
-        emit({"name": name, "role": Role.SERVER, "bundle": str(place)})
-        return
-    sys.stdout.write(f"server {name}: credentials in {place}\n")
-    session.note(f"hand it over as a secret (tar czf - -C {place} .), and start there: rmgr server --name {name} --security-dir DIR")
+    session.answer(
+        {"name": name, "role": Role.SERVER, "bundle": str(place)},
+        f"server {name}: credentials in {place}\n",
+        f"hand it over as a secret (tar czf - -C {place} .), and start there: rmgr server --name {name} --security-dir DIR",
+    )
 
 
 @command(
@@ -626,10 +594,7 @@ def rotate(session: Session, what: str, bundles: tuple[str, ...], role: str, gra
         raise UsageError(f"{bundles[0]}: secrets of ZooKeeper are those of a role, not of a bundle", hint="rmgr admin rotate --role ROLE")
     ca = as_admin(session, authority)
     rotate_role(session, ca, Role(role), grace_s=grace_s)
-    if session.json:
-        emit({"role": role, "rotated": True})
-    else:
-        sys.stdout.write(f"role {role} has a new secret of ZooKeeper\n")
+    session.answer({"role": role, "rotated": True}, f"role {role} has a new secret of ZooKeeper\n")
 
 
 def _renew_bundles(session: Session, bundles: tuple[str, ...], authority: str | None) -> None:
@@ -652,14 +617,12 @@ def _renew_bundles(session: Session, bundles: tuple[str, ...], authority: str | 
         renewed.append({"name": who.name, "role": who.role, "bundle": str(place)})
         if not session.json:
             sys.stdout.write(f"{who.role} {who.name} has new keys and certificates in {place}: restart it\n")
-    if session.json:
-        emit({"renewed": renewed})
+    session.answer({"renewed": renewed})
 
 
 def rotate_role(session: Session, authority: Authority, role: Role, *, grace_s: float) -> None:
     """Rotates a role's secret, telling each step, and says whose bundles must be made anew. Call `as_admin` before."""
     from rmgr.adapters.zookeeper.client import ZkCoordinator
-    from rmgr.errors import NotConnected
     from rmgr.procedures.securing import rotate
 
     coordinator = session.zookeeper()
@@ -680,7 +643,6 @@ def refresh_bundles(coordinator: ZkCoordinator, authority: Authority, where: Pat
     """
     from rmgr.adapters.identity.credentials import write_files
     from rmgr.adapters.identity.pki import credential, named_in, verify_certificate
-    from rmgr.config import user_bundle
     from rmgr.procedures.securing import identities
 
     revoked = {one.identity.key_id for one in identities(coordinator, authority.cert_pem) if one.is_revoked}

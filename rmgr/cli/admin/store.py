@@ -12,14 +12,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rmgr.cli.admin.members import as_admin, authority_option
-from rmgr.cli.display.render import emit, harmless_json
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.display.render import harmless_json
+from rmgr.cli.session import Session, command
+from rmgr.coord.protocol import paths
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role
@@ -139,23 +140,13 @@ def _cassandra(session: Session, url: str, replication_factor: int | None, *, dr
         )
     for line in found.advice:
         session.note(line)
-    if session.json:
-        emit(
-            {
-                "store": url,
-                "version": found.version,
-                "dry_run": dry_run,
-                "done": [*found.done],
-                "statements": [*found.statements],
-                "advice": [*found.advice],
-            }
-        )
-    elif dry_run:
-        sys.stdout.write("".join(f"{statement};\n" for statement in found.statements))
-        if not found.statements:
-            session.note(f"nothing to do: {url} has schema version {found.version}")
+    document = {"store": url, "version": found.version, "dry_run": dry_run, "done": [*found.done], "statements": [*found.statements]}
+    document["advice"] = [*found.advice]
+    if dry_run:
+        notes = [] if found.statements else [f"nothing to do: {url} has schema version {found.version}"]
+        session.answer(document, "".join(f"{statement};\n" for statement in found.statements), *notes)
     else:
-        sys.stdout.write(f"{url} is ready, schema version {found.version}{'' if found.done else ' (nothing to do)'}\n")
+        session.answer(document, f"{url} is ready, schema version {found.version}{'' if found.done else ' (nothing to do)'}\n")
 
 
 def _sqlite(session: Session, url: str, *, dry_run: bool) -> None:
@@ -173,10 +164,7 @@ def _sqlite(session: Session, url: str, *, dry_run: bool) -> None:
         store.close()
     if problem:
         raise StoreUnavailable(f"{url} cannot be used: {problem}", hint="rmgr doctor looks closer")
-    if session.json:
-        emit({"store": url, "dry_run": dry_run})
-    elif not dry_run:
-        sys.stdout.write(f"{url} is ready\n")
+    session.answer({"store": url, "dry_run": dry_run}, "" if dry_run else f"{url} is ready\n")
 
 
 # -- the lock that lets one command at a time change the schema ----------------------------------------------------------------
@@ -192,7 +180,6 @@ def schema_lock(session: Session) -> Iterator[Callable[[], None]]:
     Raises: `StateConflict` if another command holds it until the deadline; `NotConnected`, `CoordinationUnavailable`.
     """
     from rmgr.coord.ops import membership
-    from rmgr.coord.protocol import paths
     from rmgr.coord.protocol.multi import Committed, Conflict
 
     end = time.monotonic() + (session.left_s(_WAIT_S) or _WAIT_S)
@@ -276,10 +263,8 @@ def export_events(session: Session, out: str, which: str, partition: str, listed
     logs = _logs(store, family)
     if listed:
         found = [(f"{epoch}.{log}", count) for (epoch, log), count in sorted(logs.items())]
-        if session.json:
-            emit({"logs": [{"log": name, "pieces": count} for name, count in found]})
-        else:
-            sys.stdout.writelines(f"{name}\t{counted(count, 'piece')}\n" for name, count in found)
+        text = "".join(f"{name}\t{counted(count, 'piece')}\n" for name, count in found)
+        session.answer({"logs": [{"log": name, "pieces": count} for name, count in found]}, text)
         return
     from rmgr.procedures.bounded import row_of
 
@@ -293,8 +278,7 @@ def export_events(session: Session, out: str, which: str, partition: str, listed
         return
     _write(out, pieces)
     session.note(f"log {epoch}.{log} is in {out}; rmgr sim replay {out}" + ("" if session.json else " --partial if its leader still leads"))
-    if session.json:
-        emit({"log": f"{epoch}.{log}", "file": out})
+    session.answer({"log": f"{epoch}.{log}", "file": out})
 
 
 def _cut(pieces: Iterable[str], partition: str, log: str) -> Iterator[str]:
@@ -348,8 +332,6 @@ def _chosen_log(logs: dict[tuple[int, int], int], which: str, partition: str) ->
 
 
 def _write(out: str, pieces: Iterator[str]) -> None:
-    from pathlib import Path
-
     from rmgr.sim.runs.output import new_log
 
     with new_log(Path(out)) as write:

@@ -4,22 +4,19 @@ for submitted work, and another time limit for running work (UPDATE).
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmgr.cli.display.render import clock, emit, printable
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.display.render import clock, printable
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import filter_options, positions_of
-from rmgr.cli.words.moments import BEGIN, BEGINS
-from rmgr.cli.words.params import MEMORY, TIME_LIMIT_US, Parsed, listed, parse_after
+from rmgr.cli.words.params import BEGIN, BEGINS, MEMORY, TIME_LIMIT_US, Parsed, listed, parse_after
 from rmgr.cli.words.selectors import Changes, Filter, Target, parse, resolve, targets_of
 from rmgr.errors import Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
-from rmgr.model.tasks.block import PRIORITY_RANGE
+from rmgr.model.tasks.block import MOST_TASKS, PRIORITY_RANGE, TaskRanges, ranges_of
 
 if TYPE_CHECKING:
     from rmgr.coord.decisions.changing import Changed
@@ -52,14 +49,10 @@ Order = Callable[[int], "Question[Changed]"]
 def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filter) -> None:
     """Ends work: waiting work at once; running work by SIGTERM, then SIGKILL."""
     targets = select(session, selectors, chosen, may_be_none=True)
-    _tell(session, cancel_targets(session, targets, reason=reason), "cancelled")
+    _tell_ids(session, cancel_targets(session, targets, reason=reason), "cancelled")
 
 
-@command(
-    "hold",
-    examples="rmgr hold 42\nrmgr hold --queue default --name 'sweep-*'\nrmgr hold all",
-    exits=_EXITS,
-)
+@command("hold", examples="rmgr hold 42\nrmgr hold --queue default --name 'sweep-*'\nrmgr hold all", exits=_EXITS)
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
 @click.option("--reason", metavar="TEXT", default="", help="reason, shown by show and explain")
 @filter_options
@@ -68,7 +61,7 @@ def hold(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filt
     from rmgr.submitter.questions import HoldSubmission
 
     targets = _whole_submissions(select(session, selectors, chosen), "hold")
-    _tell(session, _change_all(session, targets, lambda number: HoldSubmission(number=number, detail=reason)), "held")
+    _tell_ids(session, _change_all(session, targets, lambda number: HoldSubmission(number=number, detail=reason)), "held")
 
 
 @command("release", examples="rmgr release 42\nrmgr release all", exits=_EXITS)
@@ -79,7 +72,7 @@ def release(session: Session, selectors: tuple[str, ...], chosen: Filter) -> Non
     from rmgr.submitter.questions import ReleaseSubmission
 
     targets = _whole_submissions(select(session, selectors, chosen), "release")
-    _tell(session, _change_all(session, targets, lambda number: ReleaseSubmission(number=number)), "released")
+    _tell_ids(session, _change_all(session, targets, lambda number: ReleaseSubmission(number=number)), "released")
 
 
 def cancel_ids(session: Session, ids: Sequence[str], *, reason: str) -> Changes:
@@ -98,7 +91,7 @@ def cancel_targets(session: Session, targets: Sequence[Target], *, reason: str) 
             _cancel_tasks(session, target, reason, changes)
         else:
             why = _change(session, target.submission, lambda number: CancelSubmission(number=number, detail=reason))
-            changes.add(target.ids, _always(why))
+            changes.add(target.ids, why)
             if not why and not session.query().has_leader():
                 _order_kill(session, target.submission)
     return changes
@@ -118,7 +111,7 @@ def _order_kill(session: Session, number: int) -> None:
 def _change_all(session: Session, targets: Sequence[Target], order: Order) -> Changes:
     changes = Changes()
     for target in targets:
-        changes.add(target.ids, _always(_change(session, target.submission, order)))
+        changes.add(target.ids, _change(session, target.submission, order))
     return changes
 
 
@@ -131,7 +124,6 @@ def _change(session: Session, number: int, order: Order) -> str:
 
 
 def _cancel_tasks(session: Session, target: Target, reason: str, changes: Changes) -> None:
-    from rmgr.model.tasks.block import MOST_TASKS, TaskRanges, ranges_of
     from rmgr.submitter.questions import MOST_RANGES, CancelTasks, ReadRecord
 
     number = target.submission
@@ -149,7 +141,7 @@ def _cancel_tasks(session: Session, target: Target, reason: str, changes: Change
         first, count, state = before[at - 1] if (at := bisect_right(firsts, position)) else (0, 0, None)
         state = state if position < first + count else None
         late = "" if gone.covers(position, position + 1) else "it has ended meanwhile"
-        changes.add([id_], _always(f"it has ended {state}" if state else late))
+        changes.add([id_], f"it has ended {state}" if state else late)
 
 # -- `rmgr update` -------------------------------------------------------------------------------------------------------------
 
@@ -192,6 +184,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
     priority and time limit of everybody's work. Cores and queue can change only while none of the work runs.
     rmgr show ID tells who has changed what, and when.
     """
+    from rmgr.cli.display import shapes
     from rmgr.coord.views.submission import changes_in_words
     from rmgr.model.tasks.submission import Terms
 
@@ -215,8 +208,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
         numbers.append(target.submission)
     for item in terms.after or ():
         session.query().job(item.submission)  # or NotFound
-    changes: dict[str, dict[str, Any]] = {}
-    unchanged: dict[str, str] = {}
+    changes, made = Changes(), dict[str, dict[str, Any]]()
     refused: list[RmgrError] = []
     for number in numbers:
         try:
@@ -225,18 +217,18 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
             refused.append(error)
             changed, why = {}, error.message
         except RmgrError:
-            for done, what in changes.items():  # before the error says that no more can be done
+            for done, what in made.items():  # before the error says that no more can be done
                 session.note(f"{done}: {changes_in_words(what, clock)}")
             raise
-        if why:
-            unchanged[str(number)] = why
-        else:
-            changes[str(number)] = changed
+        changes.add([str(number)], why)
+        if not why:
+            made[str(number)] = changed
     if refused and len(refused) == len(numbers):
         for other in refused[1:]:
             session.note(other.message)
         raise refused[0]
-    _tell_changed(session, changes, unchanged)
+    text = "".join(f"{number}: {printable(changes_in_words(changed, clock))}\n" for number, changed in made.items())
+    _tell(session, changes, text, {"changes": {number: shapes.changed(changed) for number, changed in made.items()}})
 
 
 def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any], str]:
@@ -264,22 +256,6 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
     if terms.priority is not None and (told := idle_priority(read_settings(session)[0], done.after.queue)):
         session.note(f"{number}: {told}")
     return differences(done.before, done.after), ""
-
-
-def _tell_changed(session: Session, changes: dict[str, dict[str, Any]], unchanged: dict[str, str]) -> None:
-    from rmgr.cli.display import shapes
-    from rmgr.coord.views.submission import changes_in_words
-
-    if session.json:
-        told = {number: shapes.changed(changed) for number, changed in changes.items()}
-        emit({"changed": list(changes), "unchanged": [{"id": id_, "why": why} for id_, why in unchanged.items()], "changes": told})
-        return
-    for number, changed in changes.items():
-        sys.stdout.write(f"{number}: {printable(changes_in_words(changed, clock))}\n")
-    for number, why in unchanged.items():
-        session.note(f"{number}: {why}")
-    if not changes and not unchanged:
-        session.note("nothing is there to be changed")
 
 
 # -- selection and answer ------------------------------------------------------------------------------------------------------
@@ -310,18 +286,11 @@ def _whole_submissions(targets: list[Target], verb: str) -> list[Target]:
     return targets
 
 
-def _tell(session: Session, changes: Changes, verb: str) -> None:
-    if session.json:
-        emit({"changed": changes.changed, "unchanged": [{"id": id_, "why": why} for id_, why in changes.unchanged]})
-        return
-    if changes.changed:
-        sys.stdout.write(f"{verb} {' '.join(changes.changed)}\n")
-    for id_, why in changes.unchanged:
-        session.note(f"{id_}: {why}")
-    if not changes.changed and not changes.unchanged:
-        session.note("nothing is there to be changed")
+def _tell_ids(session: Session, changes: Changes, verb: str) -> None:
+    _tell(session, changes, f"{verb} {' '.join(changes.changed)}\n" if changes.changed else "", {})
 
 
-def _always(why: str) -> Callable[[str], str]:
-    """Returns a function that says the same for each id."""
-    return lambda _id: why
+def _tell(session: Session, changes: Changes, text: str, more: dict[str, Any]) -> None:
+    document = {"changed": changes.changed, "unchanged": [{"id": id_, "why": why} for id_, why in changes.unchanged], **more}
+    notes = [f"{id_}: {why}" for id_, why in changes.unchanged]
+    session.answer(document, text, *(notes if notes or changes.changed else ["nothing is there to be changed"]))

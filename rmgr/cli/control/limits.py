@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,13 +9,14 @@ import click
 
 from rmgr.cli.control.operate import apply_settings, read_settings
 from rmgr.cli.display.render import Column, Layout, emit, table
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.cli.words.params import Parsed
-from rmgr.errors import UsageError
+from rmgr.errors import Unavailable, UsageError
 from rmgr.model.base.units import format_size
+from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.queue import BOUNDS, CORES, JOBS, UserLimits
+from rmgr.submitter.questions import ReadSettings, ReadUse
 
 if TYPE_CHECKING:
     from rmgr.adapters.rpc.services import UseAnswer
@@ -108,8 +108,6 @@ def _rows(user: str, told: UseAnswer) -> list[_Row]:
 def _ask(session: Session, user: str) -> UseAnswer:
     """Asks the gateway or the leader; if neither answers, returns what a leader told last."""
     from rmgr.adapters.rpc.services import UseClient
-    from rmgr.errors import Unavailable
-    from rmgr.model.cluster.identity import Role
 
     via = session.via
     endpoint = via or session.query().leader_endpoint()
@@ -131,7 +129,6 @@ def _ask(session: Session, user: str) -> UseAnswer:
 def _last_told(session: Session, user: str, problem: str) -> UseAnswer:
     """Returns the settings, and what a leader last counted for users who have a cap: Starters go by it, too."""
     from rmgr.adapters.rpc.services import UseAnswer, UserUse
-    from rmgr.submitter.questions import ReadSettings, ReadUse
 
     limits, last = session.ask(ReadSettings()).settings.limits, session.ask(ReadUse(user=user))
     used = {name: has for name, has in ((CORES, last.cores), (JOBS, last.jobs)) if limits.of(name, user)}
@@ -184,13 +181,12 @@ def limit(session: Session, user: str | None, cores: int | str | None, jobs: int
     limits = _with_cap(_with_cap(settings.limits, user, CORES, cores), user, JOBS, jobs)
     if limits != settings.limits:
         apply_settings(session, replace(settings, limits=limits), version)
-    if session.json:
-        emit(_limit_document(user, limits) | {"changed": limits != settings.limits})
-        return
+    text = ""
     for name, what, given in ((CORES, "cores", cores), (JOBS, "open jobs", jobs)):
         if given is not None:
             old, new = (_text(each.of(name, user)) for each in (settings.limits, limits))
-            sys.stdout.write(f"{user or 'everybody'}: {what} {old} -> {new}\n")
+            text += f"{user or 'everybody'}: {what} {old} -> {new}\n"
+    session.answer(_limit_document(user, limits) | {"changed": limits != settings.limits}, text)
 
 
 def _with_cap(limits: UserLimits, user: str, name: str, cap: int | str | None) -> UserLimits:

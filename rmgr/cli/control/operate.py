@@ -9,36 +9,25 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
 from rmgr.cli.display.render import emit
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.tables import named_nodes, positions_of
 from rmgr.cli.words.params import DURATION_US, nearest
 from rmgr.cli.words.selectors import parse_one, resolve
+from rmgr.coord.decisions.rights import Person, check_operator
 from rmgr.errors import DeadlineExceeded, Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
 from rmgr.model.base.states import State
 from rmgr.model.base.units import counted
-from rmgr.model.tasks.block import StopRequest
+from rmgr.model.cluster.identity import Role
+from rmgr.model.tasks.array import shown_index
+from rmgr.model.tasks.block import StopRequest, job_label
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Backoff
-from rmgr.submitter.questions import (
-    ApplySettings,
-    Asks,
-    DrainNode,
-    MoveTask,
-    ReadDrain,
-    ReadMoved,
-    ReadRecord,
-    ReadSettings,
-    ReadVacated,
-    ResumeNode,
-    VacateNode,
-)
+from rmgr.submitter import questions
 
 if TYPE_CHECKING:
     from rmgr.model.cluster.node import Drain
@@ -47,6 +36,7 @@ if TYPE_CHECKING:
     from rmgr.model.views import TaskView
 
 _Answer = TypeVar("_Answer")
+_Order: TypeAlias = questions.MoveTask | questions.VacateNode
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 _MOVED_EXITS = """\
 0 done (of several: some were), 1 it was refused or the job has ended (it says why), 2 usage, or no node could run it, 3 no such id or node,
@@ -89,7 +79,7 @@ def drain(session: Session, nodes: tuple[str, ...], reason: str, migrate: bool) 
 
 def _empty_node(session: Session, node: str) -> dict[str, Any]:
     """Moves the node's placed jobs elsewhere; returns the jobs `moved`, and those `left` with the reason."""
-    (answer,) = _order_moves(session, [(node, VacateNode(node=node, guid=uuid.uuid4().hex))])
+    (answer,) = _order_moves(session, [(node, questions.VacateNode(node=node, guid=uuid.uuid4().hex))])
     if isinstance(answer, RmgrError):
         raise answer
     shown = _ids_of_jobs(session, [(number, index) for number, index, _ in (*answer.done, *answer.left)])
@@ -176,15 +166,12 @@ def migrate(session: Session, selector: str, to: str, grace_us: int) -> None:
 
 def _ids_of_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
     """Returns (submission, position) -> the id that users know."""
-    from rmgr.model.tasks.array import shown_index
-    from rmgr.model.tasks.block import job_label
-
     found = {}
     arrays: dict[int, str] = {}
     for number, index in jobs:
         if number not in arrays:
             try:
-                arrays[number] = session.ask(ReadRecord(number=number)).record.array
+                arrays[number] = session.ask(questions.ReadRecord(number=number)).record.array
             except NotFound:  # the submission has ended meanwhile, and was removed
                 arrays[number] = ""
         array = arrays[number]
@@ -199,7 +186,7 @@ def _ask_jobs(session: Session, selector: str, *, stays: bool = False, to: str =
     asked = [
         (
             str(record.id) if not record.array and task.position == 0 else task.id,
-            MoveTask(
+            questions.MoveTask(
                 number=record.id,
                 guid=uuid.uuid4().hex,
                 stays=stays,
@@ -222,19 +209,17 @@ def _ask_jobs(session: Session, selector: str, *, stays: bool = False, to: str =
             done += [{"id": shown, "detail": told} for _, _, told in answer.done]
     if len(tasks) == 1 and errors:
         raise errors[0]
-    if session.json:
-        emit({"changed": [one["id"] for one in done], "unchanged": left, "details": done})
-    else:
-        for one in done:
-            sys.stdout.write(f"{one['id']}: {one['detail']}\n")
-        for one in left:
-            session.note(f"{one['id']}: {one['why']}")
+    session.answer(
+        {"changed": [one["id"] for one in done], "unchanged": left, "details": done},
+        "".join(f"{one['id']}: {one['detail']}\n" for one in done),
+        *(f"{one['id']}: {one['why']}" for one in left),
+    )
     worse = max((error.exit_code for error in errors if not isinstance(error, StateConflict)), default=0)
     if worse or (left and not done):
         raise WorkEnded(worse or 1)
 
 
-def _latest_error(session: Session, order: MoveTask, shown: str, error: RmgrError) -> RmgrError:
+def _latest_error(session: Session, order: questions.MoveTask, shown: str, error: RmgrError) -> RmgrError:
     """Returns the error to report for a job that refused, or that ended or was held meanwhile."""
     if not isinstance(error, StateConflict):
         return error
@@ -253,7 +238,7 @@ def _running(session: Session, selector: str) -> tuple[Submission, Sequence[Task
     job = session.query().job(number)
     if job.state.is_final:
         raise StateConflict(f"{number} does not run: it has ended {job.state}", hint=f"rmgr show {number}")
-    record = session.ask(ReadRecord(number=number)).record
+    record = session.ask(questions.ReadRecord(number=number)).record
     if record.rigid is None:
         raise StateConflict(
             f"{number} is pulled work (queue {record.queue}): its tasks cannot save their state or move",
@@ -268,18 +253,18 @@ def _running(session: Session, selector: str) -> tuple[Submission, Sequence[Task
     return record, found
 
 
-def _order_moves(session: Session, asked: Sequence[tuple[str, MoveTask | VacateNode]]) -> list[StopRequest | RmgrError]:
+def _order_moves(session: Session, asked: Sequence[tuple[str, _Order]]) -> list[StopRequest | RmgrError]:
     """Gives all orders at once: each takes as long as its job."""
     timeout_s = session.left_s(_PATIENCE_S) or _PATIENCE_S
     if not session.query().has_leader():
         session.note("no WatchDog leads just now: the one that will is asked")
-    elif isinstance(asked[0][1], MoveTask):
+    elif isinstance(asked[0][1], questions.MoveTask):
         shown = asked[0][0] if len(asked) == 1 else f"each of {counted(len(asked), 'job')}"
         session.note(f"{shown} is asked to save its state, and has its grace for that; Ctrl-C ends the wait, and no job")
     return move_each(session.asks(), asked, deadline_s=time.monotonic() + timeout_s)
 
 
-def move_each(asks: Asks, asked: Sequence[tuple[str, MoveTask | VacateNode]], *, deadline_s: float) -> list[StopRequest | RmgrError]:
+def move_each(asks: questions.Asks, asked: Sequence[tuple[str, _Order]], *, deadline_s: float) -> list[StopRequest | RmgrError]:
     """Sends all orders, then waits for each answer.
 
     Args: asked: (the job or node, for messages; the order). deadline_s: monotonic.
@@ -288,18 +273,18 @@ def move_each(asks: Asks, asked: Sequence[tuple[str, MoveTask | VacateNode]], *,
         leader carries it out); CoordinationUnavailable.
     """
 
-    def send(shown: str, order: MoveTask | VacateNode) -> None:
+    def send(shown: str, order: _Order) -> None:
         asks.ask(order, timeout_s=_left_s(shown, order, deadline_s))
 
     sent = [(shown, order, _result_or_error(partial(send, shown, order))) for shown, order in asked]
 
-    def answer(shown: str, order: MoveTask | VacateNode, error: RmgrError | None) -> StopRequest:
+    def answer(shown: str, order: _Order, error: RmgrError | None) -> StopRequest:
         if error is not None:
             raise error
         result = _wait_for_answer(asks, shown, order, deadline_s)
         if result.error:
             raise _ERRORS.get(result.code, RmgrError)(result.error, hint=result.hint)
-        if not result.done and len(result.left) == 1 and isinstance(order, MoveTask):
+        if not result.done and len(result.left) == 1 and isinstance(order, questions.MoveTask):
             raise StateConflict(result.left[0][2], hint=_look_at(order, shown))
         return result
 
@@ -313,10 +298,14 @@ def _result_or_error(call: Callable[[], _Answer]) -> _Answer | RmgrError:
         return error
 
 
-def _wait_for_answer(asks: Asks, shown: str, order: MoveTask | VacateNode, deadline_s: float) -> StopRequest:
+def _wait_for_answer(asks: questions.Asks, shown: str, order: _Order, deadline_s: float) -> StopRequest:
     """Waits for the answer to one order."""
     pauses = Backoff(_SOON_S, _SELDOM_S, factor=1.5)
-    look = ReadMoved(number=order.number, guid=order.guid) if isinstance(order, MoveTask) else ReadVacated(node=order.node, guid=order.guid)
+    look: questions.ReadMoved | questions.ReadVacated
+    if isinstance(order, questions.MoveTask):
+        look = questions.ReadMoved(number=order.number, guid=order.guid)
+    else:
+        look = questions.ReadVacated(node=order.node, guid=order.guid)
     while True:
         found = asks.ask(look, timeout_s=_left_s(shown, order, deadline_s))
         if found.answered:
@@ -324,15 +313,15 @@ def _wait_for_answer(asks: Asks, shown: str, order: MoveTask | VacateNode, deadl
         machine.sleep(min(pauses.next_s(), _left_s(shown, order, deadline_s)))
 
 
-def _left_s(shown: str, order: MoveTask | VacateNode, deadline_s: float) -> float:
+def _left_s(shown: str, order: _Order, deadline_s: float) -> float:
     left_s = deadline_s - machine.monotonic()
     if left_s <= 0:
         raise DeadlineExceeded(f"{shown}: it is not known in time what came of it, and it goes on", hint=_look_at(order, shown))
     return min(_ASK_S, left_s)
 
 
-def _look_at(order: MoveTask | VacateNode, shown: str) -> str:
-    return f"rmgr nodes {order.node}; rmgr jobs" if isinstance(order, VacateNode) else f"rmgr show {shown}; rmgr status"
+def _look_at(order: _Order, shown: str) -> str:
+    return f"rmgr nodes {order.node}; rmgr jobs" if isinstance(order, questions.VacateNode) else f"rmgr show {shown}; rmgr status"
 
 
 # -- orders of operators -------------------------------------------------------------------------------------------------------
@@ -340,13 +329,13 @@ def _look_at(order: MoveTask | VacateNode, shown: str) -> str:
 
 def read_drain(session: Session, node: str) -> Drain | None:
     """Returns the drain of a node, or None if it has none."""
-    return session.ask(ReadDrain(node=node))
+    return session.ask(questions.ReadDrain(node=node))
 
 
 def drain_node(session: Session, node: str, reason: str) -> None:
     """Drains a node, or replaces the reason. Raises PermissionDenied, StateConflict, CoordinationUnavailable."""
     for_operators(session, "draining a node")
-    session.ask(DrainNode(node=node, reason=reason))
+    session.ask(questions.DrainNode(node=node, reason=reason))
 
 
 def resume_node(session: Session, node: str) -> bool:
@@ -354,15 +343,13 @@ def resume_node(session: Session, node: str) -> bool:
     if read_drain(session, node) is None:
         return False
     for_operators(session, "resuming a node")
-    return session.ask(ResumeNode(node=node))
+    return session.ask(questions.ResumeNode(node=node))
 
 
 def for_operators(session: Session, what: str) -> None:
     """Refuses early, in words, what ZooKeeper would refuse; a gateway knows the operators and refuses itself. Raises PermissionDenied."""
     credentials = session.shown_credentials()
     if credentials is not None and not session.config().cluster.uses_gateway:
-        from rmgr.coord.decisions.rights import Person, check_operator
-        from rmgr.model.cluster.identity import Role
 
         who = credentials.identity
         check_operator(Person(name=who.name, role=who.role, is_operator=who.role is not Role.USER), what)
@@ -370,7 +357,7 @@ def for_operators(session: Session, what: str) -> None:
 
 def read_settings(session: Session) -> tuple[ClusterSettings, int]:
     """Returns the cluster's settings with their version. Raises StateConflict if there are none."""
-    told = session.ask(ReadSettings())
+    told = session.ask(questions.ReadSettings())
     return told.settings, told.version
 
 
@@ -379,4 +366,4 @@ def apply_settings(session: Session, settings: ClusterSettings, version: int) ->
 
     Raises: StateConflict if somebody else has changed them meanwhile, or if a removed queue still holds work.
     """
-    session.ask(ApplySettings(settings=settings, version=version))
+    session.ask(questions.ApplySettings(settings=settings, version=version))

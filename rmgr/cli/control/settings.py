@@ -41,9 +41,8 @@ from typing import Any, get_type_hints
 import click
 
 from rmgr.cli.control.operate import apply_settings, read_settings
-from rmgr.cli.display.render import clock, emit, iso
-from rmgr.cli.session.command import command, command_group
-from rmgr.cli.session.context import Session
+from rmgr.cli.display.render import clock, iso
+from rmgr.cli.session import Session, command, command_group
 from rmgr.config import Config, check_file, line_of, nearest, toml_key, toml_value, without_secrets
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.model.base.ids import check_name
@@ -89,22 +88,16 @@ def show(session: Session, of_cluster: bool) -> None:
     """Prints the configuration as a usable file; with --cluster the settings that `rmgr config apply` takes."""
     if of_cluster:
         settings, version = read_settings(session)
-        if session.json:
-            who = {"by": settings.changed_by, "since": iso(settings.changed_us)}
-            emit({"version": version, "settings": to_document(settings), **who})
-        else:
-            if settings.changed_by:
-                session.note(f"changed last by {settings.changed_by}, {clock(settings.changed_us)}")
-            sys.stdout.write(to_toml(settings))
+        who = {"by": settings.changed_by, "since": iso(settings.changed_us)}
+        notes = [f"changed last by {settings.changed_by}, {clock(settings.changed_us)}"] if settings.changed_by else []
+        session.answer({"version": version, "settings": to_document(settings), **who}, to_toml(settings), *notes)
         return
     loaded = session.config()
-    if session.json:
-        emit({"source": loaded.source or None, "config": _sections(loaded)})
-        return
-    where = loaded.source or "defaults, variables and options (no file)"
-    sys.stdout.write(f"# from {where}\n")
-    for section, values in _sections(loaded).items():
-        sys.stdout.write(f"\n[{section}]\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items()))
+    sections = _sections(loaded)
+    text = f"# from {loaded.source or 'defaults, variables and options (no file)'}\n"
+    for section, values in sections.items():
+        text += f"\n[{section}]\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items())
+    session.answer({"source": loaded.source or None, "config": sections}, text)
 
 
 @command(
@@ -129,10 +122,7 @@ def check(session: Session, file: Path | None) -> None:
     else:
         _check_store(file, check_file(file))
         kind, name = "configuration", str(file)
-    if session.json:
-        emit({"file": name, "kind": kind, "ok": True})
-    else:
-        sys.stdout.write(f"{name}: {kind}, nothing wrong\n")
+    session.answer({"file": name, "kind": kind, "ok": True}, f"{name}: {kind}, nothing wrong\n")
 
 
 def _check_store(file: Path, loaded: Config) -> None:
@@ -172,25 +162,21 @@ def apply(session: Session, file: Path, dry_run: bool, remove: bool) -> None:
         )
     if changes and not dry_run:
         apply_settings(session, wanted, version)
-    if session.json:
-        emit({"applied": not dry_run, "changes": [{"key": key, "from": old, "to": new} for key, old, new in changes]})
-        return
     defaults = _flat(to_document(ClusterSettings(queues=(QueueSpec(name="x"),))))
-    for name in sorted(_queue_names(wanted) - _queue_names(present)):
-        sys.stdout.write(f"queues.{name}: added\n")
-    for name in sorted(_queue_names(present) - _queue_names(wanted)):
-        sys.stdout.write(f"queues.{name}: removed\n")
+    lines = [f"queues.{name}: added\n" for name in sorted(_queue_names(wanted) - _queue_names(present))]
+    lines += [f"queues.{name}: removed\n" for name in sorted(_queue_names(present) - _queue_names(wanted))]
     for key, old, new in changes:
         last = key.rpartition(".")[2]
         if new is None or (old is None and new == defaults.get(f"queues.x.{last}")):
             continue  # part of a removed queue, or a value that a new queue leaves at its default
-        sys.stdout.write(f"{key}: {_value_in_words(old)} -> {_value_in_words(new)}\n")
+        lines.append(f"{key}: {_value_in_words(old)} -> {_value_in_words(new)}\n")
     if not changes:
-        sys.stdout.write("nothing changes: these are the settings of the cluster\n")
-    elif dry_run:
-        session.note("nothing was changed (--dry-run)")
+        lines.append("nothing changes: these are the settings of the cluster\n")
+    notes = ["nothing was changed (--dry-run)"] if changes and dry_run else []
     if gone and dry_run and not remove:
-        session.note(f"it leaves out what is set, and needs --remove: {', '.join(gone)}")
+        notes.append(f"it leaves out what is set, and needs --remove: {', '.join(gone)}")
+    document = {"applied": not dry_run, "changes": [{"key": key, "from": old, "to": new} for key, old, new in changes]}
+    session.answer(document, "".join(lines), *notes)
 
 
 def left_out(file: Path, present: ClusterSettings, wanted: ClusterSettings) -> list[str]:

@@ -135,10 +135,7 @@ def job_columns(now_us: int, *, of_all: bool = False) -> tuple[Column, ...]:
         Column(name="WORK", text=lambda j: str(j.work), default=False),
         Column(name="COMMAND", text=lambda j: j.command, default=False),
         Column(name="SLOTS", text=lambda j: j.slots, default=False),
-        *(
-            _count_column(state)
-            for state in ("INITIAL", "STARTING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED")
-        ),
+        *(_count_column(state) for state in ("INITIAL", "STARTING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED")),
     )
 
 

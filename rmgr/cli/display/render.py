@@ -25,25 +25,9 @@ _TELLS = ("REASON", "WHY", "ERROR", "FIX", "SUBMITTED", "STARTED")
 
 #: Colours of words that are states.
 STATE_STYLES = {
-    "INITIAL": "yellow",
-    "HELD": "magenta",
-    "RUNNING": "cyan",
-    "STARTING": "cyan",
-    "SUSPENDED": "magenta",
-    "STOPPING": "yellow",
-    "COMPLETED": "green",
-    "FAILED": "red",
-    "CANCELLED": "yellow",
-    "up": "green",
-    "open": "green",
-    "draining": "yellow",
-    "drained": "yellow",
-    "closed": "yellow",
-    "stopped": "yellow",
-    "quarantined": "red",
-    "fenced": "red",
-    "lost": "red",
-    "down": "dim",
+    "INITIAL": "yellow", "HELD": "magenta", "RUNNING": "cyan", "STARTING": "cyan", "SUSPENDED": "magenta", "STOPPING": "yellow",
+    "COMPLETED": "green", "FAILED": "red", "CANCELLED": "yellow", "up": "green", "open": "green", "draining": "yellow", "drained": "yellow",
+    "closed": "yellow", "stopped": "yellow", "quarantined": "red", "fenced": "red", "lost": "red", "down": "dim",
 }
 
 

@@ -8,23 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmgr.cli.display.render import elapsed, iso, printable
+from rmgr.model import views
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted, format_size
-from rmgr.model.views import (
-    AttemptView,
-    ExplainView,
-    HeldView,
-    JobView,
-    LeaderView,
-    MovingView,
-    NodeView,
-    PartView,
-    PolicyView,
-    QueueView,
-    StatusView,
-    TaskView,
-)
 
 #: Keys of `counts`, in this order, always all of them.
 COUNTED = tuple(str(s) for s in ("INITIAL", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED"))
@@ -83,12 +70,12 @@ def counts(known: Mapping[str, int]) -> dict[str, int]:
     return {name: known.get(name, 0) for name in COUNTED} | ({str(State.STARTING): starting} if starting else {})
 
 
-def attempt(view: AttemptView) -> dict[str, Any]:
+def attempt(view: views.AttemptView) -> dict[str, Any]:
     """Returns an element of `attempts`."""
     return _fields(view, "attempt node state reason started_us ended_us exit_code error")
 
 
-def job(view: JobView) -> dict[str, Any]:
+def job(view: views.JobView) -> dict[str, Any]:
     """Returns an element of `jobs`: the fields of `show`, without attempts."""
     return {
         "id": str(view.id),
@@ -108,7 +95,7 @@ def job(view: JobView) -> dict[str, Any]:
     }
 
 
-def _asked_terms(view: JobView) -> dict[str, Any]:
+def _asked_terms(view: views.JobView) -> dict[str, Any]:
     """Returns what the work asks for besides cores and memory, and the changes made to that."""
     from rmgr.coord.views.submission import USUAL  # imports all records of work, which tables do without
 
@@ -138,14 +125,14 @@ def failures(found: Sequence[Failure], steps: Sequence[str]) -> dict[str, Any]:
     return {"failures": told, "next": list(steps)}
 
 
-def shown_job(view: JobView, attempts: Iterable[AttemptView], story: Sequence[str] = ()) -> dict[str, Any]:
+def shown_job(view: views.JobView, attempts: Iterable[views.AttemptView], story: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the answer of `show ID`. story: of its checkpoints, omitted if there are none."""
     told = job(view)
     rest = {key: told.pop(key) for key in list(told)[list(told).index("counts") :]}
     return {**told, "attempts": [attempt(item) for item in attempts], **rest, **_checkpoints(story)}
 
 
-def _moving_fields(view: MovingView | None) -> dict[str, Any]:
+def _moving_fields(view: views.MovingView | None) -> dict[str, Any]:
     """Returns the fields of placed jobs that have not ended. max_moves: null = no cap of its own."""
     return {} if view is None else {"saves": view.saves, "moves": view.moves, "max_moves": view.most or None}
 
@@ -154,7 +141,7 @@ def _checkpoints(story: Sequence[str]) -> dict[str, Any]:
     return {"checkpoints": list(story)} if story else {}
 
 
-def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
+def shown_task(view: views.TaskView, of: views.JobView) -> dict[str, Any]:
     """Returns the answer of `show 42_7`: the same fields, for one task."""
     return {
         "id": view.id,
@@ -177,19 +164,19 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
     }
 
 
-def _served_fields(view: JobView | TaskView) -> dict[str, Any]:
+def _served_fields(view: views.JobView | views.TaskView) -> dict[str, Any]:
     """Returns the fields of work that shared its cores in time."""
     told = _fields(view, "served_us turns") if view.turns or view.served_us else {}
-    return told | ({"slots": view.slots} if isinstance(view, JobView) and view.slots else {})
+    return told | ({"slots": view.slots} if isinstance(view, views.JobView) and view.slots else {})
 
 
-def task(view: TaskView) -> dict[str, Any]:
+def task(view: views.TaskView) -> dict[str, Any]:
     """Returns an element of `tasks`."""
     names = "id index state reason attempt node started_us ended_us exit_code error cpu_us max_rss_kib"
     return {**_fields(view, names), **_served_fields(view)}
 
 
-def node(view: NodeView) -> dict[str, Any]:
+def node(view: views.NodeView) -> dict[str, Any]:
     """Returns an element of `nodes`."""
     return {
         **_fields(view, "id state cores cores_used memory_bytes load incarnation pid reason memory_used_bytes running"),
@@ -201,13 +188,13 @@ def node(view: NodeView) -> dict[str, Any]:
     }
 
 
-def queue(view: QueueView) -> dict[str, Any]:
+def queue(view: views.QueueView) -> dict[str, Any]:
     """Returns an element of `queues`."""
     told = _fields(view, "id partition dispatch policy state pending running limits")
     return {**told, "held": [held(item) for item in view.held], "held_tasks": view.held_tasks}
 
 
-def queue_class(view: QueueView) -> dict[str, Any]:
+def queue_class(view: views.QueueView) -> dict[str, Any]:
     """Returns an element of `classes`; null stands for what only the leader knows if it does not answer."""
     found = view.of_class
     assert found is not None
@@ -225,12 +212,12 @@ def queue_class(view: QueueView) -> dict[str, Any]:
     }
 
 
-def held(view: HeldView) -> dict[str, Any]:
+def held(view: views.HeldView) -> dict[str, Any]:
     """Returns a line of the ledger: an element of `held`."""
     return {"for": view.job, **_fields(view, "node cores since_us expected_start_us")}
 
 
-def policy(view: PolicyView) -> dict[str, Any]:
+def policy(view: views.PolicyView) -> dict[str, Any]:
     """Returns an element of `status.policies`."""
     return {
         **_fields(view, "partition policy passes last_pass_s"),
@@ -241,12 +228,12 @@ def policy(view: PolicyView) -> dict[str, Any]:
     }
 
 
-def leader(view: LeaderView | None) -> dict[str, Any] | None:
+def leader(view: views.LeaderView | None) -> dict[str, Any] | None:
     """Returns `status.leader`."""
     return None if view is None else _fields(view, "id host pid epoch since_us endpoint version metrics")
 
 
-def status(view: StatusView) -> dict[str, Any]:
+def status(view: views.StatusView) -> dict[str, Any]:
     """Returns the answer of `status`."""
     return {
         "healthy": view.healthy,
@@ -271,12 +258,12 @@ def by_cores(users: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(users.items(), key=lambda pair: (not pair[0], -pair[1], pair[0]))
 
 
-def part(view: PartView) -> dict[str, Any]:
+def part(view: views.PartView) -> dict[str, Any]:
     """Returns an element of `status.parts`: one that is not well."""
     return _fields(view, "kind id state reason fix level")
 
 
-def explain(view: ExplainView) -> dict[str, Any]:
+def explain(view: views.ExplainView) -> dict[str, Any]:
     """Returns the answer of `explain`."""
     return {
         **_fields(view, "id state"),
@@ -286,12 +273,12 @@ def explain(view: ExplainView) -> dict[str, Any]:
     }
 
 
-def _shares(view: JobView | ExplainView) -> dict[str, Any]:
+def _shares(view: views.JobView | views.ExplainView) -> dict[str, Any]:
     """Returns core time used against the shares of user and account; null if the policy does not order by that."""
     return {"share_core_seconds": view.share, "account_share_core_seconds": view.account_share}
 
 
-def history(view: JobView) -> dict[str, Any]:
+def history(view: views.JobView) -> dict[str, Any]:
     """Returns an element of `history`."""
     began = view.started_us or view.submitted_us
     return {
@@ -394,7 +381,7 @@ def word_for(reason: str, exit_code: int | None) -> str:
     return _WORDS.get(Reason(reason), reason)
 
 
-def why_in_short(job: JobView) -> str:
+def why_in_short(job: views.JobView) -> str:
     """Returns why a submission waits, or ended, in a few words; "" for no reason."""
     if job.reason == Reason.DEPENDENCY and job.after:
         return f"waits for {', '.join(job.after)}"
@@ -407,7 +394,7 @@ def why_in_short(job: JobView) -> str:
     return _WAITS.get(Reason(job.reason), job.reason) if job.reason else ""
 
 
-def of_job(job: JobView) -> list[Failure]:
+def of_job(job: views.JobView) -> list[Failure]:
     """Returns a submission's failures as the leader, or the history, reports them; the most frequent first."""
     groups: dict[tuple[str, int | None], Failure] = {}
     for view in job.failures:
@@ -448,7 +435,7 @@ def _places(nodes: dict[str, int]) -> str:
     return f" ({', '.join(shown)})"
 
 
-def cell(job: JobView) -> str:
+def cell(job: views.JobView) -> str:
     """Returns failures for a table: `8: exit code 3 on n2,n3; 2: out of memory on n1`, "" if none is known."""
     told, groups = [], of_job(job)
     for failure in groups[:_MOST_CELLS]:
@@ -459,7 +446,7 @@ def cell(job: JobView) -> str:
     return "; ".join(told)
 
 
-def steps(job: JobView, failures: Sequence[Failure], *, task: str = "", mine: bool = True) -> list[str]:
+def steps(job: views.JobView, failures: Sequence[Failure], *, task: str = "", mine: bool = True) -> list[str]:
     """Returns what to type next, one command each.
 
     Args: task: an id such as `42_7` if only that task is meant. mine: whether the work is the caller's, who may then run it again.
@@ -487,22 +474,18 @@ def unmet(reason: str, detail: str) -> str:
     return found[1] if found else ""
 
 
-def _larger_limits(job: JobView, failures: Sequence[Failure]) -> str:
+def _larger_limits(job: views.JobView, failures: Sequence[Failure]) -> str:
     """Returns options that raise the limits which these tasks have crossed."""
     options = ""
     starved = [failure.max_rss_kib * 1024 for failure in failures if failure.reason == Reason.OUT_OF_MEMORY]
     most = max([*starved, job.memory_bytes]) if starved else 0
     if most:
-        options += f" --mem {format_size(_next_power_of_two(most * (4 if most < 1024 * MIB else 2)))}"
+        wanted = most * (4 if most < 1024 * MIB else 2)
+        options += f" --mem {format_size(1 << (wanted - 1).bit_length())}"  # the next power of two
     limit = job.asked.get("time_limit")
     if limit and any(failure.reason == Reason.TIME_LIMIT for failure in failures):
         options += f" -t {_asked_time(2 * limit)}"
     return options
-
-
-def _next_power_of_two(size_bytes: int) -> int:
-    """Returns the next power of two."""
-    return 1 << (size_bytes - 1).bit_length()
 
 
 def _asked_time(seconds: float) -> str:

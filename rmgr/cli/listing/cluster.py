@@ -13,9 +13,7 @@ import msgspec
 
 from rmgr.cli.display import columns, shapes
 from rmgr.cli.display.render import Column, Layout, clock, elapsed, emit, folded, here, now_us, paint, printable, table, told_counts
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.tables import draw, named_nodes, table_options
 from rmgr.errors import NotFound, RmgrError, UsageError
 from rmgr.model.base.states import State

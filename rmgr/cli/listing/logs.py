@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import click
 
 from rmgr.cli.listing.work import kept_tasks
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.tables import find_one, positions_of
 from rmgr.cli.submit.run import JsonLines, Labelled, Plain, Sink, ToFiles, stream
 from rmgr.cli.waiting import AwaitedSubmission, Follow, FollowedEnd, codes, detached, read_ends, tell_failure
 from rmgr.cli.words.params import WORK_EXITS, Parsed, one_of
 from rmgr.cli.words.selectors import Target
-from rmgr.client.logs import OutputPiece, read_ended, read_flushed
+from rmgr.client.logs import OutputPiece, read_end, read_flushed
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import DaemonFailed, NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.base.states import State
@@ -146,10 +145,7 @@ def _output_so_far(session: Session, task: TaskView, streams: Sequence[str], att
     now_us = time.time_ns() // 1000
     if end is not None and end.attempt == wanted:
         for name in streams:
-            number = STREAMS.index(name)
-            store = session.data_store() if end.log_parts[number] else None
-            parts, rest = end.log_parts[number], end.log[number]
-            for data in read_ended(store, task.submission, task.position, wanted, name, parts=parts, rest=rest):
+            for data in read_end(session, task.submission, end, name):
                 yield _piece(task, wanted, name, data, end.ended_us)
         return
     if not task.state.is_final and wanted == task.attempt and task.node:
@@ -181,7 +177,7 @@ def _from_node(session: Session, task: TaskView, streams: Sequence[str]) -> Iter
 
 
 def _piece(task: TaskView, attempt: int, stream_: str, data: bytes, time_us: int) -> OutputPiece:
-    return OutputPiece(submission=task.submission, position=task.position, attempt=attempt, stream=stream_, data=data, time_us=time_us)
+    return OutputPiece(task.submission, task.position, attempt, stream_, data, time_us)
 
 
 def _ends_of(session: Session, number: int) -> dict[int, FollowedEnd]:
@@ -215,6 +211,4 @@ def _end_of(data: bytes, lines: int) -> bytes:
 
 
 def _piece_with(piece: OutputPiece, data: bytes) -> OutputPiece:
-    from dataclasses import replace
-
     return replace(piece, data=data)

@@ -13,11 +13,9 @@ from typing import Any
 import click
 
 from rmgr.cli.display.render import Column, Layout, clock, emit, iso, now_us, table
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import draw, table_options
-from rmgr.cli.words.moments import SINCE, midnight_s
-from rmgr.cli.words.params import Parsed, listed, nearest
+from rmgr.cli.words.params import SINCE, Parsed, listed, midnight_s, nearest
 from rmgr.client.queries import list_past
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import counted, format_duration, format_size, percentile
@@ -78,25 +76,14 @@ class _Machine:
     help=f"a line for each {', '.join(GROUPS)}, or several of them",
     shell_complete=lambda _ctx, _parameter, text: [name for name in GROUPS if name.startswith(text)],
 )
-@click.option("--since", type=SINCE, metavar="TIME", help="from this time on: 7d (ago), 16:00, 2026-11-30")
-@click.option("--until", type=SINCE, metavar="TIME", help="until this time")
+@click.option("--since", "since_us", type=SINCE, metavar="TIME", help="from this time on: 7d (ago), 16:00, 2026-11-30")
+@click.option("--until", "until_us", type=SINCE, metavar="TIME", help="until this time")
 @click.option("-u", "--user", metavar="NAME", help="only of this user")
 @click.option("--account", metavar="NAME", help="only for this account")
 @click.option("-q", "--queue", metavar="NAME", help="only in this queue")
 @click.option("--csv", "as_csv", is_flag=True, help="the lines of usage as comma separated values")
 @table_options
-def report(
-    session: Session,
-    by: tuple[str, ...],
-    since: int | None,
-    until: int | None,
-    user: str | None,
-    account: str | None,
-    queue: str | None,
-    as_csv: bool,
-    layout: Layout,
-    watch: bool,
-) -> None:
+def report(session: Session, as_csv: bool, layout: Layout, watch: bool, **asked: Any) -> None:
     """Reports the usage of the cluster by work that has ended, its utilisation, and waits per queue.
 
     Core time is the run time of all attempts times their cores (for pulled work without lost attempts); for jobs that share cores in
@@ -106,22 +93,22 @@ def report(
     UTC in JSON and CSV. Cost: reads the whole history once (of one user with --user), two reads for each 500 submissions;
     100,000 take about 5 s with SQLite.
     """
-    if since is not None and until is not None and since >= until:
+    wanted = Wanted(**asked)
+    if wanted.since_us is not None and wanted.until_us is not None and wanted.since_us >= wanted.until_us:
         raise UsageError("--since is not before --until", hint="as --since 2d --until 1d")
     if as_csv and session.json:
         raise UsageError("--csv and --json are two formats", hint="choose one")
-    wanted = Wanted(by=by, since_us=since, until_us=until, user=user, account=account, queue=queue)
 
     def once() -> None:
         made = Report(wanted=wanted, days=Days(UTC if session.json or as_csv else None))
-        for job in list_past(session, user=user):
+        for job in list_past(session, user=wanted.user):
             made.add(job)
         now = now_us()
         begin_us = made.first_us if wanted.since_us is None else wanted.since_us
         end_us = now if wanted.until_us is None else min(wanted.until_us, now)
         machine = _Machine(cores=0 if made.first_us is None else cluster_cores(session), begin_us=begin_us, end_us=end_us)
         if not made.seen:
-            session.note("the history is empty: nothing has ended yet" + (f" of user {user}" if user else ""))
+            session.note("the history is empty: nothing has ended yet" + (f" of user {wanted.user}" if wanted.user else ""))
         elif made.first_us is None:
             seen = counted(made.seen, "submission")
             session.note(f"nothing of the {seen} in the history is in this report: look at --since, --until and filters")

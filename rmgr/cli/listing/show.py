@@ -14,9 +14,9 @@ from rmgr.cli.display import shapes
 from rmgr.cli.display.columns import node_list
 from rmgr.cli.display.render import STATE_STYLES, Layout, clock, elapsed, emit, folded, here, now_us, paint, printable, table, told_counts
 from rmgr.cli.display.shapes import Failure, harmless, of_job, sentence, steps
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import find_one, positions_of
+from rmgr.coord.views.submission import changes_in_words as changed_in_words
 from rmgr.coord.views.submission import in_words
 from rmgr.errors import NotFound, RmgrError, UsageError
 from rmgr.model.base.states import State
@@ -67,11 +67,7 @@ def show(session: Session, selectors: tuple[str, ...]) -> None:
         draw_job(job, only, [*told(bad, job, job.tasks), *_labelled_steps(then)])
 
 
-@command(
-    "explain",
-    examples="rmgr explain 42\nrmgr explain 42_7\nrmgr explain last --json",
-    exits=_EXITS,
-)
+@command("explain", examples="rmgr explain 42\nrmgr explain 42_7\nrmgr explain last --json", exits=_EXITS)
 @click.argument("selector", metavar="ID")
 def explain(session: Session, selector: str) -> None:
     """Explains why work waits and for what, or how it ended."""
@@ -216,8 +212,6 @@ def draw_job(job: JobView, only: TaskView | None, bad: list[tuple[str, str]]) ->
 
 def _changes(job: JobView) -> list[tuple[str, str]]:
     """Returns lines about changes since the submission was sent: when, by whom, what."""
-    from rmgr.coord.views.submission import changes_in_words as changed_in_words
-
     told: list[tuple[str, str]] = []
     for one in job.asked.get("changes", ()):
         who = f"{one['by']}, an operator" if one["operator"] else one["by"]
@@ -360,9 +354,7 @@ def read_bad_ends(session: Session, number: int, total: int, positions: Collecti
         elif end.state is State.CANCELLED:
             cancelled, why, last_us = cancelled + 1, why or end.error, max(last_us, end.ended_us)
     ordered = sorted(groups.items(), key=lambda pair: -sum(pair[1].nodes.values()))
-    found = [
-        _failure(session, reason, code, group, looks=at < MOST_SHOWN) for at, ((reason, code), group) in enumerate(ordered)
-    ]
+    found = [_failure(session, reason, code, group, looks=at < MOST_SHOWN) for at, ((reason, code), group) in enumerate(ordered)]
     return BadEnds(found, _cancelled(cancelled, total, why, last_us) if cancelled else "")
 
 

@@ -12,11 +12,9 @@ import click
 from rmgr.cli.display import columns, shapes
 from rmgr.cli.display.columns import HISTORY_COLUMNS
 from rmgr.cli.display.render import Layout, arrange, clock, emit, folded, iso, now_us, paint, printable, table
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import draw, filter_options, named_nodes, positions_of, table_options
-from rmgr.cli.words.moments import SINCE
-from rmgr.cli.words.params import DURATION_US, STATES
+from rmgr.cli.words.params import DURATION_US, SINCE, STATES
 from rmgr.cli.words.selectors import Filter, parse, resolve
 from rmgr.client.queries import list_past, past_of
 from rmgr.errors import NotFound, RmgrError, UsageError
@@ -351,13 +349,13 @@ def purge(session: Session, age_us: int | None, before_us: int | None, user: str
             forget(store, view, timeout_s=_left_s(session))
         users[view.user] += 1
     told = [{"user": name, "submissions": count} for name, count in sorted(users.items())]
-    if session.json:
-        removed = 0 if dry_run else users.total()
-        emit({"found": users.total(), "removed": removed, "before": iso(limit_us), "dry_run": dry_run, "users": told})
-        return
+    removed = 0 if dry_run else users.total()
     verb = "would be removed" if dry_run else "removed"
     whose = f" ({', '.join(f'{name} {count}' for name, count in sorted(users.items()))})" if users else ""
-    sys.stdout.write(f"{users.total()} ended before {clock(limit_us)}: {verb}{printable(whose)}\n")
+    session.answer(
+        {"found": users.total(), "removed": removed, "before": iso(limit_us), "dry_run": dry_run, "users": told},
+        f"{users.total()} ended before {clock(limit_us)}: {verb}{printable(whose)}\n",
+    )
 
 
 def _views_of_user(session: Session, views: Iterator[JobView], user: str | None) -> Iterator[JobView]:

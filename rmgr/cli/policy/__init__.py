@@ -9,17 +9,17 @@ The room reads the catalogue and cluster settings; its changes go through `contr
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 
 from rmgr.cli.control.operate import apply_settings, read_settings
-from rmgr.cli.control.settings import warn_of_pulls
+from rmgr.cli.control.settings import text_of, warn_of_pulls
 from rmgr.cli.display.render import Column, Layout, clock, emit, iso, table
-from rmgr.cli.session.command import command, command_group
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command, command_group
+from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.words.params import DURATION, PARAMETER, nearest
 from rmgr.errors import ConfigError, NotFound, UsageError
 from rmgr.model.cluster.queue import FAIR, FIFO, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
@@ -128,15 +128,13 @@ def set_(session: Session, name: str, partition: str, params: tuple[tuple[str, s
     warn_of_pulls(settings, [spec.partition])
     is_for_calls = spec.partition == CALLS
     queues = (_CALLS,) if is_for_calls else settings.placed()[spec.partition]
-    if session.json:
-        told = {queue.name: told_of(settings, queue) for queue in queues}
-        whose = {"calls": told[_CALLS.name]} if is_for_calls else {"queues": told}
-        emit({**whose, "partition": spec.partition, "changed": changed})
-        return
+    told = {queue.name: told_of(settings, queue) for queue in queues}
+    whose = {"calls": told[_CALLS.name]} if is_for_calls else {"queues": told}
     parameters = _parameters_text(told_of(settings, queues[0]))
     words = f"{spec.name} ({parameters})" if parameters else spec.name
     does = "picks servers for calls" if is_for_calls else "places its jobs"
-    sys.stdout.write(f"partition {spec.partition}: {words} {does}" + ("" if changed else " already") + "\n")
+    text = f"partition {spec.partition}: {words} {does}{'' if changed else ' already'}\n"
+    session.answer({**whose, "partition": spec.partition, "changed": changed}, text)
 
 
 def pipeline_named(name: str, partition: str, params: dict[str, str]) -> PipelineSpec:
@@ -150,10 +148,7 @@ def pipeline_named(name: str, partition: str, params: dict[str, str]) -> Pipelin
         )
     if partition == CALLS or not name.endswith(".toml"):
         return named(partition, name, params)
-    from pathlib import Path
-
     from rmgr.adapters import policy_files
-    from rmgr.cli.control.settings import text_of
     from rmgr.sched.pipeline import SIMULATED
 
     if params:
@@ -261,7 +256,6 @@ def check(
 
 def _check_queues(session: Session, partition: str) -> None:
     """Checks that every queue, or every queue of a partition, has a policy that can start its work."""
-    from rmgr.cli.session.errors import WorkEnded
     from rmgr.daemons.leader.placement.pipeline import checked
 
     settings, _ = read_settings(session)
@@ -277,14 +271,13 @@ def _check_queues(session: Session, partition: str) -> None:
                 checked(settings, queue.partition)
             except ConfigError as error:
                 wrong[queue.name] = error.message
-    if session.json:
-        told = {item.name: {"policy": settings.policy_of(item), "ok": item.name not in wrong} for item in queues}
-        calls = {"calls": told.pop(_CALLS.name)} if _CALLS in queues else {}
-        emit({"ok": not wrong, "queues": told, **calls})
-    else:
-        for queue in queues:
-            problem = f"; its work waits: {wrong[queue.name]}" if queue.name in wrong else ""
-            sys.stdout.write(f"{queue.name}: {settings.policy_of(queue)}{problem}\n")
+    told = {item.name: {"policy": settings.policy_of(item), "ok": item.name not in wrong} for item in queues}
+    calls = {"calls": told.pop(_CALLS.name)} if _CALLS in queues else {}
+    text = ""
+    for queue in queues:
+        problem = f"; its work waits: {wrong[queue.name]}" if queue.name in wrong else ""
+        text += f"{queue.name}: {settings.policy_of(queue)}{problem}\n"
+    session.answer({"ok": not wrong, "queues": told, **calls}, text)
     if wrong:
         raise WorkEnded(1)
 

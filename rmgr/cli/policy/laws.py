@@ -14,9 +14,8 @@ from typing import Any
 
 from rmgr.adapters import policy_files
 from rmgr.cli.display.render import emit
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
-from rmgr.client.progress import Counts, ProgressDisplay
+from rmgr.cli.session import Session, WorkEnded
+from rmgr.client.progress import ProgressDisplay
 from rmgr.errors import RmgrError
 from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.policy import Stage, sends_calls
@@ -34,14 +33,9 @@ def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int
     """Tries every law and reports the findings. Raises: ConfigError if this is no policy; WorkEnded(1) if a law is broken."""
     make, drawn = _load_policy(name, params)
     with ProgressDisplay(f"worlds under {name}", enabled=not session.json) as display:
-
-        def on_progress(done: int) -> None:
-            display.update(Counts(total=worlds, final=done))
-
-        if _is_for_calls(make):
-            report = calls_laws.check(make, worlds=worlds, seed=seed, budget_s=budget_s, on_progress=on_progress)
-        else:
-            report = check(make, worlds=worlds, seed=seed, budget_s=budget_s, drawn=drawn, on_progress=on_progress)
+        asked: dict[str, Any] = {"worlds": worlds, "seed": seed, "budget_s": budget_s}
+        asked["on_progress"] = lambda done: display.tell(done, worlds)
+        report = calls_laws.check(make, **asked) if _is_for_calls(make) else check(make, drawn=drawn, **asked)
     if report.is_lawful:  # tried last: a policy that breaks another law shows nothing here
         report = replace(report, findings=(*report.findings, _try_hashes(name, params, min(worlds, MOST_HASHED), seed)))
     _conclude(session, report, name, params)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rmgr.errors import CoordinationUnavailable, NotConnected, Unavailable, UsageError, WrongCluster
+from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, NotConnected, Unavailable, UsageError, WrongCluster
 from rmgr.model.base.units import format_duration
 
 if TYPE_CHECKING:
@@ -131,8 +131,6 @@ class Session:
             return most
         left = self.timeout_s - (time.monotonic() - self.started)
         if left <= 0:
-            from rmgr.errors import DeadlineExceeded
-
             going_on = f"the work goes on; wait again: rmgr wait {' '.join(map(str, self.followed))}"
             hint = going_on if self.followed else "a longer --timeout; rmgr doctor looks for what is slow"
             raise DeadlineExceeded(f"not done within {format_duration(self.timeout_s)} (--timeout)", hint=hint)
@@ -147,6 +145,17 @@ class Session:
         with contextlib.suppress(OSError):  # a terminal that was closed: the command matters more than the note
             sys.stderr.write(paint(folded(f"rmgr: {here(text)}", sys.stderr, indent=6), "dim", sys.stderr) + "\n")
             sys.stderr.flush()
+
+    def answer(self, document: dict[str, Any], text: str = "", *notes: str) -> None:
+        """Answers the user: with --json by the document alone, else by the text, in whole lines, and by notes."""
+        if self.json:
+            from rmgr.cli.display.render import emit
+
+            emit(document)
+            return
+        sys.stdout.write(text)
+        for note in notes:
+            self.note(note)
 
     def detail(self, text: str) -> None:
         """Writes a note for users who asked for more with -v."""

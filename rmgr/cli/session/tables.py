@@ -12,12 +12,12 @@ import click
 from rmgr.cli.display.render import Layout, clock, columns_of_terminal, now_us, paint
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import STATES, nearest, parse_nodes
-from rmgr.cli.words.selectors import Filter
+from rmgr.cli.words.selectors import Filter, Target, parse_one, resolve
 from rmgr.errors import NotFound
 from rmgr.model.base.units import counted
+from rmgr.model.tasks.array import parse_array
 
 if TYPE_CHECKING:
-    from rmgr.cli.words.selectors import Target
     from rmgr.model.views import NodeView
 
 _INTERVAL_S = 2.0
@@ -84,8 +84,6 @@ def draw(session: Session, once: Callable[[], None], *, watch: bool) -> None:
 
 def find_one(session: Session, word: str) -> Target:
     """Returns the one submission or task that `word` means. Raises NotFound, UsageError."""
-    from rmgr.cli.words.selectors import parse_one, resolve
-
     selection = parse_one(word)
     if not selection.needs_list:
         number = selection.named[0]
@@ -105,7 +103,6 @@ def named_nodes(words: Sequence[str], found: Sequence[NodeView]) -> list[str]:
 
 def positions_of(session: Session, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:
     """Returns the positions of the tasks with these numbers. Raises NotFound naming the first missing one."""
-    from rmgr.model.tasks.array import parse_array
     from rmgr.submitter.questions import ReadRecord
 
     try:

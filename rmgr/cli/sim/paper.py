@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from rmgr.cli.display.render import Column, Layout, emit, paint, table
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.sim import versions
 from rmgr.cli.sim.runs import parse_names, parse_seeds
 from rmgr.cli.words.params import PARAMETER, Parsed
+from rmgr.client.progress import ProgressDisplay
 from rmgr.errors import UsageError
 from rmgr.model.base.units import counted, format_duration
 
@@ -107,21 +107,14 @@ class _Found(NamedTuple):
 def _run(
     session: Session, number: str, wanted: tuple[str, ...] | None, seeds: tuple[int, ...] | None, processes: int, quick: bool
 ) -> _Found:
-    from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.papers import paper_named
 
     study = paper_named(number)
     chosen = seeds or tuple(range(1, (study.quick_seeds if quick else study.seeds) + 1))
-    began, runs = time.monotonic(), 0
+    began = time.monotonic()
     with ProgressDisplay(f"paper {number}", enabled=not session.json) as display:
-
-        def on_progress(done: int, total: int) -> None:
-            nonlocal runs
-            runs = total
-            display.update(Counts(total=total, final=done))
-
-        report = study.report(study.runs(chosen, quick=quick), wanted, processes=processes, on_progress=on_progress)
-    return _Found(report, chosen, runs, time.monotonic() - began)
+        report = study.report(study.runs(chosen, quick=quick), wanted, processes=processes, on_progress=display.tell)
+    return _Found(report, chosen, display.counts.total, time.monotonic() - began)
 
 
 def _ranges(seeds: tuple[int, ...]) -> str:
@@ -322,7 +315,6 @@ def calls(
     predictions are off, of the actual time.
     """
     from rmgr.adapters import policy_files
-    from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sched.catalogue import CALL_POLICIES
     from rmgr.sim.calls.runs import calls_document, replications, summed, write_calls
     from rmgr.sim.calls.scenario import scenario_named
@@ -347,7 +339,7 @@ def calls(
             seeds,
             make=policy_files.for_calls,
             processes=processes,
-            on_progress=lambda done, total: display.update(Counts(total=total, final=done)),
+            on_progress=display.tell,
         )
     summaries = {key: summed(ones) for key, ones in found.items()}
     if out is not None:

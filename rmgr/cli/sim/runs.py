@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmgr.cli.display.render import Column, Layout, emit, table
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.sim import versions
 from rmgr.cli.words.params import DURATION, DURATION_US, PARAMETER, Parsed, one_of
+from rmgr.client.progress import ProgressDisplay
 from rmgr.errors import UsageError
 from rmgr.model.base.units import counted, format_duration
 
@@ -69,22 +69,27 @@ def parse_factor(text: str) -> Fraction:
     return value
 
 FACTOR = Parsed("factor", parse_factor)
+# Options of a run and of a sweep; they are called as fields of `Experiment`.
 nodes = click.option(
     "--nodes", type=click.IntRange(1, 10_000_000), help="processors of the machine; default: as in the trace's header; of a model: 128"
 )
 cores = click.option("--cores", type=click.IntRange(1, 100_000), default=1, show_default=True, help="of a node")
 count = click.option("--count", type=click.IntRange(1), metavar="N", help="only the first N jobs; of a model: N jobs, default 10000")
-tick = click.option("--tick", type=DURATION_US, default="0", show_default=True, help="pass only at multiples of this; 0: at every event")
+tick = click.option(
+    "--tick", "tick_us", type=DURATION_US, default="0", show_default=True, help="pass only at multiples of this; 0: at every event"
+)
 sites = click.option(
     "--sites", type=click.IntRange(0, 10_000), default=0, help="a grid: nodes of drawn speeds, 0.5 to 1.5, in so many sites"
 )
 delay = click.option(
-    "--delay", type=DURATION_US, default="10m", show_default=True, help="with --sites: extra time for each site of a job beyond the first"
-)
+    *("--delay", "delay_us"), type=DURATION_US, default="10m", show_default=True,
+    help="with --sites: extra time for each site of a job beyond the first",
+)  # fmt: skip
 penalty = click.option(
-    "--penalty", type=DURATION_US, default="1m", show_default=True, help="with --sites: extra time of a migration for each processor"
-)
-mtbf = click.option("--mtbf", type=DURATION_US, default="0", help="mean time between failures of each node, as 30d; with --mttr")
+    *("--penalty", "penalty_us"), type=DURATION_US, default="1m", show_default=True,
+    help="with --sites: extra time of a migration for each processor",
+)  # fmt: skip
+mtbf = click.option("--mtbf", "mtbf_us", type=DURATION_US, default="0", help="mean time between failures of each node, as 30d; with --mttr")
 
 
 @command(
@@ -107,7 +112,7 @@ mtbf = click.option("--mtbf", type=DURATION_US, default="0", help="mean time bet
     {"at": 0, "event": "limits", "partition": "default", "max_cpus_per_user": 64, "max_jobs_per_user": 4}""",
     exits="0 done, 1 the results could not be written or the schedule is not valid, 2 usage, or a trace that cannot be used",
 )
-@click.argument("trace", type=click.Path(path_type=str), metavar="TRACE.swf[.gz]|MODEL")
+@click.argument("source", metavar="TRACE.swf[.gz]|MODEL")
 @click.option(
     "--policy", required=True, metavar="NAME|FILE", help="as easy (rmgr policy list shows all), your FILE.py, or a pipeline FILE.toml"
 )
@@ -121,10 +126,8 @@ mtbf = click.option("--mtbf", type=DURATION_US, default="0", help="mean time bet
 @tick
 @click.option("--events", type=click.Path(), metavar="FILE", default="", help="events besides the jobs, one JSON object per line")
 @mtbf
-@click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair, as 4h")
-@click.option(
-    "--requeue/--no-requeue", default=True, help="requeue a job that loses a node (default; at most 100 times), or fail it"
-)
+@click.option("--mttr", "mttr_us", type=DURATION_US, default="0", help="mean time to its repair, as 4h")
+@click.option("--requeue/--no-requeue", default=True, help="requeue a job that loses a node (default; at most 100 times), or fail it")
 @click.option("--dependencies", is_flag=True, help="follow fields 17 and 18 of the trace: jobs come a think time after another's end")
 @sites
 @delay
@@ -133,63 +136,17 @@ mtbf = click.option("--mtbf", type=DURATION_US, default="0", help="mean time bet
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="jobs.csv, schedule.json, manifest.json; must not exist yet")
 @click.option("--spells", is_flag=True, help="spells.csv with every slot of jobs that share cores in time (dqt); long runs get large")
 @click.option("--validate", is_flag=True, help="check the schedule: no overlap, no over-allocation, every job ends")
-def run(
-    session: Session,
-    trace: str,
-    policy: str,
-    nodes: int | None,
-    cores: int,
-    params: tuple[tuple[str, str], ...],
-    load: Fraction | None,
-    interarrival: Fraction | None,
-    count: int | None,
-    seed: int,
-    tick: int,
-    events: str,
-    mtbf: int,
-    mttr: int,
-    requeue: bool,
-    dependencies: bool,
-    sites: int,
-    delay: int,
-    penalty: int,
-    record: Path | None,
-    out: Path | None,
-    spells: bool,
-    validate: bool,
-) -> None:
+def run(session: Session, params: tuple[tuple[str, str], ...], record: Path | None, out: Path | None, validate: bool, **asked: Any) -> None:
     """Runs a trace in Standard Workload Format, or a model (lublin99, feitelson96, hpc2500), under one policy and prints its measures.
 
     Times are exact; the same command line gives the same files, byte for byte. Jobs run for the time that the trace says; the policy
     knows only what they requested.
     """
     from rmgr.adapters import policy_files
-    from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.runs.experiment import Experiment, carry_out
     from rmgr.sim.runs.output import new_log, refuse_existing, summary, write_run
 
-    experiment = Experiment(
-        source=trace,
-        policy=policy,
-        params=dict(params),
-        nodes=nodes,
-        cores=cores,
-        load=load,
-        interarrival=interarrival,
-        count=count,
-        seed=seed,
-        tick_us=tick,
-        events=events,
-        mtbf_us=mtbf,
-        mttr_us=mttr,
-        requeue=requeue,
-        dependencies=dependencies,
-        spells=spells,
-        sites=sites,
-        delay_us=delay,
-        penalty_us=penalty,
-        configure=policy_files.load,
-    )
+    experiment = Experiment(params=dict(params), configure=policy_files.load, **asked)
     experiment.check()  # a wrong name is refused before a long trace is read
     for place in (out, record):
         if place is not None:
@@ -197,18 +154,18 @@ def run(
     workload = experiment.workload()
     for queue in experiment.empty_queues(workload):
         known = ", ".join(sorted({job.queue or "(none)" for job in workload.jobs})[:_MOST_QUEUES])
-        session.note(f"no job of {workload.name} is in queue {queue} of {policy}; the queues of its jobs: {known}")
+        session.note(f"no job of {workload.name} is in queue {queue} of {experiment.policy}; the queues of its jobs: {known}")
     total = len(workload.jobs)
     with ExitStack() as stack:
-        display = stack.enter_context(ProgressDisplay(f"{workload.name} {policy}", enabled=not session.json))
+        display = stack.enter_context(ProgressDisplay(f"{workload.name} {experiment.policy}", enabled=not session.json))
         result = carry_out(
             experiment,
             workload,
             validate=validate,
-            on_progress=lambda ended: display.update(Counts(total=total, final=ended)),
+            on_progress=lambda ended: display.tell(ended, total),
             log=stack.enter_context(new_log(record)) if record is not None else None,
         )
-        display.update(Counts(total=total, final=total))
+        display.tell(total, total)
     if out is not None:
         write_run(out, result, workload_name=workload.name, manifest=_manifest(experiment, result, workload.name))
     found = summary(result)
@@ -371,78 +328,46 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 @penalty
 @click.option("--events", type=click.Path(), metavar="FILE", default="", help="events besides the jobs; see rmgr sim run --help")
 @mtbf
-@click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair; one seed gives all policies the same failures")
+@click.option(
+    "--mttr", "mttr_us", type=DURATION_US, default="0", help="mean time to its repair; one seed gives all policies the same failures"
+)
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="new, or the same sweep's: it continues")
 @click.option("--jobs", "processes", type=click.IntRange(1, 1024), default=2, show_default=True, help="runs at a time")
 @click.option("--validate", is_flag=True, help="check every schedule")
 def sweep(
     session: Session,
-    source: str,
     policies: tuple[str, ...],
     loads: tuple[Fraction, ...] | None,
     seeds: tuple[int, ...],
-    nodes: int | None,
-    cores: int,
-    count: int | None,
-    tick: int,
-    sites: int,
-    delay: int,
-    penalty: int,
-    events: str,
-    mtbf: int,
-    mttr: int,
     out: Path,
     processes: int,
     validate: bool,
+    **asked: Any,
 ) -> None:
     """Runs every policy at every load with every seed: one seed gives all policies the same workload.
 
     DIR gets manifest.json, a directory a run below runs/, and results.csv when all are there.
     """
     from rmgr.adapters.policy_files import load as configure
-    from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.models import is_model
     from rmgr.sim.runs.experiment import Experiment, Sweep, carry_out_sweep
 
     experiments = tuple(
-        Experiment(
-            source=source,
-            policy=policy,
-            nodes=nodes,
-            cores=cores,
-            load=load,
-            count=count,
-            seed=seed,
-            tick_us=tick,
-            sites=sites,
-            delay_us=delay,
-            penalty_us=penalty,
-            events=events,
-            mtbf_us=mtbf,
-            mttr_us=mttr,
-            configure=configure,
-        )
+        Experiment(policy=policy, load=load, seed=seed, configure=configure, **asked)
         for policy in policies
         for load in (loads or (None,))
         for seed in seeds
     )
     for experiment in experiments[:: len(seeds)]:
         experiment.check()  # refuses a wrong name or event before anything runs
-    if not is_model(source):
+    if not is_model(experiments[0].source):
         experiments[0].workload()  # refuses an unusable trace, too
     plan = Sweep(experiments=experiments, validate=validate, versions=tuple(versions().items()))
-    done = 0
     with ProgressDisplay(f"sweep {out.name}", enabled=not session.json) as display:
-
-        def on_end(finished: int, total: int) -> None:
-            nonlocal done
-            done = finished
-            display.update(Counts(total=total, final=finished))
-
         try:
-            rows = carry_out_sweep(plan, out, processes=processes, on_end=on_end)
+            rows = carry_out_sweep(plan, out, processes=processes, on_end=display.tell)
         except KeyboardInterrupt:
-            session.note(f"{done} of {len(experiments)} runs are finished and kept; the same command goes on from there")
+            session.note(f"{display.counts.final} of {len(experiments)} runs are finished and kept; the same command goes on from there")
             raise
     if session.json:
         emit({"out": str(out), "results": str(out / "results.csv"), "runs": rows})
@@ -549,10 +474,7 @@ def plot(
     beside = directories[0].parent if directories[0].suffix == ".json" else directories[0]
     target = out if out is not None else (beside if len(directories) == 1 else Path()) / "plots"
     written = pictures.draw(made, target, pictures.FORMS[form], overwrite=overwrite)
-    if session.json:
-        emit({"out": str(target), "pictures": [str(path) for path in written]})
-        return
-    sys.stdout.writelines(f"{path}\n" for path in written)
+    session.answer({"out": str(target), "pictures": [str(path) for path in written]}, "".join(f"{path}\n" for path in written))
 
 
 # -- `rmgr sim replay` ---------------------------------------------------------------------------------------------------------
@@ -642,24 +564,20 @@ def _replay_calls(session: Session, log: Path, policy: str, params: dict[str, st
         side: {"policy": name, "calls": found.shares(sends), "predicted_s": round(found.predicted_s(sends), 6)}
         for side, (name, sends) in sides.items()
     }
-    if session.json:
-        emit({"log": str(log), **told, "same": found.same, "answered_s": round(found.answered_s, 6)})
-        return
-    sys.stdout.write(f"{log.name}: {counted(len(found.recorded), 'call')}, {found.same:,} go to the same server under {policy}\n")
+    text = f"{log.name}: {counted(len(found.recorded), 'call')}, {found.same:,} go to the same server under {policy}\n"
     for side, (name, sends) in sides.items():
         shares = ", ".join(f"{server} {count}" for server, count in found.shares(sends).items())
-        sys.stdout.write(f"  {side:10}{name:10} {shares}; predicted {found.predicted_s(sends):.3f} s in the mean\n")
-    sys.stdout.write(f"  answers as recorded took {found.answered_s:.3f} s in the mean; those of other picks are in no log\n")
+        text += f"  {side:10}{name:10} {shares}; predicted {found.predicted_s(sends):.3f} s in the mean\n"
+    text += f"  answers as recorded took {found.answered_s:.3f} s in the mean; those of other picks are in no log\n"
+    session.answer({"log": str(log), **told, "same": found.same, "answered_s": round(found.answered_s, 6)}, text)
 
 
 def _tell_same(session: Session, log: Path, history: History) -> None:
-    if session.json:
-        found = {"facts": history.told, "passes": history.passes, "decisions": history.decided, "identical": True}
-        emit({"log": str(log), "policy": history.opening.policy, "replay": found})
-        return
-    sys.stdout.write(
+    found = {"facts": history.told, "passes": history.passes, "decisions": history.decided, "identical": True}
+    session.answer(
+        {"log": str(log), "policy": history.opening.policy, "replay": found},
         f"{log}: {counted(history.passes, 'pass')} of {history.opening.policy} over {history.told:,} facts; "
-        f"all {history.decided:,} decisions are the recorded ones\n"
+        f"all {history.decided:,} decisions are the recorded ones\n",
     )
 
 
@@ -674,7 +592,6 @@ def _compare(
     out: Path | None,
     validate: bool,
 ) -> None:
-    from rmgr.client.progress import Counts, ProgressDisplay
     from rmgr.sim.engine.driver import simulate
     from rmgr.sim.engine.validate import check
     from rmgr.sim.replay import recorded, under
@@ -684,7 +601,7 @@ def _compare(
     setting = under(world, configuration.stages, policy, configuration.usage_half_life_us)
     total = len(world.workload.jobs)
     with ProgressDisplay(f"{log.name} {policy}", enabled=not session.json) as display:
-        result = simulate(world.workload, setting, on_progress=lambda ended: display.update(Counts(total=total, final=ended)))
+        result = simulate(world.workload, setting, on_progress=lambda ended: display.tell(ended, total))
     if validate:
         check(result, world.workload, setting)
     if out is not None:
@@ -692,19 +609,12 @@ def _compare(
     if world.left_out:
         session.note(f"left out: {counted(world.left_out, 'job')} whose end is not in the log")
     before, after = summary(world.result), summary(result)
-    if session.json:
-        old, new = (reproducible(found) for found in (before, after))
-        emit(
-            {
-                "log": str(log),
-                "recorded": {"policy": history.opening.policy, "summary": old},
-                "replayed": {"policy": policy, "summary": new},
-            }
-        )
-        return
-    sys.stdout.writelines(f"{line}\n" for line in _table(log, total, history.opening.policy, policy, before, after))
+    lines = [*_table(log, total, history.opening.policy, policy, before, after)]
     if out is not None:
-        sys.stdout.write(f"  written       {out}/jobs.csv, {out}/schedule.json, {out}/manifest.json\n")
+        lines.append(f"  written       {out}/jobs.csv, {out}/schedule.json, {out}/manifest.json")
+    sides = {"recorded": (history.opening.policy, before), "replayed": (policy, after)}
+    told = {side: {"policy": name, "summary": reproducible(found)} for side, (name, found) in sides.items()}
+    session.answer({"log": str(log), **told}, "".join(f"{line}\n" for line in lines))
 
 
 def _replay_manifest(log: Path, history: History, policy: str, params: dict[str, str], configuration: Any) -> dict[str, Any]:

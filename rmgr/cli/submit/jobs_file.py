@@ -25,14 +25,13 @@ import click
 from click.core import ParameterSource
 
 from rmgr.cli.display.render import emit
-from rmgr.cli.session.command import GlobalOption
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded, told_anyway
+from rmgr.cli.session import Session, WorkEnded
+from rmgr.cli.session.commands import GlobalOption
+from rmgr.cli.session.errors import told_anyway
 from rmgr.cli.submit.submit import checked_options, doubts, told_dry, with_directives, write_dry
 from rmgr.cli.words.script import Script, read_script, refused
-from rmgr.client.commands.job_lists import ListedJob, in_order, prepare_all, send_all
 from rmgr.client.commands.request import CommandRequest
-from rmgr.client.commands.sending import CheckedRequest, Sent
+from rmgr.client.commands.sending import CheckedRequest, ListedJob, Sent, in_order, prepare_all, send_all
 from rmgr.errors import UNREADABLE_TEXT, RmgrError, UsageError
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.submission import Condition, Dependency

@@ -9,21 +9,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rmgr.cli.display.render import emit
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import find_one, positions_of
-from rmgr.cli.submit.submit import (
-    SECTIONS,
-    Afterwards,
-    WorkRequest,
-    afterwards_options,
-    carry_out,
-    checked_options,
-    follow_up,
-    work_options_but,
-)
-from rmgr.cli.words.params import WORK_EXITS, Parsed
+from rmgr.cli.submit import submit as submitting
+from rmgr.cli.words.params import WORK_EXITS, Parsed, listed
+from rmgr.client.commands.request import StoredWork, array_of, check_signature, lines_of
+from rmgr.client.commands.sending import MAX_RECORD_BYTES, Sent, prepare
+from rmgr.coord.protocol.records import encode_record
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, UsageError
 from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.base.units import counted
@@ -51,17 +43,15 @@ with --wait: {WORK_EXITS}"""
     rmgr rerun 42 --failed --tasks 1-5000  of these, those that failed
     rmgr rerun last --failed --dry-run""",
     exits=_EXITS,
-    sections={"Which tasks": ("failed", "lost", "tasks"), **SECTIONS},
+    sections={"Which tasks": ("failed", "lost", "tasks"), **submitting.SECTIONS},
 )
 @click.argument("selector", metavar="ID")
 @click.option("--failed", is_flag=True, help="those that FAILED")
 @click.option("--lost", is_flag=True, help="those that FAILED because their node or their data were lost")
-@click.option(
-    "--tasks", type=Parsed("tasks", parse_array), metavar="3,7-9", help="only these; with --failed or --lost: among these  [all]"
-)
+@click.option("--tasks", type=Parsed("tasks", parse_array), metavar="3,7-9", help="only these; with --failed or --lost: among these  [all]")
 @click.option("--trust", metavar="USER", default="", help="run this user's code as you: for others' work")
-@work_options_but(_NOT_HERE)
-@afterwards_options
+@submitting.work_options_but(_NOT_HERE)
+@submitting.afterwards_options
 def rerun(session: Session, selector: str, failed: bool, lost: bool, tasks: Array | None, trust: str, **values: Any) -> None:
     """Submits stored work again: all of its tasks, or some, with the same options or others.
 
@@ -78,8 +68,7 @@ def rerun(session: Session, selector: str, failed: bool, lost: bool, tasks: Arra
     positions = _chosen_positions(session, record, numbers, total, failed=failed, lost=lost)
     if not positions:
         which = "was lost" if lost else "has failed" if failed else "was submitted"
-        if session.json:
-            emit({"id": "", "tasks": 0, "of": str(record.id)})
+        session.answer({"id": "", "tasks": 0, "of": str(record.id)})
         session.note(f"nothing to run again: no task of {record.id} {which}")
         return
     ctx = click.get_current_context()
@@ -94,9 +83,6 @@ def rerun(session: Session, selector: str, failed: bool, lost: bool, tasks: Arra
 
 def check_numbers(record: Submission, positions: list[int], which: str) -> None:
     """Checks that the task numbers fit: scattered ones are listed singly, a record holds some thousands. Raises: RequestTooLarge."""
-    from rmgr.client.commands.request import array_of
-    from rmgr.client.commands.sending import MAX_RECORD_BYTES
-    from rmgr.coord.protocol.records import encode_record
 
     room = MAX_RECORD_BYTES - _BESIDE - len(encode_record(replace(record, array="")))
     if len(array_of(record, positions)) <= max(room, len(record.array)):
@@ -114,8 +100,6 @@ def check_numbers(record: Submission, positions: list[int], which: str) -> None:
 def _submit_command(
     session: Session, record: Submission, positions: list[int], total: int, given: dict[str, Any], values: dict[str, Any]
 ) -> None:
-    from rmgr.client.commands.request import StoredWork, array_of, lines_of
-    from rmgr.client.commands.sending import prepare
 
     assert record.command is not None
     known = values | _values_of(record) | {"array": array_of(record, positions)}
@@ -124,9 +108,10 @@ def _submit_command(
     if "gpus" in given:
         known["resources"] = tuple(pair for pair in known["resources"] if pair[0] != "gpu")
     merged = known | {name: (*known[name], *value) if name in {"inputs", "outputs"} else value for name, value in given.items()}
-    work = WorkRequest(options=checked_options(merged), words=record.command.argv, afterwards=Afterwards.of(values))
+    asked, afterwards = submitting.checked_options(merged), submitting.Afterwards.of(values)
+    work = submitting.WorkRequest(options=asked, words=record.command.argv, afterwards=afterwards)
     stored = StoredWork(record=record, payloads=lines_of(session, record, positions, total))
-    carry_out(session, prepare(session, work, stored=stored), work, again=record.id)
+    submitting.carry_out(session, prepare(session, work, stored=stored), work, again=record.id)
 
 
 #: Options that functions have too -> their names in a TaskQueue.
@@ -142,13 +127,11 @@ _OF_CALLS = {
 
 def _submit_calls(session: Session, record: Submission, positions: list[int], given: dict[str, Any], values: dict[str, Any]) -> None:
     """Submits functions of a Python program again; those that FAILED have left their arguments."""
-    from rmgr.cli.words.params import listed
-    from rmgr.client.commands.sending import Sent
     from rmgr.client.connection import connect
     from rmgr.client.taskqueue import TaskQueue
 
-    afterwards = Afterwards.of(values)
-    if others := sorted(given.keys() - _OF_CALLS.keys() - Afterwards.__dataclass_fields__.keys()):
+    afterwards = submitting.Afterwards.of(values)
+    if others := sorted(given.keys() - _OF_CALLS.keys() - submitting.Afterwards.__dataclass_fields__.keys()):
         ctx = click.get_current_context()
         option = next(parameter.opts[-1] for parameter in ctx.command.params if parameter.name == others[0])
         raise UsageError(f"{option} is for commands, and {record.id} has functions of a Python program", hint="rmgr rerun --help")
@@ -164,7 +147,7 @@ def _submit_calls(session: Session, record: Submission, positions: list[int], gi
     with connect(config=session.config()) as connection:
         made = TaskQueue.attach(record.id, connection=connection).rerun_failed(positions, timeout=session.left_s(60.0) or 60.0, **options)
         sent = Sent(submission=replace(record, id=made.id), tasks=len(made), created=True)
-    follow_up(session, sent, afterwards, again=record.id)
+    submitting.follow_up(session, sent, afterwards, again=record.id)
 
 
 def _read_stored(session: Session, number: int, trust: str) -> tuple[Submission, int]:
@@ -189,7 +172,6 @@ def _read_stored(session: Session, number: int, trust: str) -> tuple[Submission,
     if credentials is not None:
         from rmgr.adapters.identity.trust import Trust
         from rmgr.cli.control.operate import read_settings
-        from rmgr.client.commands.request import check_signature
         from rmgr.client.identity import AskedKeys
 
         asks = session.asks()

@@ -11,24 +11,10 @@ from typing import Any, BinaryIO, Protocol
 
 import click
 
+from rmgr.cli import waiting
 from rmgr.cli.display.render import SCHEMA, STATE_STYLES, elapsed, emit, iso, json_line, paint, printable
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.submit.submit import SECTIONS, WORDS_AFTER_OPTIONS, Afterwards, has_dashes, read_work, work_options
-from rmgr.cli.waiting import (
-    PATIENCE_S,
-    AwaitedSubmission,
-    Follow,
-    FollowedEnd,
-    codes,
-    detached,
-    fetch_files,
-    summary,
-    tell_failure,
-    tell_why,
-    until_ended,
-)
+from rmgr.cli.session import Session, WorkEnded, command
+from rmgr.cli.submit.submit import SECTIONS, WORDS_AFTER_OPTIONS, Afterwards, has_dashes, read_work, tell_dry, work_options
 from rmgr.cli.words.params import WORK_EXITS
 from rmgr.client.commands.sending import Sent, prepare, send
 from rmgr.client.logs import LiveOutput, OutputPiece
@@ -65,8 +51,6 @@ def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> N
         work = terminal.interactive(session, work)
     draft = prepare(session, work)
     if work.afterwards.dry_run:
-        from rmgr.cli.submit.submit import tell_dry
-
         tell_dry(session, draft)
         return
     session.data_store()  # work that could not be waited for is not submitted
@@ -76,18 +60,18 @@ def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> N
     if pty:
         raise WorkEnded(terminal.sit_down(session, number))
     try:
-        follow = Follow(session)
+        follow = waiting.Follow(session)
         item = follow.add(number, made=sent.made)
         stream(session, follow, item)
     except KeyboardInterrupt:
-        raise detached(session, [str(number)], attach=f"rmgr logs -f {number}") from None
-    fetch_files(session, item)
-    tell_failure(session, item, with_tail=False)
-    raise WorkEnded(codes(follow.items))
+        raise waiting.detached(session, [str(number)], attach=f"rmgr logs -f {number}") from None
+    waiting.fetch_files(session, item)
+    waiting.tell_failure(session, item, with_tail=False)
+    raise WorkEnded(waiting.codes(follow.items))
 
 
 def stream(
-    session: Session, follow: Follow, item: AwaitedSubmission, *, sink: Sink | None = None, streams: tuple[str, ...] | None = None
+    session: Session, follow: waiting.Follow, item: waiting.AwaitedSubmission, *, sink: Sink | None = None, streams: tuple[str, ...] = ()
 ) -> None:
     """Passes output on until everything followed has ended. Raises DeadlineExceeded, KeyboardInterrupt."""
     from rmgr.client.progress import ProgressDisplay
@@ -116,9 +100,9 @@ def stream(
                     for piece in live.ended(end):
                         sink.take(piece)
                     sink.done(end.position)
-                if not has_begun and time.monotonic() - began_s > PATIENCE_S:
+                if not has_begun and time.monotonic() - began_s > waiting.PATIENCE_S:
                     has_begun = True
-                    tell_why(session, item)
+                    waiting.tell_why(session, item)
         for piece in live.pieces():
             sink.take(piece)
     finally:
@@ -126,14 +110,14 @@ def stream(
         live.close()
 
 
-def sink_for(session: Session, item: AwaitedSubmission) -> Sink:
+def sink_for(session: Session, item: waiting.AwaitedSubmission) -> Sink:
     """Returns a sink: plain for one task, labelled for several, JSON lines with --json."""
     if session.json:
         return JsonLines(lambda position: label_of(item, position))
     return Plain() if item.total <= 1 else Labelled(lambda position: label_of(item, position))
 
 
-def label_of(item: AwaitedSubmission, position: int) -> str:
+def label_of(item: waiting.AwaitedSubmission, position: int) -> str:
     """Returns the task's id: `42_7`."""
     array = item.submission.array if item.submission is not None else ""
     return f"{item.number}_{shown_index(array, position)}"
@@ -145,57 +129,57 @@ def label_of(item: AwaitedSubmission, position: int) -> str:
 def wait_for(session: Session, sent: Sent, afterwards: Afterwards) -> int:
     """Waits for the end; prints what was asked for. Returns the exit code. Raises WorkEnded after a Ctrl-C."""
     number = sent.submission.id
-    follow = Follow(session)
+    follow = waiting.Follow(session)
     printed = False
     try:
         item = follow.add(number, made=sent.made)
 
-        def on_end(end: FollowedEnd) -> None:
+        def on_end(end: waiting.FollowedEnd) -> None:
             if afterwards.watch and not session.json:
                 tell_end(end)
 
-        until_ended(session, follow, progress=afterwards.progress, on_end=on_end, title=sent.submission.name)
+        waiting.until_ended(session, follow, progress=afterwards.progress, on_end=on_end, title=sent.submission.name)
         if item.total == 1 and not (session.json or afterwards.progress or afterwards.watch):
             printed = _print_output(session, item)
     except KeyboardInterrupt:
-        raise detached(session, [str(number)], attach=f"rmgr wait {number}") from None
-    fetch_files(session, item)
+        raise waiting.detached(session, [str(number)], attach=f"rmgr wait {number}") from None
+    waiting.fetch_files(session, item)
     if session.json:
         emit(_shown(session, item))
     else:
         if item.total != 1:
-            session.note(f"{summary(item)}; their output: rmgr logs {number}")
-        tell_failure(session, item, with_tail=not printed)
+            session.note(f"{waiting.summary(item)}; their output: rmgr logs {number}")
+        waiting.tell_failure(session, item, with_tail=not printed)
     return item.code
 
 
 def wait_for_all(session: Session, sent: Sequence[Sent], *, watch: bool, progress: bool) -> int:
     """Waits for the end of a whole list. Returns the highest exit code. Raises WorkEnded after a Ctrl-C."""
     ids = [str(item.submission.id) for item in sent]
-    follow = Follow(session)
+    follow = waiting.Follow(session)
 
-    def on_end(end: FollowedEnd) -> None:
+    def on_end(end: waiting.FollowedEnd) -> None:
         if watch and not session.json:
             tell_end(end)
 
     try:
         for one in sent:
             follow.add(one.submission.id, made=one.made)
-        until_ended(session, follow, progress=progress, on_end=on_end, title="the list")
+        waiting.until_ended(session, follow, progress=progress, on_end=on_end, title="the list")
     except KeyboardInterrupt:
-        raise detached(session, ids, attach=f"rmgr wait {' '.join(ids)}") from None
+        raise waiting.detached(session, ids, attach=f"rmgr wait {' '.join(ids)}") from None
     for item in follow.items:
-        fetch_files(session, item)
+        waiting.fetch_files(session, item)
     if session.json:
         jobs = [{"id": str(item.number), "state": str(item.state), "exit_code": item.code} for item in follow.items]
         emit({"jobs": jobs})
     else:
         for item in follow.items:
-            tell_failure(session, item, with_tail=True)
-    return codes(follow.items)
+            waiting.tell_failure(session, item, with_tail=True)
+    return waiting.codes(follow.items)
 
 
-def _print_output(session: Session, item: AwaitedSubmission) -> bool:
+def _print_output(session: Session, item: waiting.AwaitedSubmission) -> bool:
     """Prints the whole output of the only task, to the same streams."""
     live, sink = LiveOutput(session, item.number), Plain()
     printed = False
@@ -206,7 +190,7 @@ def _print_output(session: Session, item: AwaitedSubmission) -> bool:
     return printed
 
 
-def tell_end(end: FollowedEnd) -> None:
+def tell_end(end: waiting.FollowedEnd) -> None:
     state = paint(f"{end.state:<9}", STATE_STYLES[end.state], sys.stdout)
     time = elapsed(end.started_us, end.ended_us, 0)
     node, error = printable(end.node), f"  {printable(end.error)}" if end.error else ""
@@ -214,7 +198,7 @@ def tell_end(end: FollowedEnd) -> None:
     sys.stdout.flush()
 
 
-def _shown(session: Session, item: AwaitedSubmission) -> dict[str, Any]:
+def _shown(session: Session, item: waiting.AwaitedSubmission) -> dict[str, Any]:
     """Returns the value of `show`. The leader may be a moment behind: facts known here override it."""
     from rmgr.cli.display import shapes
 

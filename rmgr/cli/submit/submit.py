@@ -19,12 +19,12 @@ import click
 from click.core import ParameterSource
 
 from rmgr.cli.display.render import clock, emit, iso, printable
-from rmgr.cli.session.command import command
-from rmgr.cli.session.context import Session
-from rmgr.cli.session.errors import WorkEnded, hint_of, told_anyway
-from rmgr.cli.words.moments import BEGIN, BEGINS
+from rmgr.cli.session import Session, WorkEnded, command
+from rmgr.cli.session.errors import hint_of, told_anyway
 from rmgr.cli.words.params import (
     AFTER,
+    BEGIN,
+    BEGINS,
     DURATION_US,
     MEMORY,
     RESOURCE,
@@ -138,17 +138,7 @@ SECTIONS = {
     "Files and output": ("out", "err", "stdin", "cwd", "env", "slurm_env", "inputs", "outputs", "uploads"),
     "Checkpoints": ("checkpoint", "checkpoint_every_us", "checkpoint_grace_us", "restart_from", "max_moves"),
     "Submitting": (
-        "jobs_file",
-        "name",
-        "account",
-        "token",
-        "dry_run",
-        "wait",
-        "watch",
-        "progress",
-        "parsable",
-        "ignore_sbatch",
-        "ignore_pbs",
+        "jobs_file", "name", "account", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch", "ignore_pbs",
     ),
 }
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session import WorkEnded
 from rmgr.cli.submit.submit import WorkRequest
 from rmgr.cli.waiting import PATIENCE_S, AwaitedSubmission, Follow, codes, tell_failure, tell_why
 from rmgr.client.logs import nodes_of

@@ -130,13 +130,3 @@ TOPICS: dict[str, tuple[Entry, ...]] = {
 def heading(topic: str, kind: str) -> str:
     """Returns the heading of a group."""
     return f"{kind}: {KINDS[kind]}" if topic == "reasons" else kind
-
-
-def document() -> str:
-    """Returns the tables of cli.md section 10."""
-    told = []
-    for topic, entries in TOPICS.items():
-        told.append(f"### {topic.capitalize()}\n\n| {topic.removesuffix('s')} | kind | means |\n|---|---|---|")
-        shown = "| `{}` | {} | {} |" if topic != "words" else "| {} | {} | {} |"
-        told.append("\n".join(shown.format(entry.name, entry.kind, entry.meaning.replace("|", "\\|")) for entry in entries) + "\n")
-    return "\n".join(told)

@@ -124,11 +124,6 @@ def _translated(given: _Given, asked: _Asked) -> list[str]:
 _Rule = Callable[[str, _Asked], Pairs]
 
 
-def _needless(_value: str, _asked: _Asked) -> Pairs:
-    """Drops an option that asks for what rmgr does anyway."""
-    return []
-
-
 def _count(value: str, why: str) -> int:
     if re.fullmatch(r"0*[1-9]\d{0,8}", value, re.ASCII) is None:
         raise Unlike(why)
@@ -501,7 +496,7 @@ RULES: dict[str, _Rule | str] = {
     "-c": _checkpoint,
     "-d": plain("--cwd", r"/.*", "nodes know no directory of yours: write the whole path, --cwd=/home/me/work"),  # Torque
     "-e": _error,
-    "-f": _needless,  # here, no process outlives its command
+    "-f": lambda _value, _asked: [],  # here, no process outlives its command
     "-G": _NO_DISPLAY,
     "-h": lambda _value, _asked: [("--hold", None)],
     "-I": "rmgr run --pty bash",

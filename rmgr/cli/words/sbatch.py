@@ -307,10 +307,6 @@ UNLIKE_DEPENDENCIES = {
 }
 
 
-def _dependency(value: str, _asked: _Asked) -> Pairs:
-    return [("--after", dependency(value))]
-
-
 _PATTERN = re.compile(r"%(\d*)(.?)", re.DOTALL)
 
 
@@ -411,14 +407,6 @@ def _gpus(value: str, asked: _Asked) -> Pairs:
     return [("--gpus", str(count))]
 
 
-def _gpus_of_tasks(value: str, _asked: _Asked) -> Pairs:
-    return [("--gpus", str(_one_gpu_kind(value, "--gpus")))]
-
-
-def _gpus_of_nodes(value: str, asked: _Asked) -> Pairs:
-    return _of_nodes(asked, "--gpus", str(_one_gpu_kind(value, "--gpus")))
-
-
 def _of_nodes(asked: _Asked, ours: str, value: str) -> Pairs:
     if asked.on_a_node != 1:
         raise Unlike(f"of a node there, of each of {asked.width} processes here: {ours} with what one process needs")
@@ -511,51 +499,22 @@ def _quality(value: str, asked: _Asked) -> Pairs:
     return [("--queue", value)]
 
 
-def _mail(value: str, _asked: _Asked) -> Pairs:
-    if value.upper() == "NONE":
-        return []
-    raise Unlike(NO_MAIL)
-
-
 # -- table --------------------------------------------------------------------------------------------------------------------
 
 NO_MAIL = "no mail is sent: rmgr wait ID; mail -s done me"
-_NO_PLACE = "where in a node a process runs cannot be said: --cores, or --exclusive for whole nodes"
-_EVENLY = "processes are spread evenly over --nodes"
-_NO_RECORD = "only --name and --account are recorded with the work"
-_OTHER_CLUSTER = "one command speaks to one cluster: --zk names it"
-_OPERATORS = "nobody submits for another user, and nodes are their operators'"
 _NO_TOPOLOGY = "which nodes are near each other is not known: --features, or --nodelist"
-_NO_IMAGE = "containers are what a command starts: rmgr submit -- podman run IMAGE"
-_COUNTER = "it is not measured: rmgr show has CPU time and memory"
-_NODE_NEEDS = "nodes are asked for by --cores, --mem, --features and --resource"
 #: Option of sbatch -> the reader of its values, or the reason why it has no equal, with the alternative.
 RULES: dict[str, _Rule | str] = {
     "--account": plain("--account"),
-    "--acctg-freq": _COUNTER,
     "--array": array,
     "--batch": "a script runs on the first node of its job: --features for all of them",
-    "--bb": "there are no burst buffers: --input and --upload bring files",
-    "--bbf": "there are no burst buffers: --input and --upload bring files",
     "--begin": _begin,
     "--chdir": _directory,
-    "--cluster-constraint": _OTHER_CLUSTER,
-    "--clusters": _OTHER_CLUSTER,
-    "--comment": _NO_RECORD,
-    "--consolidate-segments": _NO_TOPOLOGY,
     "--constraint": _features,
-    "--container": _NO_IMAGE,
-    "--container-id": _NO_IMAGE,
-    "--contiguous": _NO_TOPOLOGY,
-    "--core-spec": _NO_PLACE,
-    "--cores-per-socket": _NO_PLACE,
-    "--cpu-freq": _NODE_NEEDS,
     "--cpus-per-gpu": "cores are of each process: --cores with what one process needs",
     "--cpus-per-task": plain("--cores", r"0*[1-9]\d{0,4}", "a number of cores: --cores=4"),
     "--deadline": "work has no time by which it must have ended: --time limits how long it runs",
-    "--delay-boot": _OPERATORS,
-    "--dependency": _dependency,
-    "--distribution": _EVENLY,
+    "--dependency": lambda value, _asked: [("--after", dependency(value))],
     "--error": lambda value, _asked: [("--err", _file(value))],
     "--exclude": _excluded,
     "--exclusive": _switch(
@@ -568,20 +527,12 @@ RULES: dict[str, _Rule | str] = {
     ),
     "--export": _export,
     "--export-file": "write each variable by itself: --env=NAME=VALUE",
-    "--extra": _NODE_NEEDS,
-    "--extra-node-info": _NO_PLACE,
     "--get-user-env": "no login shell runs before the work: begin the script with #!/bin/bash -l, or --env=NAME for each variable",
-    "--gid": _OPERATORS,
     "--gpu-bind": "each process has GPUs of its own: --gpus",
-    "--gpu-freq": _NODE_NEEDS,
     "--gpus": _gpus,
-    "--gpus-per-node": _gpus_of_nodes,
-    "--gpus-per-socket": _NO_PLACE,
-    "--gpus-per-task": _gpus_of_tasks,
+    "--gpus-per-node": lambda value, asked: _of_nodes(asked, "--gpus", str(_one_gpu_kind(value, "--gpus"))),
+    "--gpus-per-task": lambda value, _asked: [("--gpus", str(_one_gpu_kind(value, "--gpus")))],
     "--gres": _generic,
-    "--gres-flags": _NO_PLACE,
-    "--help": "rmgr submit --help",
-    "--hint": _NO_PLACE,
     "--hold": _flag("--hold"),
     "--ignore-pbs": lambda _value, _asked: [],  # lines of PBS are not read here
     "--immediate": "work that does not start at once waits on: rmgr cancel ID ends it; --begin says when it may start",
@@ -590,15 +541,11 @@ RULES: dict[str, _Rule | str] = {
     "--kill-on-bad-exit": _switch("--kill-on-bad-exit", {}, on=("", "1"), off=("0",)),
     "--kill-on-invalid-dep": _needless("YES", why="what can never begin is cancelled here; rmgr explain ID says so"),
     "--licenses": "of the cluster there; things of a node alone are counted here: --resource=NAME=2, where nodes have it",
-    "--mail-type": _mail,
+    "--mail-type": _needless("NONE", why=NO_MAIL),
     "--mail-user": NO_MAIL,
-    "--mcs-label": _NO_RECORD,
     "--mem": _memory,
-    "--mem-bind": _NO_PLACE,
     "--mem-per-cpu": _memory_of_cores,
     "--mem-per-gpu": "memory is of each process: --mem with what one process needs",
-    "--mincpus": _NODE_NEEDS,
-    "--network": _NODE_NEEDS,
     "--nice": _nice,
     "--no-kill": _needless("OFF", why="a job ends when it loses a node, and runs again: --no-requeue to run it once at most"),
     "--no-requeue": _flag("--no-requeue"),
@@ -606,10 +553,8 @@ RULES: dict[str, _Rule | str] = {
     "--nodelist": _node_list,
     "--nodes": _nodes,
     "--ntasks": plain("--processes", r"0*[1-9]\d{0,8}", "a number of processes: --processes=4"),
-    "--ntasks-per-core": _NO_PLACE,
     "--ntasks-per-gpu": "GPUs are of each process: --gpus",
     "--ntasks-per-node": _tasks_of_nodes,
-    "--ntasks-per-socket": _NO_PLACE,
     "--oom-kill-step": "a process that has no memory left fails: --mem with more; --kill-on-bad-exit ends the others",
     "--open-mode": "a file is appended to, and emptied first where its name has %a: --out=NAME.%j is a new one, or rm it before",
     "--output": _output,
@@ -617,44 +562,50 @@ RULES: dict[str, _Rule | str] = {
     "--oversubscribe": "a core is given to one process at a time: leave it out; without --exclusive nodes are shared",
     "--parsable": _flag("--parsable"),
     "--partition": plain("--queue", r"[^,]+", "a job has one queue: --queue=NAME"),
-    "--power": _OPERATORS,
     "--prefer": "what is asked for is needed: --features",
     "--priority": _priority,
-    "--profile": _COUNTER,
     "--propagate": "limits of this shell do not go along: ulimit in the script",
     "--qos": _quality,
     "--quiet": "--parsable prints the id alone",
-    "--reboot": _OPERATORS,
     "--requeue": _switch("--requeue", {"expedited": "work that runs again has the place of its --priority: --requeue alone"}),
     "--reservation": "nodes are not reserved by name: --queue or --partition, which its operator keeps for some",
-    "--resources": _NODE_NEEDS,
     "--resv-ports": "ports are not reserved: a program binds to port 0",
-    "--segment": _NO_TOPOLOGY,
     "--signal": "no signal is sent before the limit: at it work gets SIGTERM, and time to end; or --checkpoint-every=10m",
-    "--sockets-per-node": _NO_PLACE,
-    "--spread-job": _EVENLY,
-    "--spread-segments": _NO_TOPOLOGY,
     "--stepmgr": "rmgr run starts processes in a job; there is nothing to choose",
-    "--switches": _NO_TOPOLOGY,
     "--tasks-per-node": _tasks_of_nodes,
     "--test-only": _flag("--dry-run"),
-    "--thread-spec": _NO_PLACE,
-    "--threads-per-core": _NO_PLACE,
     "--time": _time,
     "--time-min": "a limit is not lowered to begin earlier: --time with the least that is enough",
     "--tmp": "space on disks is not counted: --features for nodes that have it",
-    "--tres-bind": _NO_PLACE,
     "--tres-per-task": "write each by itself: --cores=4, --gpus=1, --resource=NAME=2",
-    "--uid": _OPERATORS,
-    "--usage": "rmgr submit --help",
     "--use-min-nodes": lambda _value, _asked: [],  # the least of a range is used here
     "--verbose": "type -v on the command line",
     "--version": "rmgr version",
     "--wait": _flag("--wait"),
     "--wait-all-nodes": _needless("1", why="work begins once all of its nodes are ready"),
-    "--wckey": _NO_RECORD,
     "--wrap": "rmgr submit -- sh -c 'COMMAND'",
     "--x11": "no display goes along: rmgr run --pty for a terminal",
+}
+#: Reason and alternative -> options of sbatch that share it.
+RULES |= {
+    name: why
+    for why, names in {
+        "where in a node a process runs cannot be said: --cores, or --exclusive for whole nodes": (
+            "--core-spec --cores-per-socket --extra-node-info --gpus-per-socket --gres-flags --hint --mem-bind --ntasks-per-core "
+            "--ntasks-per-socket --sockets-per-node --thread-spec --threads-per-core --tres-bind"
+        ),
+        "processes are spread evenly over --nodes": "--distribution --spread-job",
+        "only --name and --account are recorded with the work": "--comment --mcs-label --wckey",
+        "one command speaks to one cluster: --zk names it": "--cluster-constraint --clusters",
+        "nobody submits for another user, and nodes are their operators'": "--delay-boot --gid --power --reboot --uid",
+        _NO_TOPOLOGY: "--consolidate-segments --contiguous --segment --spread-segments --switches",
+        "containers are what a command starts: rmgr submit -- podman run IMAGE": "--container --container-id",
+        "it is not measured: rmgr show has CPU time and memory": "--acctg-freq --profile",
+        "nodes are asked for by --cores, --mem, --features and --resource": "--cpu-freq --extra --gpu-freq --mincpus --network --resources",
+        "there are no burst buffers: --input and --upload bring files": "--bb --bbf",
+        "rmgr submit --help": "--help --usage",
+    }.items()
+    for name in names.split()
 }
 FLAGS = frozenset(
     {"--consolidate-segments", "--contiguous", "--get-user-env", "--help", "--hold", "--ignore-pbs", "--no-requeue", "--overcommit"}

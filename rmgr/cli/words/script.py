@@ -30,15 +30,9 @@ _SLURMS = re.compile(r"""(?:\$\{?[#!]?|environ\W{1,3}|environ\.get\W{1,3}|getenv
 _OTHERS = re.compile(r"\$\{?((?:PBS|SGE|LSB|HQ)_[A-Z_]+)")
 #: What holds the same here.
 _EQUALS = {
-    "PBS_ARRAYID": "RMGR_ARRAY_INDEX",
-    "PBS_ARRAY_INDEX": "RMGR_ARRAY_INDEX",
-    "SGE_TASK_ID": "RMGR_ARRAY_INDEX",
-    "LSB_JOBINDEX": "RMGR_ARRAY_INDEX",
-    "HQ_TASK_ID": "RMGR_ARRAY_INDEX",
-    "HQ_ENTRY": "RMGR_ENTRY",
-    "PBS_JOBID": "RMGR_JOB_ID",
-    "LSB_JOBID": "RMGR_JOB_ID",
-    "HQ_JOB_ID": "RMGR_JOB_ID",
+    "PBS_ARRAYID": "RMGR_ARRAY_INDEX", "PBS_ARRAY_INDEX": "RMGR_ARRAY_INDEX", "SGE_TASK_ID": "RMGR_ARRAY_INDEX",
+    "LSB_JOBINDEX": "RMGR_ARRAY_INDEX", "HQ_TASK_ID": "RMGR_ARRAY_INDEX", "HQ_ENTRY": "RMGR_ENTRY", "PBS_JOBID": "RMGR_JOB_ID",
+    "LSB_JOBID": "RMGR_JOB_ID", "HQ_JOB_ID": "RMGR_JOB_ID",
 }
 #: A comment that is meant as a directive, and is none.
 _NEARLY = re.compile(rf"{_MARK}\s*(?=-)", re.IGNORECASE)

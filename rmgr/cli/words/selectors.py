@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rmgr.errors import NotFound, UsageError
@@ -176,11 +176,9 @@ class Changes:
     changed: list[str] = field(default_factory=list)
     unchanged: list[tuple[str, str]] = field(default_factory=list)
 
-    def add(self, ids: Iterable[str], why: Callable[[str], str]) -> None:
-        """Sorts each id by its reason from `why` ("" = it was changed)."""
-        for id_ in ids:
-            reason = why(id_)
-            if reason:
-                self.unchanged.append((id_, reason))
-            else:
-                self.changed.append(id_)
+    def add(self, ids: Iterable[str], why: str) -> None:
+        """Adds ids that were changed, or that were not, with the reason ("" = they were)."""
+        if why:
+            self.unchanged += [(id_, why) for id_ in ids]
+        else:
+            self.changed += ids

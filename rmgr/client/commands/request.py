@@ -216,9 +216,7 @@ class StoredWork:
     payloads: tuple[bytes, ...]
 
 
-def check_signature(
-    record: Submission, asks: Asks, trust: Trust, cluster_id: str, *, operators: Sequence[str], timeout_s: float
-) -> None:
+def check_signature(record: Submission, asks: Asks, trust: Trust, cluster_id: str, *, operators: Sequence[str], timeout_s: float) -> None:
     """Checks, in a secured cluster, that the user signed this record for this number. operators: from the settings.
 
     Raises: PermissionDenied; CoordinationUnavailable.

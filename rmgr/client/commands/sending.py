@@ -1,29 +1,32 @@
 """Submits a command: checks it against cluster and store, puts files and scripts into the store, then makes one SUBMIT, or has an engine
-send what does not fit one.
+send what does not fit one. Or submits a list of different commands, all or nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmgr.client.commands.request import CommandOptions, CommandRequest, ScriptText, command_of, output_key, payloads_of
+from rmgr.client.commands.request import CommandOptions, CommandRequest, ScriptText, command_again, command_of, output_key, payloads_of
 from rmgr.client.content import put_content
 from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.records import encode_record
 from rmgr.errors import (
+    CoordinationUnavailable,
     KeyExists,
     NotFound,
     QueueFull,
     RequestTooLarge,
     RmgrError,
+    StateConflict,
     StoreUnavailable,
     SubmitUnknown,
     UsageError,
@@ -33,8 +36,19 @@ from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.block import MAX_TASKS
-from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS, Phase, Submission, Upload, Work
+from rmgr.model.tasks.submission import (
+    MAX_UPLOAD_BYTES,
+    MAX_UPLOAD_MEMBERS,
+    Command,
+    Condition,
+    Dependency,
+    Phase,
+    Submission,
+    Upload,
+    Work,
+)
 from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from rmgr.client.commands.request import StoredWork
@@ -146,7 +160,6 @@ def slurm_variables(record: Submission, options: CommandOptions, tasks: int) -> 
 
 def _draft(reach: Reach, request: CommandRequest, stored: StoredWork | None) -> Submission:
     """Returns the record of a request, before its queue's defaults are applied."""
-    from rmgr.client.commands.request import command_again
     from rmgr.client.specs import Options, draft_of
 
     options = request.options
@@ -291,10 +304,8 @@ def output_files(draft: CheckedRequest) -> tuple[tuple[str, str], ...]:
 
 
 def _pointers(draft: CheckedRequest, number: int, reign: str) -> list[tuple[str, Any]]:
-    from rmgr.coord.protocol.keys import Pointer
-
     return [
-        (output_key(key, draft.record, number, position), Pointer(sub=number, index=position, n=n, by=reign))
+        (output_key(key, draft.record, number, position), keys.Pointer(sub=number, index=position, n=n, by=reign))
         for n, (key, _) in enumerate(output_files(draft))
         for position in range(draft.tasks)
     ]
@@ -318,7 +329,6 @@ def read_facts(reach: Reach) -> AdmissionFacts:
 
 def check_dependencies(reach: Reach, draft: Submission) -> None:
     """Raises NotFound unless all submissions that `draft` waits for exist, or did."""
-    from rmgr.coord.protocol import keys
     from rmgr.submitter.questions import WhichExist
 
     numbers = tuple(dict.fromkeys(item.submission for item in draft.after))
@@ -333,7 +343,6 @@ def check_inputs(reach: Reach, names: Iterable[str]) -> None:
     if not names:
         return
     from rmgr.coord.decisions.rights import TRUST_ANYBODY
-    from rmgr.coord.protocol import keys
 
     values, wait_s = reach.values(), reach.left_s(30.0) or 30.0
     for key in names:
@@ -346,8 +355,6 @@ def check_inputs(reach: Reach, names: Iterable[str]) -> None:
 
 def check_outputs(reach: Reach, draft: Submission, tasks: int) -> None:
     """Raises KeyExists or UsageError unless output keys are free. `claim_outputs` refuses keys taken in between."""
-    from rmgr.client.commands.request import output_key
-
     command = draft.command
     if command is None or not command.output_files:
         return
@@ -398,8 +405,6 @@ def check_jobs(reach: Reach, limits: UserLimits, user: str, *, new: int = 1) -> 
 
 def check_size(record: Submission) -> None:
     """Raises UsageError or RequestTooLarge for a request that does not fit a record."""
-    from rmgr.coord.protocol.records import encode_record
-
     size = len(encode_record(record))
     for option, text in (("--name", record.name), ("--account", record.account), ("--token", record.token)):
         if len(text) > _MAX_WORD:
@@ -458,7 +463,7 @@ def check_shipped(options: CommandOptions) -> None:
 def ship_stdin(reach: Reach, name: str) -> str:
     """Stores the standard input of the work; `-` is this process's own. Raises UsageError, ValueTooLarge."""
     try:
-        with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
+        with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
             data = file.read(MAX_UPLOAD_BYTES + 1)
     except OSError as error:
         raise UsageError(f"--stdin: {name} cannot be read: {error.strerror}", hint="name a file, or - for stdin") from error
@@ -585,3 +590,184 @@ def _store(reach: Reach, data: bytes) -> str:
     digest = hashlib.sha256(data).hexdigest()
     put_content(reach.data_store(), keys.upload(digest), data, timeout_s=reach.left_s(30.0) or 30.0)
     return digest
+
+
+# -- a list of different jobs, all or nothing ----------------------------------------------------------------------------------
+
+# The anchor, a submission without tasks, is held while its program lives. Every job of the list is made durable behind it (it waits for
+# the anchor's end with `ok`). One write on the anchor, its release, starts them all. A program that dies earlier leaves an anchor without
+# owner: the leader cancels it (`Abandon` in `coord/decisions/keeping.py`), and with it all jobs that wait for it.
+
+_LIST_S = 60.0
+_CANCEL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedJob:
+    """One job of a list. where: `jobs.toml: job 3, line 17 (prep)`; needs: (condition, index in the list) of jobs that it waits for."""
+
+    where: str
+    name: str
+    request: CommandRequest
+    needs: tuple[tuple[Condition, int], ...]
+
+
+def in_order(entries: Sequence[ListedJob]) -> Iterator[int]:
+    """Yields indices of entries, each after those that it needs; leaves out entries in a cycle. Cost: O(entries + needs)."""
+    missing = [len({need for _, need in entry.needs}) for entry in entries]
+    waiting: dict[int, list[int]] = {}
+    for place, entry in enumerate(entries):
+        for need in {need for _, need in entry.needs}:
+            waiting.setdefault(need, []).append(place)
+    ready = [place for place, count in enumerate(missing) if not count]
+    while ready:
+        yield from ready
+        following = []
+        for place in ready:
+            for other in waiting.get(place, ()):
+                missing[other] -= 1
+                if not missing[other]:
+                    following.append(other)
+        ready = sorted(following)
+
+
+def prepare_all(reach: Reach, entries: Sequence[ListedJob]) -> list[CheckedRequest]:
+    """Checks each entry against the cluster, and all together against the room of their queues; writes nothing.
+
+    Raises: as `prepare`, naming the entry; QueueFull; LimitReached.
+    """
+    facts = read_facts(reach)
+    drafts = []
+    for entry in entries:
+        try:
+            draft = prepare(reach, entry.request, facts)
+            check_size(replace(draft.record, after=_after(draft.record, entry, dict.fromkeys(range(len(entries)), 1 << 31), 1 << 31)))
+        except RmgrError as error:
+            error.message = f"{entry.where}: {error.message}"
+            error.args = (error.message,)
+            raise
+        drafts.append(draft)
+    more: dict[str, int] = {}
+    for draft in drafts:
+        more[draft.record.queue] = more.get(draft.record.queue, 0) + waiting_blocks(draft.record, draft.tasks)
+    for queue, blocks in more.items():
+        check_room(reach, facts.settings, queue, blocks, what="this list is")
+    if drafts:
+        check_jobs(reach, facts.settings.limits, drafts[0].record.user, new=len(drafts))
+    return drafts
+
+
+def send_all(reach: Reach, entries: Sequence[ListedJob], drafts: Sequence[CheckedRequest], *, token: str, name: str) -> list[Sent]:
+    """Makes all entries durable, in their order, or none.
+
+    Args:
+        token: "" = a new one. name: of the list.
+    Raises: the errors of a single `send`; StateConflict if the list was given up meanwhile.
+    """
+    from rmgr.client.submission.handle import SilentListener
+    from rmgr.submitter.port import Order
+    from rmgr.submitter.questions import CancelSubmission
+
+    records = [shipped(reach, draft) for draft in drafts]
+    check_store(reach)
+    deadline_s = machine.monotonic() + (reach.left_s() or _LIST_S)
+    submitter = reach.submitter()
+    mine = token or machine.guid()
+    handle = submitter.open(_anchor(drafts[0].record, mine, name), SilentListener(), timeout_s=seconds_left(deadline_s))
+    anchor = handle.submission
+    if not _is_sent(anchor, submitter.guid, mine):
+        failpoint("list.before_entries")
+    sent: dict[int, Sent] = {}
+    wave: dict[int, Order] = {}
+
+    def flush() -> None:
+        made = submitter.submit_many(list(wave.values()), timeout_s=seconds_left(deadline_s))
+        sent.update((place, Sent.of(found)) for place, found in zip(wave, made, strict=True))
+        wave.clear()
+
+    try:
+        for place in in_order(entries):
+            entry, draft = entries[place], drafts[place]
+            if any(need not in sent for _, need in entry.needs):
+                flush()
+            after = _after(records[place], entry, {need: sent[need].submission.id for _, need in entry.needs}, anchor.id)
+            record = replace(records[place], after=after, token=f"{mine}.{place + 1}")
+            if record.phase is not Phase.HELD:
+                record = replace(record, phase=Phase.HELD, reason=Reason.DEPENDENCY)
+            blocks = blocks_of(record, draft.payloads)
+            if blocks is None or output_files(draft):
+                sent[place] = send_in_parts(reach, submitter, record, draft, deadline_s)
+            else:
+                wave[place] = Order(draft=record, blocks=blocks, tasks=draft.tasks, complete=True)
+        flush()
+        failpoint("list.before_release")
+    except (RmgrError, KeyboardInterrupt) as error:
+        with suppress(RmgrError):  # else the leader does it once this program is gone
+            reach.ask(CancelSubmission(number=anchor.id, detail="not all of its list could be submitted"), _CANCEL_S)
+        if isinstance(error, SubmitUnknown):
+            what = "ZooKeeper went away while the list was submitted; it was not let go, and nothing of it runs"
+            raise CoordinationUnavailable(what, hint="rmgr doctor; then submit it again") from error
+        raise
+    if anchor.phase is Phase.HELD:
+        _release(reach, anchor.id, mine, seconds_left(deadline_s))
+        failpoint("list.after_release")
+        handle.complete()
+        handle.flush(seconds_left(deadline_s))
+    return [sent[place] for place in range(len(entries))]
+
+
+def _anchor(like: Submission, token: str, name: str) -> Submission:
+    """Returns the submission that the list waits for: held, without tasks, and without owner once its program is gone."""
+    return Submission(
+        id=0,
+        name=f"list {name}"[:200],
+        user=like.user,
+        queue=like.queue,
+        work=Work.COMMAND,
+        request=like.request,
+        priority=like.priority,
+        phase=Phase.HELD,
+        reason=Reason.USER_HOLD,
+        token=token,
+        submitted_us=like.submitted_us,
+        command=Command(argv=("/bin/true",)),
+        rigid=like.rigid,
+        host=like.host,
+        ends_with_owner=True,
+    )
+
+
+def _is_sent(anchor: Submission, me: str, token: str) -> bool:
+    """Returns whether the token was used before for a list that is complete now. me: this Submitter. Raises StateConflict if incomplete."""
+    if anchor.owner == me:
+        return False
+    if anchor.phase in (Phase.OPEN, Phase.CLOSED) and not anchor.reason:
+        return True
+    why = "is still being submitted" if anchor.phase is Phase.HELD else "was given up before all of it was there"
+    hint = "wait until that command has ended" if anchor.phase is Phase.HELD else "submit it with another --token"
+    raise StateConflict(f"the list of --token {token} (submission {anchor.id}) {why}", hint=hint)
+
+
+def _after(record: Submission, entry: ListedJob, ids: Mapping[int, int], anchor: int) -> tuple[Dependency, ...]:
+    needs = (Dependency(condition=condition, submission=ids[place]) for condition, place in entry.needs)
+    return (*record.after, *needs, Dependency(condition=Condition.OK, submission=anchor))
+
+
+def _release(reach: Reach, anchor: int, token: str, timeout_s: float) -> None:
+    """Commits the list: from here on all of it runs."""
+    from rmgr.submitter.questions import ReleaseSubmission
+
+    try:
+        changed = reach.ask(ReleaseSubmission(number=anchor), timeout_s)
+    except CoordinationUnavailable:
+        raise SubmitUnknown(
+            "it is not known whether the list was let go: ZooKeeper went away meanwhile",
+            token=token,
+            hint=f"rmgr show {anchor}: CANCELLED (soon after this command has ended) means that none of it runs; it is let go otherwise",
+        ) from None
+    now = changed.after
+    if now.phase in (Phase.CANCELLED, Phase.HELD) or (now.phase is Phase.CLOSED and now.reason):
+        raise StateConflict(
+            f"the list was not let go: submission {anchor}, which it waits for, is {now.phase} ({now.reason}); nothing of it runs",
+            hint="submit it again",
+        )

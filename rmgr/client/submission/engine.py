@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rmgr.client.identity import Secured, answers_here, update
 from rmgr.client.submission.handle import INTERRUPTED, Listener, SilentListener, SubmissionHandle
 from rmgr.client.submission.packing import FirstTasks, first_blocks
-from rmgr.client.values import Values
+from rmgr.client.values import AskedFates, Values
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.errors import NotConnected, RmgrError
 from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
@@ -162,9 +162,7 @@ class Engine:
         self.signer.check()
         return prepared(order, self.signer.sign)
 
-    def attach(
-        self, number: int, listener: Listener, *, own: bool, timeout_s: float, made: Stored | None = None
-    ) -> SubmissionHandle:
+    def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float, made: Stored | None = None) -> SubmissionHandle:
         """Follows an existing submission from its beginning; with `own`, takes it over once its owner is gone. Raises: NotFound.
 
         made: the submission as committed just now; None: it is read.
@@ -307,7 +305,6 @@ def engine_here(
 
 def engine_through(asks: RemoteAnswers, store: Store, *, secured: Secured = _OPEN) -> Engine:
     """Returns an engine that works through the gateways of `asks`. Connects in the background. Close it first. Args: see `Engine`."""
-    from rmgr.client.values import AskedFates
     from rmgr.submitter.talking import RemoteWork
 
     def work(thread: SubmitterThread, entry: SubmitterEntry) -> WorkPort:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from rmgr.client.submission.packing import Packed, TaskSpec
 from rmgr.client.submission.sender import Sender
 from rmgr.coord.decisions.progress import Progress, stated
-from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import UNREADABLE, decode_outcomes
 from rmgr.coord.seal import named_digest
 from rmgr.errors import DataLost, DeadlineExceeded, KeyExists, QueueFull, RmgrError, StateConflict, SubmitUnknown, Unavailable
@@ -27,13 +26,13 @@ from rmgr.model.base.states import CANCELS, Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.block import Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail
-from rmgr.procedures.authentic import LOST, Authenticity, disbelief, doubted
+from rmgr.procedures.authentic import LOST, disbelief, doubted
 from rmgr.procedures.bounded import MOST_OUTCOMES_BYTES, row_of
 from rmgr.procedures.output_keys import HOW_TO_REPLACE
 from rmgr.runtime import machine
 from rmgr.runtime.story import Stories, Story
 from rmgr.submitter.port import Kept, Read, Stored
-from rmgr.submitter.thread import SubmitterThread, sure
+from rmgr.submitter.thread import sure
 
 if TYPE_CHECKING:
     from rmgr.client.submission.engine import Engine
@@ -105,15 +104,7 @@ class SubmissionHandle:
         self._refusals = Refusals()
         self._sender = Sender(self, stored.tail)
         self._changed = threading.Condition(self.lock)
-        self._fragments = ReadFragments(
-            self.number,
-            engine.thread,
-            engine.store,
-            self._on_fragment,
-            read_tail=self._read_tail,
-            fail=self.on_dead,
-            authenticity=engine.authenticity,
-        )
+        self._fragments = ReadFragments(self)
 
     # -- from callers
 
@@ -296,11 +287,13 @@ class SubmissionHandle:
             self.kept.leave()
         self.engine.forget(self)
 
-    def _read_tail(self) -> Future[Tail]:
+    def read_tail(self) -> Future[Tail]:
+        """Reads how many tasks are submitted by now."""
         assert self.kept is not None
         return self.kept.read_tail()
 
-    def _on_fragment(self, number: int, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+    def deliver(self, number: int, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        """Takes the next fragment, with its outcomes."""
         ends = self.progress.ends
         known = ends.refused
         fresh = self.progress.apply(number, fragment, outcomes)
@@ -433,34 +426,14 @@ class _Arrival:
 
 
 class ReadFragments:
-    """The fragments of one submission, from reading to delivery, in order: one story per fragment finds out what is not known of it.
+    """The fragments of one submission, from reading to delivery, in order: one story per fragment finds out what is not known of it."""
 
-    Args:
-        deliver: called with (number, fragment, outcomes) for each fragment, in order.
-        read_tail: reads how many tasks are submitted by now. fail: called if the submission cannot be read.
-        authenticity: which fragments to believe (secured clusters), None = all.
-    """
-
-    def __init__(
-        self,
-        submission: int,
-        loop: SubmitterThread,
-        store: Store,
-        deliver: Callable[[int, Fragment, Sequence[Outcome]], None],
-        *,
-        read_tail: Callable[[], Future[Tail]],
-        fail: Callable[[RmgrError], None],
-        authenticity: Authenticity | None,
-    ) -> None:
-        self._submission = submission
-        self._loop = loop
-        self._store = store
-        self._deliver = deliver
-        self._read_tail = read_tail
-        self._fail = fail
-        self.authenticity = authenticity
+    def __init__(self, handle: SubmissionHandle) -> None:
+        self._handle = handle
+        self._submission = handle.number
+        self.authenticity = handle.engine.authenticity  #: which fragments to believe (secured clusters), None = all
         self._waiting: deque[_Arrival] = deque()
-        self._stories = Stories(loop)
+        self._stories = Stories(handle.loop)
         self._stopped = False
 
     def stop(self) -> None:
@@ -491,7 +464,7 @@ class ReadFragments:
             arrival = self._waiting.popleft()
             if outcomes is None:  # made only now: many false fragments about millions of tasks would fill the memory
                 outcomes = list(stated(arrival.fragment, end=arrival.end, error=lost))
-            self._deliver(arrival.number, arrival.fragment, outcomes)
+            self._handle.deliver(arrival.number, arrival.fragment, outcomes)
 
     def _learn(self, arrival: _Arrival, one: Read) -> Story[None]:
         """Learns a fragment's outcomes, or that they are lost; then only its states count, for the tasks submitted by now."""
@@ -508,10 +481,10 @@ class ReadFragments:
                 found = yield from self._row(fragment.row)
                 arrival.outcomes, lost = (None, found) if isinstance(found, str) else (found, "")
             if lost:
-                tail = yield from sure(self._read_tail, pauses_s=_PAUSES_S, silence=(Unavailable, TimeoutError))
+                tail = yield from sure(self._handle.read_tail, pauses_s=_PAUSES_S, silence=(Unavailable, TimeoutError))
                 arrival.end, arrival.lost = tail.next, lost
         except RmgrError as error:
-            self._fail(error)
+            self._handle.on_dead(error)
         else:
             self._hand_over()
 
@@ -533,7 +506,7 @@ class ReadFragments:
     def _row(self, row: str) -> Story[Sequence[Outcome] | str]:
         """Returns the outcomes in a row of the store, or why they are lost."""
         try:
-            data = yield from self._io(lambda: row_of(self._store, row, MOST_OUTCOMES_BYTES))
+            data = yield from self._io(lambda: row_of(self._handle.store, row, MOST_OUTCOMES_BYTES))
             if data is None:
                 return f"{LOST}: the results in row {row} are missing from the data store"
             if not self._is_named(row, data):
@@ -545,7 +518,7 @@ class ReadFragments:
             return f"{LOST}: row {row} does not hold outcomes: {error}"
 
     def _io(self, job: Callable[[], T]) -> Story[T]:
-        return sure(lambda: self._loop.io(job), pauses_s=_PAUSES_S)
+        return sure(lambda: self._handle.loop.io(job), pauses_s=_PAUSES_S)
 
     def _is_named(self, row: str, data: bytes) -> bool:
         """Returns whether the row matches its name. Rows of older releases have other names, which are accepted if nothing is signed."""

@@ -24,22 +24,7 @@ from rmgr.sched.records import Maintenance
 from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.engine.outcome import Result, Setting
 from rmgr.sim.engine.world import Rank, World
-from rmgr.sim.workload.events import (
-    Cancel,
-    Event,
-    FailOver,
-    LimitsChange,
-    NodeRanges,
-    NodesDrain,
-    NodesFail,
-    NodesRepaired,
-    NodesUndrain,
-    SlotEnds,
-    TakeOver,
-    Window,
-    WindowBegins,
-    WindowEnds,
-)
+from rmgr.sim.workload import events
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
 #: Plain integers, because each event compares one.
@@ -61,12 +46,8 @@ _LOST = frozenset({Cause.NODES_CHANGED, Cause.JOB_ENDED})
 _TAKE_OVER = frozenset({Cause.TAKE_OVER})
 #: Reasons in the log for the facts that follow an event.
 _REASONS: Mapping[type, str] = {
-    NodesFail: "failed",
-    NodesRepaired: "repaired",
-    NodesDrain: "drained",
-    NodesUndrain: "undrained",
-    WindowBegins: "maintenance",
-    Cancel: "cancelled",
+    events.NodesFail: "failed", events.NodesRepaired: "repaired", events.NodesDrain: "drained", events.NodesUndrain: "undrained",
+    events.WindowBegins: "maintenance", events.Cancel: "cancelled",
 }
 #: Limit of failures in a row while jobs wait and none runs: beyond it, the machine is never whole enough for them.
 _IN_VAIN = 10_000
@@ -264,7 +245,7 @@ class Upsets:
         """Number of nodes that are down or drained now."""
         return len(self._failed | self._drained)
 
-    def happen(self, event: Event) -> frozenset[Cause]:
+    def happen(self, event: events.Event) -> frozenset[Cause]:
         """Carries out one event. Returns the causes for a pass."""
         self._world.because(_REASONS.get(type(event), ""))
         try:
@@ -274,43 +255,43 @@ class Upsets:
 
     # -- kinds of events -------------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, event: Event) -> frozenset[Cause]:
+    def _carry_out(self, event: events.Event) -> frozenset[Cause]:
         match event:
-            case NodesFail() | NodesRepaired() | NodesDrain() | NodesUndrain():
+            case events.NodesFail() | events.NodesRepaired() | events.NodesDrain() | events.NodesUndrain():
                 return self._nodes_change(event)
-            case Cancel(job=number):
+            case events.Cancel(job=number):
                 cause = self._world.cancel(number)
                 return _NOTHING if cause is None else frozenset({cause})
-            case FailOver(for_us=for_us):
+            case events.FailOver(for_us=for_us):
                 now = self._world.kernel.now_us
                 self.leaderless_until_us = max(self.leaderless_until_us, now + for_us)
                 if for_us:
-                    self._put(now + for_us, TakeOver(now + for_us))
+                    self._put(now + for_us, events.TakeOver(now + for_us))
                     return _NOTHING
                 return self._take_over()
-            case TakeOver():
+            case events.TakeOver():
                 return self._take_over()
-            case Window():
+            case events.Window():
                 return self._plan(event)
-            case WindowBegins(nodes=nodes):
+            case events.WindowBegins(nodes=nodes):
                 return self._lose(nodes)
-            case WindowEnds(id=number):
+            case events.WindowEnds(id=number):
                 self._world.tell.maintenance_over(number)
                 return _NODES
-            case SlotEnds():
+            case events.SlotEnds():
                 self._world.turns.slot_ends(event)
                 return _NOTHING
-            case LimitsChange(partition=partition, limits=limits):
+            case events.LimitsChange(partition=partition, limits=limits):
                 self._world.tell.limits_changed(partition, limits)
                 self._world.refuse_infeasible(partition)
                 return _NODES
 
-    def _nodes_change(self, event: NodesFail | NodesRepaired | NodesDrain | NodesUndrain) -> frozenset[Cause]:
-        reasons = self._failed if isinstance(event, NodesFail | NodesRepaired) else self._drained
-        closes = isinstance(event, NodesFail | NodesDrain)
+    def _nodes_change(self, event: events.NodesFail | events.NodesRepaired | events.NodesDrain | events.NodesUndrain) -> frozenset[Cause]:
+        reasons = self._failed if isinstance(event, events.NodesFail | events.NodesRepaired) else self._drained
+        closes = isinstance(event, events.NodesFail | events.NodesDrain)
         before = {node for node in self._of(event.nodes) if node in self._failed or node in self._drained}
         reasons.update(self._of(event.nodes)) if closes else reasons.difference_update(self._of(event.nodes))
-        causes = self._lose(event.nodes) if isinstance(event, NodesFail) else _NOTHING
+        causes = self._lose(event.nodes) if isinstance(event, events.NodesFail) else _NOTHING
         changed = []
         for node in self._of(event.nodes):
             closed = node in self._failed or node in self._drained
@@ -318,18 +299,18 @@ class Upsets:
                 changed.append(replace(self._nodes[node], closed=closed))
         for other in changed:
             self._world.tell.node_changed(other)
-        if isinstance(event, NodesFail | NodesRepaired) and event.drawn:
+        if isinstance(event, events.NodesFail | events.NodesRepaired) and event.drawn:
             self._expect_failure()
             self._check_hope()
         return causes | _NODES if changed else causes
 
-    def _lose(self, nodes: NodeRanges) -> frozenset[Cause]:
+    def _lose(self, nodes: events.NodeRanges) -> frozenset[Cause]:
         lost = self._world.stays.on(nodes)
         for number in lost:
             self._world.lose(number)
         return _LOST if lost else _NOTHING
 
-    def _plan(self, window: Window) -> frozenset[Cause]:
+    def _plan(self, window: events.Window) -> frozenset[Cause]:
         """Plans one maintenance record for each affected partition."""
         homes: dict[str, list[int]] = {}
         for node in self._of(window.nodes):
@@ -338,8 +319,8 @@ class Upsets:
             number = next(self._serials)
             record = Maintenance(number, window.start_us, window.end_us, tuple(nodes), window.name, partition)
             self._world.tell.maintenance_planned(record)
-            self._put(window.end_us, WindowEnds(window.end_us, number))
-        self._put(window.start_us, WindowBegins(window.start_us, window.nodes))
+            self._put(window.end_us, events.WindowEnds(window.end_us, number))
+        self._put(window.start_us, events.WindowBegins(window.start_us, window.nodes))
         return _NODES
 
     def _take_over(self) -> frozenset[Cause]:
@@ -350,7 +331,7 @@ class Upsets:
 
     # -- the clock -------------------------------------------------------------------------------------------------------------
 
-    def _put(self, at_us: int, event: Event) -> None:
+    def _put(self, at_us: int, event: events.Event) -> None:
         self._world.kernel.put(at_us, _NODE, next(self._serials), event)
 
     def _expect_failure(self) -> None:
@@ -371,16 +352,16 @@ class Upsets:
 
     # -- checks ----------------------------------------------------------------------------------------------------------------
 
-    def _of(self, nodes: NodeRanges) -> Iterator[int]:
+    def _of(self, nodes: events.NodeRanges) -> Iterator[int]:
         """Yields ids in ascending order, skipping ids that the machine does not have."""
         return (node for first, last in nodes for node in range(first, last + 1) if node in self._nodes)
 
-    def _check(self, event: Event) -> None:
-        if isinstance(event, Cancel) and event.job > self._world.count:
+    def _check(self, event: events.Event) -> None:
+        if isinstance(event, events.Cancel) and event.job > self._world.count:
             raise UsageError(f"the events cancel job {event.job}, and the workload has {self._world.count}", hint="numbers of jobs.csv")
-        if isinstance(event, LimitsChange) and event.partition not in self._world.state.partitions:
+        if isinstance(event, events.LimitsChange) and event.partition not in self._world.state.partitions:
             raise UsageError(f"the events limit partition {event.partition!r}: {_known(self._world.state.partitions)}")
-        if isinstance(event, NodesFail | NodesRepaired | NodesDrain | NodesUndrain | Window):
+        if isinstance(event, events.NodesFail | events.NodesRepaired | events.NodesDrain | events.NodesUndrain | events.Window):
             for node in chain.from_iterable(event.nodes):
                 if node not in self._nodes:
                     raise UsageError(f"the events name node {node}, which the machine has not", hint=f"it has {len(self._nodes):,} nodes")

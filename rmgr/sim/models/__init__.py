@@ -26,10 +26,7 @@ MODELS: Mapping[str, tuple[tuple[str, ...], Callable[[int, int, int, str], Workl
         tuple(lublin99.MIXES),
         lambda jobs, processors, seed, mix: lublin99.lublin99(jobs, processors=processors, seed=seed, mix=mix),
     ),
-    "hpc2500": (
-        hpc2500.KINDS,
-        lambda jobs, processors, seed, kind: hpc2500.hpc2500(jobs, processors=processors, seed=seed, kind=kind),
-    ),
+    "hpc2500": (hpc2500.KINDS, lambda jobs, processors, seed, kind: hpc2500.hpc2500(jobs, processors=processors, seed=seed, kind=kind)),
     "feitelson96": (
         tuple(_FEITELSON96),
         lambda jobs, processors, seed, kind: feitelson96.feitelson96(jobs, processors=processors, seed=seed, constants=_FEITELSON96[kind]),

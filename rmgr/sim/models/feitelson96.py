@@ -55,17 +55,10 @@ class Constants:
 
     def __post_init__(self) -> None:
         """Raises: UsageError for impossible times or weights."""
-        positive = {
-            "interarrival_min": self.interarrival_min,
-            "long_mean_min": self.long_mean_min,
-            "middle_mean_min": self.middle_mean_min,
-            "short_mean_min": self.short_mean_min,
-            "power_of_two_weight": self.power_of_two_weight,
-            "square_or_ten_weight": self.square_or_ten_weight,
-        }
-        wrong = [name for name, value in positive.items() if not (value > 0 and math.isfinite(value))]
-        if wrong:
-            raise UsageError(f"feitelson96: {wrong[0]} is {positive[wrong[0]]}", hint="a finite number above 0")
+        times = ("interarrival_min", "long_mean_min", "middle_mean_min", "short_mean_min")
+        for name in (*times, "power_of_two_weight", "square_or_ten_weight"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"feitelson96: {name} is {getattr(self, name)}", hint="a finite number above 0")
         if not 0 < self.shortest_min < self.longest_min:
             raise UsageError(f"feitelson96: no time lies between {self.shortest_min} and {self.longest_min} min")
         if self.repeat_exponent is not None and not self.repeat_exponent > 1:

@@ -76,12 +76,7 @@ UNTYPED = _Kind(
     pb=0.78, aarr=10.2303, barr=0.4871, anum=8.1737, bnum=3.9631, arar=1.0225,
 )  # fmt: skip
 #: Name of a mix -> kinds of jobs in it; "" is the default of the archive's program.
-MIXES: dict[str, tuple[_Kind, ...]] = {
-    "": (INTERACTIVE, BATCH),
-    "batch": (BATCH,),
-    "interactive": (INTERACTIVE,),
-    "untyped": (UNTYPED,),
-}
+MIXES: dict[str, tuple[_Kind, ...]] = {"": (INTERACTIVE, BATCH), "batch": (BATCH,), "interactive": (INTERACTIVE,), "untyped": (UNTYPED,)}
 
 
 def lublin99(jobs: int, *, processors: int = _PUBLISHED, seed: int = 0, mix: str = "") -> Workload:

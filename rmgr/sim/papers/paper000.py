@@ -270,11 +270,8 @@ def selection(_runs: Paper000Runs) -> Iterator[PaperCheck]:
             found = [d.to for d in plan.decisions if isinstance(d, Route)] + ["" for d in plan.decisions if isinstance(d, Reject)]
             ours[f"({processes}, {threads}, {tried} h) {expected or 'refused'}"] = int(found == [expected])
     yield PaperCheck(
-        id="C0.1",
-        what="selection table: (processes, threads, time) goes to its queue (1 = it does)",
-        paper=dict.fromkeys(ours, 1),
-        ours=ours,
-        rule=Within(),
+        "C0.1", "selection table: (processes, threads, time) goes to its queue (1 = it does)",
+        paper=dict.fromkeys(ours, 1), ours=ours, rule=Within(),
     )
 
 
@@ -282,19 +279,16 @@ def constants(_runs: Paper000Runs) -> Iterator[PaperCheck]:
     """Checks C0.2."""
     rows = {f"({p}, {t}) in {queue}": (p, t, queue, w, at) for p, t, queue, w, at in CONSTANTS}
     yield PaperCheck(
-        id="C0.2a",
-        what="constant w of formula (1) for (processes, threads)",
+        "C0.2a", "constant w of formula (1) for (processes, threads)",
         paper={row: w for row, (_, _, _, w, _) in rows.items()},
         ours={row: constant(Job(id=1, submit_us=0, processes=p, threads=t), _CLASSES[queue]) for row, (p, t, queue, _, _) in rows.items()},
         rule=Within(absolute=0.0005),
     )
     told = {row: value for row, value in rows.items() if value[4] is not None}
     yield PaperCheck(
-        id="C0.2b",
-        what="the overtaking at which a job reserves (threshold 20)",
+        "C0.2b", "the overtaking at which a job reserves (threshold 20)",
         paper={row: at or 0 for row, (_, _, _, _, at) in told.items()},
-        ours={row: _overtakings(_CLASSES[queue], p, t) for row, (p, t, queue, _, _) in told.items()},
-        rule=Within(),
+        ours={row: _overtakings(_CLASSES[queue], p, t) for row, (p, t, queue, _, _) in told.items()}, rule=Within(),
     )
 
 
@@ -321,8 +315,7 @@ def matches(_runs: Paper000Runs) -> Iterator[PaperCheck]:
     first = promised_to(5, scene.arrives(5, 32, "d128"))
     second = promised_to(6, scene.arrives(6, 224, "d512"))
     yield PaperCheck(
-        id="C0.3",
-        what="128, 32, 32, 64 CPUs run in this order: a match goes first, the earlier of two; what is promised is not chosen again",
+        "C0.3", "128, 32, 32, 64 CPUs run in this order: a match goes first, the earlier of two; what is promised is not chosen again",
         paper={"32 CPUs take over job": 2, **{f"224 CPUs take over job {job_id}": int(job_id != 2) for job_id in (1, 2, 3, 4)}},
         ours={
             "32 CPUs take over job": first[0] if len(first) == 1 else 0,
@@ -337,8 +330,7 @@ def largest_first(_runs: Paper000Runs) -> Iterator[PaperCheck]:
     result = simulate(max_space(), Setting(nodes=1, cores=128, pipeline=(Stage(ConnectionReservation()),), policy="connection_reservation"))
     requester = result.outcomes[3]
     yield PaperCheck(
-        id="C0.4",
-        what="64, 32, 32 CPUs run, 96 are wanted: 64 and the earlier 32; starts when both have ended, nobody uses the CPUs before",
+        "C0.4", "64, 32, 32 CPUs run, 96 are wanted: 64 and the earlier 32; starts when both have ended, nobody uses the CPUs before",
         paper={"start (s)": 100, "1-CPU jobs started before": 0, "CPUs of its choice": 96},
         ours={
             "start (s)": requester.start_us // SECOND,
@@ -357,11 +349,9 @@ def all_running(_runs: Paper000Runs) -> Iterator[PaperCheck]:
         scene.runs(job_id, 128, "d128", ((node, node, 128),))
     wide = promised_to(4, scene.arrives(4, 512, "d512"))
     yield PaperCheck(
-        id="C0.5",
-        what="512 CPUs wanted while d512 runs 256: all running jobs become candidates",
+        "C0.5", "512 CPUs wanted while d512 runs 256: all running jobs become candidates",
         paper={"jobs promised": 3, "of them from other queues": 2},
-        ours={"jobs promised": len(wide), "of them from other queues": len([job_id for job_id in wide if job_id != 1])},
-        rule=Within(),
+        ours={"jobs promised": len(wide), "of them from other queues": len([job_id for job_id in wide if job_id != 1])}, rule=Within(),
     )
 
 
@@ -392,30 +382,21 @@ def starvation(_runs: Paper000Runs) -> Iterator[PaperCheck]:
             behind[queue] = max(others) - rest_s
             cured[queue] = max(_waits(queue, processes, threads, nodes, "ss8", head_trigger=True))
     yield PaperCheck(
-        id="C0.7a",
-        what=f"longest wait (s) of three jobs under a saturating stream that lasts {rest_s} s more; limits of table 4",
-        ours=waits,
-        rule=WithinBounds(at_least=0, below=rest_s),
+        "C0.7a", f"longest wait (s) of three jobs under a saturating stream that lasts {rest_s} s more; limits of table 4",
+        ours=waits, rule=WithinBounds(at_least=0, below=rest_s),
     )
     yield PaperCheck(
-        id="C0.7b",
-        what="limit 0: the first start of the three (s), counted from the end of the stream",
-        ours=after,
-        rule=WithinBounds(at_least=0),
+        "C0.7b", "limit 0: the first start of the three (s), counted from the end of the stream",
+        ours=after, rule=WithinBounds(at_least=0),
     )
     yield PaperCheck(
-        id="C0.7c",
-        what="the jobs behind the first when only other queues overtake them (no rule of the paper is theirs): last start (s), as in C0.7b",
-        ours=behind,
-        rule=WithinBounds(below=0),
-        required=False,
+        "C0.7c",
+        "the jobs behind the first when only other queues overtake them (no rule of the paper is theirs): last start (s), as in C0.7b",
+        ours=behind, rule=WithinBounds(below=0), required=False,
     )
     yield PaperCheck(
-        id="C0.7d",
-        what="the same with head_trigger in their class, too: longest wait (s)",
-        ours=cured,
-        rule=WithinBounds(at_least=0, below=rest_s),
-        required=False,
+        "C0.7d", "the same with head_trigger in their class, too: longest wait (s)",
+        ours=cured, rule=WithinBounds(at_least=0, below=rest_s), required=False,
     )
 
 
@@ -454,8 +435,7 @@ def limits(runs: Paper000Runs) -> Iterator[PaperCheck]:
     """Checks C0.6."""
     found = [run for load in runs.loads for run in runs.of(PROPOSAL_2, load)]
     yield PaperCheck(
-        id="C0.6",
-        what="the most reservations of a queue at one instant, less its limit of table 4 (ss8, s8: none), in all runs of proposal 2",
+        "C0.6", "the most reservations of a queue at one instant, less its limit of table 4 (ss8, s8: none), in all runs of proposal 2",
         ours={queue.name: max(run.held.get(queue.name, 0) for run in found) - queue.max_reservations for queue in HPC2500},
         rule=WithinBounds(at_most=0),
     )
@@ -588,15 +568,8 @@ def claimed(name: str) -> Check:
                     shares[row], spreads[row] = mean(deciding), spread(deciding)
             what = claim.what if claim.against else f"{claim.what} ({baseline})"
             yield PaperCheck(
-                id=check_id,
-                what=f"{what}: share of deciding seeds",
-                paper=dict.fromkeys(shares, 1),
-                ours=shares,
-                spread=spreads,
-                ties=ties,
-                decided=decided,
-                rule=Within(),
-                required=False,
+                check_id, f"{what}: share of deciding seeds",
+                paper=dict.fromkeys(shares, 1), ours=shares, spread=spreads, ties=ties, decided=decided, rule=Within(), required=False,
             )
 
     return checks
@@ -895,6 +868,4 @@ def _by_threshold(runs: Paper000Runs) -> Iterator[Figure]:
 
 
 #: With five seeds: 40 runs of 20,000 jobs, 94 of 3,000 for the future work and 126 for the region; four minutes on two processors.
-STUDY = Study(
-    paper="000", runs=Paper000Runs, seeds=5, quick_seeds=2, checks=CHECKS, tables=tables, figures=figures, notes=NOTES
-)
+STUDY = Study(paper="000", runs=Paper000Runs, seeds=5, quick_seeds=2, checks=CHECKS, tables=tables, figures=figures, notes=NOTES)

@@ -28,7 +28,7 @@ from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.execution import FASTEST, MINUTE_US, NODES, SLOWEST, UNIT, Grid, drawn
 from rmgr.sim.engine.outcome import JobOutcome, Parting, Setting
 from rmgr.sim.models.feitelson96 import Constants, feitelson96
-from rmgr.sim.papers.report import Cell, Figure, Line, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, spread
+from rmgr.sim.papers.report import Cell, Figure, Line, PaperCheck, Point, Runs, Study, Table, Within, WithinBounds, mean, over_seeds, spread
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
 TICK_US = 10 * MINUTE_US
@@ -185,9 +185,7 @@ def workload_of(calibration: str, seed: int, interval: int, jobs: int = JOBS, re
     return feitelson96(jobs, seed=seed, constants=constants)
 
 
-def measures_of(
-    outcomes: Sequence[JobOutcome], order: str, grid: Grid, followers: str = "head", returns: str = "own"
-) -> Paper001Measures:
+def measures_of(outcomes: Sequence[JobOutcome], order: str, grid: Grid, followers: str = "head", returns: str = "own") -> Paper001Measures:
     """Returns the measures of section 4 of the paper. Sums are exact."""
     count = len(outcomes)
     runs = [outcome.ran_us for outcome in outcomes]
@@ -275,9 +273,10 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> float:
     return mean(above) / mean(below)
 
 
-def ratio_spread(above: Sequence[float], below: Sequence[float]) -> float:
-    """Returns the standard deviation of the ratios of single seeds."""
-    return spread([a / b for a, b in zip(above, below, strict=True)])
+def ratios(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> dict[str, Any]:
+    """Returns `ours` and `spread` of a check: the ratio of the means of each pair, and the standard deviation of those of single seeds."""
+    spreads = {row: spread([a / b for a, b in zip(above, below, strict=True)]) for row, (above, below) in pairs.items()}
+    return {"ours": {row: ratio(*pair) for row, pair in pairs.items()}, "spread": spreads}
 
 
 def differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
@@ -477,10 +476,8 @@ def c1_1(runs: Paper001Runs) -> Iterator[PaperCheck]:
         means = [runs.mean(SR, name, interval) for interval in runs.intervals]
         ours[name] = max(later / earlier for earlier, later in pairwise(means))
     yield PaperCheck(
-        id="C1.1",
-        what=f"SR falls with every step of the inter-arrival time, {INTERVALS[0]} to {INTERVALS[-1]} min: its largest step, as a factor",
-        ours=ours,
-        rule=WithinBounds(below=1),
+        "C1.1", f"SR falls with every step of the inter-arrival time, {INTERVALS[0]} to {INTERVALS[-1]} min: its largest step, as a factor",
+        ours=ours, rule=WithinBounds(below=1),
     )
 
 
@@ -488,43 +485,34 @@ def c1_2(runs: Paper001Runs) -> Iterator[PaperCheck]:
     low = ("SJF", "FCFS/FF", "LJF/FF")
     by_name = {name: runs.of(SR, name, BUSY) for name in ("LJF", "FCFS", *low)}
     largest = max(low, key=lambda name: mean(by_name[name]))
-    pairs = {"LJF / FCFS": ("LJF", "FCFS"), "FCFS / the largest of SJF, FCFS/FF, LJF/FF": ("FCFS", largest)}
+    pairs = {
+        "LJF / FCFS": (by_name["LJF"], by_name["FCFS"]),
+        "FCFS / the largest of SJF, FCFS/FF, LJF/FF": (by_name["FCFS"], by_name[largest]),
+    }
     yield PaperCheck(
-        id="C1.2",
-        what=f"at {BUSY} min: SR(LJF) > SR(FCFS) > SR of SJF, FCFS/FF and LJF/FF",
-        ours={row: ratio(by_name[above], by_name[below]) for row, (above, below) in pairs.items()},
-        spread={row: ratio_spread(by_name[above], by_name[below]) for row, (above, below) in pairs.items()},
-        rule=WithinBounds(above=1),
+        "C1.2", f"at {BUSY} min: SR(LJF) > SR(FCFS) > SR of SJF, FCFS/FF and LJF/FF",
+        **ratios(pairs), rule=WithinBounds(above=1),
     )
 
 
 def c1_3(runs: Paper001Runs) -> Iterator[PaperCheck]:
-    ours, spreads = {}, {}
-    for without, with_search in PAIRS:
-        for interval in runs.intervals:
-            below, above = runs.of(SR, without, interval), runs.of(SR, with_search, interval)
-            row = f"{with_search} / {without} at {interval}"
-            ours[row], spreads[row] = ratio(above, below), ratio_spread(above, below)
-    yield PaperCheck(
-        id="C1.3", what="First-Fit lowers SR at every inter-arrival time", ours=ours, spread=spreads, rule=WithinBounds(below=1)
-    )
+    pairs = {
+        f"{with_search} / {without} at {interval}": (runs.of(SR, with_search, interval), runs.of(SR, without, interval))
+        for without, with_search in PAIRS
+        for interval in runs.intervals
+    }
+    yield PaperCheck(id="C1.3", what="First-Fit lowers SR at every inter-arrival time", **ratios(pairs), rule=WithinBounds(below=1))
 
 
 def c1_4(runs: Paper001Runs) -> Iterator[PaperCheck]:
     for (without, migrating), part in zip(MIGRATING, ("", "b"), strict=True):
-        ours, spreads = {}, {}
+        pairs = {}
         for interval in (BUSY, LESS_BUSY):
-            above = runs.of(SR, migrating, interval, least_seeds=SEEDS_OF_C1_4)
-            below = runs.of(SR, without, interval, least_seeds=SEEDS_OF_C1_4)
-            row = f"at {interval}"
-            ours[row], spreads[row] = ratio(above, below), ratio_spread(above, below)
+            above, below = (runs.of(SR, name, interval, least_seeds=SEEDS_OF_C1_4) for name in (migrating, without))
+            pairs[f"at {interval}"] = (above, below)
         yield PaperCheck(
-            id=f"C1.4{part}",
-            what=f"SR({migrating}) / SR({without}), at least {SEEDS_OF_C1_4} seeds",
-            ours=ours,
-            spread=spreads,
-            rule=WithinBounds(at_most=1),
-            required=not part,
+            f"C1.4{part}", f"SR({migrating}) / SR({without}), at least {SEEDS_OF_C1_4} seeds",
+            **ratios(pairs), rule=WithinBounds(at_most=1), required=not part,
         )
 
 
@@ -534,23 +522,14 @@ def c1_5(runs: Paper001Runs) -> Iterator[PaperCheck]:
         for without, migrating in MIGRATING
     }
     yield PaperCheck(
-        id="C1.5",
-        what=f"at {BUSY} min migration does not lower the utilisation: with - without",
-        ours={name: mean(values) for name, values in found.items()},
-        spread={name: spread(values) for name, values in found.items()},
-        rule=WithinBounds(at_least=0),
+        "C1.5", f"at {BUSY} min migration does not lower the utilisation: with - without",
+        **over_seeds(found), rule=WithinBounds(at_least=0),
     )
 
 
 def c1_6(runs: Paper001Runs) -> Iterator[PaperCheck]:
     found = differences(runs.of("utilisation", "LJF", BUSY), runs.of("utilisation", "SJF", BUSY))
-    yield PaperCheck(
-        id="C1.6",
-        what=f"at {BUSY} min: utilisation(LJF) - utilisation(SJF)",
-        ours=mean(found),
-        spread=spread(found),
-        rule=WithinBounds(at_least=0),
-    )
+    yield PaperCheck("C1.6", f"at {BUSY} min: utilisation(LJF) - utilisation(SJF)", **over_seeds(found), rule=WithinBounds(at_least=0))
 
 
 def growth(runs: Paper001Runs, algorithm: str, penalty: int = PENALTIES[-1]) -> list[float]:
@@ -571,28 +550,18 @@ def c1_7(runs: Paper001Runs) -> Iterator[PaperCheck]:
     both = [migrating for _, migrating in MIGRATING]
     grown = {name: growth(runs, name) for name in both}
     yield PaperCheck(
-        id="C1.7",
-        what=f"at {BUSY} min the mean run time grows with the penalty, {PENALTIES[0]} to {PENALTIES[-1]} min a node: share",
-        ours={name: mean(values) for name, values in grown.items()},
-        spread={name: spread(values) for name, values in grown.items()},
-        rule=WithinBounds(above=0),
+        "C1.7", f"at {BUSY} min the mean run time grows with the penalty, {PENALTIES[0]} to {PENALTIES[-1]} min a node: share",
+        **over_seeds(grown), rule=WithinBounds(above=0),
     )
     charged = {name: _charged(runs, name) for name in both}
     yield PaperCheck(
-        id="C1.7c",
-        what="it grows by what (4) charges, N x penalty for each migration at the speed of (2): growth / charge",
-        paper=dict.fromkeys(both, 1),
-        ours={name: mean(values) for name, values in charged.items()},
-        spread={name: spread(values) for name, values in charged.items()},
-        rule=Within(relative=0.25),
+        "C1.7c", "it grows by what (4) charges, N x penalty for each migration at the speed of (2): growth / charge",
+        paper=dict.fromkeys(both, 1), **over_seeds(charged), rule=Within(relative=0.25),
     )
     more = differences(*grown.values())
     yield PaperCheck(
-        id="C1.7b",
-        what=f"it grows at least as much for {both[0]} as for {both[1]}: difference of the shares",
-        ours=mean(more),
-        spread=spread(more),
-        rule=WithinBounds(at_least=0),
+        "C1.7b", f"it grows at least as much for {both[0]} as for {both[1]}: difference of the shares",
+        **over_seeds(more), rule=WithinBounds(at_least=0),
     )
 
 
@@ -600,27 +569,17 @@ def c1_8(runs: Paper001Runs) -> Iterator[PaperCheck]:
     found = {name: runs.of("migrations", name, BUSY) for _, name in MIGRATING}
     first, second = found.values()
     yield PaperCheck(
-        id="C1.8",
-        what=f"at {BUSY} min there are 10^2 to 10^3 migrations",
-        paper=PAPER_MIGRATIONS,
-        ours={name: mean(values) for name, values in found.items()},
-        spread={name: spread(values) for name, values in found.items()},
-        rule=WithinBounds(at_least=100, at_most=max(PAPER_MIGRATIONS.values())),
+        "C1.8", f"at {BUSY} min there are 10^2 to 10^3 migrations",
+        paper=PAPER_MIGRATIONS, **over_seeds(found), rule=WithinBounds(at_least=100, at_most=max(PAPER_MIGRATIONS.values())),
     )
     needless = {name: mean(runs.of("needless", name, BUSY)) for _, name in MIGRATING}
     yield PaperCheck(
-        id="C1.8d",
-        what="migrations that no head explains which the migrated job had passed, by the schedule alone",
-        paper=dict.fromkeys(needless, 0),
-        ours=needless,
-        rule=Within(),
+        "C1.8d", "migrations that no head explains which the migrated job had passed, by the schedule alone",
+        paper=dict.fromkeys(needless, 0), ours=needless, rule=Within(),
     )
     yield PaperCheck(
-        id="C1.8b",
-        what="more of them with FCFS/FF than with LJF/FF: ratio",
-        paper=PAPER_RATIO,
-        ours=ratio(first, second),
-        spread=ratio_spread(first, second),
+        "C1.8b", "more of them with FCFS/FF than with LJF/FF: ratio",
+        paper=PAPER_RATIO, ours=ratio(first, second), spread=spread([a / b for a, b in zip(first, second, strict=True)]),
         rule=WithinBounds(above=1),
     )
 
@@ -629,11 +588,8 @@ def c1_8_readings(runs: Paper001Runs) -> Iterator[PaperCheck]:
     found = {str(reading): reading.ratio(runs) for reading in readings(runs)}
     nearest = min(found, key=lambda name: abs(found[name] - PAPER_RATIO))
     yield PaperCheck(
-        id="C1.8c",
-        what=f"that ratio as the paper has it; nearest of {len(found)} readings: {nearest}",
-        paper=PAPER_RATIO,
-        ours=found[nearest],
-        rule=Within(relative=0.5),
+        "C1.8c", f"that ratio as the paper has it; nearest of {len(found)} readings: {nearest}",
+        paper=PAPER_RATIO, ours=found[nearest], rule=Within(relative=0.5),
     )
 
 
@@ -641,20 +597,14 @@ def c1_9(runs: Paper001Runs) -> Iterator[PaperCheck]:
     counts = {name: runs.of("starved", name, BUSY) for pair in MIGRATING for name in pair}
     fallen = {after: [1 - b / max(a, 1) for a, b in zip(counts[before], counts[after], strict=True)] for before, after in MIGRATING}
     yield PaperCheck(
-        id="C1.9",
-        what=f"at {BUSY} min migration lowers the number of starved jobs, rule (6), by 30 % and more: share",
-        paper=dict.fromkeys(fallen, 1),
-        ours={after: 1 - ratio(counts[after], counts[before]) for before, after in MIGRATING},
-        spread={name: spread(values) for name, values in fallen.items()},
-        rule=WithinBounds(at_least=0.3),
+        "C1.9", f"at {BUSY} min migration lowers the number of starved jobs, rule (6), by 30 % and more: share",
+        paper=dict.fromkeys(fallen, 1), ours={after: 1 - ratio(counts[after], counts[before]) for before, after in MIGRATING},
+        spread={name: spread(values) for name, values in fallen.items()}, rule=WithinBounds(at_least=0.3),
     )
     held = {migrating: mean(runs.of("held", migrating, BUSY)) for _, migrating in MIGRATING}
     yield PaperCheck(
-        id="C1.9e",
-        what="jobs that stood at the head while (1) held, by the schedule alone",
-        paper=dict.fromkeys(held, 0),
-        ours=held,
-        rule=Within(),
+        "C1.9e", "jobs that stood at the head while (1) held, by the schedule alone",
+        paper=dict.fromkeys(held, 0), ours=held, rule=Within(),
     )
 
 
@@ -662,11 +612,8 @@ def c1_9_readings(runs: Paper001Runs) -> Iterator[PaperCheck]:
     found = {str(reading): reading.of(runs, "starved") for reading in readings(runs)}
     nearest = min(found, key=lambda name: sum(abs(found[name][row] - printed) for row, printed in PAPER_STARVED.items()))
     yield PaperCheck(
-        id="C1.9b",
-        what=f"starved jobs, rule (6), within a half of the paper's; nearest of {len(found)} readings: {nearest}",
-        paper=PAPER_STARVED,
-        ours=found[nearest],
-        rule=Within(relative=0.5),
+        "C1.9b", f"starved jobs, rule (6), within a half of the paper's; nearest of {len(found)} readings: {nearest}",
+        paper=PAPER_STARVED, ours=found[nearest], rule=Within(relative=0.5),
     )
 
 
@@ -691,14 +638,7 @@ def c1_10(runs: Paper001Runs) -> Iterator[PaperCheck]:
     )
     for part, measure, what, rule in kinds:
         found = {f"{b} / {a}": (runs.of(measure, b, BUSY), runs.of(measure, a, BUSY)) for a, b in MIGRATING}
-        yield PaperCheck(
-            id=f"C1.10{part}",
-            what=f"at {BUSY} min {what}",
-            ours={row: ratio(*values) for row, values in found.items()},
-            spread={row: ratio_spread(*values) for row, values in found.items()},
-            rule=rule,
-            required=not part,
-        )
+        yield PaperCheck(id=f"C1.10{part}", what=f"at {BUSY} min {what}", **ratios(found), rule=rule, required=not part)
 
 
 def at_both(check: Callable[[Paper001Runs], Iterator[PaperCheck]]) -> Callable[[Paper001Runs], Iterator[PaperCheck]]:

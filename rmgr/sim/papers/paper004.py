@@ -114,7 +114,8 @@ def c4_2(runs: Paper004Runs) -> Iterator[PaperCheck]:
             found, paper = runs.of(DECODED, policy, case), TABLE_4[policy, case]
             what = f"table 4, mean total of {policy.upper()} in case {case}, s"
             yield PaperCheck(
-                id=f"C4.2{letter}", what=what, paper=paper.total_s, ours=found.total_s, spread=found.spread_s, rule=Within(relative=limit)
+                f"C4.2{letter}", what,
+                paper=paper.total_s, ours=found.total_s, spread=found.spread_s, rule=Within(relative=limit),
             )
     for policy, letter, limit in (("rr", "e", 0.12), ("loth", "f", 0.02)):
         paper_s = {case: TABLE_4[policy, case].computing_s for case in CASES}
@@ -174,9 +175,7 @@ def c4_7(runs: Paper004Runs) -> Iterator[PaperCheck]:
     yield _ratio(runs, "C4.7c", "LOAD sends all over the slow shared link: LOAD over RR", "load", "rr", WithinBounds(above=2.5), REAL)
     case_b = {"B": runs.of(REAL, "loth", "B").total_s / runs.of(REAL, "rr", "B").total_s}
     paper_b = {"B": TABLE_3["loth", "B"].total_s / TABLE_3["rr", "B"].total_s}
-    yield PaperCheck(
-        id="C4.7d", what="LOTH is faster than RR in case B: LOTH over RR", paper=paper_b, ours=case_b, rule=WithinBounds(below=1)
-    )
+    yield PaperCheck("C4.7d", "LOTH is faster than RR in case B: LOTH over RR", paper=paper_b, ours=case_b, rule=WithinBounds(below=1))
     case_a = {"A": runs.of(REAL, "rr", "A").total_s / runs.of(REAL, "loth", "A").total_s}
     paper_a = {"A": TABLE_3["rr", "A"].total_s / TABLE_3["loth", "A"].total_s}
     what = "RR is faster than LOTH in case A: RR over LOTH (the model does not overload the local machine)"
@@ -199,9 +198,7 @@ def tnet(runs: Paper004Runs) -> Iterator[PaperCheck]:
     yield PaperCheck(id="tnet", what=what, paper=paper, ours=ours, rule=Within(relative=0.05), required=False)
     cases = {"A / B": ours["A"] / ours["B"]}
     what = "the same, case A over case B"
-    yield PaperCheck(
-        id="tnetb", what=what, paper={"A / B": paper["A"] / paper["B"]}, ours=cases, rule=Within(relative=0.05), required=False
-    )
+    yield PaperCheck("tnetb", what, paper={"A / B": paper["A"] / paper["B"]}, ours=cases, rule=Within(relative=0.05), required=False)
 
 
 def adaptive(runs: Paper004Runs) -> Iterator[PaperCheck]:
@@ -236,17 +233,8 @@ def _ratio(runs: Paper004Runs, check_id: str, what: str, above: str, below: str,
 
 #: Checks by id, without the letters of parts.
 CHECKS: Mapping[str, Callable[[Paper004Runs], Iterator[PaperCheck]]] = {
-    "C4.1": c4_1,
-    "C4.2": c4_2,
-    "C4.3": c4_3,
-    "C4.4": c4_4,
-    "C4.5": c4_5,
-    "C4.6": c4_6,
-    "C4.7": c4_7,
-    "C4.8": c4_8,
-    "tnet": tnet,
-    "adaptive": adaptive,
-    "queueing": queueing,
+    "C4.1": c4_1, "C4.2": c4_2, "C4.3": c4_3, "C4.4": c4_4, "C4.5": c4_5, "C4.6": c4_6, "C4.7": c4_7, "C4.8": c4_8, "tnet": tnet,
+    "adaptive": adaptive, "queueing": queueing,
 }
 
 
@@ -409,13 +397,4 @@ TABLE_4: Mapping[tuple[str, str], Modelled] = {
 }
 
 #: 50 replications, as in the paper.
-STUDY = Study(
-    paper="004",
-    runs=Paper004Runs,
-    seeds=50,
-    quick_seeds=50,
-    checks=CHECKS,
-    tables=tables,
-    figures=lambda _runs: (),
-    notes=NOTES,
-)
+STUDY = Study(paper="004", runs=Paper004Runs, seeds=50, quick_seeds=50, checks=CHECKS, tables=tables, figures=lambda _runs: (), notes=NOTES)

@@ -77,7 +77,7 @@ Rule: TypeAlias = Within | WithinBounds
 # -- checks ---------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PaperCheck:
     """One statement of papers.md and what we found.
 
@@ -348,6 +348,13 @@ def mean(values: Iterable[Number]) -> float:
 def spread(values: Sequence[Number]) -> float:
     """Returns the sample standard deviation over the seeds; 0 for a single seed."""
     return stdev(values) if len(values) > 1 else 0.0
+
+
+def over_seeds(values: Sequence[Number] | Mapping[str, Sequence[Number]]) -> dict[str, Any]:
+    """Returns `ours` and `spread` of a check: the mean of one value per seed, or of each row of such values."""
+    if isinstance(values, Mapping):
+        return {"ours": {row: mean(its) for row, its in values.items()}, "spread": {row: spread(its) for row, its in values.items()}}
+    return {"ours": mean(values), "spread": spread(values)}
 
 
 def _plain(value: Value) -> Any:

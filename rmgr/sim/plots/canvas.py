@@ -31,26 +31,8 @@ from matplotlib.ticker import (
 )
 
 __all__ = [
-    "Artist",
-    "Axes",
-    "Figure",
-    "FixedLocator",
-    "FuncFormatter",
-    "Line2D",
-    "MaxNLocator",
-    "MultipleLocator",
-    "Normalize",
-    "NullLocator",
-    "Patch",
-    "PercentFormatter",
-    "PolyCollection",
-    "clipped",
-    "encoded",
-    "legend_below",
-    "line_style",
-    "logarithmic",
-    "named",
-    "new_figure",
+    "Artist", "Axes", "Figure", "FixedLocator", "FuncFormatter", "Line2D", "MaxNLocator", "MultipleLocator", "Normalize", "NullLocator",
+    "Patch", "PercentFormatter", "PolyCollection", "clipped", "encoded", "legend_below", "line_style", "logarithmic", "named", "new_figure",
     "styled",
 ]
 #: Okabe and Ito's colours, which all kinds of colour vision tell apart; grey replaces their yellow, which is too pale for lines.

@@ -17,37 +17,13 @@ from rmgr.errors import StateConflict, UsageError
 from rmgr.sim.calls.runs import CALLS, CallRow, read_calls
 from rmgr.sim.papers import report
 from rmgr.sim.papers.report import slug
-from rmgr.sim.plots import canvas, curves, gantt
+from rmgr.sim.plots import canvas, curves, gantt, reading
 from rmgr.sim.plots.canvas import Artist, Axes, Figure
-from rmgr.sim.plots.reading import (
-    JOBS,
-    RESULTS,
-    LiveSlots,
-    Run,
-    SweepResults,
-    TimeWindow,
-    read_figures,
-    read_live,
-    read_report,
-    read_run,
-    read_sweep,
-)
 from rmgr.sim.runs.output import write_file
 
 REPORT, FIGURES = "report.json", "figures.json"
-#: kind -> what it shows.
-KINDS: Mapping[str, str] = {
-    "gantt": "processors against time, of each run",
-    "utilisation": "processors in use and jobs waiting over time, of each run",
-    "waits": "distribution of wait times, all runs in one picture",
-    "compare": "mean wait, bounded slowdown and utilisation, all runs in one picture",
-    "load": "wait and slowdown against load, of a sweep",
-    "tables": "tables of a paper's report; unasked only when it has no figures",
-    "figures": "figures of a paper's report",
-    "matrix": "slots against cores, a colour a job, of each run of dqt with --spells, or of queues --tree --matrix N --json",
-    "front": "the queue tree with its front in a few slots, of each run of dqt with --spells",
-    "calls": "a lane for each server and link, of the first replication of each policy and case of rmgr sim calls",
-}
+#: Kinds of pictures; the help of `rmgr sim plot` says what each shows.
+KINDS = ("gantt", "utilisation", "waits", "compare", "load", "tables", "figures", "matrix", "front", "calls")
 _WRITTEN = "name a directory that rmgr sim run|sweep|paper|calls --out wrote, or FILE.json of rmgr queues --tree --matrix N --json"
 FORMS: Mapping[str, tuple[str, ...]] = {"png": ("png",), "svg": ("svg",), "both": ("png", "svg")}
 _MOST_PANELS, _MOST_ROWS, _PANELS_A_ROW = 12, 40, 3
@@ -67,37 +43,37 @@ class Picture:
 class Results:
     """Contents of directories: runs, sweeps, reports as (document, figures), and calls."""
 
-    runs: Sequence[Run]
-    sweeps: Sequence[SweepResults]
+    runs: Sequence[reading.Run]
+    sweeps: Sequence[reading.SweepResults]
     reports: Sequence[tuple[Mapping[str, Any], Sequence[report.Figure | report.Boxes]]]
     calls: Sequence[Sequence[CallRow]] = ()  #: one entry per directory of calls
-    live: Sequence[tuple[Path, LiveSlots]] = ()  #: one entry per file of a live cluster and partition in it
+    live: Sequence[tuple[Path, reading.LiveSlots]] = ()  #: one entry per file of a live cluster and partition in it
 
 
 def read(directories: Iterable[Path]) -> Results:
     """Reads directories and files of live slots. Raises: UsageError for one without results, or with damaged ones."""
     runs, sweeps, reports, lanes = [], [], [], []
-    live: list[tuple[Path, LiveSlots]] = []
+    live: list[tuple[Path, reading.LiveSlots]] = []
     for directory in (each for given in directories for each in _of_papers(given) or [given]):
         if directory.suffix == ".json" and directory.is_file():
-            live += [(directory, slots) for slots in read_live(directory)]
+            live += [(directory, slots) for slots in reading.read_live(directory)]
             continue
         there = _listed(directory)
         if CALLS in there:
             lanes.append(read_calls(directory))
-        elif JOBS in there:
-            runs.append(read_run(directory))
-        elif RESULTS in there or "runs" in there:
-            sweeps.append(read_sweep(directory))
+        elif reading.JOBS in there:
+            runs.append(reading.read_run(directory))
+        elif reading.RESULTS in there or "runs" in there:
+            sweeps.append(reading.read_sweep(directory))
         elif REPORT in there:
-            reports.append((read_report(directory / REPORT), read_figures(directory / FIGURES)))
+            reports.append((reading.read_report(directory / REPORT), reading.read_figures(directory / FIGURES)))
         else:
             message = "holds no results" if there else "is empty"
-            raise UsageError(f"{directory} {message}: there is no {JOBS}, {RESULTS}, {REPORT} or {CALLS}", hint=_WRITTEN)
+            raise UsageError(f"{directory} {message}: there is no {reading.JOBS}, {reading.RESULTS}, {REPORT} or {CALLS}", hint=_WRITTEN)
     return Results(runs=runs, sweeps=sweeps, reports=reports, calls=lanes, live=live)
 
 
-def pictures(results: Results, kinds: Sequence[str] = (), window: TimeWindow = TimeWindow()) -> list[Picture]:  # noqa: B008 - a frozen value
+def pictures(results: Results, kinds: Sequence[str] = (), window: reading.TimeWindow = reading.TimeWindow()) -> list[Picture]:  # noqa: B008
     """Returns the pictures to draw. kinds: those to draw; without any, all that fit: for each run gantt and utilisation, for all runs
     together waits, and compare if there are several; for a sweep load (compare if it has one load); for a report its figures, or its
     tables if it has none; for calls their lanes; for live slots the matrix.
@@ -222,7 +198,7 @@ def _listed(directory: Path) -> set[str]:
         raise UsageError(f"{directory} {told}", hint=_WRITTEN) from error
 
 
-def _fitting(results: Results, window: TimeWindow) -> set[str]:
+def _fitting(results: Results, window: reading.TimeWindow) -> set[str]:
     fitting = {"gantt", "utilisation", "waits"} if results.runs else set()
     if not window.is_whole:
         return fitting
@@ -241,7 +217,7 @@ def _fitting(results: Results, window: TimeWindow) -> set[str]:
     return fitting
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _names(runs: Sequence[reading.Run]) -> list[str]:
     """Returns the ends of file names: empty for a single run, else the name of the directory, preceded by its parent's if two are equal."""
     if len(runs) <= 1:
         return [""] * len(runs)

@@ -415,8 +415,10 @@ def counted(count: int, what: str) -> str:
 def labels_of(runs: Sequence[Run]) -> list[str]:
     """Returns a different label for each run: the policy, with further differences if needed; as a last resort the directory."""
     policies = [run.policy or run.name for run in runs]
-    workloads = _unless_equal([run.workload for run in runs])
-    details = [", ".join(sorted(set(run.details) - _everyones(runs))) for run in runs]
+    workloads = [run.workload for run in runs]
+    workloads = workloads if len(set(workloads)) > 1 else [""] * len(runs)
+    everyones = set.intersection(*(set(run.details) for run in runs)) if runs else set()
+    details = [", ".join(sorted(set(run.details) - everyones)) for run in runs]
     tries = (
         policies,
         [_joined(policy, detail) for policy, detail in zip(policies, details, strict=True)],
@@ -436,14 +438,6 @@ def shared_facts(runs: Sequence[Run]) -> tuple[str, list[str]]:
         return runs[0].title, list(runs[0].facts)
     title = workloads[0] if len(workloads) == 1 else f"{len(workloads)} workloads"
     return title, [fact for fact in runs[0].facts if all(fact in run.facts for run in runs)]
-
-
-def _unless_equal(names: list[str]) -> list[str]:
-    return names if len(set(names)) > 1 else [""] * len(names)
-
-
-def _everyones(runs: Sequence[Run]) -> set[str]:
-    return set.intersection(*(set(run.details) for run in runs))
 
 
 def _joined(*parts: str) -> str:

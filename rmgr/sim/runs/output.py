@@ -30,31 +30,14 @@ from rmgr.sim.engine.outcome import JobOutcome, Parting, Result
 from rmgr.sim.workload.jobs import SECOND, open_plain_or_gz
 
 COLUMNS = (
-    "job_id",
-    "workload_name",
-    "profile",
-    "submission_time",
-    "requested_number_of_resources",
-    "requested_time",
-    "success",
-    "final_state",
-    "starting_time",
-    "execution_time",
-    "finish_time",
-    "waiting_time",
-    "turnaround_time",
-    "stretch",
-    "allocated_resources",
+    "job_id", "workload_name", "profile", "submission_time", "requested_number_of_resources", "requested_time", "success", "final_state",
+    "starting_time", "execution_time", "finish_time", "waiting_time", "turnaround_time", "stretch", "allocated_resources",
 )
 #: Further columns if jobs shared cores in time: seconds that the job ran, and number of slots.
 SHARED_COLUMNS = ("served", "turns")
 SPELL_COLUMNS = ("job_id", "spell", "starting_time", "finish_time", "ending", "allocated_resources")
 #: Batsim's names for final states.
-_FINAL = {
-    State.COMPLETED: "COMPLETED_SUCCESSFULLY",
-    State.FAILED: "COMPLETED_FAILED",
-    State.CANCELLED: "COMPLETED_KILLED",
-}
+_FINAL = {State.COMPLETED: "COMPLETED_SUCCESSFULLY", State.FAILED: "COMPLETED_FAILED", State.CANCELLED: "COMPLETED_KILLED"}
 _REFUSED = "REJECTED"
 _LINES_AT_ONCE = 4096
 #: Bounded slowdown counts a run as at least this long (papers.md, common rules).
@@ -62,15 +45,8 @@ TAU_US = 10 * SECOND
 #: Measures of the simulator itself, which differ from run to run.
 MEASURED = ("wall_seconds", "jobs_per_second")
 _OF_JOBS = (
-    "makespan",
-    "mean_waiting_time",
-    "median_waiting_time",
-    "max_waiting_time",
-    "mean_turnaround_time",
-    "mean_slowdown",
-    "mean_bounded_slowdown",
-    "utilisation",
-    "jobs_waiting_zero",
+    "makespan", "mean_waiting_time", "median_waiting_time", "max_waiting_time", "mean_turnaround_time", "mean_slowdown",
+    "mean_bounded_slowdown", "utilisation", "jobs_waiting_zero",
 )
 
 

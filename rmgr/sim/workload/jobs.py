@@ -14,6 +14,7 @@ import random
 import stat
 import zlib
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -110,48 +111,15 @@ class Workload:
         return self.stretched(now / load)
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Number of records touched by each rule."""
-
-    records: int = 0
-    requested_sizes: int = 0
-    without_run: int = 0
-    without_size: int = 0
-    without_submit: int = 0
-    cut_to_machine: int = 0
-    without_estimate: int = 0
-    beyond_estimate: int = 0
-    out_of_order: int = 0
-    preceded: int = 0
-    preceded_by_none: int = 0
-
-    def told(self) -> dict[str, int]:
-        return {
-            "records read": self.records,
-            "dropped: run time missing or zero": self.without_run,
-            "dropped: no size": self.without_size,
-            "dropped: no submit time": self.without_submit,
-            "size taken from the request": self.requested_sizes,
-            "size cut to the machine": self.cut_to_machine,
-            "no requested time: run time taken": self.without_estimate,
-            "requested time raised to the run time": self.beyond_estimate,
-            "moved into submit order": self.out_of_order,
-        }
-
-    def followed(self) -> dict[str, int]:
-        return {
-            "wait for the end of another job": self.preceded,
-            "dependency dropped: its job does not come before": self.preceded_by_none,
-        }
+#: What normalisation does to records, in the order of its rules; then what becomes of dependencies, if they are followed.
+_RECORDS, _NO_RUN, _NO_SIZE, _NO_SUBMIT = "records read", "dropped: run time missing or zero", "dropped: no size", "dropped: no submit time"
+_REQUESTED, _CUT, _NO_ESTIMATE = "size taken from the request", "size cut to the machine", "no requested time: run time taken"
+_RAISED, _MOVED = "requested time raised to the run time", "moved into submit order"
+_RULES = (_RECORDS, _NO_RUN, _NO_SIZE, _NO_SUBMIT, _REQUESTED, _CUT, _NO_ESTIMATE, _RAISED, _MOVED)
+_FOLLOWS, _FOLLOWS_NONE = "wait for the end of another job", "dependency dropped: its job does not come before"
 
 
-def read_trace(
-    path: str | Path,
-    *,
-    processors: int | None = None,
-    dependencies: bool = False,
-) -> Workload:
+def read_trace(path: str | Path, *, processors: int | None = None, dependencies: bool = False) -> Workload:
     """Reads a trace, normalised by the rules of papers.md section 6.
 
     Size = field 5 if > 0 else field 8; records without run time, size or submit time are dropped; size = min(size, machine);
@@ -164,21 +132,21 @@ def read_trace(
     Cost: about 5 us a record and one `WorkloadJob` (200 bytes) in memory.
     """
     reader = SwfReader(path)
-    counts = _Counts()
+    counts = Counter[str]()
     usable = list(_usable_records(reader, counts))
     if not usable:
-        message = f"none of its {counts.records} records has a run time and a size" if counts.records else "it holds no record"
+        message = f"none of its {counts[_RECORDS]} records has a run time and a size" if counts[_RECORDS] else "it holds no record"
         raise UsageError(f"{path}: {message}", hint="SWF has one job a line, 18 numbers; see rmgr sim run --help")
     machine = processors or reader.header_number("MaxProcs") or reader.header_number("MaxNodes")
     if not machine:
         raise UsageError(f"{path}: its header does not say how large the machine was (MaxProcs)", hint="--nodes N [--cores C]")
-    counts.out_of_order = sum(1 for before, after in pairwise(usable) if after[0] < before[0])
+    counts[_MOVED] = sum(1 for before, after in pairwise(usable) if after[0] < before[0])
     usable.sort(key=itemgetter(0))  # stable: equal times keep the order of the file
     first = usable[0][0]
     jobs = []
     for number, (submit, size, run, estimate, record) in enumerate(usable, 1):
         if size > machine:
-            counts.cut_to_machine += 1
+            counts[_CUT] += 1
             size = machine  # noqa: PLW2901 - the rule's own words: size = min(size, P)
         jobs.append(
             WorkloadJob(
@@ -198,49 +166,49 @@ def read_trace(
     if dependencies:
         jobs = _with_dependencies(jobs, [record for *_, record in usable], counts)
     thanks = reader.header.get("Acknowledge", "")
-    touched = counts.told() | (counts.followed() if dependencies else {})
+    touched = {rule: counts[rule] for rule in (*_RULES, *((_FOLLOWS, _FOLLOWS_NONE) if dependencies else ()))}
     return Workload(name=_name_of_trace(path), jobs=tuple(jobs), processors=machine, touched=touched, acknowledgement=thanks)
 
 
-def _with_dependencies(jobs: list[WorkloadJob], records: list[Record], counts: _Counts) -> list[WorkloadJob]:
+def _with_dependencies(jobs: list[WorkloadJob], records: list[Record], counts: Counter[str]) -> list[WorkloadJob]:
     """Adds to each job the number of the job it follows: the last earlier record with the preceding job's trace number."""
     seen: dict[int, int] = {}
     found = []
     for job, record in zip(jobs, records, strict=True):
         before = seen.get(record.preceding, 0) if record.preceding > 0 else 0
         if before:
-            counts.preceded += 1
+            counts[_FOLLOWS] += 1
             found.append(replace(job, after=before, think_us=record.think * SECOND if record.think >= 0 else -1))
         else:
-            counts.preceded_by_none += record.preceding > 0
+            counts[_FOLLOWS_NONE] += record.preceding > 0
             found.append(job)
         seen[record.job] = job.number
     return found
 
 
-def _usable_records(records: Iterable[Record], counts: _Counts) -> Iterable[tuple[int, int, int, int, Record]]:
+def _usable_records(records: Iterable[Record], counts: Counter[str]) -> Iterable[tuple[int, int, int, int, Record]]:
     """Yields (submit, size, run, estimate, record) of each usable record, in seconds, in the order of the file."""
     for record in records:
-        counts.records += 1
+        counts[_RECORDS] += 1
         run, size = record.run, record.allocated
         if run <= 0:
-            counts.without_run += 1
+            counts[_NO_RUN] += 1
             continue
         if size <= 0:
             size = record.requested
             if size <= 0:
-                counts.without_size += 1
+                counts[_NO_SIZE] += 1
                 continue
-            counts.requested_sizes += 1
+            counts[_REQUESTED] += 1
         if record.submit < 0:
-            counts.without_submit += 1
+            counts[_NO_SUBMIT] += 1
             continue
         estimate = record.requested_time
         if estimate <= 0:
-            counts.without_estimate += 1
+            counts[_NO_ESTIMATE] += 1
             estimate = run
         elif estimate < run:
-            counts.beyond_estimate += 1
+            counts[_RAISED] += 1
             estimate = run
         yield record.submit, size, run, estimate, record
 
@@ -271,24 +239,8 @@ def stream(seed: int, purpose: str) -> random.Random:
 
 #: The 18 fields, in order, as error messages name them.
 FIELDS = (
-    "job number",
-    "submit time",
-    "wait time",
-    "run time",
-    "allocated processors",
-    "average CPU time",
-    "used memory",
-    "requested processors",
-    "requested time",
-    "requested memory",
-    "status",
-    "user",
-    "group",
-    "executable",
-    "queue",
-    "partition",
-    "preceding job",
-    "think time",
+    "job number", "submit time", "wait time", "run time", "allocated processors", "average CPU time", "used memory", "requested processors",
+    "requested time", "requested memory", "status", "user", "group", "executable", "queue", "partition", "preceding job", "think time",
 )
 _GZIP = b"\x1f\x8b"
 _LONGEST_SHOWN = 40

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rmgr.bench.load.shaped_link import ShapedLink
+from rmgr.bench.load.call_load import ShapedLink
 
 MIB = 1 << 20
 

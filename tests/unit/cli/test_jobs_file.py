@@ -13,7 +13,7 @@ import pytest
 from rmgr.cli.session.context import Session
 from rmgr.cli.submit.jobs_file import read_jobs
 from rmgr.cli.submit.submit import submit
-from rmgr.client.commands.job_lists import ListedJob, in_order
+from rmgr.client.commands.sending import ListedJob, in_order
 from rmgr.errors import UsageError
 from rmgr.model.tasks.submission import Condition, Dependency
 

@@ -17,8 +17,8 @@ import pytest
 from rmgr import errors
 from rmgr.cli import daemons, main
 from rmgr.cli.main import SECTIONS
-from rmgr.cli.session.command import GlobalOption, command
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session, command
+from rmgr.cli.session.commands import GlobalOption
 from rmgr.cli.session.errors import in_time
 from rmgr.errors import DeadlineExceeded, Unavailable
 from tests.places import ROOT

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rmgr.cli.listing.report import Days
-from rmgr.cli.words.moments import parse_begin, parse_since
+from rmgr.cli.words.params import parse_begin, parse_since
 from rmgr.errors import UsageError
 
 Zone = Callable[[str], None]

@@ -9,8 +9,7 @@ import pytest
 
 from rmgr.cli.session.context import Session
 from rmgr.cli.submit.submit import read_work, submit
-from rmgr.cli.words.moments import parse_begin
-from rmgr.cli.words.params import parse_nodes
+from rmgr.cli.words.params import parse_begin, parse_nodes
 from rmgr.client.commands.request import CommandOptions
 from rmgr.errors import UsageError
 from rmgr.model.tasks.submission import Rigid

@@ -10,7 +10,7 @@ import types
 import pytest
 
 from rmgr.client.executor import Executor
-from rmgr.client.futures import table
+from rmgr.client.futures import Futures
 from rmgr.client.progress import Counts, ProgressDisplay, card, escaped, is_notebook
 from rmgr.client.taskqueue import TaskQueue
 from tests.harness.client_cluster import Cluster, running
@@ -55,7 +55,7 @@ def test_executors_queues_and_lists_of_futures_are_shown() -> None:
 def test_a_table_of_many_futures_is_small(cluster: Cluster) -> None:
     with cluster.connect() as connection, TaskQueue(square, connection=connection) as queue:
         futures = queue.map(None, range(1000))
-        shown = table(futures)
+        shown = Futures(futures)._repr_html_()
         assert "1,000 pending" in shown
         assert "980 more" in shown
         assert len(shown) < 4000

@@ -138,7 +138,7 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     "kazoo.exceptions": (Private("EXCEPTIONS", ZK),),
     "cassandra.cluster:ResponseFuture": tuple(Private(name, CASSANDRA) for name in ("_final_result", "_timer", "message", "query_plan")),
     "cassandra.cluster:_Scheduler": (Private("_executor", "adapters/cassandra/link.py"),),
-    "click:Parameter": (Private("_custom_shell_complete", "cli/session/command.py"),),
+    "click:Parameter": (Private("_custom_shell_complete", "cli/session/commands.py"),),
     "cloudpickle.cloudpickle": (
         *(
             Private(name, "runner/program.py")

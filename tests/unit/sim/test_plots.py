@@ -428,7 +428,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> No
 def test_the_command_knows_every_kind_and_form_without_importing_them() -> None:
     from rmgr.cli.sim import runs as sim_runs
 
-    assert tuple(pictures.KINDS) == sim_runs.KINDS
+    assert pictures.KINDS == sim_runs.KINDS
     assert tuple(pictures.FORMS) == sim_runs.FORMS
     assert "rmgr.sim.plots" not in sim_runs.__dict__
 

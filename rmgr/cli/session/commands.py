@@ -277,9 +277,7 @@ def command_group(
     """Makes a group (`rmgr config`, with `show`, `check`, ... below it) of a function that gets the `Session`."""
 
     def decorate(function: Callable[..., Any]) -> RmgrGroup:
-        made = click.command(name, cls=kind, epilog=_epilog(examples, exits), **attributes)(
-            _with_session(function, is_whole=False)
-        )
+        made = click.command(name, cls=kind, epilog=_epilog(examples, exits), **attributes)(_with_session(function, is_whole=False))
         made.params += global_options()
         return made
 
