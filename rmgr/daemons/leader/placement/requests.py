@@ -13,6 +13,7 @@ all: every waiting job would go there and come back, again and again.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -308,6 +309,7 @@ class UserRequests:
         self._wake = placer.wake
         self._open: dict[str, UserRequest] = {}
         self._names = self._tree.mirror.names(paths.REQUESTS, self._on_names)
+        self._rebuilt_s = -math.inf
 
     def start(self) -> None:
         """Starts looking."""
@@ -315,6 +317,7 @@ class UserRequests:
 
     def rebuilt(self) -> None:
         """Reopens requests whose order is missing after everything was read again, with all committed stops."""
+        self._rebuilt_s = self._tree.clock()
         for user_request in self._open.values():
             for one in (user_request, *(user_request.parts or ())):
                 if one.stage is RequestStage.BEGUN:
@@ -472,6 +475,10 @@ class UserRequests:
             if self._is_young(user_request, _BACK_S):
                 return []
             raise StateConflict(f"job {shown} is off its nodes and does not wait: it has ended, or is held", hint=f"rmgr show {shown}")
+        if self._tree.clock() - self._rebuilt_s < _BACK_S:
+            # Queues are read before nodes: a job that went back to its queue between the two reads is still in neither.
+            self._tree.after(_BACK_S, self._wake)
+            return []
         raise _not_running(request)
 
     def _is_young(self, user_request: UserRequest, limit_s: float) -> bool:

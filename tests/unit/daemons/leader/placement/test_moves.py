@@ -205,6 +205,29 @@ def test_who_asks_while_a_job_is_being_stopped_says_where_it_goes(cluster: Clust
     assert (late.code, "attempt 2 runs on n3, not on n2" in late.error) == ("CONFLICT", True), late.error
 
 
+def test_a_successor_does_not_refuse_a_request_for_a_job_that_is_just_between_two_nodes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = cluster.submit()
+    cluster.ask("g1", StopKind.MIGRATE, job, attempt=1)
+    cluster.bench.leader.close()
+    ((node, guid, _),) = cluster.orders()
+    successor = cluster.bench.connect()
+    children = successor.children
+
+    def stopped_meanwhile(path: str, *args: object, **named: object) -> object:
+        if path == paths.running_node(node) and cluster.where(job):
+            stop(cluster.nodes, node, cluster.key_of(node, job), guid)
+        return children(path, *args, **named)
+
+    monkeypatch.setattr(successor, "children", stopped_meanwhile)
+    cluster.bench.lead(successor)
+    cluster.bench.advance(3)
+    answer = cluster.answer("g1")
+    assert answer is not None
+    assert (answer.error, [one[:2] for one in answer.done], cluster.where(job)) == ("", [(job, 0)], {"n2": 2})
+
+
 def test_what_cannot_be_asked_is_refused_at_once_with_the_reason(cluster: Cluster) -> None:
     wide, once = cluster.submit(4), cluster.submit(1, resubmit=False)
     cluster.drain("n2")
