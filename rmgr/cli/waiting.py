@@ -50,6 +50,8 @@ AGAIN_S = 2.0
 #: Seconds after which a command says why its work has not begun, for at most `_TOLD` submissions.
 PATIENCE_S = 3.0
 _TOLD = 3
+#: A record in these phases has the reason of its end, and changes no more.
+_FINAL = {Phase.CANCELLED, Phase.CLOSED}
 _NO_OUTPUT = "(no output)"
 #: Seconds between checks whether a TaskQueue whose tasks have all ended still has an owner who could add to it.
 _OWNER_S = 2.0
@@ -364,7 +366,7 @@ class Follow:
             if item.dead is not None and not item.is_ended:
                 raise item.dead
             known = item.submission
-            if item.handle is not None and (known is None or known.phase is not Phase.CANCELLED):
+            if item.handle is not None and (known is None or known.phase not in _FINAL):  # else it was read again, and is newer
                 item.submission = item.handle.submission
             if fragment is not None:
                 fresh = _ends(item, fragment, outcomes)
@@ -376,7 +378,7 @@ class Follow:
 
     def _learn_why(self, item: AwaitedSubmission) -> None:
         """Reads the record of a cancelled submission for the reason; ends of its tasks may arrive before it, by another way."""
-        if item.submission is None or item.submission.phase is Phase.CANCELLED or item.is_read_again:
+        if item.submission is None or item.submission.phase in _FINAL or item.is_read_again:
             return
         from rmgr.submitter.questions import ReadRecord
 

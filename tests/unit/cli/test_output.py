@@ -140,11 +140,12 @@ def test_a_branch_that_was_not_needed_is_no_failure(is_past: bool, reason: Reaso
     assert told == ([f"42 was not needed: {detail}"] if code == 0 else [])
 
 
+@pytest.mark.parametrize("phase", [Phase.CANCELLED, Phase.CLOSED])
 @pytest.mark.parametrize("is_late", [False, True])
-def test_an_end_that_is_here_before_the_record_that_explains_it_is_judged_by_both(is_late: bool) -> None:
+def test_an_end_that_is_here_before_the_record_that_explains_it_is_judged_by_both(is_late: bool, phase: Phase) -> None:
     detail = "fail:41: submission 41 ended COMPLETED"
     open_ = Submission(id=42, name="x", user="ada", queue="default", work=Work.COMMAND)
-    cancelled = replace(open_, phase=Phase.CANCELLED, reason=Reason.DEPENDENCY_FAILED, reason_detail=detail)
+    cancelled = replace(open_, phase=phase, reason=Reason.DEPENDENCY_FAILED, reason_detail=detail)
     asked = list[object]()
 
     def ask(question: object) -> object:
