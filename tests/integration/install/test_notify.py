@@ -66,11 +66,11 @@ def test_a_watchdog_and_a_starter_tell_systemd_the_truth(zookeeper: ZooKeeperSer
         with ThreadPoolExecutor(2) as both:
             list(both.map(check_stall, (watchdog, starter), ("watchdog_listens", "starter_listens")))
         assert starter.stop() == 0
-        assert starter.times("STOPPING=1")
+        starter.until("it says that it stops", lambda: starter.times("STOPPING=1"))
         extended = next(int(line.partition("=")[2]) for _, line in starter.said if line.startswith("EXTEND_TIMEOUT_USEC="))
         assert extended > 30e6, "as long as its grace"
         assert watchdog.stop() == 0
-        assert watchdog.times("STOPPING=1")
+        watchdog.until("it says that it stops", lambda: watchdog.times("STOPPING=1"))
         for service in (watchdog, starter):
             assert len(service.times("READY=1")) == 1
 
