@@ -446,10 +446,10 @@ class Relay:
                 if event.kind not in _TAKES:
                     link.tries.pop(one.key, None)
                 return event
-            if isinstance(event, _ServerAnswer):  # the answer has overtaken the verdict: they travel on two connections
+            if isinstance(event, _ServerAnswer) or event == "cut":  # it has overtaken the verdict: they travel on two connections
                 one.events.appendleft(event)
-                one.is_known = True
-                return pb.Verdict(key=one.key, kind=pb.Verdict.JOINED)
+                one.is_known = event != "cut"
+                return pb.Verdict(key=one.key, kind=pb.Verdict.JOINED if one.is_known else pb.Verdict.ACCEPTED)
             if event is None or event in ("lost", "gone"):
                 link.tries.pop(one.key, None)
                 return None

@@ -399,6 +399,20 @@ def test_an_answer_that_overtakes_the_word_that_its_server_has_the_call_is_not_l
     eventually(lambda: any(m.WhichOneof("what") == "closed" for m in server.heard), "acknowledged, without arguments that nobody wants")
 
 
+def test_arguments_that_break_off_before_the_word_that_a_server_has_the_call_end_it(world: World) -> None:
+    server = world.played("s1")
+    server.verdicts = [-1]  # none yet
+    sent = [pb.FromCaller(ask=world.ask(PIECE_BYTES)).SerializeToString(), b"\xff\xff\xff"]
+    with grpc.insecure_channel(world.server.endpoint) as channel:
+        attempt = channel.stream_stream("/rmgr.v1.Calls/Call")(iter(sent), timeout=60)
+        key = eventually(lambda: server.offers, "offered")[0].key
+        assert isinstance(refusal(lambda: server.take(key)), UsageError)
+        server.say(verdict=pb.Verdict(key=key, kind=pb.Verdict.ACCEPTED))
+        with pytest.raises(grpc.RpcError) as failed:
+            list(attempt)
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("announced", "sent"),
     [(10, [b"x" * 11]), (10, [b"x" * 9]), (10, [b"x" * 5, b"", b"x" * 5]), (3 << 20, [b"x" * (3 << 20)])],
