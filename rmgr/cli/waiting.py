@@ -29,7 +29,7 @@ from rmgr.cli.words.params import WORK_EXITS, exit_code_of, highest
 from rmgr.cli.words.selectors import Filter, parse, resolve, targets_of
 from rmgr.client.logs import read_end, tail_of
 from rmgr.coord.decisions.keeping import is_branch_not_taken
-from rmgr.coord.decisions.progress import EndFold
+from rmgr.coord.decisions.progress import EndFold, was_cancelled
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.base.states import Reason, State
@@ -267,7 +267,7 @@ class AwaitedSubmission:
         states = {end.state for end in self.ends.values()}
         if State.FAILED in states:
             return State.FAILED
-        if State.CANCELLED in states or (not states and self.submission is not None and self.submission.phase == "CANCELLED"):
+        if State.CANCELLED in states or (not states and self.submission is not None and was_cancelled(self.submission)):
             return State.CANCELLED
         return State.COMPLETED
 

@@ -116,6 +116,20 @@ def test_history_is_an_end_too() -> None:
     assert (item.is_ended, item.state, item.code, item.counts) == (True, State.FAILED, 124, {State.FAILED: 1})
 
 
+@pytest.mark.parametrize(
+    ("phase", "reason", "state", "code"),
+    [
+        (Phase.CANCELLED, Reason.USER_CANCEL, State.CANCELLED, 130),
+        (Phase.CLOSED, Reason.USER_CANCEL, State.CANCELLED, 130),
+        (Phase.CLOSED, Reason.NONE, State.COMPLETED, 0),
+    ],
+)
+def test_work_without_tasks_ended_as_its_record_says(phase: Phase, reason: Reason, state: State, code: int) -> None:
+    submission = Submission(id=42, name="x", user="ada", queue="default", work=Work.PYTHON, phase=phase, reason=reason)
+    item = AwaitedSubmission(42, submission=submission)
+    assert (item.state, item.code) == (state, code)
+
+
 @pytest.mark.parametrize("is_past", [False, True])
 @pytest.mark.parametrize(
     ("reason", "detail", "code"),
