@@ -35,7 +35,7 @@ _WHERE = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from rmgr.model.cluster.version import VERSION
+        from rmgr.model.version import VERSION
 
         return VERSION
     module = _WHERE.get(name)

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, NotConnected, UsageError
-from rmgr.model.base.resources import checked_resources
-from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
+from rmgr.model.base import checked_resources
+from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
 
 DEFAULT_CHROOT = "/rmgr/default"
 
@@ -501,8 +501,8 @@ def _is_address(text: str) -> bool:
 
 
 def _check_name(kind: str, name: str) -> None:
-    from rmgr.model.base.ids import check_name  # clients need nothing of either
-    from rmgr.model.cluster.servers import CALLS
+    from rmgr.model.base import check_name  # clients need nothing of either
+    from rmgr.model.servers import CALLS
 
     check_name(kind, name)
     if kind == "partition" and name == CALLS:

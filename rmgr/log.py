@@ -19,7 +19,7 @@ from typing import Any, TextIO, cast
 
 from rmgr.audit_book import AuditBook
 from rmgr.config import LogConfig
-from rmgr.model.cluster.queue import UserLimits
+from rmgr.model.queue import UserLimits
 from rmgr.runtime.interpreter import defer
 from rmgr.runtime.machine import Log
 

@@ -22,9 +22,8 @@ from rmgr.daemons.leader.placement import passes as policy_process
 from rmgr.daemons.leader.placement.passes import BENCH_S
 from rmgr.daemons.starter.core.shares import AHEAD_S
 from rmgr.daemons.starter.node import trouble
-from rmgr.model.base import states
-from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
-from rmgr.model.tasks import block
+from rmgr.model import block, states
+from rmgr.model.queue import ClusterSettings, QueueSpec
 from tests.harness.run_stages import long_tests
 from tests.test_house import PACKAGE, ROOT, STUBS, files, shown, tree_of, trees  # noqa: F401 - `trees` is in force here
 

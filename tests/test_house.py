@@ -172,7 +172,7 @@ def test_nothing_names_a_path_or_a_package_index_of_one_machine() -> None:
 def test_the_version_stands_in_few_places() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     number = re.compile(rf"(?<![\d.]){re.escape(version)}(?![\d.])")
-    held = {"pyproject.toml", "rmgr/model/cluster/version.py", "CHANGELOG.md", "deploy/Dockerfile"}  # compared in tests/unit/documents
+    held = {"pyproject.toml", "rmgr/model/version.py", "CHANGELOG.md", "deploy/Dockerfile"}  # compared in tests/unit/documents
     found = [
         shown(p) for p in files(".py", ".md", ".sh", ".yml", ".toml", "") if shown(p) not in held and number.search(p.read_text("utf-8"))
     ]

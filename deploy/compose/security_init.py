@@ -15,7 +15,7 @@ from pathlib import Path
 from rmgr.adapters.identity.credentials import Credentials, ensure_authority, write_files
 from rmgr.adapters.identity.pki import DAEMON_DAYS, Authority, issue, issue_server
 from rmgr.errors import ConfigError, RmgrError
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 
 HOME = Path("/etc/rmgr")
 #: Renewed at the first `docker compose up` within so many days of its end.

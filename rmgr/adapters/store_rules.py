@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Note
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable, UsageError, ValueTooLarge
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 
 #: A value is cut into chunks of this size (bytes); the last one may be shorter. Cassandra's practical blob limit is 1 MiB.
 CHUNK_BYTES = 512 * 1024

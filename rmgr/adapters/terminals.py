@@ -27,7 +27,7 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS, TARGET_KEY
 from rmgr.adapters.rpc.ranks import RanksLink, carried
 from rmgr.errors import RmgrError, Unavailable, VersionMismatch
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from rmgr.v1 import terminal_pb2, terminal_pb2_grpc, tunnel_pb2, tunnel_pb2_grpc
 
 if TYPE_CHECKING:

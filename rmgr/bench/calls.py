@@ -56,11 +56,11 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import NotConnected, Unavailable, UsageError
-from rmgr.model.base.units import percentile
-from rmgr.model.cluster.node import EpochRecord
-from rmgr.model.cluster.queue import PipelineSpec
-from rmgr.model.cluster.servers import CALLS, Candidate, PickRequest
-from rmgr.model.tasks.submission import Command, Rigid, Work
+from rmgr.model.node import EpochRecord
+from rmgr.model.queue import PipelineSpec
+from rmgr.model.servers import CALLS, Candidate, PickRequest
+from rmgr.model.submission import Command, Rigid, Work
+from rmgr.model.units import percentile
 from rmgr.sched.catalogue import call_policy_named
 from rmgr.sim.calls.scenario import Case, ClientPlan, Scenario, scenario_named
 from rmgr.sim.calls.world import Replication, replicate

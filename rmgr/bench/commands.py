@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rmgr.bench.measuring import SAME_RUN, SETUP, Bench, MeasuringPlan, Row, over, row, two_slots, zookeeper_counts
 from rmgr.bench.tasks import fill
-from rmgr.model.base.units import percentile
+from rmgr.model.units import percentile
 
 #: Tasks and submissions in the queue meanwhile.
 _TASKS, _SUBMISSIONS = 100_000, 100

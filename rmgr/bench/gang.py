@@ -42,10 +42,10 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable
-from rmgr.model.base.units import percentile
-from rmgr.model.cluster.node import Freezer, GangClock, GangRecord, NodeRecord
-from rmgr.model.tasks.block import job_id
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.block import job_id
+from rmgr.model.node import Freezer, GangClock, GangRecord, NodeRecord
+from rmgr.model.submission import Rigid
+from rmgr.model.units import percentile
 from rmgr.sched.capacity.gangs import Carousel, Timetable
 from rmgr.sched.records import Gang
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob

@@ -53,10 +53,10 @@ from rmgr.coord.protocol.multi import Committed, Multi, remove
 from rmgr.daemons.leader.placement.pipeline import named
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError, Unavailable
-from rmgr.model.base.states import State
-from rmgr.model.base.units import percentile
-from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.submission import Command, Rigid, Submission, Work
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.states import State
+from rmgr.model.submission import Command, Rigid, Submission, Work
+from rmgr.model.units import percentile
 from rmgr.procedures.bootstrap import read_settings
 
 _NODES, _QUEUE = 2, "batch"

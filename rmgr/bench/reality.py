@@ -35,11 +35,11 @@ from rmgr.client.submission.engine import Engine
 from rmgr.client.submission.packing import Buffer, TaskSpec, block_of
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError, Unavailable
-from rmgr.model.base.states import State
-from rmgr.model.base.units import percentile
-from rmgr.model.cluster.queue import PipelineSpec
-from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.submission import Command, Rigid, Submission, Work
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.queue import PipelineSpec
+from rmgr.model.states import State
+from rmgr.model.submission import Command, Rigid, Submission, Work
+from rmgr.model.units import percentile
 from rmgr.procedures.admission import admit
 from rmgr.sched.pipeline import pipeline_from
 from rmgr.sim.engine.driver import simulate

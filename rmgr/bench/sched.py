@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from rmgr.bench.measuring import SAME_RUN, MeasuringPlan, Row, paired, row
 from rmgr.errors import RmgrError
-from rmgr.model.base.resources import MIB
+from rmgr.model.base import MIB
 from rmgr.sched.catalogue import POLICIES
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node, Running

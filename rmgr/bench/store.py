@@ -29,7 +29,7 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol.ports import Store
 from rmgr.dev.cluster import OWN_CASSANDRA
 from rmgr.errors import RmgrError
-from rmgr.model.base.units import format_size
+from rmgr.model.units import format_size
 
 _INPUTS, _INPUT_BYTES = 1_000, MIB
 _RESULTS, _RESULT_BYTES = 100_000, 100

@@ -52,7 +52,7 @@ from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import OWN_CASSANDRA
 from rmgr.errors import RmgrError
-from rmgr.model.base.units import percentile
+from rmgr.model.units import percentile
 
 _REPLICATED = "3 ZooKeepers (fsync), 1 Cassandra, 2 slots"
 _TASKS = 5_000

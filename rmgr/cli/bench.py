@@ -13,7 +13,7 @@ from rmgr.cli.display.render import emit
 from rmgr.cli.session import Session, command
 from rmgr.cli.words.params import Parsed, nearest
 from rmgr.errors import UsageError
-from rmgr.model.base.units import parse_size
+from rmgr.model.units import parse_size
 
 if TYPE_CHECKING:
     from rmgr.bench.measuring import MeasuringPlan, Row

@@ -20,11 +20,11 @@ from rmgr.cli.display.render import Column, Layout, emit, folded, paint, printab
 from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.errors import CallLost, NotFound, RmgrError, UsageError
-from rmgr.model.base.units import counted, format_duration
+from rmgr.model.units import counted, format_duration
 
 if TYPE_CHECKING:
     from rmgr.client.calls import Caller, CallFuture
-    from rmgr.model.calls.interface import Argument, Interface
+    from rmgr.model.interface import Argument, Interface
 
 _EXITS = "0 ok, 3 no such server or function, 5 no gateway can be reached"
 #: Most numbers of an array that go into JSON; numpy, too, prints larger arrays abridged.
@@ -90,7 +90,7 @@ _TERMS = (
 @click.argument("function_names", nargs=-1, metavar="[FUNCTION]...")
 def functions(session: Session, function_names: tuple[str, ...]) -> None:
     """Lists the functions that servers offer: version, arguments, cost of a call, whether it may run twice, and the servers."""
-    from rmgr.model.calls.interface import decode_interface, function_line
+    from rmgr.model.interface import decode_interface, function_line
 
     caller = _caller(session)
     found: list[tuple[Any, Interface | None]] = []
@@ -284,7 +284,7 @@ def _value(argument: Argument, word: str) -> Any:
 def array_in(name: str, word: str) -> Any:
     import numpy as np
 
-    from rmgr.model.calls.arrays import MAX_BYTES
+    from rmgr.model.arrays import MAX_BYTES
 
     how = "numpy.save(FILE, array) writes one"
     try:
@@ -319,7 +319,7 @@ def bytes_in(path: str) -> bytes:
 
 def _read_bounded(file: BinaryIO, name: str) -> bytes:
     """Reads a whole file, which may be endless, up to the limit. Raises: UsageError, OSError."""
-    from rmgr.model.calls.arrays import MAX_BYTES
+    from rmgr.model.arrays import MAX_BYTES
 
     data = bytearray()
     while len(data) <= MAX_BYTES and (piece := file.read(1 << 20)):
@@ -335,7 +335,7 @@ def _read_bounded(file: BinaryIO, name: str) -> bytes:
 def _explain(session: Session, caller: Caller, interface: Interface, given: Sequence[str], options: dict[str, str]) -> None:
     sizes: dict[str, Any] = {}
     if given:
-        from rmgr.model.calls.arrays import fit_inputs
+        from rmgr.model.arrays import fit_inputs
 
         sizes = fit_inputs(interface, _arguments(interface, given, options)).sizes
         options = {}

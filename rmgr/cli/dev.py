@@ -21,8 +21,8 @@ from rmgr.cli.words.params import RESOURCE
 from rmgr.config import dev_file
 from rmgr.dev import keeper
 from rmgr.errors import UNREADABLE_TEXT, NotFound, StateConflict, Unavailable
-from rmgr.model.base.resources import checked_resources
-from rmgr.model.base.units import format_duration
+from rmgr.model.base import checked_resources
+from rmgr.model.units import format_duration
 from rmgr.runner.host import dispositions
 
 if TYPE_CHECKING:

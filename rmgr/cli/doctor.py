@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from rmgr.cli.display.render import clock, folded, paint, printable
 from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.errors import NoServer, RmgrError, StoreUnavailable, Unavailable, WrongCluster
-from rmgr.model.base.states import State
-from rmgr.model.base.units import counted, format_duration, format_size
-from rmgr.model.cluster.node import NodeState
+from rmgr.model.node import NodeState
+from rmgr.model.states import State
+from rmgr.model.units import counted, format_duration, format_size
 from rmgr.model.views import Level, StatusView
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def this_python(_session: Session) -> Checks:
     yield CheckResult("python", f"{version} ({sys.executable})", "" if ok else "rmgr needs Python 3.11 or later", ok=ok)
     from importlib import metadata
 
-    from rmgr.model.cluster.version import DISTRIBUTION
+    from rmgr.model.version import DISTRIBUTION
 
     try:
         required = [one for one in metadata.requires(DISTRIBUTION) or () if "extra ==" not in one]

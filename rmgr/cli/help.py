@@ -64,7 +64,7 @@ def completion(session: Session, shell: str) -> None:
 @command("version", examples="rmgr version\nrmgr version --json")
 def version(session: Session) -> None:
     """Prints the versions of rmgr, Python and the protocol; processes of one cluster may differ by one protocol version."""
-    from rmgr.model.cluster.version import PROTOCOL, VERSION
+    from rmgr.model.version import PROTOCOL, VERSION
 
     python = platform.python_version()
     document = {"version": VERSION, "python": python, "protocol": PROTOCOL}

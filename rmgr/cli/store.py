@@ -38,7 +38,7 @@ from rmgr.errors import (
     StoreUnavailable,
     UsageError,
 )
-from rmgr.model.base.units import counted, format_size
+from rmgr.model.units import counted, format_size
 
 if TYPE_CHECKING:
     from rmgr.client.values import Values

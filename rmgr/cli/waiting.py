@@ -32,11 +32,10 @@ from rmgr.coord.decisions.keeping import is_branch_not_taken
 from rmgr.coord.decisions.progress import EndFold, was_cancelled
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError
-from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import counted
-from rmgr.model.tasks.array import Array, parse_array
-from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.submission import Phase, Submission, expand_output_name, has_own_name
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Array, Phase, Submission, expand_output_name, has_own_name, parse_array
+from rmgr.model.units import counted
 from rmgr.model.views import JobView
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from rmgr.adapters.calls.links import VERSION
 from rmgr.coord.calls import caller as decisions
 from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome, Standing
 from rmgr.errors import CallFailed, CallLost, LimitReached, NoServer, NotConnected, NotFound, RmgrError, Unavailable, UsageError
-from rmgr.model.calls import arrays
-from rmgr.model.calls.arrays import Fitting, fit_inputs, fit_outputs
-from rmgr.model.calls.interface import LENGTHS, Interface, decode_interface
+from rmgr.model import arrays
+from rmgr.model.arrays import Fitting, fit_inputs, fit_outputs
+from rmgr.model.interface import LENGTHS, Interface, decode_interface
 from rmgr.runtime import machine
 from rmgr.v1 import calls_pb2 as pb
 

@@ -197,7 +197,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.client.identity import secured_by
     from rmgr.client.submission.engine import engine_here
-    from rmgr.model.cluster.version import check_store
+    from rmgr.model.version import check_store
     from rmgr.procedures.bootstrap import verify
     from rmgr.runtime.secured import credentials_of, zookeeper_options
     from rmgr.submitter.handing import Lines
@@ -229,7 +229,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.client.identity import secured_by
     from rmgr.client.submission.engine import engine_through
     from rmgr.config import user_name
-    from rmgr.model.cluster.version import check_store
+    from rmgr.model.version import check_store
     from rmgr.procedures.bootstrap import check_found
     from rmgr.runtime.secured import credentials_of
     from rmgr.submitter.remote import RemoteAnswers

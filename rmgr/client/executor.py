@@ -34,10 +34,10 @@ from rmgr.client.submission.packing import TaskSpec
 from rmgr.client.tasks import HELD_BYTES, SubmissionOpening, Tasks, batches, calls_at_once, when_dropped
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, RemoteTraceback, RmgrError
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import NodeState
-from rmgr.model.tasks.block import INITIALIZER_FAILED, MAX_TASKS, Fragment, Outcome
-from rmgr.model.tasks.submission import Work
+from rmgr.model.block import INITIALIZER_FAILED, MAX_TASKS, Fragment, Outcome
+from rmgr.model.node import NodeState
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Work
 from rmgr.runtime import machine
 
 #: Longest and shortest work of one block (s): no longer, so that no task waits long behind others; no shorter even when little is

@@ -29,9 +29,9 @@ from rmgr.client.progress import escaped
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DataLost, DeadlineExceeded, TaskFailed, Unavailable, UsageError
-from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import format_duration
-from rmgr.model.tasks.block import Outcome
+from rmgr.model.block import Outcome
+from rmgr.model.states import Reason, State
+from rmgr.model.units import format_duration
 from rmgr.procedures.authentic import LOST
 from rmgr.runner import program
 from rmgr.runtime import machine

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.seal import amendment_statement, record_statement, seal_blocks, spec_digest
 from rmgr.errors import PermissionDenied, RmgrError, StateConflict
-from rmgr.model.base.units import utc
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Amendment, Submission, Terms
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.identity import Role
+from rmgr.model.submission import Amendment, Submission, Terms
+from rmgr.model.units import utc
 from rmgr.runtime import machine
 from rmgr.submitter.questions import Asks, PublishCertificate, ReadCertificate, ReadRevoked, ReadSettings, UpdateSubmission
 

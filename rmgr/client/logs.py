@@ -19,9 +19,8 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DaemonFailed, NotFound, PermissionDenied, RmgrError, Unavailable
-from rmgr.model.base.units import format_size
-from rmgr.model.tasks import gap
-from rmgr.model.tasks.gap import Placed
+from rmgr.model.block import Placed, place
+from rmgr.model.units import format_size
 from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 from rmgr.runtime import machine
 
@@ -313,7 +312,7 @@ class LiveOutput:
             return
         gap_part, begin = stream.gaps[number] or _first_gap(store, prefix, row)
         line = rows_within(store, [row(gap_part)], MOST_LOG_PART_BYTES, timeout_s=_STORE_S).get(row(gap_part), b"")
-        placed = next(gap.place((line,)), None)
+        placed = next(place((line,)), None)
         if placed is not None and placed.dropped:
             stream.gaps[number] = gap_part, begin
             self._put_placed(position, number, stream, line, begin=begin, following=following)
@@ -321,7 +320,7 @@ class LiveOutput:
     def _put_placed(self, position: int, number: int, stream: _Stream, data: bytes, *, begin: int, following: int) -> None:
         """Passes on what is new in a part that begins at this offset; `following` is the part to read next."""
         fresh = b""
-        for placed in gap.place((data,)):
+        for placed in place((data,)):
             fresh += placed.fresh(stream.shown[number] - begin)
             stream.at[number] = begin + placed.end
         stream.parts[number] = following
@@ -450,7 +449,7 @@ def unseen(pieces: Iterable[bytes], shown: int, *, on_gap: Callable[[Placed], ob
     Where some of an output over the cap was dropped, a line in the stored output says so: `on_gap` gets each such place. The line itself
     is yielded if the reader has not got past it.
     """
-    for placed in gap.place(pieces):
+    for placed in place(pieces):
         if placed.dropped:
             on_gap(placed)
         yield placed.fresh(shown)

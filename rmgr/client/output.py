@@ -20,7 +20,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DaemonFailed, DeadlineExceeded, PermissionDenied, RmgrError, Unavailable, UsageError
-from rmgr.model.tasks.block import Outcome
+from rmgr.model.block import Outcome
 from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 from rmgr.runtime import machine
 

@@ -29,7 +29,7 @@ from rmgr.coord.contents import TRUSTED_S
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Encoding, Store
 from rmgr.errors import NotFound, PickleFailed, RmgrError, UsageError, ValueTooLarge
-from rmgr.model.tasks.submission import MAX_FUNCTION_BYTES, MAX_INITIALIZER_BYTES, MAX_MODULE_BYTES
+from rmgr.model.submission import MAX_FUNCTION_BYTES, MAX_INITIALIZER_BYTES, MAX_MODULE_BYTES
 from rmgr.runner import program
 from rmgr.runner.program import Snapshot
 from rmgr.runtime import machine

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self, TextIO
 
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 from rmgr.runtime import machine
 
 #: Seconds between two drawings of the bar, and between two plain lines.

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rmgr.client.submission.engine import Engine
     from rmgr.client.values import Values
     from rmgr.coord.protocol.ports import Store
-    from rmgr.model.cluster.node import EpochRecord, GangRecord
-    from rmgr.model.tasks.submission import Submission
+    from rmgr.model.node import EpochRecord, GangRecord
+    from rmgr.model.submission import Submission
     from rmgr.submitter.port import Order, Submitted
     from rmgr.submitter.questions import Asks, GangRead, Question
 

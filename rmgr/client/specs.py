@@ -21,9 +21,9 @@ from typing import Any, Generic, TypeVar
 
 from rmgr.config import user_name
 from rmgr.errors import UsageError
-from rmgr.model.base.resources import Request
-from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
-from rmgr.model.tasks.submission import MPI, ONCE, RANKS, OnDisconnect, PythonEnvironment, Rigid, Submission, Work
+from rmgr.model.base import Request
+from rmgr.model.submission import MPI, ONCE, RANKS, OnDisconnect, PythonEnvironment, Rigid, Submission, Work
+from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
 from rmgr.runtime import machine
 
 #: Most bytes of directory names that travel with a submission: half of a record's limit. Installed directories do not travel.

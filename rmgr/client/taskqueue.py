@@ -56,11 +56,11 @@ from rmgr.errors import (
     UsageError,
     ValueTooLarge,
 )
-from rmgr.model.base.ids import parse_submission, taskq_name
-from rmgr.model.base.states import State
-from rmgr.model.base.units import format_duration
-from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, Call, Fragment, KeyedPayload, Outcome
-from rmgr.model.tasks.submission import Submission, Terms, Work
+from rmgr.model.base import parse_submission, taskq_name
+from rmgr.model.block import MAX_KEYED_BYTES, MAX_KEYS, Call, Fragment, KeyedPayload, Outcome
+from rmgr.model.states import State
+from rmgr.model.submission import Submission, Terms, Work
+from rmgr.model.units import format_duration
 from rmgr.submitter.questions import CancelSubmission, CountFragments
 
 if TYPE_CHECKING:

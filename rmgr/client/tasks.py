@@ -22,10 +22,10 @@ from rmgr.client.submission.packing import FirstTasks, TaskSpec
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed, Unavailable
-from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import counted
-from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Submission
+from rmgr.model.units import counted
 from rmgr.procedures.admission import admit
 from rmgr.procedures.output_keys import delete_pointers
 from rmgr.runtime import machine

@@ -27,8 +27,8 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
-from rmgr.model.base.states import State
-from rmgr.model.cluster.identity import check_name
+from rmgr.model.identity import check_name
+from rmgr.model.states import State
 from rmgr.procedures.output_keys import Fates, FatesPort, claim_pointers, look
 from rmgr.submitter.questions import MOST_POINTERS, Asks, FateRead, ReadFates
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rmgr.coord.protocol import keys
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.submission import Submission, Work
 
 _DAY_S = 86_400
 #: Age of a mark at which a client that needs the row renews it.

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
-from rmgr.model.tasks.submission import MAX_PATH_BYTES, MAX_STEP_BYTES, path_fault
+from rmgr.model.submission import MAX_PATH_BYTES, MAX_STEP_BYTES, path_fault
 
 #: Most characters of a value in an error.
 _SHOWN = 60
@@ -218,7 +218,7 @@ def mapping(key: Rule, value: Rule, most: int) -> Rule:
 
 
 def extra(value: Any) -> FieldFault | None:
-    """Allows what a newer release wrote (`model/cluster/version.py`): any JSON that every release can write again."""
+    """Allows what a newer release wrote (`model/version.py`): any JSON that every release can write again."""
     if value is UNSET:
         return None
     left, level = _ITEMS, [value]

@@ -21,8 +21,8 @@ from __future__ import annotations
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Set, Stamped
 from rmgr.coord.protocol.records import encode_record
-from rmgr.model.base.units import format_duration, utc
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.submission import Submission
+from rmgr.model.units import format_duration, utc
 
 #: How far SUBMIT may be from the time of signing, on either side, because clocks differ (s).
 WINDOW_S = 3600

@@ -55,12 +55,12 @@ from enum import Enum
 import msgspec
 
 from rmgr.coord.protocol.keys import Checkpoint
-from rmgr.model.base.resources import MIB
-from rmgr.model.base.states import State
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.identity import Identity, Role
-from rmgr.model.tasks.block import MAX_TASKS, Allocation, BlockData, BlockKey, Fragment, FragmentSeal, Outcome, Seal
-from rmgr.model.tasks.submission import Amendment, Submission, as_signed
+from rmgr.model.base import MIB
+from rmgr.model.block import MAX_TASKS, Allocation, BlockData, BlockKey, Fragment, FragmentSeal, Outcome, Seal
+from rmgr.model.identity import Identity, Role
+from rmgr.model.states import State
+from rmgr.model.submission import Amendment, Submission, as_signed
+from rmgr.model.units import counted
 
 #: Fields of a submission's record that are not signed, and why.
 RECORD_UNSIGNED = {

@@ -42,14 +42,12 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.multi import MAX_OPS, Stamped
 from rmgr.coord.protocol.records import cut, decode_block, decode_failed, decode_fragment, decode_keyed, decode_record
 from rmgr.errors import InvalidRecord, UsageError, WrongCluster
-from rmgr.model.base.ids import MAX_NUMBER
-from rmgr.model.base.resources import MOST, Capacity, NodeAttributes, Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster import identity, node, queue
-from rmgr.model.tasks import block
-from rmgr.model.tasks import submission as submissions
-from rmgr.model.tasks.array import parse_array
-from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
+from rmgr.model import block, identity, node, queue
+from rmgr.model import submission as submissions
+from rmgr.model.base import MAX_NUMBER, MOST, Capacity, NodeAttributes, Request
+from rmgr.model.line import Ahead, Claimed, ClaimStage, Hint, Told
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import parse_array
 
 #: Most bytes of one znode.
 ZNODE_BYTES = 1 << 20
@@ -61,7 +59,7 @@ MOST_PROCESSES = 9_999_999
 _COUNT = whole(0, 1 << 31)
 _INDEX = whole(0, block.MOST_TASKS - 1)
 _TASKS = whole(0, block.MOST_TASKS)
-SPAN = whole(0, 1 << 57)  # as `model/base/ids.py` says
+SPAN = whole(0, 1 << 57)  # as `model/base.py` says
 #: Time spans for people: negative after a clock was set back.
 _BETWEEN = whole(-(1 << 57), 1 << 57)
 NUMBER = whole(1, MAX_NUMBER)
@@ -83,7 +81,7 @@ LONG = 100_000
 SHA256 = words(r"[0-9a-f]{64}", "64 lower-case hex digits")
 _SHA256 = optional(SHA256, "")
 GUID = words(r"[A-Za-z0-9._-]{0,64}", "at most 64 letters, digits, '.', '_' and '-'")
-_NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9._-]{0,62}[a-zA-Z0-9])?"  # as `model/base/ids.py` says
+_NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9._-]{0,62}[a-zA-Z0-9])?"  # as `model/base.py` says
 NAME = words(_NAME, "a name of letters, digits, '.', '_' and '-', a letter or digit first and last, at most 64")
 _NODE = optional(NAME, "")
 #: A user's name is part of keys.

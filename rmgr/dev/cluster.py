@@ -32,9 +32,9 @@ from rmgr.dev.cassandra import prepare as prepare_cassandra
 from rmgr.dev.server import ServerProcess, free_port
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
-from rmgr.model.base.units import format_duration
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import NodeState
+from rmgr.model.identity import Role
+from rmgr.model.node import NodeState
+from rmgr.model.units import format_duration
 from rmgr.procedures.snapshot import read_snapshot
 from rmgr.runtime.secured import close_zookeeper, credentials_of, zookeeper_options
 

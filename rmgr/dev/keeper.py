@@ -26,7 +26,7 @@ import psutil
 from rmgr.adapters.host.leftovers import born
 from rmgr.config import dev_file, toml_value
 from rmgr.errors import UNREADABLE_TEXT
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from rmgr.errors import Unavailable
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 
 _LOG_TAIL_LINES = 20
 _GIVEN: deque[int] = deque(maxlen=256)

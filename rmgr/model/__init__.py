@@ -1,5 +1,6 @@
 """NOUNS: the pure data of rmgr. No clock, no randomness, no IO, no logging in this package.
 
-Rooms, lowest first: base, tasks and cluster, wire; `views` are what people see. Every room above may import it; it imports
-only `rmgr.errors`.
+Records that are stored: `submission`, `block`, `node`, `queue`, `identity`, with the words of `base` and `states`; for people: `views`;
+messages that are sent and never stored: `frames`, `turns`, `line`, as frames of a `stream`; live calls: `interface`, `arrays`, `servers`.
+Every room above may import them; they import only `rmgr.errors`.
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 
 
 class Level(StrEnum):

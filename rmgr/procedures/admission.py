@@ -20,13 +20,13 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import ConfigError, Infeasible, LimitReached, NotFound, PermissionDenied, StateConflict, UsageError
-from rmgr.model.base.resources import Request, checked_resources, needs_of
-from rmgr.model.base.units import counted, format_duration, format_size, plural
-from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.cluster.queue import BOUND, CORES, JOBS, CappedUse, ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
-from rmgr.model.cluster.servers import CALLS
-from rmgr.model.tasks.block import MAX_INDEX, PRIORITY_RANGE
-from rmgr.model.tasks.submission import FROM_START, Rigid, Submission, Terms, Work
+from rmgr.model.base import Request, checked_resources, needs_of
+from rmgr.model.block import MAX_INDEX, PRIORITY_RANGE
+from rmgr.model.node import NodeRecord
+from rmgr.model.queue import BOUND, CORES, JOBS, CappedUse, ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
+from rmgr.model.servers import CALLS
+from rmgr.model.submission import FROM_START, Rigid, Submission, Terms, Work
+from rmgr.model.units import counted, format_duration, format_size, plural
 from rmgr.model.views import ClassView, QueueView
 from rmgr.runtime import machine
 

@@ -23,9 +23,9 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import About, Encoding, Store
 from rmgr.coord.seal import NotSealed, fragment_statement, is_precious, needs_seal, opened, sign_together
 from rmgr.errors import UsageError
-from rmgr.model.cluster.identity import Identity, Role
-from rmgr.model.cluster.queue import SHARED, ClusterSettings
-from rmgr.model.tasks.block import Fragment, Outcome
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.identity import Identity, Role
+from rmgr.model.queue import SHARED, ClusterSettings
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from rmgr.coord.protocol.multi import Committed, Conflict
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, StoreUnavailable, Unavailable, WrongCluster
-from rmgr.model.cluster.node import Meta
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.cluster.version import PROTOCOL, WIPED, check_cluster
+from rmgr.model.node import Meta
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.version import PROTOCOL, WIPED, check_cluster
 from rmgr.runtime import machine
 
 _STORE_AWAY = "work that runs goes on, its results wait on their nodes; submit again when the store is back; rmgr doctor looks closer"

@@ -13,7 +13,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import TIMEOUT_S, Store
 from rmgr.coord.protocol.records import UNREADABLE, decode_outcomes, decode_page, split_page
 from rmgr.errors import DataLost
-from rmgr.model.tasks.block import Fragment, Outcome
+from rmgr.model.block import Fragment, Outcome
 
 T = TypeVar("T", bound=Sequence[object])
 V = TypeVar("V")

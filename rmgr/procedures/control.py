@@ -31,11 +31,11 @@ from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Committed, Conflict, C
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_block, decode_failed, encode_record
 from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, InvalidRecord, UsageError
-from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.node import InboxOrder, NodeRecord, OrderKind
-from rmgr.model.tasks.block import MOST_TASKS, StopRequest, TaskRanges, ranges_of
-from rmgr.model.tasks.submission import MOST_CHANGES, Amendment, Phase, Submission, Terms
+from rmgr.model.block import MOST_TASKS, StopRequest, TaskRanges, ranges_of
+from rmgr.model.node import InboxOrder, NodeRecord, OrderKind
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import MOST_CHANGES, Amendment, Phase, Submission, Terms
+from rmgr.model.units import counted
 from rmgr.procedures.admission import check_changed
 from rmgr.procedures.bootstrap import read_settings
 from rmgr.procedures.snapshot import fetch, read_claimed, read_names, read_progress, read_records, read_submission

@@ -22,11 +22,11 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import UNREADABLE, encode_record
 from rmgr.coord.views.answers import job_view
 from rmgr.errors import DataLost, UsageError
-from rmgr.model.base.states import State
-from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.submission import Paged, Submission, Tail
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.states import State
+from rmgr.model.stream import json_decoder
+from rmgr.model.submission import Paged, Submission, Tail
 from rmgr.model.views import JobView
-from rmgr.model.wire.stream import json_decoder
 from rmgr.procedures.bounded import MOST_SUMMARY_BYTES, row_of
 
 V = TypeVar("V")

@@ -31,9 +31,9 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import NOTHING, About, Coordinator, Encoding, Store
 from rmgr.coord.protocol.records import decode_block, decode_keyed, decode_payloads, read_fragment
 from rmgr.errors import KeyExists, NotFound, PermissionDenied, RmgrError, StoreUnavailable
-from rmgr.model.base.states import LOSSES, State
-from rmgr.model.tasks.block import BlockData, FailedRange, Fragment
-from rmgr.model.tasks.submission import Paged, Submission, Tail
+from rmgr.model.block import BlockData, FailedRange, Fragment
+from rmgr.model.states import LOSSES, State
+from rmgr.model.submission import Paged, Submission, Tail
 from rmgr.procedures.bounded import outcomes_in, page_at, row_of
 from rmgr.procedures.snapshot import fetch, outcomes_of, read_pages, read_whole
 from rmgr.runtime import machine

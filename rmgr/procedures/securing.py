@@ -28,9 +28,9 @@ from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, 
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, StateConflict, UsageError
-from rmgr.model.base.units import counted, format_duration
-from rmgr.model.cluster.identity import AclRecord, Identity, Invitation, Revocation, RevokedWork, Role, SealedSecret
-from rmgr.model.cluster.node import EpochRecord
+from rmgr.model.identity import AclRecord, Identity, Invitation, Revocation, RevokedWork, Role, SealedSecret
+from rmgr.model.node import EpochRecord
+from rmgr.model.units import counted, format_duration
 from rmgr.runtime import machine
 
 T = TypeVar("T")

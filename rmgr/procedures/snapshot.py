@@ -21,11 +21,11 @@ from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_block, decode_failed, read_fragment
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotFound, WrongCluster
-from rmgr.model.base.units import format_duration
-from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import MOST_TASKS, BlockData, BlockKey, Fragment, Outcome
-from rmgr.model.tasks.submission import Paged, Submission, Tail
+from rmgr.model.block import MOST_TASKS, BlockData, BlockKey, Fragment, Outcome
+from rmgr.model.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Paged, Submission, Tail
+from rmgr.model.units import format_duration
 from rmgr.procedures.bounded import outcomes_in, page_at, pages
 
 if TYPE_CHECKING:

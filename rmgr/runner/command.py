@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass
 from typing import NoReturn
 
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
+from rmgr.model.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
+from rmgr.model.states import Reason
 from rmgr.runner.host import slurm
 from rmgr.runner.host.contain import ControlGroup, state_of
 from rmgr.runner.host.dispositions import PYTHONS_OWN

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rmgr.model.wire.frames import BatchShape, TaskItem
+    from rmgr.model.frames import BatchShape, TaskItem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,11 +28,11 @@ from typing import NoReturn
 
 import cloudpickle  # noqa: F401 - loaded before the fork, so that every worker has it at once
 
-from rmgr.model.base.states import Reason
-from rmgr.model.base.units import counted
-from rmgr.model.wire import frames, stream
-from rmgr.model.wire.frames import CommandBatch, CommandEnd, CommandItem, CommandStarted, Setup, ToSpawner
-from rmgr.model.wire.stream import FrameError, FrameReader
+from rmgr.model import frames, stream
+from rmgr.model.frames import CommandBatch, CommandEnd, CommandItem, CommandStarted, Setup, ToSpawner
+from rmgr.model.states import Reason
+from rmgr.model.stream import FrameError, FrameReader
+from rmgr.model.units import counted
 from rmgr.runner.command import DirectoryGone, Launcher, RunningCommand, StartFailed
 from rmgr.runner.current import running
 from rmgr.runner.host import dispositions

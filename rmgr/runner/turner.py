@@ -22,9 +22,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from rmgr.model.wire import stream
-from rmgr.model.wire.stream import FrameError, FrameReader
-from rmgr.model.wire.turns import AddPart, Began, DropPart, HoldPart, LetGo, Rows, Served, Stubborn, ToTurner
+from rmgr.model import stream
+from rmgr.model.stream import FrameError, FrameReader
+from rmgr.model.turns import AddPart, Began, DropPart, HoldPart, LetGo, Rows, Served, Stubborn, ToTurner
 from rmgr.runner.host.contain import below, cpu_ticks, halted, send, state_of, still, write_file
 from rmgr.runner.host.kernel import CLOCK
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import ConfigError
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from rmgr.adapters.stores import open_store, shown
 from rmgr.coord.protocol.ports import Store, Writing
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
-from rmgr.model.cluster.version import emptied
+from rmgr.model.version import emptied
 from rmgr.runtime.machine import Log
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rmgr.errors import ConfigError, UsageError
-from rmgr.model.base.units import MAX_DURATION_US, MAX_SIZE_BYTES, parse_duration_us, parse_size
+from rmgr.model.units import MAX_DURATION_US, MAX_SIZE_BYTES, parse_duration_us, parse_size
 from rmgr.sched.policy import Order
 
 Record = TypeVar("Record")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 from rmgr.sched.job import Job
 
 HOUR_US = 3_600_000_000

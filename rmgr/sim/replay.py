@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.sched import job as sched
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Node, Placement, Running

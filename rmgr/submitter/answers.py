@@ -22,11 +22,11 @@ from rmgr.coord.views import answers as views
 from rmgr.coord.views.health import with_part
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.errors import NotFound, StateConflict, StoreUnavailable
-from rmgr.model.base.states import State
-from rmgr.model.cluster.node import Drain, EpochRecord, GangRecord, NodeRecord
-from rmgr.model.cluster.queue import CappedUse, ClusterSettings
-from rmgr.model.tasks.block import MAX_INDEX, job_id
-from rmgr.model.tasks.submission import Paged
+from rmgr.model.block import MAX_INDEX, job_id
+from rmgr.model.node import Drain, EpochRecord, GangRecord, NodeRecord
+from rmgr.model.queue import CappedUse, ClusterSettings
+from rmgr.model.states import State
+from rmgr.model.submission import Paged
 from rmgr.model.views import PartView, QueueView, StatusView
 from rmgr.procedures.admission import class_views
 from rmgr.procedures.bootstrap import read_meta

@@ -22,11 +22,11 @@ from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.errors import NotFound, RmgrError
-from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import Fragment
-from rmgr.model.tasks.submission import Phase
-from rmgr.model.wire.line import Ahead, Told
+from rmgr.model.block import Fragment
+from rmgr.model.line import Ahead, Told
+from rmgr.model.node import NodeRecord, SubmitterEntry
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Phase
 from rmgr.procedures.admission import check_jobs
 from rmgr.procedures.bootstrap import require_store
 from rmgr.runtime import machine

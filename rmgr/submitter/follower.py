@@ -19,9 +19,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.errors import NotFound, RmgrError, Unavailable
-from rmgr.model.tasks.block import MAX_TASKS, Fragment
-from rmgr.model.tasks.submission import Paged
-from rmgr.model.wire.line import Ahead, Told
+from rmgr.model.block import MAX_TASKS, Fragment
+from rmgr.model.line import Ahead, Told
+from rmgr.model.submission import Paged
 from rmgr.procedures.bounded import pages, raw_page_at
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Backoff

@@ -20,9 +20,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Multi, Stamped
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.submission import Submission
-from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
+from rmgr.model.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.submission import Submission
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Backoff
 from rmgr.runtime.story import Stories, Story

@@ -21,9 +21,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_OPS
 from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
 from rmgr.errors import InvalidRecord, RmgrError
-from rmgr.model.tasks.block import BlockData, Fragment
-from rmgr.model.tasks.submission import Tail
-from rmgr.model.wire.line import ClaimStage
+from rmgr.model.block import BlockData, Fragment
+from rmgr.model.line import ClaimStage
+from rmgr.model.submission import Tail
 from rmgr.submitter.port import Growth, Order, Read, Stored, Submitted, gone
 
 #: Version of these messages; a gateway serves only clients of its own version.

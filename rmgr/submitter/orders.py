@@ -16,12 +16,12 @@ from rmgr.coord.ops.leader import cancel_reason, order
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, StateConflict
-from rmgr.model.base.states import State
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.node import Drain, InboxOrder, NodeRecord, NodeState, OrderKind
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import StopKind, StopRequest, TaskRanges
-from rmgr.model.tasks.submission import Amendment, Phase, Submission
+from rmgr.model.block import StopKind, StopRequest, TaskRanges
+from rmgr.model.node import Drain, InboxOrder, NodeRecord, NodeState, OrderKind
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import State
+from rmgr.model.submission import Amendment, Phase, Submission
+from rmgr.model.units import counted
 from rmgr.procedures import control
 from rmgr.procedures.control import cancel_tasks, send_stop, update_submission
 from rmgr.procedures.snapshot import read_claimed, read_progress, read_submission

@@ -19,11 +19,11 @@ from rmgr.coord import validity
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.errors import InvalidRecord, RmgrError, UsageError
-from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import Fragment
-from rmgr.model.tasks.submission import Submission, Tail, Work
-from rmgr.model.wire.line import ClaimStage
+from rmgr.model.block import Fragment
+from rmgr.model.line import ClaimStage
+from rmgr.model.node import NodeRecord
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Submission, Tail, Work
 from rmgr.runtime import machine
 
 #: `Read.zxid` of a fragment from a page, which left ZooKeeper before any later revocation.

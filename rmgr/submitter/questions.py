@@ -20,14 +20,14 @@ from rmgr.coord.decisions.rights import Person, check_operator, denied, no_submi
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.records import cut, is_deep, unpack
 from rmgr.errors import PermissionDenied, RequestTooLarge, Unavailable, UsageError
-from rmgr.model.base.ids import MAX_NUMBER
-from rmgr.model.base.states import State
-from rmgr.model.cluster.node import Drain, EpochRecord, GangRecord, Meta, NodeRecord
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import MOST_TASKS, BlockKey, Fragment, StopRequest
-from rmgr.model.tasks.submission import Amendment, Submission, Tail, Terms
+from rmgr.model.base import MAX_NUMBER
+from rmgr.model.block import MOST_TASKS, BlockKey, Fragment, StopRequest
+from rmgr.model.node import Drain, EpochRecord, GangRecord, Meta, NodeRecord
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import State
+from rmgr.model.stream import msgpack_decoder
+from rmgr.model.submission import Amendment, Submission, Tail, Terms
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView
-from rmgr.model.wire.stream import msgpack_decoder
 
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)

@@ -15,8 +15,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stat
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.node import NodeRecord
+from rmgr.model.queue import ClusterSettings
 from rmgr.procedures.snapshot import fetch, read_names, read_record
 from rmgr.runtime import machine
 from rmgr.runtime.story import Stories, Story, StoryLoop

@@ -19,7 +19,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, SubmitUnknown, UsageError, WrongCluster
-from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.submission import Submission, Tail
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Backoff

@@ -18,11 +18,11 @@ from rmgr.coord import validity
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotConnected, RmgrError, Throttled, UsageError
-from rmgr.model.base.units import format_duration
-from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.submission import Tail
-from rmgr.model.wire.line import ClaimStage
+from rmgr.model.line import ClaimStage
+from rmgr.model.node import NodeRecord, SubmitterEntry
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Tail
+from rmgr.model.units import format_duration
 from rmgr.runtime import machine
 from rmgr.submitter import messages
 from rmgr.submitter.port import Growing, Grown, Growth, KeptListener, NotTaken, Order, Read, Stored, Submitted

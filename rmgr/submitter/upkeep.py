@@ -25,11 +25,11 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Stamped, Unknown
 from rmgr.coord.protocol.records import decode_block, decode_failed
 from rmgr.errors import NotFound, RequestTooLarge, RmgrError, StateConflict, Unavailable
-from rmgr.model.base.states import LOSSES
-from rmgr.model.base.units import counted
-from rmgr.model.tasks.block import MAX_TASKS, FailedRange
-from rmgr.model.tasks.submission import Phase, Submission, Tail
-from rmgr.model.wire.line import Ahead, ClaimStage, Told
+from rmgr.model.block import MAX_TASKS, FailedRange
+from rmgr.model.line import Ahead, ClaimStage, Told
+from rmgr.model.states import LOSSES
+from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.units import counted
 from rmgr.procedures.output_keys import delete_outputs
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Backoff

@@ -38,11 +38,11 @@ from rmgr.adapters.rpc.services import LeaderClient
 from rmgr.coord.protocol import keys
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
-from rmgr.model.base.states import Reason
-from rmgr.model.base.units import percentile
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Phase, Submission, Work
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.identity import Role
+from rmgr.model.states import Reason
+from rmgr.model.submission import Command, Phase, Submission, Work
+from rmgr.model.units import percentile
 from rmgr.submitter import messages as m
 from rmgr.submitter import questions as q
 from rmgr.submitter.questions import encode_question

@@ -21,7 +21,7 @@ import psutil
 
 from rmgr.adapters.host.process import CgroupConfig, NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.adapters.host.workevents import CommandsEnded, SlotUp, TasksEnded
-from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
+from rmgr.model.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
 
 PAYLOAD = pickle.dumps(((7,), {}))
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.adapters.stores import open_store
-from rmgr.model.base.units import percentile
+from rmgr.model.units import percentile
 
 ROW = b"x" * 100
 LARGE = os.urandom(1 << 20) * 16

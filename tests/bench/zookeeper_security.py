@@ -18,7 +18,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.server import ZkSecurity
 from rmgr.coord.protocol.multi import Create, Holds, Multi, Set
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperServer
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from tests.harness.bundles import session_bundles
 
 COMMITS = 4000

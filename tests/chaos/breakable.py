@@ -24,7 +24,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.queue import ClusterSettings
 from rmgr.model.views import TaskView
 from rmgr.procedures.snapshot import read_tasks
 from tests.harness.cluster_settings import changed_settings

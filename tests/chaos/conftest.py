@@ -11,7 +11,7 @@ from breakable import TICK, Chaos, T
 
 from rmgr.client.connection import Connection
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.cluster.queue import UserLimits
+from rmgr.model.queue import UserLimits
 from tests.conftest import UNSYNCED
 from tests.harness.attacker import Scene
 from tests.harness.besieged import Besieged

@@ -12,7 +12,7 @@ from ledger import read_ledger, work
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import keys
 from rmgr.errors import NotFound
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.model.views import TaskView
 
 #: Size of a value (bytes): too large for an outcome.

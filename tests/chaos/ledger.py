@@ -19,7 +19,7 @@ import psutil
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator, Store
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.model.views import TaskView
 from rmgr.procedures.snapshot import read_tasks
 

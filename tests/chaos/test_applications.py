@@ -18,7 +18,7 @@ from breakable import Chaos
 
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import NotFound
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.runtime import machine
 from tests.harness.waiting import eventually
 from tests.places import PYTHON, ROOT

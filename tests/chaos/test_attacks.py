@@ -27,10 +27,10 @@ from rmgr.coord.protocol.multi import Committed, Create, Delete, Set
 from rmgr.coord.protocol.records import decode_fragment, encode_fragment, encode_outcomes, encode_payloads
 from rmgr.coord.seal import seal_fragment
 from rmgr.errors import DataLost, RmgrError, TaskFailed
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Revocation, Role
-from rmgr.model.tasks.block import BlockData, BlockKey, Fragment, FragmentSeal, Outcome
-from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload, Work
+from rmgr.model.block import BlockData, BlockKey, Fragment, FragmentSeal, Outcome
+from rmgr.model.identity import Revocation, Role
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, PythonEnvironment, Upload, Work
 from tests.harness import forgeries
 from tests.harness.attacker import Person, Scene, changed, unique
 from tests.harness.gateway_process import GatewayProcess

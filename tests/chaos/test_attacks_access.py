@@ -24,8 +24,8 @@ from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Multi, 
 from rmgr.dev.cluster import CHROOT
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, QuotaReached
-from rmgr.model.base.states import State
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
+from rmgr.model.states import State
 from rmgr.procedures import securing
 from tests.harness.attacker import HEAP_MIB, Person, Scene, unique
 from tests.harness.live_files import below

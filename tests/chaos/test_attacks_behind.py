@@ -27,11 +27,11 @@ from rmgr.adapters.rpc.line import dial
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.records import encode_keyed
 from rmgr.errors import InvalidRecord, RmgrError, UsageError
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import KeyedPayload
-from rmgr.model.tasks.submission import Command, PythonEnvironment
-from rmgr.model.wire.line import Hint
+from rmgr.model.base import Request
+from rmgr.model.block import KeyedPayload
+from rmgr.model.line import Hint
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, PythonEnvironment
 from rmgr.submitter.questions import CancelTasks
 from tests.harness.besieged import CORES, NODES, Besieged
 
@@ -115,8 +115,8 @@ def speak(kind: str, size: int) -> None:
     import gc
     import os as system
 
-    from rmgr.model.wire.frames import Output, TaskEnd, TaskEnds, TaskExtra, Value
-    from rmgr.model.wire.stream import encode
+    from rmgr.model.frames import Output, TaskEnd, TaskEnds, TaskExtra, Value
+    from rmgr.model.stream import encode
     from rmgr.runner.python.worker import WorkerProcess
 
     gc.unfreeze()  # else what was there when the worker was forked is in no list
@@ -168,8 +168,8 @@ def babble(seed: int) -> None:
     import os as system
     import random
 
-    from rmgr.model.wire import frames
-    from rmgr.model.wire.stream import encode
+    from rmgr.model import frames
+    from rmgr.model.stream import encode
     from rmgr.runner.python.worker import WorkerProcess
 
     gc.unfreeze()

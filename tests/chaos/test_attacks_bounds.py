@@ -21,11 +21,11 @@ from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.audit_book import WINDOW_S
 from rmgr.coord.protocol import keys
 from rmgr.errors import LimitReached, PermissionDenied, RmgrError, StoreUnavailable, Throttled, Unavailable
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.queue import BOUNDS, UserLimits
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Phase, Submission, Work
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.identity import Role
+from rmgr.model.queue import BOUNDS, UserLimits
+from rmgr.model.states import Reason
+from rmgr.model.submission import Command, Phase, Submission, Work
 from rmgr.submitter import messages as m
 from rmgr.submitter import questions as q
 from tests.harness.flooded import Flooded, run_command, upload

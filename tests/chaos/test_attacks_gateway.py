@@ -38,13 +38,13 @@ from rmgr.errors import (
     UsageError,
     VersionMismatch,
 )
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import SubmitterEntry
-from rmgr.model.cluster.queue import QueueSpec, UserLimits
-from rmgr.model.tasks.block import NO_SEQ, Allocation, BlockData, BlockKey, Fragment, Outcome
-from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Terms, Work
+from rmgr.model.base import Request
+from rmgr.model.block import NO_SEQ, Allocation, BlockData, BlockKey, Fragment, Outcome
+from rmgr.model.identity import Role
+from rmgr.model.node import SubmitterEntry
+from rmgr.model.queue import QueueSpec, UserLimits
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Phase, Submission, Tail, Terms, Work
 from rmgr.submitter import messages as m
 from rmgr.submitter import questions as q
 from rmgr.submitter.port import Growth

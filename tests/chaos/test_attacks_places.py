@@ -28,8 +28,8 @@ from rmgr.adapters.rpc.line import DirectLine, dial
 from rmgr.adapters.rpc.server import HANDSHAKE_S
 from rmgr.adapters.rpc.services import LeaderClient
 from rmgr.errors import LimitReached, RmgrError, Throttled, Unavailable
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.queue import UserLimits
+from rmgr.model.identity import Role
+from rmgr.model.queue import UserLimits
 from rmgr.submitter import messages as m
 from tests.harness.flooded import Flooded, upload
 from tests.harness.waiting import eventually

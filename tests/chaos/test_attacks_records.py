@@ -23,13 +23,13 @@ from rmgr.coord.ops.work import HANDED_SEQ
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Op, Set
 from rmgr.coord.protocol.records import decode_record, encode_block, encode_fragment, encode_record
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
-from rmgr.model.tasks.block import MOST_TASKS, BlockData, BlockKey, FailedRange, Fragment, Outcome, StopRequest
-from rmgr.model.tasks.submission import Command, Paged, Submission, Tail, Work
+from rmgr.model.base import Request
+from rmgr.model.block import MOST_TASKS, BlockData, BlockKey, FailedRange, Fragment, Outcome, StopRequest
+from rmgr.model.identity import Role
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Paged, Submission, Tail, Work
 from tests.harness import hostile
 from tests.harness.attacker import Person, Scene, unique
 from tests.harness.fair_time import FairTimer

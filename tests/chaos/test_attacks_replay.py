@@ -23,10 +23,10 @@ from rmgr.coord.protocol.multi import Committed, Create, Delete, Set
 from rmgr.coord.protocol.records import decode_record, encode_block, encode_fragment, encode_record
 from rmgr.daemons.leader.submissions.subs import LISTS_S
 from rmgr.errors import RmgrError
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Phase, Submission, Tail
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.identity import Role
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Phase, Submission, Tail
 from rmgr.procedures.bootstrap import read_settings
 from tests.harness import forgeries
 from tests.harness.attacker import DEADLINE_S, Person, Scene, changed, unique

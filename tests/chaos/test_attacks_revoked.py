@@ -27,9 +27,9 @@ from rmgr.coord.protocol.multi import Committed, Create, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.coord.views import answers
 from rmgr.errors import RmgrError
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import RevokedWork, Role
-from rmgr.model.tasks.submission import Command, Phase, Rigid
+from rmgr.model.identity import RevokedWork, Role
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Phase, Rigid
 from rmgr.procedures.securing import revoke
 from rmgr.submitter import messages as m
 from rmgr.submitter.questions import ReadRecord

@@ -26,7 +26,7 @@ from rmgr.coord.decisions.rights import ValueShare
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import DataLost, PermissionDenied, RmgrError, TaskFailed
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from tests.harness.attacker import Person, Scene, unique
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually

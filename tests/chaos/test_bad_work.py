@@ -14,7 +14,7 @@ from breakable import Chaos
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.errors import PickleFailed, QueueFull, RmgrError, SubmitUnknown, TaskFailed, ValueTooLarge
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.queue import ClusterSettings
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos

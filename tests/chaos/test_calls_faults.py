@@ -20,7 +20,7 @@ from rmgr.adapters.rpc.services import UseClient
 from rmgr.client.calls import Caller, CallFuture
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import CallLost, CallTimeout
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from tests.harness.called import Called, cluster_for_calls
 from tests.harness.fair_time import FairTimer
 from tests.harness.waiting import PATIENCE_S, eventually

@@ -26,7 +26,7 @@ from rmgr.bench.reality import (
     system_workload,
 )
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.tasks.block import job_id
+from rmgr.model.block import job_id
 from rmgr.sched.job import Job as Request
 from rmgr.sched.pipeline import pipeline_from
 from rmgr.sched.queue_class import selected

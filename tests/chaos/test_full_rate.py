@@ -13,7 +13,7 @@ from breakable import Chaos
 
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos

@@ -40,10 +40,10 @@ from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import encode_keyed
 from rmgr.daemons.starter.checkpoint.files import Manifest
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Fragment, KeyedPayload, Outcome
-from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
-from rmgr.model.wire import frames, line
+from rmgr.model import frames, line
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey, Fragment, KeyedPayload, Outcome
+from rmgr.model.identity import Role
+from rmgr.model.submission import Command, PythonEnvironment, Submission, Work
 from rmgr.runner.host import home
 from rmgr.submitter import messages as m
 from rmgr.submitter.questions import RIGHTS

@@ -22,8 +22,8 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.daemons.starter.execution.gangs import OVERRAN
 from rmgr.dev.server import free_port
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.base.states import State
-from rmgr.model.base.units import format_duration
+from rmgr.model.states import State
+from rmgr.model.units import format_duration
 from rmgr.runner.host.contain import state_of
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReader

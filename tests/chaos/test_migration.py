@@ -23,8 +23,8 @@ from breakable import Chaos
 from rmgr.cli.control.operate import move_each
 from rmgr.coord.decisions.rights import ANYBODY
 from rmgr.coord.protocol import paths
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import StopRequest
+from rmgr.model.block import StopRequest
+from rmgr.model.states import Reason, State
 from rmgr.runtime import machine
 from rmgr.submitter.answers import Answers
 from rmgr.submitter.questions import MoveTask

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 from breakable import Chaos, T
 
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos

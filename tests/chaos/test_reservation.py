@@ -11,7 +11,7 @@ from breakable import Chaos
 
 from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.placement.job_table import decode_records
-from rmgr.model.tasks.block import job_id, task_of
+from rmgr.model.block import job_id, task_of
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.chaos

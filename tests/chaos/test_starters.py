@@ -10,7 +10,7 @@ from breakable import RECOVERY_S, Chaos, T
 from ledger import read_ledger, work
 
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from tests.harness.ended_sessions import expire, sessions
 from tests.harness.waiting import eventually
 

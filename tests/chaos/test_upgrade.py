@@ -12,9 +12,9 @@ from ledger import read_ledger
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
-from rmgr.model.base.states import State
-from rmgr.model.cluster.node import Meta
-from rmgr.model.cluster.version import PROTOCOL
+from rmgr.model.node import Meta
+from rmgr.model.states import State
+from rmgr.model.version import PROTOCOL
 from tests.harness.waiting import eventually
 from tests.places import HARNESS
 

@@ -25,9 +25,9 @@ from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi
 from rmgr.coord.protocol.records import decode_fragment, encode_block, encode_record
 from rmgr.coord.views import answers
 from rmgr.dev.cluster import CHROOT, DevCluster
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Outcome
-from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey, Outcome
+from rmgr.model.identity import Role
+from rmgr.model.submission import Command, Submission, Work
 from rmgr.procedures.snapshot import read_submission
 from rmgr.runtime.secured import zookeeper_options
 from tests.harness.ended_sessions import LONG_S

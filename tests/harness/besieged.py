@@ -36,10 +36,10 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.records import decode_fragment
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import LimitReached
-from rmgr.model.base.resources import Request
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Outcome
-from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
+from rmgr.model.base import Request
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey, Outcome
+from rmgr.model.identity import Role
+from rmgr.model.submission import Command, PythonEnvironment, Submission, Work
 from rmgr.submitter import messages as m
 from tests.harness.canary import KINDS, Canary
 from tests.harness.ended_sessions import LONG_S

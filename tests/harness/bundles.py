@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rmgr.adapters.identity.credentials import Credentials, write_files
 from rmgr.adapters.identity.pki import issue, make_ca
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 
 
 class Bundles:

@@ -12,9 +12,9 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.submissions import Info
-from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.queue import QueueSpec
+from rmgr.model.submission import Command, PythonEnvironment, Submission, Work
 from tests.harness.waiting import PATIENCE_S
 
 

@@ -20,11 +20,11 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_block, decode_keyed, decode_payloads, encode_fragment
 from rmgr.errors import QueueFull, RmgrError
-from rmgr.model.base.resources import Capacity
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, Outcome
+from rmgr.model.base import Capacity
+from rmgr.model.block import BlockData, BlockKey, FailedRange, Fragment, Outcome
+from rmgr.model.node import NodeRecord, NodeState, StarterEntry
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runner.remote import dump_exception
 from tests.harness.memory import MemoryCoordinator

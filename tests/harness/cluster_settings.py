@@ -10,7 +10,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.queue import ClusterSettings
 
 
 def read_settings(coordinator: Coordinator) -> ClusterSettings:

@@ -37,14 +37,13 @@ from rmgr.daemons.starter.jobs import ranks as starter_ranks
 from rmgr.dev import keeper
 from rmgr.errors import ConfigError, DataLost, InvalidRecord, NotFound, RequestTooLarge, UsageError, WrongCluster
 from rmgr.errors import Unavailable as Unreachable
-from rmgr.model.calls import arrays, interface
-from rmgr.model.cluster.node import Drain, InboxOrder, Meta, NodeRecord, StarterEntry, SubmitterEntry
-from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
-from rmgr.model.tasks.block import BlockData, FailedRange, Fragment, KeyedPayload, Outcome
-from rmgr.model.tasks.submission import Paged, Submission, Tail
+from rmgr.model import arrays, frames, interface, line, turns
+from rmgr.model.block import BlockData, FailedRange, Fragment, KeyedPayload, Outcome
+from rmgr.model.node import Drain, InboxOrder, Meta, NodeRecord, StarterEntry, SubmitterEntry
+from rmgr.model.queue import ClusterSettings, PipelineSpec
+from rmgr.model.stream import FrameError, FrameReader
+from rmgr.model.submission import Paged, Submission, Tail
 from rmgr.model.views import JobView
-from rmgr.model.wire import frames, line, turns
-from rmgr.model.wire.stream import FrameError, FrameReader
 from rmgr.procedures import history
 from rmgr.runner.python import served
 from rmgr.runner.ranks import ranks
@@ -152,7 +151,7 @@ _LOG = b'{"at":1,"end":{"facts":1,"passes":2}}'
 _OF_RECORDS = "coord/protocol/records.py"
 DECODERS = (
     *(
-        Decoder(f"frames: {name}", "model/wire/stream.py", _frames(kind), (FrameError,), Form.MSGPACK, kind=kind)
+        Decoder(f"frames: {name}", "model/stream.py", _frames(kind), (FrameError,), Form.MSGPACK, kind=kind)
         for name, kind in (
             ("to a spawner", frames.ToSpawner),
             ("of a spawner", frames.FromSpawner),
@@ -249,7 +248,7 @@ DECODERS = (
     Decoder("files of a bundle", "adapters/identity/invitation.py", _files_of, (UsageError,), Form.MSGPACK, kind=dict[str, bytes]),
     Decoder("answer of a leader", "adapters/rpc/convert.py", _text(_asked), (Unreachable,), Form.JSON, sample=b'{"a":1}'),
     Decoder(
-        "stored pipeline", "model/cluster/queue.py", _text(lambda text: PipelineSpec(partition="p", document=text).tables()),
+        "stored pipeline", "model/queue.py", _text(lambda text: PipelineSpec(partition="p", document=text).tables()),
         (ConfigError,), Form.JSON, sample=b'{"stage":[{"policy":"easy"}]}'
     ),
     Decoder(
@@ -287,16 +286,16 @@ DECODERS = (
         )
     ),
     Decoder(
-        "functions of a server", "model/calls/interface.py", _text(lambda text: interface.read_functions(text, "f.toml")), (ConfigError,),
+        "functions of a server", "model/interface.py", _text(lambda text: interface.read_functions(text, "f.toml")), (ConfigError,),
         Form.TOML,
         sample=b'[[function]]\nname = "f"\ncall = "m:f"\narguments = ["in A float64[n,2*n]"]\noperations = "2/3*n**3 + log2(n)"\n'
     ),
     Decoder(
-        "the interface of a function", "model/calls/interface.py", interface.decode_interface, (ConfigError,), Form.JSON,
+        "the interface of a function", "model/interface.py", interface.decode_interface, (ConfigError,), Form.JSON,
         sample=b'{"arguments":["in n int"],"idempotent":false,"name":"f","operations":"n","version":1}'
     ),
     Decoder(
-        "values of a call", "model/calls/arrays.py", arrays.decode, (arrays.ArraysError, UsageError), Form.BYTES,  # without numpy
+        "values of a call", "model/arrays.py", arrays.decode, (arrays.ArraysError, UsageError), Form.BYTES,  # without numpy
         sample=b"".join(arrays.encode([7, 2.5, "text", b"bytes"]))
     ),
     Decoder("scenario", "sim/calls/scenario.py", _in_file("s.toml", scenario.read_scenario), (UsageError,), Form.TOML, sample=_SCENARIO),

@@ -24,7 +24,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError, Unavailable, WrongCluster
-from rmgr.model.cluster.node import EpochRecord, StarterEntry, SubmitterEntry
+from rmgr.model.node import EpochRecord, StarterEntry, SubmitterEntry
 from rmgr.runner.host.contain import state_of
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.services import UseAnswer, UseClient
 from rmgr.coord.protocol import keys
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.queue import UserLimits
+from rmgr.model.identity import Role
+from rmgr.model.queue import UserLimits
 from tests.harness.attacker import Person, Scene
 from tests.harness.cluster_settings import read_settings, write_settings
 from tests.harness.gateway_process import GatewayProcess

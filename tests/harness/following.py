@@ -15,9 +15,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_fragment
 from rmgr.errors import RmgrError
-from rmgr.model.base.states import State
-from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.submission import Tail
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.states import State
+from rmgr.model.submission import Tail
 from rmgr.submitter.follower import Follower
 from tests.harness.memory import MemoryCoordinator
 

@@ -9,9 +9,9 @@ from typing import Any
 from rmgr.adapters.identity.pki import issue, make_ca
 from rmgr.adapters.identity.trust import publish
 from rmgr.coord.seal import seal_blocks, spec_digest
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.identity import Role
+from rmgr.model.submission import Submission
 from rmgr.procedures.snapshot import read_submission
 from tests.harness.attacker import Scene, changed, unique
 

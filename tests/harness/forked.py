@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rmgr.coord.field_rules import BOOK
-from rmgr.model.wire.stream import json_decoder
+from rmgr.model.stream import json_decoder
 from rmgr.runtime import failpoint
 from tests.places import PYTHON, ROOT
 

@@ -230,7 +230,7 @@ _LARGE = (
 
 @st.composite
 def framed(draw: st.DrawFn, kind: Any, *, ints: tuple[int, ...] = (), texts: tuple[str, ...] = (), most: int = 1 << 32) -> bytes:
-    """Draws a frame (`model/wire/stream.py`) whose length may be false. most: of a large body (bytes)."""
+    """Draws a frame (`model/stream.py`) whose length may be false. most: of a large body (bytes)."""
     body = draw(written(Form.MSGPACK, kind, ints=ints, texts=texts))
     if draw(st.integers(0, 30)) == 0:
         large = draw(st.sampled_from(_LARGE))

@@ -10,7 +10,7 @@ from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_block
-from rmgr.model.tasks.block import Allocation, BlockKey
+from rmgr.model.block import Allocation, BlockKey
 from tests.harness.starter_rig import Rig
 from tests.harness.waiting import eventually
 

@@ -30,8 +30,8 @@ from rmgr.client.identity import Signer
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.errors import NotConnected, RmgrError, Throttled, Unavailable
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.identity import Role
+from rmgr.model.submission import Submission, Tail
 from rmgr.submitter import messages as m
 from rmgr.submitter.port import Growth, Submitted
 from rmgr.submitter.questions import Question

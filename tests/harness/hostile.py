@@ -10,25 +10,8 @@ import msgspec
 
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.records import encode_record
-from rmgr.model.base.resources import Capacity, NodeAttributes, Request
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.identity import AclRecord, Invitation, Revocation, Role, SealedSecret
-from rmgr.model.cluster.node import (
-    Drain,
-    EpochRecord,
-    GangClock,
-    GangRecord,
-    InboxOrder,
-    Meta,
-    NodeRecord,
-    NodeState,
-    OrderKind,
-    StarterEntry,
-    SubmitterEntry,
-    Trouble,
-)
-from rmgr.model.cluster.queue import CappedUse, ClusterSettings, PipelineSpec, QueueSpec, UserLimits
-from rmgr.model.tasks.block import (
+from rmgr.model.base import Capacity, NodeAttributes, Request
+from rmgr.model.block import (
     Allocation,
     BlockData,
     BlockKey,
@@ -45,7 +28,25 @@ from rmgr.model.tasks.block import (
     StopKind,
     StopRequest,
 )
-from rmgr.model.tasks.submission import (
+from rmgr.model.identity import AclRecord, Invitation, Revocation, Role, SealedSecret
+from rmgr.model.line import Ahead, Claimed, ClaimStage, Hint, Told
+from rmgr.model.node import (
+    Drain,
+    EpochRecord,
+    GangClock,
+    GangRecord,
+    InboxOrder,
+    Meta,
+    NodeRecord,
+    NodeState,
+    OrderKind,
+    StarterEntry,
+    SubmitterEntry,
+    Trouble,
+)
+from rmgr.model.queue import CappedUse, ClusterSettings, PipelineSpec, QueueSpec, UserLimits
+from rmgr.model.states import Reason
+from rmgr.model.submission import (
     Amendment,
     Command,
     Condition,
@@ -59,7 +60,6 @@ from rmgr.model.tasks.submission import (
     Upload,
     Work,
 )
-from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 
 SHA = "0123456789abcdef" * 4
 _TERMS = Terms(

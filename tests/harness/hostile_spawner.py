@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from rmgr.model.wire import frames, stream
+from rmgr.model import frames, stream
 from rmgr.runner.host.board import create_board
 
 DEVNULL = os.open(os.devnull, os.O_RDWR)

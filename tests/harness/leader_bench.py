@@ -30,12 +30,12 @@ from rmgr.coord.protocol.records import decode_block, decode_failed, decode_frag
 from rmgr.daemons.leader import use
 from rmgr.daemons.leader.leader import Leader
 from rmgr.daemons.leader.tree import LeaderContext, LeaderMetrics, LeaderTree, Term
-from rmgr.model.base.resources import Capacity, NodeAttributes
-from rmgr.model.cluster.node import EpochRecord, InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry, SubmitterEntry
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange, Fragment
-from rmgr.model.tasks.block import Outcome as TaskOutcome
-from rmgr.model.tasks.submission import Phase, Submission, Tail, Work
+from rmgr.model.base import Capacity, NodeAttributes
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey, FailedRange, Fragment
+from rmgr.model.block import Outcome as TaskOutcome
+from rmgr.model.node import EpochRecord, InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry, SubmitterEntry
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.submission import Phase, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.gang_clock import ClockReader, ClockReading
 from rmgr.runtime.mailbox import Mailbox

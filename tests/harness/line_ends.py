@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.rpc.line import DirectLine, LineServer, dial
-from rmgr.model.cluster.identity import Role
-from rmgr.model.wire.line import Message
+from rmgr.model.identity import Role
+from rmgr.model.line import Message
 from tests.harness.bundles import session_bundles
 
 

@@ -24,7 +24,7 @@ from rmgr.adapters.store_rules import (
 )
 from rmgr.coord.protocol.ports import About, Encoding, Store, Writing
 from rmgr.errors import StoreUnavailable, UsageError
-from rmgr.model.base.units import counted
+from rmgr.model.units import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from rmgr.adapters.calls.links import VERSION
-from rmgr.model.calls.arrays import PIECE_BYTES
+from rmgr.model.arrays import PIECE_BYTES
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
 from tests.harness.waiting import eventually

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmgr.model.base.resources import Capacity, NodeAttributes, Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, OrderKind, StarterEntry
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.block import BlockData, FailedRange, Fragment, KeyedPayload, Outcome, PastAttempt
-from rmgr.model.tasks.submission import (
+from rmgr.model.base import Capacity, NodeAttributes, Request
+from rmgr.model.block import BlockData, FailedRange, Fragment, KeyedPayload, Outcome, PastAttempt
+from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, OrderKind, StarterEntry
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import (
     Command,
     Condition,
     Dependency,

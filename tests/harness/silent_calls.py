@@ -19,7 +19,7 @@ import grpc
 from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 
 #: Pause between an ended call and the next one (s): floods are tested elsewhere.
 _PAUSE_S = 0.5

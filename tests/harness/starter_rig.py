@@ -49,10 +49,10 @@ from rmgr.daemons.starter.main import build
 from rmgr.daemons.starter.node.loop import Registrant, Starter
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange, KeyedPayload, Outcome
-from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Tail, Work
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey, FailedRange, KeyedPayload, Outcome
+from rmgr.model.node import NodeRecord
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.submission import Command, PythonEnvironment, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.supervision import StallGuard
 from tests.harness.ended_sessions import LONG_S

@@ -8,7 +8,7 @@ from rmgr.adapters.identity.trust import publish
 from rmgr.client.identity import Signer
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.submission import Submission
 from rmgr.submitter import submitting
 from rmgr.submitter.port import Order, Sign, Submitted, prepared, unsigned
 

@@ -30,7 +30,7 @@ from rmgr.daemons.leader.tree import LeaderMetrics
 from rmgr.daemons.leader.watchdog import Watchdog
 from rmgr.daemons.starter.main import build
 from rmgr.daemons.starter.node.loop import Registrant, Starter
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.queue import ClusterSettings
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime import machine
 from rmgr.runtime.mailbox import Closed, LoopOwner

@@ -15,8 +15,8 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.answering import LeaderAnswering
 from rmgr.daemons.leader.tree import LeaderMetrics
 from rmgr.daemons.leader.watchdog import Watchdog
-from rmgr.model.cluster.node import EpochRecord
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.node import EpochRecord
+from rmgr.model.queue import ClusterSettings
 from rmgr.procedures.bootstrap import bootstrap
 from tests.harness.ended_sessions import LONG_S
 from tests.harness.memory_store import MemoryStore

@@ -18,7 +18,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import Unavailable
-from rmgr.model.cluster.node import EpochRecord
+from rmgr.model.node import EpochRecord
 from tests.harness.ended_sessions import LONG_S, expire, expire_all, sessions
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Tree

@@ -16,7 +16,7 @@ import psutil
 
 from rmgr.adapters.host.process import CgroupConfig, NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.adapters.host.workevents import CommandsEnded, SlotUp, TasksEnded
-from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandEnd, CommandItem, TaskBatch, TaskEnd, TaskItem
+from rmgr.model.frames import BatchShape, CommandBatch, CommandEnd, CommandItem, TaskBatch, TaskEnd, TaskItem
 from tests.harness.waiting import eventually
 
 DEADLINE_S = 60.0

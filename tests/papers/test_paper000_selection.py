@@ -19,11 +19,11 @@ from rmgr.daemons.leader.facts import job_of
 from rmgr.daemons.leader.placement.placer import Placer
 from rmgr.daemons.leader.placement.view import copied, tried
 from rmgr.errors import Infeasible
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import State
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.block import BlockKey, job_id
-from rmgr.model.tasks.submission import Rigid, Submission, Work
+from rmgr.model.base import Request
+from rmgr.model.block import BlockKey, job_id
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.states import State
+from rmgr.model.submission import Rigid, Submission, Work
 from rmgr.procedures.admission import check_class
 from rmgr.sched.job import Job, Running, spans_of
 from rmgr.sched.policies.connection_reservation import Overtaken, chosen, constant, exceeds, spared

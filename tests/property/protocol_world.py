@@ -10,9 +10,9 @@ from typing import Any
 from rmgr.coord.protocol import paths, records
 from rmgr.coord.protocol.multi import Multi, Outcome
 from rmgr.coord.seal import block_statement, spec_digest
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.block import BlockData, BlockKey, Fragment, pending_indices
-from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.block import BlockData, BlockKey, Fragment, pending_indices
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.submission import Submission, Tail
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
 

@@ -14,8 +14,8 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record
-from rmgr.model.tasks.block import Allocation, BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Terms, Work, key_now
+from rmgr.model.block import Allocation, BlockData, BlockKey
+from rmgr.model.submission import Command, Phase, Submission, Tail, Terms, Work, key_now
 from tests.harness.memory_tree import MemoryTree
 
 QUEUE, NODE = "default", "n1"

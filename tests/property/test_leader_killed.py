@@ -20,10 +20,10 @@ import pytest
 
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Multi, Outcome, Unknown
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import NodeState
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.submission import Condition, Dependency, Phase
+from rmgr.model.node import NodeState
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Condition, Dependency, Phase
 from rmgr.procedures.history import decode_summary
 from tests.harness.leader_bench import Bench
 from tests.harness.memory import MemoryCoordinator

@@ -14,12 +14,12 @@ from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.daemons.leader.placement.job_table import decode_records
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.block import BlockKey, PastAttempt, task_of
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.base import Request
+from rmgr.model.block import BlockKey, PastAttempt, task_of
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.states import Reason
+from rmgr.model.submission import Rigid
 from tests.harness.leader_bench import Bench, Starter, committed
 from tests.property.test_leader_killed import Mortal
 

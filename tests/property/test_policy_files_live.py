@@ -21,11 +21,11 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.daemons.leader.placement.pipeline import checked
-from rmgr.model.base.resources import Capacity, NodeAttributes, Request
-from rmgr.model.cluster.node import InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.base import Capacity, NodeAttributes, Request
+from rmgr.model.block import BlockKey
+from rmgr.model.node import InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.submission import Rigid
 from rmgr.sched.job import Node
 from rmgr.sim.runs.experiment import Experiment, carry_out
 from rmgr.sim.workload.jobs import Workload, WorkloadJob

@@ -26,12 +26,12 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome
 from rmgr.coord.protocol.records import decode_failed, encode_record
 from rmgr.coord.seal import seal_blocks
-from rmgr.model.base.resources import Capacity
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState, StarterEntry
-from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, PastAttempt, pending_indices
-from rmgr.model.tasks.block import Outcome as TaskOutcome
-from rmgr.model.tasks.submission import Submission, Tail, Work
+from rmgr.model.base import Capacity
+from rmgr.model.block import BlockData, BlockKey, FailedRange, Fragment, PastAttempt, pending_indices
+from rmgr.model.block import Outcome as TaskOutcome
+from rmgr.model.node import EpochRecord, NodeRecord, NodeState, StarterEntry
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Submission, Tail, Work
 
 picks = st.integers(0, 1_000)
 #: What becomes of a multi at once: mostly it goes through; else it is executed and its answer waits, or it waits itself.

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sched.tree.rotation import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.records import decode_block, encode_block
 from rmgr.coord.seal import NotSealed, block_statement, opened, seal_blocks
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.block import BlockData, BlockKey
 
 _payloads = st.lists(st.one_of(st.binary(max_size=3), st.binary(min_size=30, max_size=34), st.just(b"")), min_size=1, max_size=256)
 _flag = st.booleans()

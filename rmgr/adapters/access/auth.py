@@ -28,7 +28,7 @@ from rmgr import errors
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.pki import identity_of
 from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable
-from rmgr.model.cluster.identity import Identity, Role
+from rmgr.model.identity import Identity, Role
 
 #: Metadata of a call: the user, percent-encoded. Believed from gateways only; in an open cluster, from everybody.
 USER_KEY = "rmgr-user"

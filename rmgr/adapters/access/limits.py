@@ -20,7 +20,7 @@ from functools import partial
 
 from rmgr.adapters.access.turns import Had, Turns
 from rmgr.errors import LimitReached, QueueFull, Throttled
-from rmgr.model.cluster.queue import BOUND, UserLimits
+from rmgr.model.queue import BOUND, UserLimits
 
 #: Longest wait of a stream for its turn; seconds of a user's rate that the user may request at once.
 PATIENCE_S, BURST_S = 1.0, 2.0

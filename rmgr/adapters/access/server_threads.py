@@ -26,7 +26,7 @@ import grpc
 from rmgr.adapters.access.auth import Caller, Handler, Refused, Single, Wrapper, answer_with, caller_of, fail, wrapped
 from rmgr.adapters.access.limits import Bounds
 from rmgr.errors import DaemonFailed, RmgrError, Throttled, UsageError
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 
 _Decode = Callable[[grpc.ServicerContext, object], object]
 #: Seconds that a request may take to come: a message of 2 MiB at 100 kB/s.

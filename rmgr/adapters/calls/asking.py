@@ -16,9 +16,9 @@ from rmgr.adapters.calls.links import SILENT_S, STALLED_S
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.errors import NoServer, Unavailable
-from rmgr.model.base.units import format_duration
-from rmgr.model.calls.arrays import PIECE_BYTES
-from rmgr.model.cluster.identity import Role
+from rmgr.model.arrays import PIECE_BYTES
+from rmgr.model.identity import Role
+from rmgr.model.units import format_duration
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
 

@@ -25,9 +25,9 @@ import grpc
 from rmgr.adapters.access.server_threads import Silence
 from rmgr.coord.calls.ledger import Life, Lives, Standing
 from rmgr.errors import RmgrError, UsageError, VersionMismatch
-from rmgr.model.base.ids import check_name
-from rmgr.model.calls.arrays import PIECE_BYTES
-from rmgr.model.calls.interface import ALL_BYTES, MOST_BYTES, MOST_FUNCTIONS
+from rmgr.model.arrays import PIECE_BYTES
+from rmgr.model.base import check_name
+from rmgr.model.interface import ALL_BYTES, MOST_BYTES, MOST_FUNCTIONS
 from rmgr.v1 import calls_pb2 as pb
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, STALLED_S, VERSION, Links, ServerLink
 from rmgr.coord.calls.ledger import Life, Standing
 from rmgr.errors import NotFound, RmgrError, StateConflict, UsageError, VersionMismatch
-from rmgr.model.calls.arrays import PIECE_BYTES
+from rmgr.model.arrays import PIECE_BYTES
 from rmgr.v1 import calls_pb2 as pb
 
 #: Most calls under way through one gateway; each holds up to three threads.

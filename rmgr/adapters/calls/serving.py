@@ -30,10 +30,10 @@ from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, SILENT_S, STALLED_S, V
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.coord.calls.ledger import CallId
-from rmgr.model.base.units import format_duration
-from rmgr.model.calls.arrays import PIECE_BYTES
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.servers import ServerLoad
+from rmgr.model.arrays import PIECE_BYTES
+from rmgr.model.identity import Role
+from rmgr.model.servers import ServerLoad
+from rmgr.model.units import format_duration
 from rmgr.runner.host.files import write_whole
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc

@@ -29,7 +29,7 @@ from rmgr.adapters.cassandra.link import Lost, awake, use_daemons
 from rmgr.adapters.cassandra.schema import STATEMENTS, VERSION_NAME, StatementRequest, ask, no_datacenter, no_keyspace, version_problem
 from rmgr.adapters.cassandra.url import CassandraTarget
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError, StoreUnavailable
-from rmgr.model.base.units import counted, format_duration
+from rmgr.model.units import counted, format_duration
 
 try:
     import cassandra as driver

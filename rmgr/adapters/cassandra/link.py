@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from rmgr.adapters.cassandra.schema import StatementRequest
 from rmgr.adapters.store_rules import CallDeadline
 from rmgr.errors import RmgrError, StoreUnavailable
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 
 if TYPE_CHECKING:
     from rmgr.adapters.cassandra.driver import DriverConnection

@@ -23,7 +23,7 @@ from rmgr.adapters.cassandra.schema import StatementRequest, ask, chunk_place
 from rmgr.adapters.store_rules import CallDeadline, about_of, check_size, data_lost, now_ms, verify
 from rmgr.coord.protocol.ports import About
 from rmgr.errors import DataLost, StoreUnavailable
-from rmgr.model.base.units import counted
+from rmgr.model.units import counted
 
 #: Chunks of one value in flight: while it is read whole (4 MiB), and while it is streamed (2 MiB).
 _WINDOW = 8

@@ -39,7 +39,7 @@ from rmgr.adapters.cassandra.schema import StatementRequest, WriteClock, ask, bu
 from rmgr.adapters.store_rules import CallDeadline, expiry_ms, key_exists, marked, now_ms
 from rmgr.coord.protocol.ports import NOTHING, Encoding, Note
 from rmgr.errors import StoreUnavailable, UsageError
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 
 #: Values up to this size (bytes) are part of their manifest; larger ones lie in chunks of their own generation.
 INLINE_BYTES = 64 * 1024

@@ -58,7 +58,7 @@ from rmgr.adapters.cassandra.rows import (
 from rmgr.adapters.cassandra.url import CassandraTarget
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, TIMEOUT_S, About, Encoding, Note, Store, Writing
 from rmgr.errors import RmgrError, StoreUnavailable, UsageError
-from rmgr.model.base.units import counted
+from rmgr.model.units import counted
 
 if TYPE_CHECKING:
     from rmgr.adapters.cassandra.driver import DriverConnection

@@ -25,8 +25,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import EpochRecord, NodeRecord
+from rmgr.model.identity import Role
+from rmgr.model.node import EpochRecord, NodeRecord
 
 C = TypeVar("C", bound=Client)
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from rmgr.adapters.rpc.channels import Gateways, user_metadata
 from rmgr.config import user_name
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Note, Store, Writing
 from rmgr.errors import DataLost, KeyExists, PermissionDenied, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
-from rmgr.model.base.units import counted, format_duration
+from rmgr.model.units import counted, format_duration
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
 

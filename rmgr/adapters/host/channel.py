@@ -21,7 +21,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping
 
-from rmgr.model.wire.stream import FrameError, FrameReader
+from rmgr.model.stream import FrameError, FrameReader
 
 _RECEIVE = (1024 + 64) * 1024  # the longest result that is not a file, in one piece
 _FDS = array.array("i")

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from rmgr.adapters.host.accounts import Account, uid_of
-from rmgr.model.base.states import OWN_FAILURES, Reason
-from rmgr.model.wire import frames
-from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, Output
-from rmgr.model.wire.stream import UNREADABLE
+from rmgr.model import frames
+from rmgr.model.frames import MAX_INLINE_OUTPUT, Output
+from rmgr.model.states import OWN_FAILURES, Reason
+from rmgr.model.stream import UNREADABLE
 from rmgr.runner.host.board import SIZE
 
 #: Exceptions that checks and later code raise for messages that make no sense.

@@ -18,7 +18,7 @@ import psutil
 
 from rmgr.adapters.host.cgroup import kill_group, remove_group
 from rmgr.errors import UNREADABLE_TEXT, StateConflict
-from rmgr.model.base.units import counted
+from rmgr.model.units import counted
 from rmgr.runner.host.files import remove_tree
 
 _RECORDS = "records"

@@ -46,8 +46,8 @@ from rmgr.adapters.host.slot import Slot
 from rmgr.adapters.host.worker import Worker, WorkerSpec
 from rmgr.adapters.host.workevents import NodeEvent, PartBegan, PartsServed, PartStubborn, TurnerRestarted
 from rmgr.errors import ConfigError
-from rmgr.model.cluster.node import AUTO, Freezer
-from rmgr.model.wire import frames, stream, turns
+from rmgr.model import frames, stream, turns
+from rmgr.model.node import AUTO, Freezer
 from rmgr.runner.host import home
 from rmgr.runner.host.contain import lists_children, write_file
 from rmgr.runner.host.files import remove_tree

@@ -23,11 +23,11 @@ from rmgr.adapters.host.accounts import Account, live_output
 from rmgr.adapters.host.channel import Channel, end_program, start_program
 from rmgr.adapters.host.worker import Worker, WorkerSpec
 from rmgr.adapters.host.workevents import CommandsEnded, SlotLost, SlotUp, Surprised, TasksReturned, WorkEvent
-from rmgr.model.base.states import Reason
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.version import PROTOCOL
-from rmgr.model.wire import frames, stream
-from rmgr.model.wire.frames import CommandBatch, CommandStarted, WorkerGone
+from rmgr.model import frames, stream
+from rmgr.model.frames import CommandBatch, CommandStarted, WorkerGone
+from rmgr.model.states import Reason
+from rmgr.model.units import counted
+from rmgr.model.version import PROTOCOL
 from rmgr.runner.host import home
 from rmgr.runner.host.board import Board
 from rmgr.runner.host.contain import processor_seconds

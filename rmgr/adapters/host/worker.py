@@ -18,9 +18,9 @@ import msgspec
 from rmgr.adapters.host import distrust, workevents
 from rmgr.adapters.host.accounts import live_output
 from rmgr.adapters.host.channel import Channel
-from rmgr.model.base.states import Reason
-from rmgr.model.wire import frames, stream
-from rmgr.model.wire.frames import Output, TaskBatch, TaskEnd, WorkerGone
+from rmgr.model import frames, stream
+from rmgr.model.frames import Output, TaskBatch, TaskEnd, WorkerGone
+from rmgr.model.states import Reason
 from rmgr.runner.host.board import SETTLE_S, Board
 
 if TYPE_CHECKING:

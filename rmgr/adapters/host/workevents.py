@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import CommandEnd, Output, TaskEnd
+from rmgr.model.frames import CommandEnd, Output, TaskEnd
+from rmgr.model.states import Reason
 
 if TYPE_CHECKING:
     from rmgr.adapters.host.slot import Slot
@@ -134,7 +134,7 @@ class PartBegan(msgspec.Struct, frozen=True):
 class PartsServed(msgspec.Struct, frozen=True):
     """parts: (name, total time with cores (ns), number of turns, whether it has cores now).
 
-    The other counts as in `model/wire/turns.py`, since the `NodeRunner` began; a turner that dies loses at most half a second of them.
+    The other counts as in `model/turns.py`, since the `NodeRunner` began; a turner that dies loses at most half a second of them.
     """
 
     parts: tuple[tuple[str, int, int, bool], ...]

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rmgr.adapters.identity import pki
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, PermissionDenied, UsageError
-from rmgr.model.cluster.identity import Identity, Role, parse_uri
+from rmgr.model.identity import Identity, Role, parse_uri
 
 if TYPE_CHECKING:
     from rmgr.config import SecurityConfig

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import msgspec
 
 from rmgr.errors import CoordinationUnavailable, UsageError
-from rmgr.model.cluster.identity import SealedSecret
-from rmgr.model.wire.stream import UNREADABLE
+from rmgr.model.identity import SealedSecret
+from rmgr.model.stream import UNREADABLE
 
 _PREFIX = "rmgr1."
 _NONCE_BYTES = 12

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import PermissionDenied, UsageError
-from rmgr.model.base.units import utc
-from rmgr.model.cluster.identity import Identity, Role, check_name, parse_uri
+from rmgr.model.identity import Identity, Role, check_name, parse_uri
+from rmgr.model.units import utc
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -23,7 +23,7 @@ from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Stamped
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, WrongCluster
-from rmgr.model.cluster.identity import Revocation
+from rmgr.model.identity import Revocation
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rmgr.adapters.access.auth import USER_KEY, open_channel, rebuild
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.errors import UsageError
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 
 #: Longest message either side accepts: gRPC's own default, kept on purpose; larger things are streamed.
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024

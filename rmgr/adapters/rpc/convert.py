@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from rmgr.errors import UNREADABLE_TEXT, Unavailable
 from rmgr.model import views
-from rmgr.model.base.states import Reason, State
+from rmgr.model.states import Reason, State
 from rmgr.model.views import JobView, QueueView, StatusView
 from rmgr.v1 import views_pb2 as pb
 

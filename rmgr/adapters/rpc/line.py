@@ -23,9 +23,9 @@ from rmgr.adapters.access.limits import Rates
 from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.identity.credentials import Credentials, ServerContext, context_of, peer_of
 from rmgr.errors import ConfigError, PermissionDenied
-from rmgr.model.cluster.identity import Identity, Role
-from rmgr.model.wire.line import MAX_BYTES, Message
-from rmgr.model.wire.stream import FrameError, FrameReader, encode
+from rmgr.model.identity import Identity, Role
+from rmgr.model.line import MAX_BYTES, Message
+from rmgr.model.stream import FrameError, FrameReader, encode
 
 _READ = 64 * 1024
 #: Longest handshake (s); most lines of one Starter, and most handshakes under way.

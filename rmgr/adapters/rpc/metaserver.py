@@ -9,7 +9,7 @@ import grpc
 from rmgr.adapters.access.auth import service
 from rmgr.adapters.rpc.channels import Client
 from rmgr.adapters.rpc.convert import carry, from_message, to_message
-from rmgr.model.cluster.servers import (
+from rmgr.model.servers import (
     CallReport,
     Candidate,
     GatewayReport,

@@ -15,7 +15,7 @@ from rmgr import errors
 from rmgr.adapters.access.auth import open_channel, rebuild, service
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import IDLE_OPTIONS, OPTIONS, Channels
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from rmgr.v1 import node_pb2, node_pb2_grpc
 
 #: Seconds that a handler waits before it checks whether its caller is still there.

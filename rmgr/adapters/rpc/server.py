@@ -27,7 +27,7 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.port_guard import PortGuard
 from rmgr.errors import ConfigError, QueueFull, Throttled, Unavailable
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 
 #: Seconds after which an unfinished handshake is ended, and a connection without questions; most calls at once on one connection.
 HANDSHAKE_S, IDLE_S, MAX_CALLS_OF_ONE = 5.0, 600.0, 256

@@ -21,10 +21,10 @@ from rmgr.adapters.rpc.channels import OPTIONS, Client
 from rmgr.adapters.rpc.convert import carry, from_message, to_message
 from rmgr.adapters.rpc.thin import LeaderQuestions
 from rmgr.errors import PermissionDenied, RmgrError, Unavailable
-from rmgr.model.cluster.identity import Identity, Invitation, Role
-from rmgr.model.cluster.queue import UserLimits
+from rmgr.model.identity import Identity, Invitation, Role
+from rmgr.model.queue import UserLimits
+from rmgr.model.stream import UNREADABLE, json_decoder
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
-from rmgr.model.wire.stream import UNREADABLE, json_decoder
 from rmgr.v1 import join_pb2, leader_pb2_grpc, limits_pb2, limits_pb2_grpc, node_pb2, node_pb2_grpc
 from rmgr.v1 import leader_pb2 as pb
 

@@ -33,7 +33,7 @@ from rmgr.adapters.sqlite.rows import ManifestRow, Readers
 from rmgr.adapters.sqlite.writer import Write, Writer
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, TIMEOUT_S, About, Encoding, Note, Store, Writing
 from rmgr.errors import KeyExists, RmgrError, StoreUnavailable, UsageError
-from rmgr.model.base.units import counted, format_duration
+from rmgr.model.units import counted, format_duration
 from rmgr.runner.host.files import write_whole
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from rmgr.adapters.sqlite.file import PAGE_BYTES, StoreFile, is_busy
 from rmgr.adapters.sqlite.rows import MAX_ROWS, ManifestRow, insert
 from rmgr.adapters.store_rules import CallDeadline
 from rmgr.errors import RmgrError, StoreUnavailable, UsageError
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.identity import AclRecord, Role
+from rmgr.model.identity import AclRecord, Role
 
 if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.session import SessionCoordinator

@@ -61,7 +61,7 @@ from rmgr.adapters.zookeeper.server import ZkSecurity, explain, look, look_at_al
 from rmgr.adapters.zookeeper.session import LinkState, LinkTrouble, SessionCoordinator
 from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl
 from rmgr.errors import ConfigError, PermissionDenied
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 
 _LOG = logging.getLogger("rmgr.zookeeper")
 _LOG.addHandler(logging.NullHandler())  # kazoo warns at each reconnection: an application that configured no logging should not see that

@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from rmgr.errors import ConfigError, CoordinationUnavailable, NotConnected, RmgrError, Unavailable
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 
 _STANDARD_PORT = 2181
 

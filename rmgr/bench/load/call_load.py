@@ -30,8 +30,8 @@ from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.bench.load.processes import say
 from rmgr.client.calls import Caller
 from rmgr.config import ClusterConfig, Config
-from rmgr.model.calls.interface import encode_interface, read_functions
-from rmgr.model.cluster.servers import ServerLoad
+from rmgr.model.interface import encode_interface, read_functions
+from rmgr.model.servers import ServerLoad
 from rmgr.runner.host import home
 
 _SERVICE = "Hops"

@@ -25,9 +25,9 @@ from rmgr.bench.load.processes import say
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.multi import Committed, Multi
 from rmgr.errors import Unavailable
-from rmgr.model.base.resources import Capacity
-from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
-from rmgr.model.cluster.version import release
+from rmgr.model.base import Capacity
+from rmgr.model.node import NodeRecord, NodeState, StarterEntry
+from rmgr.model.version import release
 
 #: Connections being made at once: a server's listen backlog has room for 50.
 _CONNECTING = 40

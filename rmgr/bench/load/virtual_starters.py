@@ -32,8 +32,8 @@ from rmgr.coord.protocol.multi import Multi, Outcome
 from rmgr.daemons.starter.main import build
 from rmgr.daemons.starter.node.loop import Registrant, Starter
 from rmgr.errors import Unavailable
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import TaskBatch, TaskEnd
+from rmgr.model.frames import TaskBatch, TaskEnd
+from rmgr.model.states import Reason
 from rmgr.procedures.bootstrap import read_meta
 from rmgr.runtime import machine
 from rmgr.runtime.secured import open_zookeeper

@@ -20,8 +20,8 @@ from rmgr.cli.words.params import DURATION, SIZE, listed, one_of
 from rmgr.config import authority_directory, toml_value, user_bundle, user_directory
 from rmgr.coord.protocol.acl import HEAP_MIB
 from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable, UsageError
-from rmgr.model.base.units import format_duration
-from rmgr.model.cluster.identity import RevokedWork, Role, check_name
+from rmgr.model.identity import RevokedWork, Role, check_name
+from rmgr.model.units import format_duration
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.invitation import Token

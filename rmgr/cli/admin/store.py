@@ -22,9 +22,9 @@ from rmgr.cli.display.render import harmless_json
 from rmgr.cli.session import Session, command
 from rmgr.coord.protocol import paths
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.servers import CALLS
+from rmgr.model.identity import Role
+from rmgr.model.servers import CALLS
+from rmgr.model.units import counted
 
 if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.client import ZkCoordinator

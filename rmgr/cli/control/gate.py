@@ -16,12 +16,12 @@ from rmgr.cli.session.tables import filter_options, positions_of
 from rmgr.cli.words.params import BEGIN, BEGINS, MEMORY, TIME_LIMIT_US, Parsed, listed, parse_after
 from rmgr.cli.words.selectors import Changes, Filter, Target, parse, resolve, targets_of
 from rmgr.errors import Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
-from rmgr.model.tasks.block import MOST_TASKS, PRIORITY_RANGE, TaskRanges, ranges_of
+from rmgr.model.block import MOST_TASKS, PRIORITY_RANGE, TaskRanges, ranges_of
 
 if TYPE_CHECKING:
     from rmgr.coord.decisions.changing import Changed
-    from rmgr.model.base.states import State
-    from rmgr.model.tasks.submission import Dependency, Terms
+    from rmgr.model.states import State
+    from rmgr.model.submission import Dependency, Terms
     from rmgr.submitter.questions import Question
 
 _EXITS = """\
@@ -186,7 +186,7 @@ def update(session: Session, selectors: tuple[str, ...], features: str | None, *
     """
     from rmgr.cli.display import shapes
     from rmgr.coord.views.submission import changes_in_words
-    from rmgr.model.tasks.submission import Terms
+    from rmgr.model.submission import Terms
 
     terms = Terms(
         priority=values["priority"],
@@ -237,7 +237,7 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
     from rmgr.client.identity import update
     from rmgr.coord.views.submission import differences
     from rmgr.daemons.leader.placement.pipeline import idle_priority
-    from rmgr.model.tasks.submission import Phase
+    from rmgr.model.submission import Phase
 
     signer = session.signer()
     timeout_s = session.left_s(30.0) or 30.0

@@ -13,9 +13,9 @@ from rmgr.cli.session import Session, command
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.cli.words.params import Parsed
 from rmgr.errors import Unavailable, UsageError
-from rmgr.model.base.units import format_size
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.queue import BOUNDS, CORES, JOBS, UserLimits
+from rmgr.model.identity import Role
+from rmgr.model.queue import BOUNDS, CORES, JOBS, UserLimits
+from rmgr.model.units import format_size
 from rmgr.submitter.questions import ReadSettings, ReadUse
 
 if TYPE_CHECKING:

@@ -20,19 +20,19 @@ from rmgr.cli.words.params import DURATION_US, nearest
 from rmgr.cli.words.selectors import parse_one, resolve
 from rmgr.coord.decisions.rights import Person, check_operator
 from rmgr.errors import DeadlineExceeded, Infeasible, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
-from rmgr.model.base.states import State
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.array import shown_index
-from rmgr.model.tasks.block import StopRequest, job_label
+from rmgr.model.block import StopRequest, job_label
+from rmgr.model.identity import Role
+from rmgr.model.states import State
+from rmgr.model.submission import shown_index
+from rmgr.model.units import counted
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Backoff
 from rmgr.submitter import questions
 
 if TYPE_CHECKING:
-    from rmgr.model.cluster.node import Drain
-    from rmgr.model.cluster.queue import ClusterSettings
-    from rmgr.model.tasks.submission import Submission
+    from rmgr.model.node import Drain
+    from rmgr.model.queue import ClusterSettings
+    from rmgr.model.submission import Submission
     from rmgr.model.views import TaskView
 
 _Answer = TypeVar("_Answer")

@@ -45,11 +45,11 @@ from rmgr.cli.display.render import clock, iso
 from rmgr.cli.session import Session, command, command_group
 from rmgr.config import Config, check_file, line_of, nearest, toml_key, toml_value, without_secrets
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
-from rmgr.model.base.ids import check_name
-from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
-from rmgr.model.cluster.queue import CORES, FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
-from rmgr.model.cluster.servers import CALLS
-from rmgr.model.tasks.block import PRIORITY_RANGE
+from rmgr.model.base import check_name
+from rmgr.model.block import PRIORITY_RANGE
+from rmgr.model.queue import CORES, FAIR, FIFO, PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
+from rmgr.model.servers import CALLS
+from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _STATES = ("open", "closed", "stopped")

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from rmgr.cli.display.render import Column, age, clock, elapsed, here, paint, printable
-from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import counted, format_duration, format_size
-from rmgr.model.cluster.node import NodeState
+from rmgr.model.node import NodeState
+from rmgr.model.states import Reason, State
+from rmgr.model.units import counted, format_duration, format_size
 from rmgr.model.views import ClassView, JobView, NodeView, PromiseView, QueueView
 
 

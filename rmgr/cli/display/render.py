@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from rmgr.model.base.states import State
-from rmgr.model.base.units import format_duration
+from rmgr.model.states import State
+from rmgr.model.units import format_duration
 
 SCHEMA = "rmgr/1"
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36", "bold": "1", "dim": "2"}

@@ -9,9 +9,9 @@ from typing import Any
 
 from rmgr.cli.display.render import elapsed, iso, printable
 from rmgr.model import views
-from rmgr.model.base.resources import MIB
-from rmgr.model.base.states import LOSSES, Reason, State
-from rmgr.model.base.units import counted, format_size
+from rmgr.model.base import MIB
+from rmgr.model.states import LOSSES, Reason, State
+from rmgr.model.units import counted, format_size
 
 #: Keys of `counts`, in this order, always all of them.
 COUNTED = tuple(str(s) for s in ("INITIAL", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED"))

@@ -16,9 +16,9 @@ from rmgr.cli.display.render import Column, Layout, clock, elapsed, emit, folded
 from rmgr.cli.session import Session, WorkEnded, command
 from rmgr.cli.session.tables import draw, named_nodes, table_options
 from rmgr.errors import NotFound, RmgrError, UsageError
-from rmgr.model.base.states import State
-from rmgr.model.base.units import counted, format_duration, format_size, spanned
-from rmgr.model.cluster.node import NodeState
+from rmgr.model.node import NodeState
+from rmgr.model.states import State
+from rmgr.model.units import counted, format_duration, format_size, spanned
 from rmgr.model.views import PolicyView, QueueView, StatusView
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _with_calls(session: Session, view: StatusView) -> StatusView:
         return view
     from rmgr.client.calls import Caller
     from rmgr.coord.views.health import of_servers
-    from rmgr.model.cluster.servers import CALLS
+    from rmgr.model.servers import CALLS
 
     caller = Caller(config)
     try:
@@ -409,7 +409,7 @@ def draw_tree(view: GangView, layout: Layout, slots: int) -> None:
 
 
 def _label(job: int) -> str:
-    from rmgr.model.tasks.block import job_label, task_of
+    from rmgr.model.block import job_label, task_of
 
     return job_label(*task_of(job))
 

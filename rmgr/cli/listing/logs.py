@@ -18,8 +18,8 @@ from rmgr.cli.words.selectors import Target
 from rmgr.client.logs import OutputPiece, read_end, read_flushed
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import DaemonFailed, NotFound, RmgrError, Unavailable, UsageError
-from rmgr.model.base.states import State
-from rmgr.model.tasks.array import shown_index
+from rmgr.model.states import State
+from rmgr.model.submission import shown_index
 from rmgr.model.views import JobView, TaskView
 
 

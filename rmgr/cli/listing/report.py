@@ -18,7 +18,7 @@ from rmgr.cli.session.tables import draw, table_options
 from rmgr.cli.words.params import SINCE, Parsed, listed, midnight_s, nearest
 from rmgr.client.queries import list_past
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.base.units import counted, format_duration, format_size, percentile
+from rmgr.model.units import counted, format_duration, format_size, percentile
 from rmgr.model.views import JobView
 
 _HOUR_US = 3_600_000_000
@@ -124,7 +124,7 @@ def report(session: Session, as_csv: bool, layout: Layout, watch: bool, **asked:
 
 def cluster_cores(session: Session) -> int:
     """Returns the cores of all nodes that are not fenced or stopped; 0 (with a note) if they cannot be read."""
-    from rmgr.model.cluster.node import NodeState
+    from rmgr.model.node import NodeState
     from rmgr.submitter.questions import ReadNodes
 
     try:

@@ -19,8 +19,8 @@ from rmgr.cli.session.tables import find_one, positions_of
 from rmgr.coord.views.submission import changes_in_words as changed_in_words
 from rmgr.coord.views.submission import in_words
 from rmgr.errors import NotFound, RmgrError, UsageError
-from rmgr.model.base.states import State
-from rmgr.model.base.units import counted, format_duration, format_size
+from rmgr.model.states import State
+from rmgr.model.units import counted, format_duration, format_size
 from rmgr.model.views import AttemptView, ExplainView, JobView, MovingView, TaskView, WhyView
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from rmgr.cli.words.params import DURATION_US, SINCE, STATES
 from rmgr.cli.words.selectors import Filter, parse, resolve
 from rmgr.client.queries import list_past, past_of
 from rmgr.errors import NotFound, RmgrError, UsageError
-from rmgr.model.base.states import State
-from rmgr.model.base.units import counted
+from rmgr.model.states import State
+from rmgr.model.units import counted
 from rmgr.model.views import JobView, TaskView
 
 _TASK_PAGE = 10_000

@@ -22,8 +22,8 @@ from rmgr.cli.session import Session, command, command_group
 from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.words.params import DURATION, PARAMETER, nearest
 from rmgr.errors import ConfigError, NotFound, UsageError
-from rmgr.model.cluster.queue import FAIR, FIFO, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.cluster.servers import CALLS, DEFAULT_CALL_POLICY
+from rmgr.model.queue import FAIR, FIFO, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.servers import CALLS, DEFAULT_CALL_POLICY
 
 #: Stands for calls, which have no queue, in lists of queues.
 _CALLS = QueueSpec(name=f"({CALLS})", partition=CALLS, dispatch=Dispatch.PLACE, policy=DEFAULT_CALL_POLICY)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, NotConnected, Unavailable, UsageError, WrongCluster
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rmgr.client.values import Values
     from rmgr.config import Config
     from rmgr.coord.protocol.ports import Store
-    from rmgr.model.cluster.node import EpochRecord, Meta
+    from rmgr.model.node import EpochRecord, Meta
     from rmgr.submitter.answers import Answers
     from rmgr.submitter.port import Order, Submitted
     from rmgr.submitter.questions import Asks, Question
@@ -299,8 +299,8 @@ class Session:
         from rmgr.adapters.zookeeper.server import GlanceFailed, glance
         from rmgr.coord.protocol import paths
         from rmgr.coord.protocol.records import decode_record
-        from rmgr.model.cluster.node import EpochRecord, Meta
-        from rmgr.model.cluster.version import check_cluster
+        from rmgr.model.node import EpochRecord, Meta
+        from rmgr.model.version import check_cluster
         from rmgr.runtime.secured import zookeeper_security
 
         hosts, chroot = config.cluster.hosts_and_chroot()
@@ -378,7 +378,7 @@ class Session:
             self.tree, self.tree_id = tree, tree.cluster_id
         self.store_id = self.store_id if store is None else store
         if self.tree is not None and self.store_id == "":
-            from rmgr.model.cluster.version import check_store
+            from rmgr.model.version import check_store
 
             check_store(self.tree, self.store_id)
         if self.tree_id and self.store_id and self.tree_id != self.store_id:

@@ -13,7 +13,7 @@ from typing import TextIO
 import click
 
 from rmgr.errors import DeadlineExceeded, RmgrError, SubmitUnknown, Unavailable
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 
 #: Exit code when the reader has gone (`rmgr jobs | head -1`), as the shell reports SIGPIPE.
 BROKEN_PIPE = 141

@@ -14,8 +14,8 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import STATES, nearest, parse_nodes
 from rmgr.cli.words.selectors import Filter, Target, parse_one, resolve
 from rmgr.errors import NotFound
-from rmgr.model.base.units import counted
-from rmgr.model.tasks.array import parse_array
+from rmgr.model.submission import parse_array
+from rmgr.model.units import counted
 
 if TYPE_CHECKING:
     from rmgr.model.views import NodeView

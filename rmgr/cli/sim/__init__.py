@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 
 from rmgr.cli.session import Session, TableGroup, command_group
-from rmgr.model.cluster.version import VERSION
+from rmgr.model.version import VERSION
 
 #: name -> (module:function, what it does). Lists every command that exists.
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -18,7 +18,7 @@ from rmgr.cli.sim.runs import parse_names, parse_seeds
 from rmgr.cli.words.params import PARAMETER, Parsed
 from rmgr.client.progress import ProgressDisplay
 from rmgr.errors import UsageError
-from rmgr.model.base.units import counted, format_duration
+from rmgr.model.units import counted, format_duration
 
 if TYPE_CHECKING:
     from rmgr.sim.calls.runs import Summary

@@ -21,7 +21,7 @@ from rmgr.cli.sim import versions
 from rmgr.cli.words.params import DURATION, DURATION_US, PARAMETER, Parsed, one_of
 from rmgr.client.progress import ProgressDisplay
 from rmgr.errors import UsageError
-from rmgr.model.base.units import counted, format_duration
+from rmgr.model.units import counted, format_duration
 
 if TYPE_CHECKING:
     from rmgr.sim.engine.outcome import Result

@@ -33,8 +33,8 @@ from rmgr.cli.words.script import Script, read_script, refused
 from rmgr.client.commands.request import CommandRequest
 from rmgr.client.commands.sending import CheckedRequest, ListedJob, Sent, in_order, prepare_all, send_all
 from rmgr.errors import UNREADABLE_TEXT, RmgrError, UsageError
-from rmgr.model.base.units import counted
-from rmgr.model.tasks.submission import Condition, Dependency
+from rmgr.model.submission import Condition, Dependency
+from rmgr.model.units import counted
 
 #: Most entries of one list.
 MAX_JOBS = 10_000

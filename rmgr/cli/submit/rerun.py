@@ -17,10 +17,9 @@ from rmgr.client.commands.request import StoredWork, array_of, check_signature, 
 from rmgr.client.commands.sending import MAX_RECORD_BYTES, Sent, prepare
 from rmgr.coord.protocol.records import encode_record
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, UsageError
-from rmgr.model.base.states import LOSSES, Reason, State
-from rmgr.model.base.units import counted
-from rmgr.model.tasks.array import Array, parse_array, shown_index
-from rmgr.model.tasks.submission import Rigid, Submission
+from rmgr.model.states import LOSSES, Reason, State
+from rmgr.model.submission import Array, Rigid, Submission, parse_array, shown_index
+from rmgr.model.units import counted
 
 #: Options that choose tasks, or the interpreter; here the stored ones apply.
 _NOT_HERE = frozenset({"array", "each_line", "python"})

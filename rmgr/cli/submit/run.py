@@ -20,7 +20,7 @@ from rmgr.client.commands.sending import Sent, prepare, send
 from rmgr.client.logs import LiveOutput, OutputPiece
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import UsageError
-from rmgr.model.tasks.array import shown_index
+from rmgr.model.submission import shown_index
 
 _STREAM_TICK_S = 0.05
 

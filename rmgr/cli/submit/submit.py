@@ -51,10 +51,9 @@ from rmgr.cli.words.script import (
 from rmgr.client.commands.request import CommandOptions, CommandRequest
 from rmgr.client.commands.sending import CheckedRequest, Sent, as_tried, prepare, send
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.base.units import counted, format_duration, format_size
-from rmgr.model.tasks.array import parse_array
-from rmgr.model.tasks.block import MOST_ATTEMPTS, PRIORITY_RANGE
-from rmgr.model.tasks.submission import FROM_CHECKPOINT, FROM_START, OnDisconnect, Phase, Rigid, has_own_name, unknown_placeholder
+from rmgr.model.block import MOST_ATTEMPTS, PRIORITY_RANGE
+from rmgr.model.submission import FROM_CHECKPOINT, FROM_START, OnDisconnect, Phase, Rigid, has_own_name, parse_array, unknown_placeholder
+from rmgr.model.units import counted, format_duration, format_size
 from rmgr.model.views import WhatIfView
 
 #: Options end at the first word: `rmgr submit -J x echo -n hello` submits `echo -n hello`.

@@ -23,7 +23,7 @@ from rmgr.cli.submit.submit import WorkRequest
 from rmgr.cli.waiting import PATIENCE_S, AwaitedSubmission, Follow, codes, tell_failure, tell_why
 from rmgr.client.logs import nodes_of
 from rmgr.errors import LimitReached, NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, UsageError, VersionMismatch
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.submission import Rigid
 from rmgr.runner.host import dispositions
 from rmgr.runner.ranks import ranks, terminal
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import NodeState
+from rmgr.model.node import NodeState
+from rmgr.model.states import Reason, State
 
 
 class Entry(NamedTuple):

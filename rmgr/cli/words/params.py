@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmgr.errors import UsageError
-from rmgr.model.base.states import LOSSES, Reason, State
-from rmgr.model.base.units import MAX_DURATION_US, counted, parse_duration_us, parse_size
+from rmgr.model.states import LOSSES, Reason, State
+from rmgr.model.units import MAX_DURATION_US, counted, parse_duration_us, parse_size
 
 if TYPE_CHECKING:
-    from rmgr.model.tasks.submission import Dependency
+    from rmgr.model.submission import Dependency
 
 _LEAST_MEMORY_BYTES = 1024 * 1024
 TIME_LIMIT = 124
@@ -161,7 +161,7 @@ PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 def parse_after(text: str) -> tuple[Dependency, ...]:
     """Parses `ok:12,any:13,fail:14`; understands Slurm's `afterok:12:13`; a bare `12` means ok. Raises UsageError."""
     from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES  # with all that Slurm's options mean
-    from rmgr.model.tasks.submission import Condition, Dependency
+    from rmgr.model.submission import Condition, Dependency
 
     if "?" in text:
         raise UsageError(f"{text!r} is not a dependency: one of several is not enough here", hint="all must be met: ok:12,any:13")

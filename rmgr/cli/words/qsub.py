@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rmgr.cli.words.sbatch import NO_MAIL, Pairs, Unlike, array, plain, translate
 from rmgr.cli.words.script import PBS
 from rmgr.errors import UsageError
-from rmgr.model.base.units import parse_duration_us
+from rmgr.model.units import parse_duration_us
 
 
 class _Given(NamedTuple):

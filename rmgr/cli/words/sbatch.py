@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeVar
 from rmgr.cli.words.params import parse_nodes
 from rmgr.cli.words.script import SBATCH
 from rmgr.errors import UsageError
-from rmgr.model.base.units import parse_duration_us
-from rmgr.model.tasks.array import parse_array
-from rmgr.model.tasks.block import PRIORITY_RANGE
+from rmgr.model.block import PRIORITY_RANGE
+from rmgr.model.submission import parse_array
+from rmgr.model.units import parse_duration_us
 
 G = TypeVar("G")
 A = TypeVar("A")

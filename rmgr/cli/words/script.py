@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from rmgr.client.commands.request import ScriptText
 from rmgr.errors import UsageError
-from rmgr.model.tasks.submission import MAX_SCRIPT_BYTES
+from rmgr.model.submission import MAX_SCRIPT_BYTES
 
 _MARK = "#RMGR"
 _SUFFIXES = {".sh", ".bash", ".zsh", ".csh", ".ksh", ".job", ".slurm", ".sbatch", ".pbs", ".batch", ".cmd"}

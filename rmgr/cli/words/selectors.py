@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rmgr.errors import NotFound, UsageError
-from rmgr.model.base.ids import parse_submission
-from rmgr.model.base.states import State
-from rmgr.model.tasks.array import Array, parse_array
+from rmgr.model.base import parse_submission
+from rmgr.model.states import State
+from rmgr.model.submission import Array, parse_array
 from rmgr.model.views import JobView
 
 _TASKS = re.compile(r"^(?:taskq-)?(\d{1,10})_\[?(\d[\d,:-]*)\]?$")

@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol import keys
 from rmgr.errors import DataLost, PermissionDenied, UsageError
-from rmgr.model.tasks.array import parse_array, shown_index
-from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, Command, Dependency, OnDisconnect, Rigid, Submission, path_fault
+from rmgr.model.submission import (
+    MAX_UPLOAD_BYTES,
+    Command,
+    Dependency,
+    OnDisconnect,
+    Rigid,
+    Submission,
+    parse_array,
+    path_fault,
+    shown_index,
+)
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.trust import Trust

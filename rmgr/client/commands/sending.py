@@ -32,11 +32,9 @@ from rmgr.errors import (
     UsageError,
     ValueTooLarge,
 )
-from rmgr.model.base.states import Reason
-from rmgr.model.base.units import counted, format_duration, format_size
-from rmgr.model.tasks.array import parse_array
-from rmgr.model.tasks.block import MAX_TASKS
-from rmgr.model.tasks.submission import (
+from rmgr.model.block import MAX_TASKS
+from rmgr.model.states import Reason
+from rmgr.model.submission import (
     MAX_UPLOAD_BYTES,
     MAX_UPLOAD_MEMBERS,
     Command,
@@ -46,7 +44,9 @@ from rmgr.model.tasks.submission import (
     Submission,
     Upload,
     Work,
+    parse_array,
 )
+from rmgr.model.units import counted, format_duration, format_size
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from rmgr.client.queries import Reach
     from rmgr.client.submission.engine import Engine
     from rmgr.coord.ops.work import Block
-    from rmgr.model.cluster.node import NodeRecord
-    from rmgr.model.cluster.queue import ClusterSettings, UserLimits
+    from rmgr.model.node import NodeRecord
+    from rmgr.model.queue import ClusterSettings, UserLimits
     from rmgr.submitter.port import Submitted
 
 #: How long SUBMIT may take if the caller has no deadline (s).

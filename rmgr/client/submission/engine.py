@@ -21,10 +21,10 @@ from rmgr.client.submission.packing import FirstTasks, first_blocks
 from rmgr.client.values import AskedFates, Values
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.errors import NotConnected, RmgrError
-from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import MOST_TASKS, indices_of, ranges_of
-from rmgr.model.tasks.submission import Phase, Submission, Terms
+from rmgr.model.block import MOST_TASKS, indices_of, ranges_of
+from rmgr.model.node import NodeRecord, SubmitterEntry
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Phase, Submission, Terms
 from rmgr.procedures.output_keys import Fates, FatesPort
 from rmgr.runtime import machine
 from rmgr.submitter.direct import Submitter, entry_of

@@ -22,10 +22,10 @@ from rmgr.coord.decisions.progress import Progress, stated
 from rmgr.coord.protocol.records import UNREADABLE, decode_outcomes
 from rmgr.coord.seal import named_digest
 from rmgr.errors import DataLost, DeadlineExceeded, KeyExists, QueueFull, RmgrError, StateConflict, SubmitUnknown, Unavailable
-from rmgr.model.base.states import CANCELS, Reason, State
-from rmgr.model.base.units import counted
-from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.states import CANCELS, Reason, State
+from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.units import counted
 from rmgr.procedures.authentic import LOST, disbelief, doubted
 from rmgr.procedures.bounded import MOST_OUTCOMES_BYTES, row_of
 from rmgr.procedures.output_keys import HOW_TO_REPLACE

@@ -15,9 +15,9 @@ import msgspec
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS
-from rmgr.model.base.resources import MIB
-from rmgr.model.tasks.block import MAX_INLINE_BYTES, MAX_TASKS, NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.base import MIB
+from rmgr.model.block import MAX_INLINE_BYTES, MAX_TASKS, NO_SEQ, BlockData, BlockKey
+from rmgr.model.submission import Submission
 
 if TYPE_CHECKING:
     from rmgr.client.submission.handle import SubmissionHandle

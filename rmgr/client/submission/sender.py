@@ -26,12 +26,12 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.records import decode_keyed, encode_keyed
 from rmgr.errors import RmgrError, Unavailable
-from rmgr.model.base.resources import MIB
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import MAX_LEFT_KEYS, Fragment, KeyedPayload, runs
-from rmgr.model.tasks.block import Outcome as TaskOutcome
-from rmgr.model.tasks.submission import Submission, Tail, as_signed
-from rmgr.model.wire.line import ClaimStage
+from rmgr.model.base import MIB
+from rmgr.model.block import MAX_LEFT_KEYS, Fragment, KeyedPayload, runs
+from rmgr.model.block import Outcome as TaskOutcome
+from rmgr.model.line import ClaimStage
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Submission, Tail, as_signed
 from rmgr.procedures.output_keys import Wanted
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint

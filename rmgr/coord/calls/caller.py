@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias, assert_never
 
 from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome, Standing
 from rmgr.errors import CallFailed, CallLost, CallTimeout, NoServer, RmgrError
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 
 #: How long a call waits for a server that offers its function (us).
 NONE_US = 10_000_000

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 
 #: Time without its client after which a call is killed.
 ABSENT_US = 30_000_000

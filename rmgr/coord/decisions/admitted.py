@@ -17,10 +17,10 @@ from math import floor
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_USAGE_BYTES
 from rmgr.coord.protocol.records import encode_record
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.queue import CORES, JOBS, CappedUse, QueueSpec, UserLimits
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.block import BlockKey
+from rmgr.model.queue import CORES, JOBS, CappedUse, QueueSpec, UserLimits
+from rmgr.model.submission import Submission
+from rmgr.model.units import counted
 
 
 def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newer: bool) -> str:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rmgr.model.base.states import Reason
-from rmgr.model.base.units import utc
-from rmgr.model.tasks.submission import MOST_CHANGES, OF_OPERATORS, Amendment, Phase, Submission, Terms, terms_of, with_terms
+from rmgr.model.states import Reason
+from rmgr.model.submission import MOST_CHANGES, OF_OPERATORS, Amendment, Phase, Submission, Terms, terms_of, with_terms
+from rmgr.model.units import utc
 
 #: Characters of the user's words that are kept.
 MAX_DETAIL = 500

@@ -26,10 +26,10 @@ import msgspec
 
 from rmgr.coord.decisions.progress import Codes
 from rmgr.coord.protocol import paths
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.submission import Condition, Dependency, Phase, Submission, Tail, key_now
+from rmgr.model.block import BlockKey
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Condition, Dependency, Phase, Submission, Tail, key_now
 
 #: Time without action after which the leader helps a live owner (s).
 PATIENCE_S = 30.0

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rmgr.coord.protocol import paths
-from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.node import NodeRecord, NodeState
 
 #: Losses at once that are never a mass loss, whatever their share.
 FEW = 2

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rmgr.model.base.states import LOSSES, TRANSITIONS, Reason, State
-from rmgr.model.tasks.block import MOST_TASKS, BlockKey, Fragment, Outcome, PastAttempt
-from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
+from rmgr.model.block import MOST_TASKS, BlockKey, Fragment, Outcome, PastAttempt
+from rmgr.model.states import LOSSES, TRANSITIONS, Reason, State
+from rmgr.model.submission import Paged, Phase, Submission, Tail
 
 #: Kinds of failures that are counted apart, and characters of an error that are kept.
 _MOST_GROUPS, _ERROR_CHARS = 16, 200

@@ -24,7 +24,7 @@ from rmgr.coord.protocol.ports import About, Encoding
 from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.coord.seal import NotSealed
 from rmgr.errors import NotFound, PermissionDenied, RmgrError
-from rmgr.model.wire.stream import json_decoder
+from rmgr.model.stream import json_decoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,12 @@ from rmgr.coord.ops.work import cut, set_record
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Set, put, remove
 from rmgr.coord.protocol.records import brief_ends, decode_block, encode_block, encode_failed, encode_fragment, encode_record
-from rmgr.model.base.states import LOSSES, OWN_FAILURES, Reason, State
-from rmgr.model.cluster.node import EpochRecord, InboxOrder, Meta, NodeRecord, NodeState
-from rmgr.model.cluster.queue import CappedUse
-from rmgr.model.cluster.version import SKEW
-from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt, StopRequest, pending_indices, runs
-from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
+from rmgr.model.block import BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt, StopRequest, pending_indices, runs
+from rmgr.model.node import EpochRecord, InboxOrder, Meta, NodeRecord, NodeState
+from rmgr.model.queue import CappedUse
+from rmgr.model.states import LOSSES, OWN_FAILURES, Reason, State
+from rmgr.model.submission import Paged, Phase, Submission, Tail
+from rmgr.model.version import SKEW
 
 #: Deletes of one COLLECT, beside its checks.
 DELETES = 180

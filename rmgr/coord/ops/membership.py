@@ -16,10 +16,10 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Holds, Multi, Op, Set, put, remove
 from rmgr.coord.protocol.records import encode_record
 from rmgr.errors import PermissionDenied
-from rmgr.model.cluster.identity import AclRecord, Invitation, Revocation, SealedSecret
-from rmgr.model.cluster.node import Drain, Meta, NodeRecord, SubmitterEntry
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.identity import AclRecord, Invitation, Revocation, SealedSecret
+from rmgr.model.node import Drain, Meta, NodeRecord, SubmitterEntry
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Submission, Tail
 
 #: Name of a machine while it redeems a token: at least 16 random bytes, in hex. Another machine that guessed it could redeem the token.
 _NONCE = re.compile(r"[0-9a-f]{32,128}", re.ASCII)

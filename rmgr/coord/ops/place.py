@@ -40,10 +40,10 @@ from rmgr.coord.protocol.multi import (
     size_of,
 )
 from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
-from rmgr.model.base.resources import Needs
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import Allocation, BlockData, BlockKey, Fragment, NodeHold, PastAttempt, Reserved
+from rmgr.model.base import Needs
+from rmgr.model.block import Allocation, BlockData, BlockKey, Fragment, NodeHold, PastAttempt, Reserved
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.units import counted
 
 #: Bytes by which a block may still grow while it runs, and in the record of its failure.
 _GROWS_BYTES = 1024

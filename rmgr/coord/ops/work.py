@@ -18,9 +18,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_OPS_OF_ONE_JOB, Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Proof, Set
 from rmgr.coord.protocol.records import encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.coord.seal import narrowed
-from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry, Trouble
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange, Fragment, runs
-from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey, FailedRange, Fragment, runs
+from rmgr.model.node import NodeRecord, NodeState, StarterEntry, Trouble
+from rmgr.model.submission import Phase, Submission, Tail
 
 Block = tuple[BlockKey, BlockData]
 #: Sequence number of a block that was handed over: it was never in the queue, which was empty.

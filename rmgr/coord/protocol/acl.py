@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from enum import IntFlag
 
 from rmgr.coord.protocol import paths
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 
 
 class Right(IntFlag):

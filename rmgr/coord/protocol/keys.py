@@ -39,7 +39,7 @@ import msgspec
 
 from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.errors import DataLost, UsageError
-from rmgr.model.wire.stream import json_decoder
+from rmgr.model.stream import json_decoder
 
 #: Most bytes of a user's key (UTF-8): with its family it stays below the store's limit of 1,024.
 MAX_USER_KEY_BYTES = 1000

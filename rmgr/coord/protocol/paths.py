@@ -47,11 +47,11 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from rmgr.model.base.ids import MAX_NUMBER
-from rmgr.model.tasks.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, PRIORITY_RANGE, BlockKey
+from rmgr.model.base import MAX_NUMBER
+from rmgr.model.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, PRIORITY_RANGE, BlockKey
 
 if TYPE_CHECKING:
-    from rmgr.model.tasks.submission import Submission
+    from rmgr.model.submission import Submission
 
 META = "/meta"
 CONFIG = "/config"
@@ -189,7 +189,7 @@ def placing(partition: str) -> str:
 
 
 def gangs(partition: str) -> str:
-    """Which jobs have which slots on the nodes of a partition (`GangRecord` in `model/cluster/node.py`)."""
+    """Which jobs have which slots on the nodes of a partition (`GangRecord` in `model/node.py`)."""
     return f"{GANGS}/{partition}"
 
 

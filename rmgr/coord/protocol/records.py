@@ -20,9 +20,9 @@ import msgspec
 from msgspec.structs import astuple
 
 from rmgr.errors import WrongCluster
-from rmgr.model.tasks.block import MAX_TASKS, BlockData, FailedRange, Fragment, KeyedPayload, Outcome
-from rmgr.model.wire import stream
-from rmgr.model.wire.stream import json_decoder
+from rmgr.model import stream
+from rmgr.model.block import MAX_TASKS, BlockData, FailedRange, Fragment, KeyedPayload, Outcome
+from rmgr.model.stream import json_decoder
 
 T = TypeVar("T")
 

@@ -22,15 +22,13 @@ from rmgr.coord.views.health import allowed_whys, nobody_up, room_whys
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot, by_node, in_all
 from rmgr.coord.views.submission import asked
 from rmgr.errors import NotFound
-from rmgr.model.base.ids import taskq_name
-from rmgr.model.base.resources import MIB, Needs, needs_of
-from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import counted, format_duration, format_size, utc
-from rmgr.model.cluster.node import TAKES_WORK, Drain, NodeRecord, NodeState, Trouble
-from rmgr.model.cluster.queue import CORES, Dispatch, QueueSpec
-from rmgr.model.tasks.array import shown_index
-from rmgr.model.tasks.block import job_label
-from rmgr.model.tasks.submission import Phase, Rigid, Submission, Work
+from rmgr.model.base import MIB, Needs, needs_of, taskq_name
+from rmgr.model.block import job_label
+from rmgr.model.node import TAKES_WORK, Drain, NodeRecord, NodeState, Trouble
+from rmgr.model.queue import CORES, Dispatch, QueueSpec
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Rigid, Submission, Work, shown_index
+from rmgr.model.units import counted, format_duration, format_size, utc
 from rmgr.model.views import (
     ExplainView,
     FailureView,

@@ -23,12 +23,12 @@ import msgspec
 
 from rmgr.coord.decisions import liveness
 from rmgr.coord.views.snapshot import ClusterSnapshot
-from rmgr.model.base.resources import Request, needs_of
-from rmgr.model.base.states import State
-from rmgr.model.base.units import counted, utc
-from rmgr.model.cluster.node import Drain, NodeRecord, NodeState, Trouble, TroubleKind
-from rmgr.model.cluster.queue import Dispatch, QueueSpec
-from rmgr.model.tasks.submission import Phase, Rigid, Submission
+from rmgr.model.base import Request, needs_of
+from rmgr.model.node import Drain, NodeRecord, NodeState, Trouble, TroubleKind
+from rmgr.model.queue import Dispatch, QueueSpec
+from rmgr.model.states import State
+from rmgr.model.submission import Phase, Rigid, Submission
+from rmgr.model.units import counted, utc
 from rmgr.model.views import JobView, Level, NodeView, PartView, StatusView, WhyView
 
 #: Nodes (of one state), certificates and users that get a sentence each (more are counted).

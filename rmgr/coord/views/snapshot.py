@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rmgr.coord.decisions.progress import Progress, claimed_state
-from rmgr.model.base.states import State
-from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, Trouble
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import Allocation, BlockKey
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.block import Allocation, BlockKey
+from rmgr.model.node import Drain, EpochRecord, NodeRecord, Trouble
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import State
+from rmgr.model.submission import Submission
 from rmgr.model.views import PlacingView
 
 

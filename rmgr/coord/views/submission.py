@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 
 from rmgr.coord.decisions.progress import EndFold, claimed_state
-from rmgr.model.base.states import GIVEN_UP, Reason, State
-from rmgr.model.base.units import format_duration, format_size
-from rmgr.model.tasks.array import parse_array
-from rmgr.model.tasks.block import BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
-from rmgr.model.tasks.submission import FROM_CHECKPOINT, Command, OnDisconnect, Phase, Rigid, Submission, Tail, history_of, terms_of
+from rmgr.model.block import BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
+from rmgr.model.states import GIVEN_UP, Reason, State
+from rmgr.model.submission import FROM_CHECKPOINT, Command, OnDisconnect, Phase, Rigid, Submission, Tail, history_of, parse_array, terms_of
+from rmgr.model.units import format_duration, format_size
 from rmgr.model.views import AttemptView, MovingView, TaskView
 
 #: (fragment, its outcomes: its own or those of its row)

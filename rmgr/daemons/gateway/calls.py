@@ -31,10 +31,9 @@ from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.coord.calls.ledger import Life
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, UsageError
-from rmgr.model.base.units import counted, format_duration
-from rmgr.model.calls.interface import LARGEST, LENGTHS, Interface, offers, readable
-from rmgr.model.cluster.queue import PipelineSpec
-from rmgr.model.cluster.servers import (
+from rmgr.model.interface import LARGEST, LENGTHS, Interface, offers, readable
+from rmgr.model.queue import PipelineSpec
+from rmgr.model.servers import (
     CALLS,
     CallReport,
     Candidate,
@@ -46,6 +45,7 @@ from rmgr.model.cluster.servers import (
     ServerReport,
     ServersView,
 )
+from rmgr.model.units import counted, format_duration
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Log

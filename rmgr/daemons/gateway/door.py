@@ -25,11 +25,11 @@ from rmgr.coord.protocol import paths
 from rmgr.daemons.gateway.values import GatewayContext
 from rmgr.daemons.leader.use import wanted
 from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError, Throttled
-from rmgr.model.base.resources import MIB
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.queue import CORES, JOBS
-from rmgr.model.tasks.block import MAX_TASKS, BlockData, Fragment, Outcome
-from rmgr.model.tasks.submission import Phase, Submission, Tail, as_signed
+from rmgr.model.base import MIB
+from rmgr.model.block import MAX_TASKS, BlockData, Fragment, Outcome
+from rmgr.model.queue import CORES, JOBS
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Submission, Tail, as_signed
 from rmgr.runtime import machine
 from rmgr.submitter.messages import Grow, Place
 from rmgr.submitter.port import Growth, Order

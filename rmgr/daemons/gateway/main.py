@@ -34,9 +34,9 @@ from rmgr.daemons.service.keepers import SecretKeeper, WrittenKeeper, recognise
 from rmgr.daemons.service.serving import DaemonShell
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import CoordinationUnavailable
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import Meta
+from rmgr.model.identity import Role
+from rmgr.model.node import Meta
+from rmgr.model.units import counted
 from rmgr.procedures.authentic import Authenticity, Deeds
 from rmgr.procedures.bootstrap import FreshSettings, check_same, read_meta, read_settings
 from rmgr.runtime.failpoint import failpoint

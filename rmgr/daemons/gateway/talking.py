@@ -30,8 +30,8 @@ from rmgr.daemons.gateway.values import GatewayContext
 from rmgr.daemons.service.serving import audited
 from rmgr.errors import DaemonFailed, InvalidRecord, LimitReached, PermissionDenied, RmgrError, Throttled, Unavailable, VersionMismatch
 from rmgr.log import audit
-from rmgr.model.cluster.node import SubmitterEntry
-from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.model.node import SubmitterEntry
+from rmgr.model.submission import Phase, Submission, Tail
 from rmgr.procedures.admission import check_admitted
 from rmgr.procedures.output_keys import Fates
 from rmgr.runtime import machine

@@ -30,7 +30,7 @@ from rmgr.coord.protocol.ports import About, Coordinator, Encoding, Store, Writi
 from rmgr.daemons.service.serving import audited, person_of
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound, PermissionDenied
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.submission import Submission
 from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.history import summary_of
 from rmgr.runtime.machine import Log

@@ -50,12 +50,12 @@ from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.daemons.service.serving import audited, person_of
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, RmgrError, Unavailable, UsageError
 from rmgr.log import audit
-from rmgr.model.base.states import State
-from rmgr.model.cluster.identity import AclRecord, Identity, Invitation, Role, SealedSecret
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.cluster.queue import CORES, JOBS
-from rmgr.model.cluster.servers import GatewayReport, Pick, PickRequest, ReportAnswer, ServersView
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.identity import AclRecord, Identity, Invitation, Role, SealedSecret
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.queue import CORES, JOBS
+from rmgr.model.servers import GatewayReport, Pick, PickRequest, ReportAnswer, ServersView
+from rmgr.model.states import State
+from rmgr.model.submission import Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView, WhatIfView
 from rmgr.procedures.snapshot import claimed_blocks
 from rmgr.runtime import machine

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from rmgr.model.base.resources import MIB, needs_of
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.tasks.block import Allocation, BlockKey, job_id
-from rmgr.model.tasks.submission import Rigid, Submission
+from rmgr.model.base import MIB, needs_of
+from rmgr.model.block import Allocation, BlockKey, job_id
+from rmgr.model.node import NodeRecord
+from rmgr.model.submission import Rigid, Submission
+from rmgr.model.units import counted
 from rmgr.sched.capacity.gangs import share_of_memory
 from rmgr.sched.job import Job, Node, Placement, Running, spans_of
 from rmgr.sched.queue_class import QueueClass

@@ -32,10 +32,10 @@ from rmgr.daemons.leader.tree import LeaderContext, read_again
 from rmgr.daemons.leader.use import CapKeeper
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import ConfigError, WrongCluster
-from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
-from rmgr.model.cluster.queue import ClusterSettings, UserLimits
-from rmgr.model.cluster.servers import CALLS
-from rmgr.model.cluster.version import raised, release
+from rmgr.model.node import EpochRecord, Meta, NodeRecord
+from rmgr.model.queue import ClusterSettings, UserLimits
+from rmgr.model.servers import CALLS
+from rmgr.model.version import raised, release
 from rmgr.model.views import FaultView, Level, PartView, PolicyView, StatusView
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReader

@@ -24,9 +24,9 @@ from rmgr.coord.protocol.multi import Check, Committed, Conflict, Multi, Outcome
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.facts import user_mark
 from rmgr.errors import RmgrError, WrongCluster
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.node import TAKES_WORK, Drain, NodeRecord, NodeState, StarterEntry, Trouble
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.node import TAKES_WORK, Drain, NodeRecord, NodeState, StarterEntry, Trouble
+from rmgr.model.states import Reason
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Pause, Story, each
 

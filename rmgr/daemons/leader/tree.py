@@ -28,7 +28,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Outcome, Stamped, Stat, Unknown
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.errors import DataLost, PermissionDenied, RequestTooLarge, RmgrError, Unavailable, WrongCluster
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.queue import ClusterSettings
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.machine import Log

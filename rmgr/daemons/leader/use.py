@@ -23,9 +23,9 @@ from rmgr.coord.views import snapshot
 from rmgr.coord.views.snapshot import BlockOnNode
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.daemons.service.serving import person_of
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.queue import CappedUse
-from rmgr.model.tasks.block import BlockKey
+from rmgr.model.block import BlockKey
+from rmgr.model.identity import Role
+from rmgr.model.queue import CappedUse
 from rmgr.runtime.story import Pause, Story, each
 
 if TYPE_CHECKING:

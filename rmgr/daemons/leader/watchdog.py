@@ -34,9 +34,9 @@ from rmgr.daemons.leader.leader import Leader
 from rmgr.daemons.leader.tree import LeaderContext, LeaderMetrics, LeaderTree, Term
 from rmgr.daemons.service.serving import DaemonShell
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
-from rmgr.model.cluster.version import check_release, release
+from rmgr.model.identity import Role
+from rmgr.model.node import EpochRecord, Meta, NodeRecord
+from rmgr.model.version import check_release, release
 from rmgr.procedures.bootstrap import bootstrap, check_same
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside

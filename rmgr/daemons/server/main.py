@@ -26,10 +26,10 @@ from rmgr.daemons.server.owner import Message, Server, ServerLimits, ServerMetri
 from rmgr.daemons.server.work import LoadMeter, Work, machine_busy_s
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.errors import ConfigError, NotConnected, StateConflict
-from rmgr.model.base.ids import check_name
-from rmgr.model.base.units import counted, format_duration
-from rmgr.model.calls.interface import Function, encode_interface, read_functions
-from rmgr.model.cluster.identity import Role
+from rmgr.model.base import check_name
+from rmgr.model.identity import Role
+from rmgr.model.interface import Function, encode_interface, read_functions
+from rmgr.model.units import counted, format_duration
 from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree
 from rmgr.runner.python import served

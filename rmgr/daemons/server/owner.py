@@ -28,8 +28,8 @@ from rmgr.adapters.host.workevents import NodeEvent
 from rmgr.coord.calls import ledger as book
 from rmgr.coord.calls.ledger import CallId, Ending, Ledger, Refused
 from rmgr.daemons.server.work import Ended, LoadMeter, Run, Work
-from rmgr.model.base.units import format_duration, format_size
-from rmgr.model.calls.interface import Function, encode_interface
+from rmgr.model.interface import Function, encode_interface
+from rmgr.model.units import format_duration, format_size
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint

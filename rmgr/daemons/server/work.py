@@ -16,10 +16,10 @@ from pathlib import Path
 
 from rmgr.adapters.host import workevents
 from rmgr.adapters.host.process import NodeRunner, Slot, Worker, WorkerSpec
-from rmgr.model.base.states import Reason
-from rmgr.model.base.units import format_duration, format_size
-from rmgr.model.cluster.servers import ServerLoad
-from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, Output, TaskBatch, TaskEnd, TaskItem
+from rmgr.model.frames import NO_OUTPUT, BatchShape, Output, TaskBatch, TaskEnd, TaskItem
+from rmgr.model.servers import ServerLoad
+from rmgr.model.states import Reason
+from rmgr.model.units import format_duration, format_size
 from rmgr.runner.host.contain import processor_seconds
 from rmgr.runner.python import served
 from rmgr.runtime import machine

@@ -21,10 +21,10 @@ from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.coord.protocol.records import UNREADABLE, cut, decode_record
 from rmgr.errors import ConfigError, DataLost, PermissionDenied, RmgrError
-from rmgr.model.cluster.identity import AclRecord
-from rmgr.model.cluster.node import Meta
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.wire.stream import json_decoder
+from rmgr.model.identity import AclRecord
+from rmgr.model.node import Meta
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.stream import json_decoder
 from rmgr.procedures.bootstrap import verify
 from rmgr.procedures.bounded import row_of
 from rmgr.procedures.securing import watchdogs

@@ -21,10 +21,9 @@ from typing import Any, Protocol
 import msgspec
 
 from rmgr.coord.calls.ledger import OVER_US
-from rmgr.model.base.units import format_duration
-from rmgr.model.calls.interface import Interface, offers, readable
-from rmgr.model.cluster.queue import PipelineSpec
-from rmgr.model.cluster.servers import (
+from rmgr.model.interface import Interface, offers, readable
+from rmgr.model.queue import PipelineSpec
+from rmgr.model.servers import (
     CALLS,
     DEFAULT_CALL_POLICY,
     REFRESH_US,
@@ -41,6 +40,7 @@ from rmgr.model.cluster.servers import (
     ServerView,
     TermView,
 )
+from rmgr.model.units import format_duration
 from rmgr.sched.catalogue import call_policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass

@@ -23,8 +23,8 @@ from prometheus_client.registry import CollectorRegistry
 from rmgr.adapters.access.limits import Rates
 from rmgr.adapters.rpc.server import check_place
 from rmgr.errors import ConfigError, PermissionDenied, Unavailable
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.version import PROTOCOL, VERSION
+from rmgr.model.identity import Role
+from rmgr.model.version import PROTOCOL, VERSION
 from rmgr.runtime import machine
 from rmgr.runtime.secured import is_loopback
 

@@ -23,9 +23,9 @@ from rmgr.daemons.service.keepers import LimitsKeeper, SecretKeeper
 from rmgr.daemons.service.metrics_place import ClusterDaemonMetrics, MetricsPlace
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, RmgrError, Unavailable
 from rmgr.log import audit
-from rmgr.model.base.units import format_duration
-from rmgr.model.cluster.identity import Identity, Role
-from rmgr.model.cluster.node import Meta
+from rmgr.model.identity import Identity, Role
+from rmgr.model.node import Meta
+from rmgr.model.units import format_duration
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import SignalMessages

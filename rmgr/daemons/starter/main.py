@@ -34,12 +34,11 @@ from rmgr.daemons.starter.node.trouble import WorkLimits
 from rmgr.daemons.starter.pull.hands import Switchboard
 from rmgr.daemons.starter.staging.accounts import Reach, open_to_users, policy_of, runs_as_user
 from rmgr.errors import ConfigError
-from rmgr.model.base.ids import check_name
-from rmgr.model.base.resources import CUDA, GPU, Capacity
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import Meta
-from rmgr.model.wire.frames import MAX_INLINE_VALUE
+from rmgr.model.base import CUDA, GPU, Capacity, check_name
+from rmgr.model.frames import MAX_INLINE_VALUE
+from rmgr.model.identity import Role
+from rmgr.model.node import Meta
+from rmgr.model.units import counted
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.machine import Log

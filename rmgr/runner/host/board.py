@@ -15,7 +15,7 @@ import fcntl
 import mmap
 import os
 
-from rmgr.model.base.states import Reason
+from rmgr.model.states import Reason
 
 PAGE = 4096
 RESULTS_BYTES = 256 * 1024

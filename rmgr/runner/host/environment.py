@@ -10,7 +10,7 @@ import ctypes
 import os
 from collections.abc import Mapping
 
-from rmgr.model.wire.frames import BatchShape, CommandItem, TaskItem
+from rmgr.model.frames import BatchShape, CommandItem, TaskItem
 from rmgr.runner.host import kernel, slurm
 
 #: Variables that differ from task to task.

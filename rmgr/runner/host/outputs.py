@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from rmgr.model.tasks.gap import gap_line
-from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, Output
+from rmgr.model.block import gap_line
+from rmgr.model.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, Output
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _COPY = 1024 * 1024

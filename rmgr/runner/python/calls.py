@@ -19,10 +19,10 @@ import cloudpickle
 import msgspec
 
 from rmgr.errors import DataLost, PickleFailed, RmgrError, VersionMismatch
-from rmgr.model.base.states import Reason
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.version import PROTOCOL
-from rmgr.model.wire.frames import MAX_INLINE_VALUE, KeyedCall, StartWorker, TaskBatch, TaskExtra, TaskItem, Value
+from rmgr.model.frames import MAX_INLINE_VALUE, KeyedCall, StartWorker, TaskBatch, TaskExtra, TaskItem, Value
+from rmgr.model.states import Reason
+from rmgr.model.units import counted
+from rmgr.model.version import PROTOCOL
 from rmgr.runner.current import running
 from rmgr.runner.host.files import write_whole
 from rmgr.runner.program import loads

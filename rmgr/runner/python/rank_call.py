@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from rmgr.errors import RmgrError
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
+from rmgr.model.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
+from rmgr.model.states import Reason
 from rmgr.runner import modules, program
 from rmgr.runner.current import TaskTerminated, running
 from rmgr.runner.host import home

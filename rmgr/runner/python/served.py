@@ -21,10 +21,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from rmgr.model.calls import arrays
-from rmgr.model.calls.arrays import fit_inputs, fit_outputs
-from rmgr.model.calls.interface import Interface, decode_interface
-from rmgr.model.wire.stream import UNREADABLE, json_decoder
+from rmgr.model import arrays
+from rmgr.model.arrays import fit_inputs, fit_outputs
+from rmgr.model.interface import Interface, decode_interface
+from rmgr.model.stream import UNREADABLE, json_decoder
 from rmgr.runner.current import TaskTerminated
 from rmgr.runner.host.files import write_whole
 from rmgr.runner.remote import format_traceback, summary

@@ -34,8 +34,7 @@ from typing import Any, NoReturn, TextIO
 
 import msgspec
 
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import (
+from rmgr.model.frames import (
     NO_OUTPUT,
     BatchShape,
     Blocked,
@@ -52,7 +51,8 @@ from rmgr.model.wire.frames import (
     WorkerRefused,
     WorkerUp,
 )
-from rmgr.model.wire.stream import FrameError, FrameReader, encode
+from rmgr.model.states import Reason
+from rmgr.model.stream import FrameError, FrameReader, encode
 from rmgr.runner import modules, program
 from rmgr.runner.current import TaskTerminated, gate, running
 from rmgr.runner.host.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import NO_OUTPUT, Output, StartWorker, WorkerForked, WorkerGone
+from rmgr.model.frames import NO_OUTPUT, Output, StartWorker, WorkerForked, WorkerGone
+from rmgr.model.states import Reason
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import OF_WORK, ControlGroup, resident_bytes, send, send_all, send_group
 from rmgr.runner.host.kernel import DISK_WAS_FULL, become_subreaper, die_with_parent, is_full, oom_kills, open_to_others, prefer_for_oom

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 from rmgr.runner.ranks import ranks
 
 #: An additional kind of frame: lines and columns of the user's terminal.

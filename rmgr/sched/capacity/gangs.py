@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
-from rmgr.model.cluster.node import GangRecord
-from rmgr.model.tasks.block import run_label, task_of
+from rmgr.model.block import run_label, task_of
+from rmgr.model.node import GangRecord
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.job import Job, Node, Placement, Running, each_node, nodes_of, spans_of

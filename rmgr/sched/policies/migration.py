@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from rmgr.model.base.units import counted
+from rmgr.model.units import counted
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
 from rmgr.sched.policies.orders import Ageing, Fcfs

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import chain, count
 
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.base.units import counted
+from rmgr.model.units import counted
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Node
 from rmgr.sched.plan import Migrate, Plan, Preempt, Reject, ReleaseHold, Resume, Route, Start, Suspend, WakeAt

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, overload
 
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.sched.job import Job as Request
 from rmgr.sched.job import Node
 from rmgr.sched.policy import Stage

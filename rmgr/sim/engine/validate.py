@@ -13,7 +13,7 @@ from itertools import takewhile, zip_longest
 from typing import NamedTuple
 
 from rmgr.errors import RmgrError
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.sched.job import Node
 from rmgr.sim.engine.execution import Execution, Recorded, unexecuted
 from rmgr.sim.engine.machine import Machine

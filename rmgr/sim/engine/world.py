@@ -17,7 +17,7 @@ from itertools import count
 from random import Random
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.sched import job as sched
 from rmgr.sched.capacity.gangs import ENDLESS, Carousel, cores_within
 from rmgr.sched.job import Running

@@ -17,7 +17,7 @@ from random import Random
 from traceback import extract_tb
 from typing import TypeAlias, cast
 
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 from rmgr.sched.capacity.gangs import cores_within, leaves_on
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Node, Placement, Running, nodes_of

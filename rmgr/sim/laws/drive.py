@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from rmgr.model.base.units import counted
+from rmgr.model.units import counted
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Placement, Running, nodes_of
 from rmgr.sched.plan import Decision, Migrate, Plan, Preempt, Reject, Resume, Start, Suspend, WakeAt

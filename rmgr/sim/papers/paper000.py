@@ -22,7 +22,7 @@ from operator import itemgetter
 from statistics import fmean, median
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from rmgr.model.base.units import counted
+from rmgr.model.units import counted
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node, Placement

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.sched.state.event_log import End, Entry, LogError, Opening, Passed, decode
 from rmgr.sim.engine.outcome import JobOutcome, Parting, Result
 from rmgr.sim.workload.jobs import SECOND, open_plain_or_gz

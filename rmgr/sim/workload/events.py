@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from rmgr.errors import UNREADABLE_TEXT, UsageError
-from rmgr.model.base.units import parse_duration_us
+from rmgr.model.units import parse_duration_us
 from rmgr.sched.records import Limits
 from rmgr.sim.workload.jobs import stream
 

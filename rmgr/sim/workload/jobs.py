@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmgr.errors import UsageError
-from rmgr.model.base.units import counted
+from rmgr.model.units import counted
 
 #: Engine time counts microseconds; traces count seconds.
 SECOND = 1_000_000

@@ -18,7 +18,7 @@ def pretend() -> None:
     import msgspec
 
     from rmgr.coord.protocol import records
-    from rmgr.model.cluster import version
+    from rmgr.model import version
 
     version.PROTOCOL += AHEAD
     version.VERSION = f"9.{AHEAD}.0"

@@ -20,8 +20,8 @@ import pytest
 from rmgr.client.calls import Caller, CallFuture
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import CallFailed, CallLost, CallTimeout, NotFound, UsageError
-from rmgr.model.calls import arrays
-from rmgr.model.calls.interface import encode_interface, interface_of
+from rmgr.model import arrays
+from rmgr.model.interface import encode_interface, interface_of
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.called import Called
 from tests.harness.played_server import PlayedServer

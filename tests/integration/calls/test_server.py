@@ -14,9 +14,9 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-from rmgr.model.calls import arrays
-from rmgr.model.calls.arrays import fit_inputs
-from rmgr.model.calls.interface import Interface, decode_interface, read_functions
+from rmgr.model import arrays
+from rmgr.model.arrays import fit_inputs
+from rmgr.model.interface import Interface, decode_interface, read_functions
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.calls_gateway import PlayedGateway, ServerProcess, executions
 from tests.harness.waiting import eventually

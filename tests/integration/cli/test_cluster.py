@@ -18,7 +18,7 @@ import pytest
 
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell, cluster_and_shell, wait_line

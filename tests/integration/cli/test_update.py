@@ -9,7 +9,7 @@ import pytest
 from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import StateConflict, UsageError
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 

@@ -28,13 +28,13 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_fragment, decode_record, encode_block
 from rmgr.errors import PermissionDenied
-from rmgr.model.base.resources import Capacity
-from rmgr.model.base.states import State
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.block import BlockData, BlockKey, Fragment, Outcome
-from rmgr.model.tasks.submission import Command, Submission, Tail, Work
-from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
+from rmgr.model.base import Capacity
+from rmgr.model.block import BlockData, BlockKey, Fragment, Outcome
+from rmgr.model.identity import Role
+from rmgr.model.line import Ahead, Claimed, ClaimStage, Hint, Told
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.states import State
+from rmgr.model.submission import Command, Submission, Tail, Work
 from rmgr.submitter.direct import DirectWork
 from rmgr.submitter.handing import Lines
 from tests.harness.bundles import session_bundles

@@ -22,7 +22,7 @@ from rmgr.adapters.host.accounts import Account
 from rmgr.client.connection import Connection
 from rmgr.config import load
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from rmgr.runner.host import home
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.local_accounts import LocalAccounts

@@ -18,7 +18,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import KeyExists, PermissionDenied, PickleFailed, UsageError
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from rmgr.procedures.output_keys import Fates, claim_pointers, look
 from tests.harness.ended_sessions import LONG_S
 from tests.harness.gateway_process import GatewayProcess
@@ -191,7 +191,7 @@ class _Nothing:
         from rmgr.coord.protocol import paths
         from rmgr.coord.protocol.multi import Stamped, Stat
         from rmgr.coord.protocol.records import encode_record
-        from rmgr.model.tasks.submission import Tail
+        from rmgr.model.submission import Tail
 
         future: Future[Stamped | None] = Future()
         number = next((n for n in range(10, 14) if path in (paths.tail(n), paths.done(n))), None)

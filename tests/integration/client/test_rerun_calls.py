@@ -17,7 +17,7 @@ from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import DataLost, NotFound, StateConflict, TaskFailed, UsageError
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.submission import Submission
 from tests.integration.commands import Shell
 
 pytestmark = pytest.mark.usefixtures("live")

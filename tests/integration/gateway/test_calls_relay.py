@@ -21,9 +21,9 @@ from rmgr.adapters.rpc.server import RpcServer
 from rmgr.client.calls import Caller
 from rmgr.config import load
 from rmgr.errors import CallFailed, LimitReached, NotFound, RmgrError, StateConflict, Unavailable, UsageError
-from rmgr.model.calls.arrays import PIECE_BYTES
-from rmgr.model.calls.interface import encode_interface, interface_of
-from rmgr.model.cluster.queue import UserLimits
+from rmgr.model.arrays import PIECE_BYTES
+from rmgr.model.interface import encode_interface, interface_of
+from rmgr.model.queue import UserLimits
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.played_server import PlayedServer, echoed
 from tests.harness.waiting import eventually

@@ -20,8 +20,8 @@ from rmgr.adapters.rpc.server import RpcServer
 from rmgr.daemons.gateway.calls import LEADER_S, Calls, GatewayMetrics
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import UsageError
-from rmgr.model.calls.interface import ALL_BYTES, LENGTHS, encode_interface, interface_of
-from rmgr.model.cluster.servers import GatewayReport, Pick, PickRequest, ReportAnswer, ServersView
+from rmgr.model.interface import ALL_BYTES, LENGTHS, encode_interface, interface_of
+from rmgr.model.servers import GatewayReport, Pick, PickRequest, ReportAnswer, ServersView
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.played_server import PlayedServer
 from tests.harness.waiting import eventually

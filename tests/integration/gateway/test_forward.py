@@ -19,9 +19,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.errors import DaemonFailed, NotFound, PermissionDenied, Unavailable, UsageError
-from rmgr.model.base.resources import Capacity
-from rmgr.model.base.states import State
-from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState
+from rmgr.model.base import Capacity
+from rmgr.model.node import EpochRecord, NodeRecord, NodeState
+from rmgr.model.states import State
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.waiting import eventually

@@ -21,9 +21,9 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.talking import Asking, Desk
 from rmgr.daemons.gateway.values import GatewayContext, Owners
 from rmgr.errors import CoordinationUnavailable, NotConnected, NotFound, RequestTooLarge, StateConflict, Throttled, Unavailable, UsageError
-from rmgr.model.base.resources import Capacity
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.cluster.queue import ClusterSettings, UserLimits
+from rmgr.model.base import Capacity
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.queue import ClusterSettings, UserLimits
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime import machine
 from rmgr.submitter import messages as m

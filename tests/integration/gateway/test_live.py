@@ -23,7 +23,7 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import TaskFailed
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from tests.harness.ended_sessions import expire, sessions
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.terminal import SHELL, Terminal

@@ -35,8 +35,8 @@ from rmgr.errors import (
     VersionMismatch,
     WrongCluster,
 )
-from rmgr.model.cluster.node import Meta
-from rmgr.model.cluster.queue import UserLimits
+from rmgr.model.node import Meta
+from rmgr.model.queue import UserLimits
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.v1 import work_pb2 as pb
 from rmgr.v1 import work_pb2_grpc

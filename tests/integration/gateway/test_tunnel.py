@@ -17,7 +17,7 @@ from rmgr.adapters.rpc.channels import OPTIONS, TARGET_KEY
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.terminals import TerminalClient, Tunnel, Tunnels, handler_of
 from rmgr.errors import NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, VersionMismatch
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from tests.harness.bundles import session_bundles
 from tests.harness.waiting import eventually
 

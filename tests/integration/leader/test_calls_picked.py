@@ -17,10 +17,10 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, RmgrError, Unavailable
-from rmgr.model.calls.interface import encode_interface, interface_of
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import EpochRecord
-from rmgr.model.cluster.servers import Candidate, GatewayReport, Pick, PickRequest, ServerLoad, ServerReport, ServersView
+from rmgr.model.identity import Role
+from rmgr.model.interface import encode_interface, interface_of
+from rmgr.model.node import EpochRecord
+from rmgr.model.servers import Candidate, GatewayReport, Pick, PickRequest, ServerLoad, ServerReport, ServersView
 from tests.harness.waiting import eventually
 from tests.integration.commands import Lend, Shell, new_watchdogs, watchdogs
 

@@ -11,7 +11,7 @@ import pytest
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.cluster.node import EpochRecord
+from rmgr.model.node import EpochRecord
 from tests.harness.fair_time import FairTimer
 from tests.harness.waiting import eventually
 from tests.integration.commands import Lend, Shell, new_watchdogs, watchdogs

@@ -21,7 +21,7 @@ from rmgr.client.connection import Connection
 from rmgr.client.specs import Options
 from rmgr.client.submission.engine import Engine
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.submission import Rigid
 from rmgr.runtime import machine
 from rmgr.sched.pipeline import pipeline_from
 from rmgr.sim.engine.driver import simulate

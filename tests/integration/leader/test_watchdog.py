@@ -11,9 +11,9 @@ import pytest
 
 from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import NodeState
-from rmgr.model.tasks.submission import Condition, Dependency, Phase
+from rmgr.model.node import NodeState
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Condition, Dependency, Phase
 from tests.harness.ended_sessions import LONG_S
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Starter, Submitter, Tree

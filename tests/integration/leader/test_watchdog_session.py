@@ -13,8 +13,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import NotFound, Unavailable, WrongCluster
-from rmgr.model.base.states import State
-from rmgr.model.cluster.node import EpochRecord
+from rmgr.model.node import EpochRecord
+from rmgr.model.states import State
 from tests.harness import ended_sessions
 from tests.harness.ended_sessions import LONG_S
 from tests.harness.fair_time import FairTimer

@@ -19,8 +19,8 @@ import pytest
 
 from rmgr.adapters.host.process import Worker
 from rmgr.adapters.host.workevents import TasksReturned, WorkerBlocked, WorkerEnded, WorkerUnblocking
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import BatchShape
+from rmgr.model.frames import BatchShape
+from rmgr.model.states import Reason
 from tests.harness.work_node import DEADLINE_S, WorkNode
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -13,8 +13,8 @@ import pytest
 
 from rmgr.adapters.host.process import Slot
 from rmgr.adapters.host.workevents import TasksReturned
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandBatch, CommandItem
+from rmgr.model.frames import NO_OUTPUT, BatchShape, CommandBatch, CommandItem
+from rmgr.model.states import Reason
 from tests.harness.fair_time import FairTimer
 from tests.harness.waiting import eventually, unchanged
 from tests.harness.work_node import WorkNode

@@ -22,8 +22,8 @@ import pytest
 from rmgr.adapters.host import leftovers
 from rmgr.adapters.host.process import NodeRunner, Slot, WorkerSpec
 from rmgr.adapters.host.workevents import SlotLost, Surprised, TasksEnded, TasksReturned, WorkerEnded
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import BatchShape
+from rmgr.model.frames import BatchShape
+from rmgr.model.states import Reason
 from tests.harness.fair_time import FairTimer
 from tests.harness.waiting import eventually
 from tests.harness.work_node import WorkNode, boottime_ns, is_alive, marked, pid_in
@@ -311,7 +311,7 @@ STARTER = textwrap.dedent(
     """
     import os, sys, time, pickle, hashlib, cloudpickle
     from rmgr.adapters.host.process import *
-    from rmgr.model.wire.frames import *
+    from rmgr.model.frames import *
 
     directory, cgroups, out, exclusive = sys.argv[1], sys.argv[2] == "1", sys.argv[3], sys.argv[4] == "1"
     runner = NodeRunner(directory=directory, node="n2", on_events=lambda events: None, cgroups=CgroupConfig() if cgroups else None)

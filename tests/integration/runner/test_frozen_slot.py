@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.host.slot import Slot
-from rmgr.model.base.states import Reason
+from rmgr.model.states import Reason
 from rmgr.runner.host.contain import below, write_file
 from tests.harness.fair_time import FairTimer
 from tests.harness.waiting import eventually

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.base.states import State
-from rmgr.model.tasks.submission import Command
+from rmgr.model.states import State
+from rmgr.model.submission import Command
 from tests.harness import deaf
 from tests.harness.starter_rig import Rig
 from tests.integration.commands import Shell, wait_line

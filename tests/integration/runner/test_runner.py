@@ -22,8 +22,8 @@ from rmgr.adapters.host import leftovers
 from rmgr.adapters.host.process import Worker
 from rmgr.adapters.host.workevents import TasksEnded, TasksReturned, WorkerEnded
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import BatchShape, KeyedCall, KeyedInput, TaskBatch, TaskItem
+from rmgr.model.frames import BatchShape, KeyedCall, KeyedInput, TaskBatch, TaskItem
+from rmgr.model.states import Reason
 from rmgr.runner.current import TaskTerminated
 from rmgr.runner.python.calls import WrongCount
 from tests.harness.fair_time import FairTimer

@@ -21,8 +21,8 @@ import pytest
 from rmgr.adapters.host.process import Account, Slot, Worker, WorkerSpec
 from rmgr.adapters.host.workevents import SlotUp, TasksEnded, TasksReturned, WorkerBlocked, WorkerEnded, WorkerFailed, WorkerUnblocking
 from rmgr.errors import StateConflict, VersionMismatch
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import BatchShape, TaskBatch, TaskItem
+from rmgr.model.frames import BatchShape, TaskBatch, TaskItem
+from rmgr.model.states import Reason
 from tests.harness.reachable import work_that_users_reach
 from tests.harness.waiting import eventually, unchanged
 from tests.harness.work_node import WorkNode, error_of, is_alive, pid_in

@@ -17,7 +17,7 @@ from rmgr.adapters.calls.links import VERSION
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.errors import PermissionDenied
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from rmgr.v1 import calls_pb2 as pb
 from rmgr.v1 import calls_pb2_grpc
 from tests.harness.called import Called

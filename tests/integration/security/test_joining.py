@@ -23,7 +23,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.daemons.leader.answering import Joining
 from rmgr.errors import PermissionDenied, Unavailable
-from rmgr.model.cluster.identity import AclRecord, Invitation, Revocation, Role
+from rmgr.model.identity import AclRecord, Invitation, Revocation, Role
 from rmgr.procedures import securing
 from rmgr.procedures.bootstrap import bootstrap
 from tests.harness.bundles import Bundles, session_bundles

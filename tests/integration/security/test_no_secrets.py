@@ -17,7 +17,7 @@ import rmgr
 from rmgr.adapters.stores import open_store
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from rmgr.runtime.secured import credentials_of, zookeeper_options
 from tests.harness.gateway_process import GatewayProcess
 from tests.integration.commands import Shell, wait_line

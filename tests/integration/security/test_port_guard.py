@@ -19,7 +19,7 @@ from rmgr.adapters.rpc import port_guard
 from rmgr.adapters.rpc.port_guard import connections, listening, program
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.rpc.services import LeaderClient
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from tests.harness.bundles import session_bundles
 from tests.harness.waiting import eventually
 

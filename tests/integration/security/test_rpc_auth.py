@@ -37,7 +37,7 @@ from rmgr.coord.ops import membership
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable, UsageError
-from rmgr.model.cluster.identity import Identity, Revocation, Role
+from rmgr.model.identity import Identity, Revocation, Role
 from rmgr.v1.calls_pb2_grpc import CallsServicer, add_CallsServicer_to_server
 from tests.harness.bundles import session_bundles
 from tests.harness.gateways import OpenRows

@@ -21,7 +21,7 @@ from rmgr.coord.protocol.multi import Committed
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, Unavailable
-from rmgr.model.cluster.identity import Revocation, Role
+from rmgr.model.identity import Revocation, Role
 from rmgr.runtime.secured import credentials_of, open_zookeeper
 from tests.harness.bundles import session_bundles
 from tests.harness.calls_gateway import ServerProcess

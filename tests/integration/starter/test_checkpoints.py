@@ -36,11 +36,11 @@ from rmgr.daemons.starter.checkpoint.files import StarterSeals, decode_manifest
 from rmgr.daemons.starter.node import node as starter_node
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import StoreUnavailable
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import OrderKind
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Rigid
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.identity import Role
+from rmgr.model.node import OrderKind
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Rigid
 from tests.harness.bundles import session_bundles
 from tests.harness.hand_leader import put, unhold, waiting
 from tests.harness.reachable import open_place

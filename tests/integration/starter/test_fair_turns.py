@@ -9,7 +9,7 @@ from rmgr.coord.ops.membership import set_settings
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
-from rmgr.model.cluster.queue import CappedUse, ClusterSettings, UserLimits
+from rmgr.model.queue import CappedUse, ClusterSettings, UserLimits
 from tests.harness.starter_rig import Rig, call
 from tests.harness.waiting import eventually
 

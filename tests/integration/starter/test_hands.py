@@ -9,11 +9,11 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Outcome
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Tail
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.queue import QueueSpec
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Tail
 from tests.harness.starter_rig import Rig, own_rig
 from tests.harness.waiting import eventually
 

@@ -14,11 +14,11 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import Drain, InboxOrder, NodeState, OrderKind
-from rmgr.model.tasks.block import NodeHold
-from rmgr.model.tasks.submission import Command
+from rmgr.model.base import Request
+from rmgr.model.block import NodeHold
+from rmgr.model.node import Drain, InboxOrder, NodeState, OrderKind
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command
 from tests.harness.hand_leader import put, unhold, waiting
 from tests.harness.starter_rig import Rig, call, own_rig
 from tests.harness.waiting import eventually

@@ -27,10 +27,10 @@ from rmgr.daemons.starter.execution.ends import LiveLogs
 from rmgr.daemons.starter.node.service import NodeAnswering
 from rmgr.daemons.starter.staging import outputs
 from rmgr.daemons.starter.staging.outputs import Charge, Ending, of_command, write
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import KeyedPayload
-from rmgr.model.tasks.submission import Command
-from rmgr.model.wire.frames import BatchShape, CommandEnd
+from rmgr.model.block import KeyedPayload
+from rmgr.model.frames import BatchShape, CommandEnd
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command
 from tests.harness.memory_store import MemoryStore
 from tests.harness.starter_rig import Rig
 from tests.harness.store_adapters import flip_bit, value_file

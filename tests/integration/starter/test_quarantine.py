@@ -19,11 +19,11 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.node.trouble import OWN
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import OrderKind, Trouble
-from rmgr.model.tasks.block import Outcome
-from rmgr.model.tasks.submission import Command
+from rmgr.model.base import Request
+from rmgr.model.block import Outcome
+from rmgr.model.node import OrderKind, Trouble
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command
 from tests.harness.fair_time import FairTimer
 from tests.harness.starter_rig import Rig, call
 from tests.harness.waiting import eventually

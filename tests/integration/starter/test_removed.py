@@ -13,9 +13,9 @@ import pytest
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import Outcome
-from rmgr.model.tasks.submission import Command, Tail, Upload
+from rmgr.model.block import Outcome
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Tail, Upload
 from tests.harness.hand_leader import put, unhold
 from tests.harness.starter_rig import Rig, call, own_rig
 from tests.harness.waiting import eventually

@@ -12,7 +12,7 @@ import pytest
 
 from rmgr.adapters.rpc.services import NodeClient
 from rmgr.errors import NotFound
-from rmgr.model.tasks.submission import Command
+from rmgr.model.submission import Command
 from tests.harness.starter_rig import Rig, call
 from tests.harness.waiting import eventually
 

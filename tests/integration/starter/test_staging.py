@@ -21,8 +21,8 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core import uploads as starter_uploads
 from rmgr.daemons.starter.core.uploads import disk_bytes
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.base.states import State
-from rmgr.model.tasks.submission import Command, Upload
+from rmgr.model.states import State
+from rmgr.model.submission import Command, Upload
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.starter_rig import Rig, call, own_rig
 from tests.harness.waiting import eventually

@@ -23,12 +23,12 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import decode_block, decode_record
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import KeyedPayload, Outcome
-from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload
-from rmgr.model.wire.frames import MAX_INLINE_OUTPUT
+from rmgr.model.base import Request
+from rmgr.model.block import KeyedPayload, Outcome
+from rmgr.model.frames import MAX_INLINE_OUTPUT
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, PythonEnvironment, Upload
 from tests.harness.starter_rig import Rig, call, sh
 from tests.harness.waiting import eventually
 

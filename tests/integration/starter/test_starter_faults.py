@@ -15,11 +15,11 @@ import pytest
 from rmgr.coord.ops.leader import fence
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import EpochRecord, NodeRecord
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.submission import Command, OnDisconnect
-from rmgr.model.wire import frames, stream
+from rmgr.model import frames, stream
+from rmgr.model.block import BlockKey
+from rmgr.model.node import EpochRecord, NodeRecord
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, OnDisconnect
 from tests.harness import ended_sessions
 from tests.harness.fair_time import FairTimer
 from tests.harness.metric_rows import value_of

@@ -12,11 +12,11 @@ import pytest
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
-from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.submission import Command
+from rmgr.model.base import Request
+from rmgr.model.node import Drain, InboxOrder, OrderKind
+from rmgr.model.queue import QueueSpec
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command
 from tests.harness.metric_rows import value_of
 from tests.harness.starter_rig import Rig, call, own_rig
 from tests.harness.waiting import eventually, unchanged

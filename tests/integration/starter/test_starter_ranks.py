@@ -18,9 +18,9 @@ import pytest
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import OrderKind
-from rmgr.model.tasks.submission import Command
+from rmgr.model.node import OrderKind
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command
 from tests.harness.hand_leader import put, unhold
 from tests.harness.reachable import open_place
 from tests.harness.starter_rig import Rig, call, own_rig

@@ -24,10 +24,10 @@ from rmgr.daemons.leader.submissions import actions as leader_actions
 from rmgr.daemons.leader.submissions.actions import stored_submissions
 from rmgr.daemons.starter.staging.outputs import Ending, write
 from rmgr.errors import KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
-from rmgr.model.base.states import State
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.frames import Output
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import State
 from rmgr.model.views import JobView
-from rmgr.model.wire.frames import Output
 from rmgr.procedures.history import ended_before, forget, history_rows, oldest_end
 from tests.harness.store_adapters import Adapter, pattern, run_threads
 from tests.harness.waiting import eventually

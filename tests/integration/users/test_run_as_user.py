@@ -26,10 +26,10 @@ from rmgr.adapters.host.workevents import SlotUp
 from rmgr.coord.protocol import keys
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import KeyedPayload, Outcome
-from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload
+from rmgr.model.block import KeyedPayload, Outcome
+from rmgr.model.identity import Role
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, PythonEnvironment, Upload
 from rmgr.runner.host import home
 from tests.harness.fair_time import FairTimer
 from tests.harness.local_accounts import LocalAccounts
@@ -244,8 +244,8 @@ def forge(what: str, how: str) -> None:
     import gc
     import os as system
 
-    from rmgr.model.wire.frames import Output, TaskEnd, TaskEnds, TaskExtra, Value
-    from rmgr.model.wire.stream import encode
+    from rmgr.model.frames import Output, TaskEnd, TaskEnds, TaskExtra, Value
+    from rmgr.model.stream import encode
     from rmgr.runner.python.worker import WorkerProcess
 
     gc.unfreeze()  # else what was there when the worker was forked is in no list
@@ -266,8 +266,8 @@ def babble(kind: str) -> None:
 
     import msgspec
 
-    from rmgr.model.wire.frames import Output, TaskEnd, TaskEnds, TaskExtra
-    from rmgr.model.wire.stream import encode
+    from rmgr.model.frames import Output, TaskEnd, TaskEnds, TaskExtra
+    from rmgr.model.stream import encode
     from rmgr.runner.python.worker import WorkerProcess
 
     gc.unfreeze()  # else what was there when the worker was forked is in no list

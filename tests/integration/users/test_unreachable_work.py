@@ -14,7 +14,7 @@ import pytest
 
 from rmgr.adapters.host.accounts import Account, obstacle
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from rmgr.runner.host import home
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import open_place

@@ -13,8 +13,8 @@ from rmgr.adapters.host.accounts import Account
 from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.node import trouble as starter_use
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.submission import Upload
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Upload
 from tests.harness.starter_rig import Rig, call, own_rig, sh
 
 MIB = 1024 * 1024

@@ -13,8 +13,8 @@ import pytest
 from rmgr.adapters.host.accounts import Account
 from rmgr.coord.protocol import keys
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.submission import Command, Upload
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Upload
 from tests.harness.starter_rig import Rig, call, own_rig, sh
 from tests.harness.waiting import eventually
 

@@ -21,9 +21,9 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import keys
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, RmgrError
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.submission import Phase, Terms
+from rmgr.model.identity import Role
+from rmgr.model.states import Reason
+from rmgr.model.submission import Phase, Terms
 from rmgr.submitter import messages as m
 from rmgr.submitter.questions import (
     CancelSubmission,

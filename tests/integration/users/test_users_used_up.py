@@ -16,7 +16,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.node import node as node_module
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.cluster.node import Trouble
+from rmgr.model.node import Trouble
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import open_place
 from tests.harness.starter_rig import Rig, Running, own_rig, sh

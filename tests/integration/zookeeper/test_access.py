@@ -16,7 +16,7 @@ from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_OPS_OF_ONE_J
 from rmgr.coord.protocol.records import encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
-from rmgr.model.cluster.identity import AclRecord, Role
+from rmgr.model.identity import AclRecord, Role
 from rmgr.procedures.bootstrap import bootstrap, verify
 from tests.harness.bundles import session_bundles
 from tests.harness.waiting import eventually

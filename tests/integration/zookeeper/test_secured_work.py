@@ -29,8 +29,8 @@ from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.submission import Phase, Submission, Terms
+from rmgr.model.identity import Role
+from rmgr.model.submission import Phase, Submission, Terms
 from rmgr.runtime.secured import credentials_of, zookeeper_options
 from tests.harness.bundles import session_bundles
 from tests.harness.ended_sessions import LONG_S, expiring

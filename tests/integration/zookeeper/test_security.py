@@ -17,7 +17,7 @@ from rmgr.adapters.zookeeper.wire import Acl
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from tests.conftest import need_zookeeper
 from tests.harness.bundles import session_bundles
 

@@ -9,7 +9,7 @@ import pytest
 from rmgr.adapters.rpc.channels import Gateways
 from rmgr.config import load
 from rmgr.errors import ConfigError, NotConnected, UsageError
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from rmgr.runtime.secured import check_exposure
 from tests.harness.bundles import session_bundles
 

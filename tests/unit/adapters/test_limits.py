@@ -22,9 +22,9 @@ from rmgr.daemons.gateway.door import ASK_S, SETTLE_S, ClusterUse
 from rmgr.daemons.gateway.talking import MOST, Loose
 from rmgr.daemons.service.keepers import WrittenKeeper
 from rmgr.errors import ConfigError, LimitReached, QueueFull, Throttled, Unavailable
-from rmgr.model.cluster.queue import BOUND, BOUNDS, ClusterSettings, UserLimits
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Submission, Tail, Work
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.queue import BOUND, BOUNDS, ClusterSettings, UserLimits
+from rmgr.model.submission import Command, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.submitter import messages
 from rmgr.submitter.port import Growth, Order

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.turns import CROWD, HALF_S, Breath, Had, Turns
 from rmgr.errors import LimitReached, QueueFull, Throttled
-from rmgr.model.cluster.queue import UserLimits
+from rmgr.model.queue import UserLimits
 from tests.harness.waiting import eventually
 
 

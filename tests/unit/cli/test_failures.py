@@ -23,9 +23,8 @@ from rmgr.cli.submit.rerun import check_numbers
 from rmgr.cli.waiting import FollowedEnd
 from rmgr.client.commands.request import array_of, lines_of
 from rmgr.errors import DataLost, RequestTooLarge
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.array import parse_array
-from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Submission, Work, parse_array
 from rmgr.model.views import ExplainView, FailureView, JobView, WhyView
 from tests.places import ROOT
 

@@ -14,7 +14,7 @@ import pytest
 from rmgr.cli.display import columns, shapes
 from rmgr.cli.display.columns import CLASS_COLUMNS, draw_class
 from rmgr.cli.display.render import Column, Layout, emit, table
-from rmgr.model.base.states import Reason, State
+from rmgr.model.states import Reason, State
 from rmgr.model.views import (
     AttemptView,
     ClassView,

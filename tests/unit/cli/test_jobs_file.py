@@ -15,7 +15,7 @@ from rmgr.cli.submit.jobs_file import read_jobs
 from rmgr.cli.submit.submit import submit
 from rmgr.client.commands.sending import ListedJob, in_order
 from rmgr.errors import UsageError
-from rmgr.model.tasks.submission import Condition, Dependency
+from rmgr.model.submission import Condition, Dependency
 
 
 def read(path: Path, text: str, name: str = "jobs.toml") -> list[ListedJob]:

@@ -20,10 +20,10 @@ from rmgr.cli.main import run
 from rmgr.cli.words.selectors import Filter
 from rmgr.client.queries import GangView
 from rmgr.errors import NotFound
-from rmgr.model.base.states import State
-from rmgr.model.base.units import spanned
-from rmgr.model.cluster.node import GangClock, GangRecord
-from rmgr.model.tasks.block import job_id
+from rmgr.model.block import job_id
+from rmgr.model.node import GangClock, GangRecord
+from rmgr.model.states import State
+from rmgr.model.units import spanned
 from rmgr.model.views import JobView
 from rmgr.procedures.history import history_rows
 

@@ -15,9 +15,9 @@ from rmgr.cli.waiting import AwaitedSubmission, Follow, FollowedEnd, fetch_files
 from rmgr.client.logs import OutputPiece, read_ended, read_flushed, tail_of
 from rmgr.coord.decisions.keeping import SubmissionEnd, Unmet, is_branch_not_taken, weigh
 from rmgr.coord.protocol import keys
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Work
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Condition, Dependency, Phase, Submission, Work
 from rmgr.model.views import JobView
 
 

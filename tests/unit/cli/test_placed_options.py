@@ -12,7 +12,7 @@ from rmgr.cli.submit.submit import read_work, submit
 from rmgr.cli.words.params import parse_begin, parse_nodes
 from rmgr.client.commands.request import CommandOptions
 from rmgr.errors import UsageError
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.submission import Rigid
 
 
 def options(*words: str) -> CommandOptions:

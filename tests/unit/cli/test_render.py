@@ -13,7 +13,7 @@ from rmgr.cli.display import render
 from rmgr.cli.display.columns import job_columns, time_left, totals, where_or_why
 from rmgr.cli.display.render import Column, Layout, choose, folded, here, table, told_counts, width_of
 from rmgr.errors import UsageError
-from rmgr.model.base.states import Reason, State
+from rmgr.model.states import Reason, State
 from rmgr.model.views import FailureView, JobView
 
 COLUMNS = (

@@ -19,11 +19,11 @@ from rmgr.cli import main
 from rmgr.cli.listing import report as command
 from rmgr.cli.listing.report import Days, Report, Wanted, core_us
 from rmgr.coord.decisions.progress import Progress
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import percentile
-from rmgr.model.tasks.block import Fragment, Outcome, PastAttempt
-from rmgr.model.tasks.submission import Rigid, Submission, Tail, Work
+from rmgr.model.base import Request
+from rmgr.model.block import Fragment, Outcome, PastAttempt
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Rigid, Submission, Tail, Work
+from rmgr.model.units import percentile
 from rmgr.model.views import JobView
 from rmgr.procedures.history import history_rows, summary
 

@@ -11,9 +11,9 @@ from rmgr.cli.submit.submit import parse_env
 from rmgr.cli.words.params import parse_after, parse_resource, parse_states
 from rmgr.daemons.leader.placement.pipeline import named
 from rmgr.errors import ConfigError, UsageError
-from rmgr.model.base.states import State
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
-from rmgr.model.tasks.submission import Condition, Dependency
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
+from rmgr.model.states import State
+from rmgr.model.submission import Condition, Dependency
 
 BATCH = "[queues.default]\n[queues.batch]\ndispatch = 'place'\n"
 FULL = ClusterSettings(

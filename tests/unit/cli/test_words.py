@@ -14,9 +14,9 @@ from rmgr.cli.words.glossary import KINDS, TOPICS
 from rmgr.cli.words.params import exit_code_of, highest
 from rmgr.cli.words.selectors import Filter, Target, parse, parse_one, resolve
 from rmgr.errors import NotFound, RmgrError, UsageError
-from rmgr.model.base.states import GIVEN_UP, LOSSES, OWN_FAILURES, Reason, State
-from rmgr.model.calls import arrays
-from rmgr.model.cluster.node import NodeState
+from rmgr.model import arrays
+from rmgr.model.node import NodeState
+from rmgr.model.states import GIVEN_UP, LOSSES, OWN_FAILURES, Reason, State
 from rmgr.model.views import JobView
 from tests.places import ROOT
 

@@ -23,9 +23,9 @@ from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import encode_fragment
 from rmgr.coord.seal import seal_fragment
 from rmgr.errors import CoordinationUnavailable, PermissionDenied
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Revocation, Role
-from rmgr.model.tasks.block import Fragment, Outcome
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.identity import Revocation, Role
+from rmgr.model.states import Reason, State
 from rmgr.procedures.authentic import Authenticity, doubted
 from rmgr.submitter.port import PAGED
 from rmgr.submitter.questions import ReadRevoked

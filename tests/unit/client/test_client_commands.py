@@ -27,8 +27,8 @@ from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.uploads import unpack
 from rmgr.errors import Infeasible, StateConflict, UsageError, ValueTooLarge
-from rmgr.model.tasks.block import StopRequest
-from rmgr.model.tasks.submission import OnDisconnect, Work
+from rmgr.model.block import StopRequest
+from rmgr.model.submission import OnDisconnect, Work
 from rmgr.submitter.answers import Answers
 from rmgr.submitter.questions import MoveTask
 from tests.harness.memory import MemoryCoordinator

@@ -21,9 +21,9 @@ from rmgr.client.tasks import batches, calls_at_once
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotConnected, PickleFailed, RmgrError
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import INITIALIZER_FAILED, BlockKey, Outcome
-from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.block import INITIALIZER_FAILED, BlockKey, Outcome
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Submission, Tail
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.waiting import eventually
 

@@ -22,10 +22,10 @@ from rmgr.coord.protocol.multi import Multi
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, DataLost, DeadlineExceeded, StateConflict, StoreUnavailable, SubmitUnknown, ValueTooLarge
-from rmgr.model.base.states import State
-from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
-from rmgr.model.tasks.block import Outcome
-from rmgr.model.tasks.submission import Command, Submission, Tail, Work
+from rmgr.model.block import Outcome
+from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.states import State
+from rmgr.model.submission import Command, Submission, Tail, Work
 from rmgr.submitter import submitting
 from rmgr.submitter.port import Order
 from tests.harness.client_cluster import Cluster, running, told_full
@@ -292,8 +292,8 @@ def test_outcomes_in_rows_and_pages_are_read_in_their_order() -> None:
     from rmgr.coord.ops.leader import page
     from rmgr.coord.protocol import keys
     from rmgr.coord.protocol.records import encode_outcomes, join_page
-    from rmgr.model.tasks.block import Fragment
-    from rmgr.model.tasks.submission import Paged
+    from rmgr.model.block import Fragment
+    from rmgr.model.submission import Paged
 
     cluster = Cluster()
     with cluster.connect() as connection:

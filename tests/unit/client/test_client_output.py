@@ -22,11 +22,10 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.starter.staging.logs import StoredStream
-from rmgr.model.base.resources import Capacity
-from rmgr.model.base.states import State
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.block import BlockKey, Outcome
-from rmgr.model.tasks.gap import gap_line
+from rmgr.model.base import Capacity
+from rmgr.model.block import BlockKey, Outcome, gap_line
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.states import State
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.submitter.answers import Answers
 from rmgr.submitter.questions import Question

@@ -27,11 +27,11 @@ from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.coord.protocol.ports import Encoding, SessionState
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.errors import InvalidRecord, NotConnected, NotFound, StateConflict, TaskFailed, Unavailable, UsageError
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import SubmitterEntry
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockKey, Outcome
-from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.model.block import BlockKey, Outcome
+from rmgr.model.node import SubmitterEntry
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Submission, Tail
 from rmgr.runtime import machine
 from rmgr.submitter.direct import Submitter
 from rmgr.submitter.port import Order, Submitted

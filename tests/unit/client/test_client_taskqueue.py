@@ -27,8 +27,8 @@ from rmgr.errors import (
     TaskFailed,
     UsageError,
 )
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.submission import Phase, Rigid, Submission, Tail
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.submission import Phase, Rigid, Submission, Tail
 from rmgr.procedures.control import cancel_submission, hold_submission, release_submission
 from rmgr.procedures.snapshot import read_submission
 from tests.harness.client_cluster import Cluster, running, told_full

@@ -12,7 +12,7 @@ from rmgr.adapters.identity.pki import issue, make_ca
 from rmgr.client.identity import Signer, unsealed
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.errors import PermissionDenied
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from rmgr.runtime import machine
 from rmgr.submitter.questions import PublishCertificate
 from tests.harness.client_cluster import running

@@ -20,12 +20,12 @@ from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import encode_fragment, encode_outcomes, encode_record, join_page
 from rmgr.errors import Infeasible, KeyExists, NotFound, PickleFailed, TaskFailed, UsageError
-from rmgr.model.base.resources import Capacity, NodeAttributes
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
-from rmgr.model.tasks.block import BlockKey, Fragment, Outcome
-from rmgr.model.tasks.submission import Paged, Tail, Work
+from rmgr.model.base import Capacity, NodeAttributes
+from rmgr.model.block import BlockKey, Fragment, Outcome
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Paged, Tail, Work
 from rmgr.procedures.admission import admit
 from rmgr.procedures.output_keys import Fates, locate
 from tests.harness.client_cluster import Cluster

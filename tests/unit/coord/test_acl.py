@@ -9,7 +9,7 @@ import pytest
 from rmgr.coord.protocol import acl, paths
 from rmgr.coord.protocol.acl import ALL, ROLES, TABLE, Right, may, place_of, rights
 from rmgr.coord.protocol.multi import Check, Create, Delete, Op, Set
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from tests.places import ROOT
 
 S, W = Role.STARTER, Role.WATCHDOG

@@ -14,10 +14,10 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_USAGE_BYTES, Create, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.coord.views.snapshot import BlockOnNode, by_node, in_all
-from rmgr.model.base.resources import Request
-from rmgr.model.cluster.queue import CORES, JOBS, CappedUse, QueueSpec, UserLimits
-from rmgr.model.tasks.block import Allocation, BlockKey
-from rmgr.model.tasks.submission import Submission, Terms, Work
+from rmgr.model.base import Request
+from rmgr.model.block import Allocation, BlockKey
+from rmgr.model.queue import CORES, JOBS, CappedUse, QueueSpec, UserLimits
+from rmgr.model.submission import Submission, Terms, Work
 
 
 def asked(queue: dict[str, Any], record: dict[str, Any], *, is_newer: bool = True) -> str:

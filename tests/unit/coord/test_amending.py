@@ -17,10 +17,10 @@ from rmgr.coord.protocol.multi import Check, Create, Delete, Set
 from rmgr.coord.protocol.records import encode_block, encode_record
 from rmgr.coord.seal import NotSealed, amendment_statement, check_shape, spec_digest
 from rmgr.errors import InvalidRecord
-from rmgr.model.base.resources import MIB, Request
-from rmgr.model.base.states import Reason
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, FailedRange
-from rmgr.model.tasks.submission import (
+from rmgr.model.base import MIB, Request
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey, FailedRange
+from rmgr.model.states import Reason
+from rmgr.model.submission import (
     MOST_CHANGES,
     Amendment,
     Command,

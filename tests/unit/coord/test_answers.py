@@ -15,12 +15,12 @@ from rmgr.coord.views.health import allowed_whys, nobody_up, nobody_up_anywhere,
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.coord.views.submission import task_views
 from rmgr.errors import NotFound
-from rmgr.model.base.resources import Capacity, Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
-from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec, UserLimits
-from rmgr.model.tasks.block import Allocation, BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
-from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Rigid, Submission, Tail, Terms, Work
+from rmgr.model.base import Capacity, Request
+from rmgr.model.block import Allocation, BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
+from rmgr.model.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
+from rmgr.model.queue import ClusterSettings, PipelineSpec, QueueSpec, UserLimits
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Condition, Dependency, Phase, Rigid, Submission, Tail, Terms, Work
 from rmgr.model.views import FaultView, HeldView, NodeView, PartitionView, PlacedView, PlacingView, PolicyView, WhyView
 
 UNTIL_US = 1_700_000_000_000_000

@@ -16,11 +16,11 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_ZNODE_BYTES, Check, Create, Delete, Gone, Set
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_record, encode_block, encode_record
 from rmgr.errors import WrongCluster
-from rmgr.model.base.resources import Capacity
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.block import MAX_TASKS, NO_SEQ, Allocation, BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
-from rmgr.model.tasks.submission import Command, Paged, Phase, Submission, Tail, Work
+from rmgr.model.base import Capacity
+from rmgr.model.block import MAX_TASKS, NO_SEQ, Allocation, BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Paged, Phase, Submission, Tail, Work
 
 KEY = BlockKey(priority=5, seq=3, submission=42, first=10, count=6, attempt=1, cores=2, memory_mib=512)
 DATA = BlockData(function="f" * 64, base=10, payloads=tuple(bytes([i]) for i in range(6)), stamp="s")

@@ -13,11 +13,11 @@ from rmgr.coord.decisions.progress import Progress
 from rmgr.coord.views.answers import explain, nodes, status
 from rmgr.coord.views.health import SOON_DAYS, CertificateHolder, ending, of_servers, only_known, parts, with_part
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
-from rmgr.model.base.resources import Capacity, NodeAttributes, Request
-from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.submission import Command, Phase, Rigid, Submission, Tail, Work
+from rmgr.model.base import Capacity, NodeAttributes, Request
+from rmgr.model.block import BlockKey
+from rmgr.model.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.submission import Command, Phase, Rigid, Submission, Tail, Work
 from rmgr.model.views import Level, PartView, StatusView
 
 QUEUES = (QueueSpec(name="default"), QueueSpec(name="wide", dispatch=Dispatch.PLACE, partition="big"))

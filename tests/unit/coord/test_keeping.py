@@ -39,10 +39,10 @@ from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Create, Delete, Set
 from rmgr.coord.protocol.records import decode_fragment, encode_record
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import MAX_TASKS, NO_SEQ, BlockKey
-from rmgr.model.tasks.submission import Condition, Dependency, Phase, Submission, Tail, Work
+from rmgr.model.block import MAX_TASKS, NO_SEQ, BlockKey
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Condition, Dependency, Phase, Submission, Tail, Work
 
 SETTINGS = ClusterSettings(retention_us=60_000_000, max_fragments=200)
 

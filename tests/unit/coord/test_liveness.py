@@ -9,8 +9,8 @@ from rmgr.coord.decisions.liveness import LossWindow, MassLoss, Meter
 from rmgr.coord.ops.leader import epoch_check, tidy_node
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Delete
-from rmgr.model.base.resources import Capacity
-from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.base import Capacity
+from rmgr.model.node import NodeRecord, NodeState
 
 
 def a_node(name: str, guid: str, state: NodeState = NodeState.UP) -> NodeRecord:

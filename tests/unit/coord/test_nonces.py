@@ -10,7 +10,7 @@ from rmgr.coord import contents, nonces
 from rmgr.coord.contents import KEPT_S, RENEW_S, TRUSTED_S, Needs
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Set, Stamped, Stat
-from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Upload, Work
+from rmgr.model.submission import Command, PythonEnvironment, Submission, Upload, Work
 
 RECORD = Submission(id=42, name="x", user="ann", queue="default", work=Work.COMMAND, nonce="a" * 32, signed_s=1_800_000_000, host="laptop")
 

@@ -22,9 +22,9 @@ from rmgr.coord.views.snapshot import BlockOnNode
 from rmgr.daemons.leader.submissions.actions import keep_outputs
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound
-from rmgr.model.base.states import TRANSITIONS, State
-from rmgr.model.tasks.block import MOST_TASKS, BlockKey, Fragment, Outcome
-from rmgr.model.tasks.submission import Paged, Submission, Tail, Work
+from rmgr.model.block import MOST_TASKS, BlockKey, Fragment, Outcome
+from rmgr.model.states import TRANSITIONS, State
+from rmgr.model.submission import Paged, Submission, Tail, Work
 from rmgr.procedures.history import paged_with
 from rmgr.procedures.output_keys import Fates, locate
 from rmgr.procedures.snapshot import read_progress, read_tasks

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmgr.coord.decisions.progress import Codes, Progress
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import MOST_TASKS, Fragment, Outcome
-from rmgr.model.tasks.submission import Tail
+from rmgr.model.block import MOST_TASKS, Fragment, Outcome
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Tail
 
 #: Indices that meet often, in a few pages and at their edges.
 INDICES = st.one_of(st.integers(0, 200), st.sampled_from((0, 4095, 4096, 8191, 40_959, 40_960, 99_999)), st.integers(0, 60_000))

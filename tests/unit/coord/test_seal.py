@@ -42,10 +42,10 @@ from rmgr.coord.seal import (
     sign_together,
     spec_digest,
 )
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import MAX_INLINE_BYTES, MAX_TASKS, Allocation, BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
-from rmgr.model.tasks.submission import Command, Dependency, OnDisconnect, Phase, PythonEnvironment, Rigid, Submission, Upload, Work
+from rmgr.model.base import Request
+from rmgr.model.block import MAX_INLINE_BYTES, MAX_TASKS, Allocation, BlockData, BlockKey, FailedRange, Fragment, Outcome, PastAttempt
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command, Dependency, OnDisconnect, Phase, PythonEnvironment, Rigid, Submission, Upload, Work
 
 RECORD = Submission(id=7, name="n", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
 KEY = BlockKey(priority=0, seq=1, submission=7, first=10, count=6, attempt=1, cores=1, memory_mib=0)

@@ -16,12 +16,12 @@ from rmgr.coord.ops.membership import take_ownership, taken_over
 from rmgr.coord.protocol import paths, records
 from rmgr.coord.protocol.multi import Create, Multi, Set
 from rmgr.errors import WrongCluster
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.node import Meta, NodeRecord
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.cluster.version import PROTOCOL, SKEW, Release, raised, refusal
-from rmgr.model.tasks.block import BlockData, BlockKey, Outcome
-from rmgr.model.tasks.submission import Paged, Submission, Tail
+from rmgr.model.block import BlockData, BlockKey, Outcome
+from rmgr.model.node import Meta, NodeRecord
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason
+from rmgr.model.submission import Paged, Submission, Tail
+from rmgr.model.version import PROTOCOL, SKEW, Release, raised, refusal
 from tests.harness.records_of_0_1_0 import BLOCK, FRAGMENT, PACKS, RECORDS, golden
 
 KEY = BlockKey(priority=0, seq=5, submission=42, first=10, count=3, attempt=1, cores=1, memory_mib=0)

@@ -22,16 +22,16 @@ from rmgr.coord.protocol.multi import MAX_OPS, Stamped, Stat
 from rmgr.coord.protocol.records import UNREADABLE, encode_block, encode_record
 from rmgr.daemons.starter.core import fetch
 from rmgr.errors import DataLost, InvalidRecord, RmgrError, UsageError, WrongCluster
-from rmgr.model.base.ids import MAX_NUMBER
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Submission, Tail
+from rmgr.model.base import MAX_NUMBER
+from rmgr.model.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.submission import Command, Submission, Tail
 from tests.harness import hostile
 from tests.harness.records_of_0_1_0 import RECORDS
 
 #: Where records are, and what there is none.
-MODULES = ("base.resources", "cluster.identity", "cluster.node", "cluster.queue", "tasks.block", "tasks.submission", "wire.line")
-NO_RECORDS = frozenset({"Bound", "Identity"})
+MODULES = ("base", "identity", "node", "queue", "block", "submission", "line")
+NO_RECORDS = frozenset({"Array", "Bound", "Identity", "Placed"})
 
 HONEST = {type(record): record for record in hostile.SAMPLES}
 

@@ -26,7 +26,7 @@ from rmgr.daemons.service import metrics_place
 from rmgr.daemons.service.metrics_place import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, MOST, PORTS, MetricsPlace
 from rmgr.daemons.service.serving import Working
 from rmgr.errors import ConfigError, Unavailable
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from rmgr.runtime.secured import advertised_metrics
 from rmgr.runtime.supervision import StallGuard
 from rmgr.v1 import calls_pb2 as pb

@@ -23,11 +23,11 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, LimitReached
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.cluster.queue import CappedUse, ClusterSettings, QueueSpec, UserLimits
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Condition, Dependency, Phase, Tail, Terms
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.queue import CappedUse, ClusterSettings, QueueSpec, UserLimits
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Condition, Dependency, Phase, Tail, Terms
 from tests.harness.leader_bench import Submitter, Tree
 from tests.harness.virtual import SESSION_S, VirtualCluster, VirtualMachine
 

@@ -29,7 +29,7 @@ from rmgr.daemons.server import main as server
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.node import loop
 from rmgr.errors import ConfigError
-from rmgr.model.cluster.version import DISTRIBUTION
+from rmgr.model.version import DISTRIBUTION
 from tests.places import ROOT
 
 yaml = pytest.importorskip("yaml", reason="PyYAML reads the compose file; pip install '.[test]'")

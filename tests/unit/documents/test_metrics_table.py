@@ -16,9 +16,9 @@ from rmgr.daemons.service import metrics_http  # noqa: F401 - importing it leave
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.starter.node.service import StarterMetrics
 from rmgr.errors import Unavailable
-from rmgr.model.base.states import State
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import NodeState
+from rmgr.model.identity import Role
+from rmgr.model.node import NodeState
+from rmgr.model.states import State
 from rmgr.model.views import JobView, NodeView
 from tests.harness.metric_rows import rows
 from tests.places import ROOT

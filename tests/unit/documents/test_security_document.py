@@ -61,7 +61,7 @@ def test_the_daily_run_shows_every_line() -> None:
 
 DECODERS_HEAD = "| what | decoder | bytes | depth | values | what cannot be read |"
 _MODULES = {"json", "tomllib", "pickle", "cloudpickle", "marshal", "msgspec", "msgspec.json", "msgspec.msgpack", "yaml"}
-_MODULES |= {"rmgr.model.wire.stream", "rmgr.runner.program", "program"}
+_MODULES |= {"rmgr.model.stream", "rmgr.runner.program", "program"}
 _FUNCTIONS = {"loads", "load", "decode", "Decoder", "convert", "Unpickler", "json_decoder", "msgpack_decoder"}
 #: Of objects: protobuf, struct.
 _METHODS = {"ParseFromString", "MergeFromString", "FromString", "unpack", "unpack_from", "iter_unpack", "literal_eval"}
@@ -164,7 +164,7 @@ def test_all_ways_to_decode_are_seen() -> None:
         "import msgspec\nmsgspec.json.decode(b'', type=int)",
         "import json\nparse = json.loads",
         "from json import loads",
-        "from rmgr.model.wire.stream import json_decoder",
+        "from rmgr.model.stream import json_decoder",
         "import pickle\npickle.Unpickler(file).load()",
         "answer.ParseFromString(data)",
         "_HEAD.unpack_from(buffer, 4)",

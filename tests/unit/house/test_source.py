@@ -25,8 +25,8 @@ import yaml
 
 import rmgr
 from rmgr import config
-from rmgr.model.base.units import counted, plural
-from rmgr.model.cluster import queue
+from rmgr.model import queue
+from rmgr.model.units import counted, plural
 from rmgr.sched.plan import Why
 from tests.places import ROOT
 
@@ -243,7 +243,7 @@ def test_kazoo_is_pinned_to_the_minor_release_that_it_is_tested_with() -> None:
 
 PACKAGE = Path(rmgr.__file__).parent
 #: Where settings are defined, parsed and printed: what is read there alone is obeyed by nobody.
-_OWN = {"config.py", "model/cluster/queue.py", "cli/control/settings.py"}
+_OWN = {"config.py", "model/queue.py", "cli/control/settings.py"}
 #: Part of the format, not settings: `newer` carries what this release does not know, `extra` what no release does.
 _FORMAT = {"format", "newer", "extra"}
 KINDS = [*config.SECTIONS.values(), queue.QueueSpec, queue.PipelineSpec, queue.ClusterSettings]

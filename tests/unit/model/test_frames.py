@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmgr.coord.validity import LONG
-from rmgr.model.base.states import Reason
-from rmgr.model.wire import frames, stream
-from rmgr.model.wire.frames import (
+from rmgr.model import frames, stream
+from rmgr.model.frames import (
     BatchShape,
     CommandBatch,
     CommandEnd,
@@ -28,8 +27,9 @@ from rmgr.model.wire.frames import (
     TaskItem,
     Value,
 )
-from rmgr.model.wire.line import Message
-from rmgr.model.wire.stream import FrameError, FrameReader, encode
+from rmgr.model.line import Message
+from rmgr.model.states import Reason
+from rmgr.model.stream import FrameError, FrameReader, encode
 from tests.places import ROOT
 
 TASKS = TaskBatch(
@@ -175,7 +175,7 @@ _RACE = """
 import sys, threading
 sys.setswitchinterval(1e-6)
 from rmgr.coord.protocol.records import decode_record, encode_record
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.submission import Submission, Work
 data = encode_record(Submission(id=1, name="n", user="u", queue="q", work=Work.COMMAND))
 barrier = threading.Barrier(8)
 def decode():

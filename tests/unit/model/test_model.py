@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 from rmgr import errors
 from rmgr.errors import NotFound, UsageError
-from rmgr.model.base.ids import check_name, parse_submission, taskq_name
-from rmgr.model.base.resources import Capacity, Request
-from rmgr.model.base.states import TRANSITIONS, State, diagram
-from rmgr.model.base.units import MAX_DURATION_US, format_duration, format_size, parse_duration_us, parse_size
-from rmgr.model.tasks.array import parse_array, shown_index
-from rmgr.model.tasks.block import STORY_CHARS, BlockKey, pending_indices, runs, story_line
-from rmgr.model.tasks.submission import expand_output_name, has_own_name, unknown_placeholder
+from rmgr.model.base import Capacity, Request, check_name, parse_submission, taskq_name
+from rmgr.model.block import STORY_CHARS, BlockKey, pending_indices, runs, story_line
+from rmgr.model.states import TRANSITIONS, State, diagram
+from rmgr.model.submission import expand_output_name, has_own_name, parse_array, shown_index, unknown_placeholder
+from rmgr.model.units import MAX_DURATION_US, format_duration, format_size, parse_duration_us, parse_size
 from tests.places import ROOT
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from rmgr.client.specs import Options, draft_of
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, UsageError
-from rmgr.model.base.resources import Capacity, NodeAttributes, Request
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
-from rmgr.model.tasks.submission import Rigid, Submission, Terms, Work
+from rmgr.model.base import Capacity, NodeAttributes, Request
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec, UserLimits
+from rmgr.model.submission import Rigid, Submission, Terms, Work
 from rmgr.procedures.admission import admit, check_admitted, check_changed, chosen_classes
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rmgr.coord.protocol import paths
 from rmgr.errors import NotConnected, WrongCluster
-from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.procedures.bootstrap import bootstrap, read_settings, verify
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore

@@ -34,9 +34,9 @@ from rmgr.coord.protocol.records import (
 from rmgr.daemons.leader.placement.requests import newest_checkpoint
 from rmgr.daemons.leader.submissions import actions, follow
 from rmgr.errors import DataLost, WrongCluster
-from rmgr.model.base.states import State
-from rmgr.model.tasks.block import BlockData, Fragment, Outcome
-from rmgr.model.tasks.submission import Tail
+from rmgr.model.block import BlockData, Fragment, Outcome
+from rmgr.model.states import State
+from rmgr.model.submission import Tail
 from rmgr.model.views import JobView
 from rmgr.procedures import bounded, output_keys, snapshot
 from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, MOST_SUMMARY_BYTES

@@ -13,9 +13,9 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Gone, Multi, Stamped
 from rmgr.coord.protocol.records import join_page, read_fragment
 from rmgr.errors import CoordinationUnavailable
-from rmgr.model.base.states import State
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.submission import Paged
+from rmgr.model.block import BlockKey
+from rmgr.model.states import State
+from rmgr.model.submission import Paged
 from rmgr.procedures.control import cancel_tasks
 from rmgr.procedures.history import paged_with
 from rmgr.procedures.snapshot import fetch, read_claimed, read_progress, read_tasks

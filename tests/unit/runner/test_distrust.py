@@ -25,8 +25,8 @@ from rmgr.adapters.host.distrust import (
     stream_socket,
     taken,
 )
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, CommandEnd, Output, SpawnerUp, Surprise, TaskEnd, TaskExtra, WorkerGone
+from rmgr.model.frames import MAX_INLINE_OUTPUT, CommandEnd, Output, SpawnerUp, Surprise, TaskEnd, TaskExtra, WorkerGone
+from rmgr.model.states import Reason
 from rmgr.runner.host.board import SIZE, create_board
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")

@@ -19,8 +19,8 @@ from rmgr.client.futures import Settled, error_of, load, raised_by, value_of
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback, TaskFailed
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import Outcome
+from rmgr.model.block import Outcome
+from rmgr.model.states import Reason, State
 from rmgr.runner import program
 from rmgr.runner.remote import dump_exception, dump_value
 from tests.harness.memory_store import MemoryStore

@@ -56,7 +56,7 @@ number, inside, outside = sys.argv[1], sys.stdin.buffer, os.fdopen(os.dup(1), "w
 from rmgr.runner import program
 from rmgr.runner.python.calls import FunctionCache
 from rmgr.runner.remote import dump_exception, dump_value
-from rmgr.model.wire.frames import BatchShape, TaskBatch
+from rmgr.model.frames import BatchShape, TaskBatch
 from hashlib import sha256
 program.serve(number)
 cache = FunctionCache()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.host.accounts import acting, find_account
-from rmgr.model.base.states import Reason
+from rmgr.model.states import Reason
 from rmgr.runner.command import REMOVE
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.files import remove_all, remove_tree

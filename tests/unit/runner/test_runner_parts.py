@@ -16,9 +16,9 @@ import pytest
 from rmgr.adapters.host.accounts import live_output
 from rmgr.adapters.host.cgroup import members, remove_group
 from rmgr.client.logs import unseen
-from rmgr.model.base.states import Reason
-from rmgr.model.tasks.gap import gap_line, place
-from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandBatch, CommandItem, Output
+from rmgr.model.block import gap_line, place
+from rmgr.model.frames import NO_OUTPUT, BatchShape, CommandBatch, CommandItem, Output
+from rmgr.model.states import Reason
 from rmgr.runner import modules
 from rmgr.runner.command import Launcher, interpreter_of_script
 from rmgr.runner.host import contain

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.model.wire.frames import BatchShape, CommandItem
+from rmgr.model.frames import BatchShape, CommandItem
 from rmgr.runner.host import slurm
 from rmgr.runner.host.environment import command_environment, shared_variables
 from rmgr.runner.ranks import srun

@@ -20,8 +20,8 @@ from rmgr.adapters.host.process import CgroupConfig, NodeRunner, freezer_of
 from rmgr.adapters.host.slot import Slot
 from rmgr.adapters.host.workevents import CommandsEnded, NodeEvent, PartBegan, PartsServed, PartStubborn, TurnerRestarted
 from rmgr.errors import ConfigError
-from rmgr.model.cluster.node import Freezer
-from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem
+from rmgr.model.frames import BatchShape, CommandBatch, CommandItem
+from rmgr.model.node import Freezer
 from rmgr.runner.host import contain
 from rmgr.runner.host.contain import below, state_of
 from rmgr.runtime import machine

@@ -11,9 +11,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.coord.views import answers, health
-from rmgr.model.cluster.node import Drain
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.node import Drain
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.submission import Rigid
 from rmgr.model.views import Level
 from rmgr.runtime.aside import MOST, Aside
 from tests.harness.leader_bench import Bench, committed

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from rmgr.daemons.leader.facts import job_of, node_of
-from rmgr.model.base.resources import Capacity, Request
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.submission import Rigid, Submission, Work
+from rmgr.model.base import Capacity, Request
+from rmgr.model.block import BlockKey
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.submission import Rigid, Submission, Work
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass

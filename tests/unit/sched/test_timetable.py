@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from rmgr.model.cluster.node import GangClock, GangRecord
-from rmgr.model.tasks.block import job_id, run_label
+from rmgr.model.block import job_id, run_label
+from rmgr.model.node import GangClock, GangRecord
 from rmgr.sched.capacity.gangs import Carousel, Timetable
 from rmgr.sched.records import Gang
 

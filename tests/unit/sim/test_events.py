@@ -12,7 +12,7 @@ import pytest
 
 from rmgr.adapters.policy_files import load
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node

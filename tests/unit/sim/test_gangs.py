@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.sched import job as sched_job
 from rmgr.sched.capacity.gangs import Carousel
 from rmgr.sched.catalogue import policy_named

@@ -16,7 +16,7 @@ import pytest
 
 from rmgr.cli.main import run
 from rmgr.errors import UsageError
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.sim.engine.outcome import JobOutcome, Parting, Result, Spell
 from rmgr.sim.papers import report
 from rmgr.sim.plots import pictures

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from rmgr.errors import RmgrError
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
 from rmgr.sched.plan import Accepted, Why

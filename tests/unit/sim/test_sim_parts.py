@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.sim.engine.machine import Machine
 from rmgr.sim.engine.outcome import JobOutcome, Result, Spell
 from rmgr.sim.engine.validate import check, violations

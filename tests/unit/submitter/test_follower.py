@@ -14,10 +14,10 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_record, join_page
 from rmgr.errors import CoordinationUnavailable, DataLost, InvalidRecord, Unavailable
-from rmgr.model.base.states import State
-from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.submission import Paged, Tail
-from rmgr.model.wire.line import Ahead, Told
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.line import Ahead, Told
+from rmgr.model.states import State
+from rmgr.model.submission import Paged, Tail
 from rmgr.procedures import bounded
 from rmgr.submitter.port import Read
 from tests.harness.following import World, fragment

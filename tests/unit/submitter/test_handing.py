@@ -16,8 +16,8 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Delete, Gone, Multi, Set, Unknown
 from rmgr.coord.protocol.records import decode_block, decode_record, encode_record
-from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.tasks.submission import Submission, Tail, Work
+from rmgr.model.node import NodeRecord
+from rmgr.model.submission import Submission, Tail, Work
 from rmgr.submitter.handing import Handing
 from rmgr.submitter.upkeep import Fate, fate_of
 from tests.harness.client_cluster import Cluster

@@ -17,7 +17,7 @@ from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.errors import UsageError
-from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.model.submission import Command, Submission, Work
 from rmgr.runtime import machine
 from rmgr.submitter.port import Order, Submitted, prepared
 from rmgr.submitter.submitting import Numbers, submit, submit_many

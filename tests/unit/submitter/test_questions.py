@@ -24,12 +24,12 @@ from rmgr.coord.protocol.records import encode_block, encode_record
 from rmgr.daemons.gateway.talking import MOST, Asking
 from rmgr.daemons.gateway.values import GatewayContext
 from rmgr.errors import LimitReached, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
-from rmgr.model.base.resources import Capacity
-from rmgr.model.cluster.identity import Identity, Role
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Terms, Work
+from rmgr.model.base import Capacity
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.identity import Identity, Role
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Command, Phase, Submission, Tail, Terms, Work
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.submitter import questions as q
 from rmgr.submitter.answers import ANSWERS, Answers

@@ -34,9 +34,9 @@ from rmgr.daemons.leader.placement.orders import standing
 from rmgr.daemons.leader.placement.stops import PendingStop
 from rmgr.daemons.leader.tree import LeaderTree, Thunk, WatchedCache, names_below, read_again
 from rmgr.errors import InvalidRecord, RmgrError, StateConflict
-from rmgr.model.cluster.node import MOST_QUANTUM_US
-from rmgr.model.tasks.block import MAX_INDEX, Allocation, BlockKey, job_id
-from rmgr.model.tasks.submission import Submission, as_started
+from rmgr.model.block import MAX_INDEX, Allocation, BlockKey, job_id
+from rmgr.model.node import MOST_QUANTUM_US
+from rmgr.model.submission import Submission, as_started
 from rmgr.runtime.story import Bell, Pause, Story, insist
 from rmgr.sched.capacity.gangs import leaves_of
 from rmgr.sched.job import Job, Node, Running, each_node, nodes_of

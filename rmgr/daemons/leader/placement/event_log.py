@@ -12,7 +12,7 @@ from rmgr.coord.protocol import keys
 from rmgr.daemons.leader.placement.pipeline import named, pipeline_of
 from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
+from rmgr.model.queue import ClusterSettings, PipelineSpec
 from rmgr.runtime.mailbox import Timer
 from rmgr.runtime.story import Story
 from rmgr.sched.plan import Plan

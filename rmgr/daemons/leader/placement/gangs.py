@@ -20,8 +20,8 @@ from rmgr.coord.protocol.multi import MAX_GANGS_BYTES, Stamped
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.leader.facts import Names, natural
 from rmgr.errors import LimitReached, RmgrError
-from rmgr.model.base.units import counted, spanned
-from rmgr.model.cluster.node import LEAD_US, MOST_LEAVES, GangClock, GangRecord, NodeRecord, NodeState
+from rmgr.model.node import LEAD_US, MOST_LEAVES, GangClock, GangRecord, NodeRecord, NodeState
+from rmgr.model.units import counted, spanned
 from rmgr.model.views import GangSummary
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReader

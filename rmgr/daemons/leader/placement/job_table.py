@@ -20,8 +20,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import unpack
 from rmgr.daemons.leader.facts import Known, Names
 from rmgr.daemons.leader.tree import WatchedCache
-from rmgr.model.tasks.block import Allocation, BlockKey, job_id, task_of
-from rmgr.model.tasks.submission import Submission
+from rmgr.model.block import Allocation, BlockKey, job_id, task_of
+from rmgr.model.submission import Submission
 from rmgr.sched.job import Placement, Reservation, spans_of
 from rmgr.sched.records import Hold, Note, Share, Usage
 from rmgr.sched.state.cluster import ClusterState, notes_of

@@ -39,10 +39,10 @@ from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, stop_o
 from rmgr.daemons.leader.placement.view import said
 from rmgr.daemons.leader.tree import LeaderTree
 from rmgr.errors import RmgrError
-from rmgr.model.base.resources import MIB
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import LEAD_US, InboxOrder, OrderKind
-from rmgr.model.tasks.block import BlockData, BlockKey, job_id, run_label, task_of
+from rmgr.model.base import MIB
+from rmgr.model.block import BlockData, BlockKey, job_id, run_label, task_of
+from rmgr.model.node import LEAD_US, InboxOrder, OrderKind
+from rmgr.model.states import Reason, State
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Pause, Story, insist

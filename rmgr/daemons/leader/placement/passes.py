@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rmgr.daemons.leader.placement.plugin_child import LENGTH
 from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import UNREADABLE_TEXT
-from rmgr.model.base.units import format_duration, utc
+from rmgr.model.units import format_duration, utc
 from rmgr.runtime import machine
 from rmgr.runtime.story import Story
 from rmgr.sched.catalogue import policy_named

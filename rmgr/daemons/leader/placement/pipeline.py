@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from rmgr.adapters import policy_files
 from rmgr.daemons.service.metaserver import default_pipeline
 from rmgr.errors import ConfigError
-from rmgr.model.cluster.node import LEAST_QUANTUM_US, MOST_QUANTUM_US
-from rmgr.model.cluster.queue import DEFAULT_POLICY, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.cluster.servers import CALLS
+from rmgr.model.node import LEAST_QUANTUM_US, MOST_QUANTUM_US
+from rmgr.model.queue import DEFAULT_POLICY, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.servers import CALLS
 from rmgr.sched.catalogue import CALL_POLICIES, POLICIES, heeds_priority, policy_named, takes_orders
 from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import Kind, shown

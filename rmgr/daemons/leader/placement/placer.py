@@ -25,7 +25,7 @@ from rmgr.daemons.leader.placement.stops import Stops
 from rmgr.daemons.leader.placement.view import ClassMetrics, placing_view
 from rmgr.daemons.leader.tree import LeaderContext
 from rmgr.errors import StateConflict
-from rmgr.model.tasks.block import task_of
+from rmgr.model.block import task_of
 from rmgr.model.views import PlacingView
 from rmgr.runtime.mailbox import Timer
 from rmgr.runtime.story import Bell, Story

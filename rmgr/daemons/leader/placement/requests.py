@@ -33,10 +33,10 @@ from rmgr.daemons.leader.placement.job_table import PlacedJob
 from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, stop_order
 from rmgr.daemons.leader.placement.view import label
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, Unavailable, UsageError
-from rmgr.model.base.units import counted
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import MAX_INDEX, BlockKey, StopKind, StopRequest, job_id, job_label, task_of
-from rmgr.model.tasks.submission import FROM_START
+from rmgr.model.block import MAX_INDEX, BlockKey, StopKind, StopRequest, job_id, job_label, task_of
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.submission import FROM_START
+from rmgr.model.units import counted
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story
 from rmgr.sched.capacity.pool_node import room_if_empty

@@ -19,8 +19,8 @@ from rmgr.coord.protocol.records import cut, decode_block
 from rmgr.daemons.leader.facts import Known, known_of, with_known
 from rmgr.daemons.leader.placement.job_table import PlacedJob
 from rmgr.daemons.leader.placement.view import label
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import BlockData, BlockKey, task_of
+from rmgr.model.block import BlockData, BlockKey, task_of
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.runtime import machine
 from rmgr.runtime.story import Story, insist
 from rmgr.sched.job import Job, Running, nodes_of

@@ -21,11 +21,10 @@ from rmgr.daemons.leader.facts import NOTHING_KNOWN, Names, allocation_of, allow
 from rmgr.daemons.leader.placement.job_table import JobTable
 from rmgr.errors import Infeasible, RmgrError
 from rmgr.model import views
-from rmgr.model.base.resources import MIB
-from rmgr.model.base.units import utc
-from rmgr.model.tasks.array import shown_index
-from rmgr.model.tasks.block import MAX_INDEX, NO_SEQ, BlockKey, job_label, task_of
-from rmgr.model.tasks.submission import Rigid, Submission
+from rmgr.model.base import MIB
+from rmgr.model.block import MAX_INDEX, NO_SEQ, BlockKey, job_label, task_of
+from rmgr.model.submission import Rigid, Submission, shown_index
+from rmgr.model.units import utc
 from rmgr.procedures.admission import class_view, state_of
 from rmgr.runtime import machine
 from rmgr.sched.engine import run_pass

@@ -36,10 +36,10 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import NOTHING, decode_block, encode_fragment, join_page, read_fragment
 from rmgr.daemons.leader.tree import LeaderContext, version_of
 from rmgr.errors import DataLost, RmgrError
-from rmgr.model.base.states import LOSSES
-from rmgr.model.tasks.block import FailedRange, Fragment
-from rmgr.model.tasks.block import Outcome as TaskOutcome
-from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.model.block import FailedRange, Fragment
+from rmgr.model.block import Outcome as TaskOutcome
+from rmgr.model.states import LOSSES
+from rmgr.model.submission import Phase, Submission, Tail
 from rmgr.procedures.bounded import outcomes_of_rows, page_at
 from rmgr.procedures.history import ended_before, forget, history_rows, kept_outputs, oldest_end, paged_with, summary
 from rmgr.procedures.output_keys import delete_outputs

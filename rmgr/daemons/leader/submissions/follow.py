@@ -27,8 +27,8 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.daemons.leader.tree import Term, data_of, names_below
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, RmgrError
-from rmgr.model.tasks.block import Fragment
-from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
+from rmgr.model.block import Fragment
+from rmgr.model.submission import Paged, Phase, Submission, Tail
 from rmgr.procedures.bounded import page_at, pages
 from rmgr.runtime.mailbox import Timer
 from rmgr.runtime.story import Pause, Story

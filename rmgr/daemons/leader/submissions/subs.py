@@ -36,10 +36,10 @@ from rmgr.daemons.leader.submissions.follow import Followed, Stage
 from rmgr.daemons.leader.submissions.sweep import Sweeper
 from rmgr.daemons.leader.tree import WatchedCache, version_of
 from rmgr.errors import DataLost, InvalidRecord, RmgrError, WrongCluster
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Revocation, RevokedWork, Role
-from rmgr.model.cluster.node import InboxOrder, OrderKind, SubmitterEntry
-from rmgr.model.tasks.submission import Phase, Submission
+from rmgr.model.identity import Revocation, RevokedWork, Role
+from rmgr.model.node import InboxOrder, OrderKind, SubmitterEntry
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Submission
 from rmgr.procedures.history import ending_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint

@@ -28,9 +28,9 @@ from rmgr.coord.ops.work import bring_back, rename, set_aside
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Phase, Submission
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.submission import Phase, Submission
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Pause, Story, each

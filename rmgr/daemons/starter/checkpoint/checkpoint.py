@@ -40,12 +40,12 @@ from rmgr.daemons.starter.staging.logs import Flushed, StoredStream
 from rmgr.daemons.starter.staging.outputs import Ending, discard, remove_directory, write
 from rmgr.errors import CoordinationUnavailable, DataLost, StateConflict, StoreUnavailable, ValueTooLarge
 from rmgr.log import audit
-from rmgr.model.base.states import Reason
-from rmgr.model.base.units import format_duration, utc
-from rmgr.model.cluster.node import InboxOrder
-from rmgr.model.tasks.block import PastAttempt, story_line
-from rmgr.model.tasks.submission import FROM_START, Rigid
-from rmgr.model.wire.frames import NO_OUTPUT
+from rmgr.model.block import PastAttempt, story_line
+from rmgr.model.frames import NO_OUTPUT
+from rmgr.model.node import InboxOrder
+from rmgr.model.states import Reason
+from rmgr.model.submission import FROM_START, Rigid
+from rmgr.model.units import format_duration, utc
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story
 

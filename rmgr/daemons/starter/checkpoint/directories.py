@@ -36,8 +36,8 @@ from rmgr.daemons.starter.core.io import on_thread
 from rmgr.daemons.starter.execution.holds import CHECKPOINTS, HeldParts
 from rmgr.daemons.starter.staging.outputs import charged
 from rmgr.errors import DataLost, NotFound, PermissionDenied, RmgrError, StateConflict, StoreUnavailable, Unavailable
-from rmgr.model.cluster.node import NodeRecord
-from rmgr.model.tasks.block import run_label
+from rmgr.model.block import run_label
+from rmgr.model.node import NodeRecord
 from rmgr.procedures.bounded import row_of
 from rmgr.runner.host.files import blind_ns, marks_of, remove_tree
 from rmgr.runner.ranks import ranks

@@ -28,16 +28,16 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.coord.seal import CheckpointSeal, before_seal, checkpoint_statement
 from rmgr.errors import DataLost, PermissionDenied, StateConflict, UsageError, ValueTooLarge
-from rmgr.model.base.units import format_size
-from rmgr.model.cluster.identity import Role
-from rmgr.model.wire.stream import json_decoder
+from rmgr.model.identity import Role
+from rmgr.model.stream import json_decoder
+from rmgr.model.units import format_size
 from rmgr.procedures.bounded import row_of
 from rmgr.runner.host.files import remove_all
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.identity.trust import Trust
-    from rmgr.model.cluster.node import Meta
+    from rmgr.model.node import Meta
 
 T = TypeVar("T")
 #: Bytes of one piece, and largest size of a file that shares one.

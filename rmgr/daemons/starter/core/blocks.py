@@ -25,10 +25,10 @@ from rmgr.coord.protocol.multi import Multi
 from rmgr.coord.protocol.records import brief, encode_block, encode_failed, encode_outcomes
 from rmgr.coord.seal import narrowed
 from rmgr.daemons.starter.core.fetch import ArgumentsPiece
-from rmgr.model.base.resources import Needs
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import MAX_INLINE_OUTCOMES, BlockData, BlockKey, FailedRange, Fragment, Outcome, Seal, has_begun, runs
-from rmgr.model.wire.line import ClaimStage
+from rmgr.model.base import Needs
+from rmgr.model.block import MAX_INLINE_OUTCOMES, BlockData, BlockKey, FailedRange, Fragment, Outcome, Seal, has_begun, runs
+from rmgr.model.line import ClaimStage
+from rmgr.model.states import Reason, State
 
 #: Most failed attempts of one COMPLETE, and bytes of their records: with the rest they stay below the caps of a multi.
 MAX_FAILED = 100

@@ -25,11 +25,11 @@ from rmgr.coord.protocol.records import UNREADABLE, array_length, decode_payload
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.uploads import StagingRoom, Uploads
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, RowGone, UsageError, ValueTooLarge
-from rmgr.model.base.states import Reason
-from rmgr.model.tasks.block import MAX_TASKS
-from rmgr.model.tasks.submission import MAX_FUNCTION_BYTES, MAX_MODULE_BYTES, MAX_UPLOAD_BYTES
-from rmgr.model.wire.frames import MAX_INLINE_FUNCTION
-from rmgr.model.wire.stream import MAX_FRAME
+from rmgr.model.block import MAX_TASKS
+from rmgr.model.frames import MAX_INLINE_FUNCTION
+from rmgr.model.states import Reason
+from rmgr.model.stream import MAX_FRAME
+from rmgr.model.submission import MAX_FUNCTION_BYTES, MAX_MODULE_BYTES, MAX_UPLOAD_BYTES
 from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runtime import machine
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from rmgr.model.base.units import format_size
+from rmgr.model.units import format_size
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Log
 

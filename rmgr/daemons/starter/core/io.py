@@ -24,7 +24,7 @@ from rmgr.adapters.access.turns import UserTurns
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.home import Home
 from rmgr.errors import RmgrError, StoreUnavailable
-from rmgr.model.base.units import format_duration
+from rmgr.model.units import format_duration
 from rmgr.runtime import machine
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import expm1, inf, log
 
 from rmgr.coord.decisions import admitted
-from rmgr.model.cluster.queue import CORES, CappedUse, UserLimits
+from rmgr.model.queue import CORES, CappedUse, UserLimits
 from rmgr.runtime import machine
 
 #: Work claimed beyond what runs, in seconds of all slots.

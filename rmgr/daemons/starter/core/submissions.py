@@ -25,14 +25,13 @@ from rmgr.daemons.starter.core.blocks import BlockVerdict, ClaimedBlock
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, RmgrError
 from rmgr.log import BOOK
-from rmgr.model.base.resources import MIB, Needs, needs_of
-from rmgr.model.base.states import Reason
-from rmgr.model.base.units import format_duration, utc
-from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
-from rmgr.model.tasks.array import Array, parse_array
-from rmgr.model.tasks.block import Fragment
-from rmgr.model.tasks.submission import MAX_INITIALIZER_BYTES, OnDisconnect, Phase, Submission, Work
-from rmgr.model.wire.frames import BatchShape
+from rmgr.model.base import MIB, Needs, needs_of
+from rmgr.model.block import Fragment
+from rmgr.model.frames import BatchShape
+from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.states import Reason
+from rmgr.model.submission import MAX_INITIALIZER_BYTES, Array, OnDisconnect, Phase, Submission, Work, parse_array
+from rmgr.model.units import format_duration, utc
 from rmgr.runner.host.environment import UMASK
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Log
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.identity.pki import Certified
     from rmgr.adapters.identity.trust import Trust
-    from rmgr.model.tasks.block import Seal
-    from rmgr.model.tasks.submission import Amendment
+    from rmgr.model.block import Seal
+    from rmgr.model.submission import Amendment
 
 #: Most records kept, and most nonces.
 KEEP = 4096

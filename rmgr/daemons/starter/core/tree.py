@@ -19,7 +19,7 @@ from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.readback import Verdict, judge, proof_paths, resolved
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, QuotaReached, RmgrError
-from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.node import NodeRecord
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.machine import Log

@@ -21,8 +21,8 @@ from typing import IO
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DataLost, PermissionDenied, RowGone, ValueTooLarge
-from rmgr.model.base.units import format_size
-from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS
+from rmgr.model.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS
+from rmgr.model.units import format_size
 
 #: Bytes of uploads kept on a node.
 CAP_BYTES = 2 * 1024 * 1024 * 1024

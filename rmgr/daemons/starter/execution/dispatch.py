@@ -22,11 +22,11 @@ from rmgr.daemons.starter.core.shares import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_
 from rmgr.daemons.starter.core.submissions import Admission, Info, admission_of
 from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.daemons.starter.staging.stage import Staged
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.node import Freezer
-from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.submission import MAX_SCRIPT_BYTES, Command
-from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
+from rmgr.model.block import BlockKey
+from rmgr.model.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
+from rmgr.model.node import Freezer
+from rmgr.model.states import Reason
+from rmgr.model.submission import MAX_SCRIPT_BYTES, Command
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 

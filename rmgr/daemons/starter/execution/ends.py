@@ -28,9 +28,9 @@ from rmgr.daemons.starter.staging import outputs
 from rmgr.daemons.starter.staging.logs import LOG_PART_BYTES, Flushed
 from rmgr.errors import LimitReached, RmgrError
 from rmgr.log import BOOK, audit
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import INITIALIZER_FAILED, MAX_INLINE_VALUE, FailedRange, Outcome, PastAttempt
-from rmgr.model.wire.frames import CommandEnd, TaskEnd
+from rmgr.model.block import INITIALIZER_FAILED, MAX_INLINE_VALUE, FailedRange, Outcome, PastAttempt
+from rmgr.model.frames import CommandEnd, TaskEnd
+from rmgr.model.states import Reason, State
 from rmgr.runner.host.kernel import DIRECTORY_GONE, DISK_WAS_FULL
 from rmgr.runtime import machine
 from rmgr.runtime.aside import place_of

@@ -19,9 +19,9 @@ from rmgr.coord import validity
 from rmgr.coord.protocol import paths
 from rmgr.daemons.starter.core.tree import SELDOM_S, WatchedZnode, record_of, settle_again
 from rmgr.errors import RmgrError
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.node import GangClock, GangRecord, NodeRecord
-from rmgr.model.tasks.block import run_label
+from rmgr.model.block import run_label
+from rmgr.model.node import GangClock, GangRecord, NodeRecord
+from rmgr.model.states import Reason
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import OWN, ClockReader
 from rmgr.runtime.story import Pause, Story
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.submissions import Info
     from rmgr.daemons.starter.node.node import NodeAgent
-    from rmgr.model.tasks.block import Allocation, NodeHold
+    from rmgr.model.block import Allocation, NodeHold
 
 #: The turner knows at least the rows of this time, and of this many slots: it goes on while its Starter stands still.
 AHEAD_US, _AHEAD_SLOTS = 45_000_000, 4

@@ -24,12 +24,12 @@ from rmgr.daemons.starter.core.tree import settle_again
 from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.daemons.starter.staging.accounts import hand_over
 from rmgr.errors import RmgrError, WrongCluster
-from rmgr.model.base.resources import MIB, Needs
-from rmgr.model.base.states import OWN_FAILURES, Reason
-from rmgr.model.base.units import format_size
-from rmgr.model.cluster.node import Freezer
-from rmgr.model.tasks.block import NodeHold, Reserved, run_label
-from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandEnd, CommandItem
+from rmgr.model.base import MIB, Needs
+from rmgr.model.block import NodeHold, Reserved, run_label
+from rmgr.model.frames import BatchShape, CommandBatch, CommandEnd, CommandItem
+from rmgr.model.node import Freezer
+from rmgr.model.states import OWN_FAILURES, Reason
+from rmgr.model.units import format_size
 from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine

@@ -23,8 +23,8 @@ from rmgr.adapters.host.process import NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.submissions import Info, RecordState
 from rmgr.errors import ConfigError
-from rmgr.model.base.resources import Needs, lent_variables, needs_of
-from rmgr.model.base.states import Reason
+from rmgr.model.base import Needs, lent_variables, needs_of
+from rmgr.model.states import Reason
 from rmgr.runtime import machine
 
 #: Most idle workers of other kinds that a slot keeps.

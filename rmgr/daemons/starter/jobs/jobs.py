@@ -43,11 +43,11 @@ from rmgr.daemons.starter.staging.accounts import hand_over
 from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.log import audit
-from rmgr.model.base.resources import share_variable
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.block import Allocation, BlockData, BlockKey, run_label, story_line
-from rmgr.model.wire.frames import BatchShape
+from rmgr.model.base import share_variable
+from rmgr.model.block import Allocation, BlockData, BlockKey, run_label, story_line
+from rmgr.model.frames import BatchShape
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.states import Reason
 from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine

@@ -26,7 +26,7 @@ from rmgr.coord.decisions.rights import denied
 from rmgr.daemons.service.serving import audited, person_of
 from rmgr.daemons.starter.checkpoint.directories import answer, sentence
 from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, Unavailable
-from rmgr.model.base.units import counted
+from rmgr.model.units import counted
 from rmgr.runner.ranks import ranks, terminal
 from rmgr.runtime import machine
 

@@ -27,9 +27,9 @@ from rmgr.daemons.starter.core.tree import IdleStage
 from rmgr.daemons.starter.execution.dispatch import words_of
 from rmgr.daemons.starter.pull.hands import News
 from rmgr.errors import RmgrError
-from rmgr.model.base.units import utc
-from rmgr.model.tasks.block import MAX_INLINE_OUTCOMES, MAX_STORY, BlockData, Fragment, PastAttempt, has_begun, story_line
-from rmgr.model.tasks.block import Outcome as Ended
+from rmgr.model.block import MAX_INLINE_OUTCOMES, MAX_STORY, BlockData, Fragment, PastAttempt, has_begun, story_line
+from rmgr.model.block import Outcome as Ended
+from rmgr.model.units import utc
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Pause, Story

@@ -39,11 +39,11 @@ from rmgr.daemons.starter.node.node import Call, NodeAgent, Shared, passing_dire
 from rmgr.daemons.starter.node.trouble import Drains
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError, StateConflict, VersionMismatch, WrongCluster
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
-from rmgr.model.cluster.queue import CappedUse, ClusterSettings, Dispatch
-from rmgr.model.cluster.version import check_release, release
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.node import NodeRecord, NodeState, StarterEntry
+from rmgr.model.queue import CappedUse, ClusterSettings, Dispatch
+from rmgr.model.states import Reason
+from rmgr.model.version import check_release, release
 from rmgr.procedures.bootstrap import check_same, read_meta
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine

@@ -46,10 +46,10 @@ from rmgr.daemons.starter.staging.accounts import Accounts, AccountsPolicy, Reac
 from rmgr.daemons.starter.staging.inputs import Inputs, OutputClaims
 from rmgr.daemons.starter.staging.outputs import Charge, OutputRows
 from rmgr.daemons.starter.staging.stage import Stager
-from rmgr.model.base.resources import MIB, Capacity, NodeAttributes
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import Meta
-from rmgr.model.tasks.block import BlockKey
+from rmgr.model.base import MIB, Capacity, NodeAttributes
+from rmgr.model.block import BlockKey
+from rmgr.model.node import Meta
+from rmgr.model.states import Reason, State
 from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.bootstrap import read_settings
 from rmgr.runtime import machine

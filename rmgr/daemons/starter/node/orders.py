@@ -18,9 +18,9 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import Quietly
 from rmgr.daemons.starter.core.submissions import Admission, Info
 from rmgr.errors import CoordinationUnavailable, RmgrError
-from rmgr.model.base.states import CANCELS, Reason
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import BlockKey
+from rmgr.model.block import BlockKey
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.states import CANCELS, Reason
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story, insist
 

@@ -19,9 +19,9 @@ from rmgr.coord.decisions.rights import Person, check, may
 from rmgr.coord.protocol import keys
 from rmgr.daemons.service.serving import audited, person_of
 from rmgr.errors import NotFound, Unavailable
-from rmgr.model.base.resources import MIB
-from rmgr.model.base.states import State
-from rmgr.model.tasks.gap import place
+from rmgr.model.base import MIB
+from rmgr.model.block import place
+from rmgr.model.states import State
 from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 from rmgr.runtime import machine
 

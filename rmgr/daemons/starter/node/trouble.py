@@ -21,9 +21,9 @@ from rmgr.coord.protocol.multi import Committed, Conflict, Outcome
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.io import on_thread
 from rmgr.errors import RmgrError
-from rmgr.model.base.states import Reason
-from rmgr.model.base.units import format_size
-from rmgr.model.cluster.node import Drain, Trouble, TroubleKind
+from rmgr.model.node import Drain, Trouble, TroubleKind
+from rmgr.model.states import Reason
+from rmgr.model.units import format_size
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story
 

@@ -31,8 +31,8 @@ from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import check_block, decode
 from rmgr.daemons.starter.core.shares import Turns
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.queue import QueueSpec
 from rmgr.runtime import machine
 
 #: A list older than this is read again before it is used.

@@ -32,9 +32,9 @@ from rmgr.daemons.starter.core.io import Quietly
 from rmgr.daemons.starter.core.tree import IdleStage
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.identity import Role
-from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
-from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
+from rmgr.model.block import BlockData, BlockKey, KeyedPayload
+from rmgr.model.identity import Role
+from rmgr.model.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.machine import Log

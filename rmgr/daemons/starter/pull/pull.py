@@ -23,9 +23,9 @@ from rmgr.daemons.starter.core.shares import AGAIN_S, AHEAD_S, claim_size, owed_
 from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.core.tree import IdleStage
 from rmgr.daemons.starter.pull.board import BlockCandidate, CandidateStage, PendingQueue
-from rmgr.model.base.resources import Needs
-from rmgr.model.tasks.block import MAX_TASKS, BlockKey
-from rmgr.model.tasks.submission import key_now
+from rmgr.model.base import Needs
+from rmgr.model.block import MAX_TASKS, BlockKey
+from rmgr.model.submission import key_now
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.story import Story

@@ -24,7 +24,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.fetch import Arguments, Fetched, FetchFailure, KeptFile, OwnPiece
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.errors import ConfigError, PermissionDenied
-from rmgr.model.base.states import Reason
+from rmgr.model.states import Reason
 from rmgr.runner.host import home
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Log
@@ -289,6 +289,6 @@ class Reach:
     def problem(self, account: Account) -> str:
         """Returns what keeps the account out, "" if nothing does. Cost: about 1 ms, on an IO thread. Raises: OSError."""
         programs = [Path(path) for path in (home.PYTHON, self.python) if path]
-        modules = [home.source(name) for name in ("rmgr.__init__", "rmgr.runner.spawner", "rmgr.model.wire.frames")]
+        modules = [home.source(name) for name in ("rmgr.__init__", "rmgr.runner.spawner", "rmgr.model.frames")]
         modules += [Path(module.__file__) for module in (os, msgspec, cloudpickle) if module.__file__] if home.IS_OWN else ()
         return obstacle(account, directories=[self.directory], programs=programs, modules=modules)

@@ -24,9 +24,9 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import NOTHING, About, Coordinator, Encoding, Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.errors import CoordinationUnavailable, DataLost, KeyExists, NotFound, PermissionDenied, RmgrError, StoreUnavailable
-from rmgr.model.base.states import State
-from rmgr.model.tasks.block import KeyedPayload
-from rmgr.model.tasks.submission import Paged
+from rmgr.model.block import KeyedPayload
+from rmgr.model.states import State
+from rmgr.model.submission import Paged
 from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.output_keys import HOW_TO_REPLACE, Fates, Wanted, claim_pointers, locate
 from rmgr.procedures.snapshot import outcomes_of, read_fragments, read_pages

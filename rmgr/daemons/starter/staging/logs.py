@@ -17,8 +17,8 @@ from itertools import islice
 
 from rmgr.adapters.host.accounts import Account, open_regular
 from rmgr.coord.protocol.ports import Store
-from rmgr.model.tasks.gap import gap_line, place
-from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, Output
+from rmgr.model.block import gap_line, place
+from rmgr.model.frames import MAX_INLINE_OUTPUT, Output
 
 #: Size of one row of a log; longer output has several.
 LOG_PART_BYTES = 256 * 1024

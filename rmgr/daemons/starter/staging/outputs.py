@@ -28,11 +28,11 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock, failed_record
 from rmgr.daemons.starter.core.io import Convoy, StoreIO
 from rmgr.daemons.starter.staging.logs import Flushed, StoredStream
 from rmgr.errors import DataLost, LimitReached, RmgrError, StoreUnavailable, Unavailable, UsageError, ValueTooLarge
-from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import format_duration, format_size
-from rmgr.model.tasks.block import MAX_INLINE_VALUE, Call, FailedRange, Outcome
-from rmgr.model.tasks.submission import Submission
-from rmgr.model.wire.frames import NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
+from rmgr.model.block import MAX_INLINE_VALUE, Call, FailedRange, Outcome
+from rmgr.model.frames import NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Submission
+from rmgr.model.units import format_duration, format_size
 from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.output_keys import delete_pointers
 from rmgr.runner.host.files import remove_tree

@@ -30,10 +30,10 @@ from rmgr.daemons.starter.core.uploads import GivenUpError, NoRoom, StagingShare
 from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
 from rmgr.daemons.starter.staging.inputs import ROWS_TOGETHER, Input, Inputs, Left, OutputClaims, TaskReads
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, RmgrError, StoreUnavailable, UsageError, ValueTooLarge
-from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, MAX_LEFT_KEYS, KeyedPayload
-from rmgr.model.tasks.submission import Command, expand_output_name, has_own_name
-from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
-from rmgr.model.wire.line import ClaimStage
+from rmgr.model.block import MAX_KEYED_BYTES, MAX_KEYS, MAX_LEFT_KEYS, KeyedPayload
+from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
+from rmgr.model.line import ClaimStage
+from rmgr.model.submission import Command, expand_output_name, has_own_name
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 

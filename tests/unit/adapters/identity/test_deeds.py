@@ -20,10 +20,10 @@ from rmgr.daemons.gateway.values import OwnedStore
 from rmgr.daemons.leader.submissions.actions import keep_outputs
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import PermissionDenied, UsageError
-from rmgr.model.cluster.identity import Revocation, Role
-from rmgr.model.cluster.queue import SHARED, ClusterSettings
-from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.submission import Tail
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.identity import Revocation, Role
+from rmgr.model.queue import SHARED, ClusterSettings
+from rmgr.model.submission import Tail
 from rmgr.procedures import authentic as deeds_module
 from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.output_keys import Fates

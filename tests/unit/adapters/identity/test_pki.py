@@ -17,7 +17,7 @@ from rmgr.adapters.identity.trust import Trust, ZooKeeperKeys
 from rmgr.coord.ops.membership import identify
 from rmgr.coord.protocol import paths
 from rmgr.errors import ConfigError, PermissionDenied, UsageError
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 from tests.harness.bundles import Bundles, session_bundles
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree

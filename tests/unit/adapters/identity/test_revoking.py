@@ -17,7 +17,7 @@ from rmgr.adapters.identity.trust import publish
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, UsageError
-from rmgr.model.cluster.identity import Identity, Revocation, RevokedWork, Role
+from rmgr.model.identity import Identity, Revocation, RevokedWork, Role
 from rmgr.procedures.securing import revoke
 from tests.harness.bundles import session_bundles
 from tests.harness.memory import MemoryCoordinator

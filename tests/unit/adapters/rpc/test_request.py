@@ -24,7 +24,7 @@ from rmgr.adapters.gateway.talk import Talks
 from rmgr.adapters.rpc.channels import OPTIONS
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.errors import Throttled
-from rmgr.model.cluster.queue import UserLimits
+from rmgr.model.queue import UserLimits
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import work_pb2 as talk_pb
 from rmgr.v1 import work_pb2_grpc

@@ -16,8 +16,7 @@ from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.rpc.services import LeaderClient, LogPiece, NodeClient, NodeStats, RunningTask, leader_handler, node_handler
 from rmgr.adapters.rpc.thin import ThinFailed, ThinLeader
 from rmgr.errors import NotFound, Unavailable
-from rmgr.model.base.states import State
-from rmgr.model.cluster.servers import (
+from rmgr.model.servers import (
     CallReport,
     Candidate,
     GatewayReport,
@@ -32,6 +31,7 @@ from rmgr.model.cluster.servers import (
     ServerView,
     TermView,
 )
+from rmgr.model.states import State
 from rmgr.model.views import (
     ClassView,
     ExplainView,

@@ -26,7 +26,7 @@ from rmgr.adapters.rpc.channels import IDLE_OPTIONS, KEEP_S, OPTIONS, Channels
 from rmgr.adapters.rpc.server import RpcServer, check_place
 from rmgr.daemons.service.serving import VoiceCheck, check_voice, open_server, telling
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError, Unavailable
-from rmgr.model.cluster.identity import Identity, Role
+from rmgr.model.identity import Identity, Role
 from rmgr.runtime.supervision import StallGuard
 from tests.harness.bundles import session_bundles
 from tests.harness.waiting import eventually

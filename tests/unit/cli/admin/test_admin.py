@@ -21,7 +21,7 @@ from rmgr.config import load
 from rmgr.daemons.service.keepers import let_in
 from rmgr.dev.keeper import DevState, write_state
 from rmgr.errors import PermissionDenied
-from rmgr.model.cluster.identity import Role
+from rmgr.model.identity import Role
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from rmgr.cli.submit.run import tell_end
 from rmgr.cli.waiting import FollowedEnd
 from rmgr.coord.protocol import keys
 from rmgr.errors import PermissionDenied
-from rmgr.model.base.states import State
+from rmgr.model.states import State
 from rmgr.model.views import JobView
 from rmgr.procedures.history import history_rows
 

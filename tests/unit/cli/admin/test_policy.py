@@ -15,7 +15,7 @@ from rmgr.cli.main import run
 from rmgr.daemons.leader.placement import pipeline
 from rmgr.daemons.leader.placement.pipeline import configuration
 from rmgr.errors import ConfigError
-from rmgr.model.cluster.queue import CORES, ClusterSettings, Dispatch, QueueSpec, UserLimits
+from rmgr.model.queue import CORES, ClusterSettings, Dispatch, QueueSpec, UserLimits
 from rmgr.sched.catalogue import POLICIES
 from rmgr.sched.policies.servers import Loth
 

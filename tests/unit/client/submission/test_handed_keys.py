@@ -17,8 +17,8 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import encode_keyed
 from rmgr.errors import KeyExists, RmgrError, StoreUnavailable
-from rmgr.model.tasks.block import KeyedPayload
-from rmgr.model.wire.line import ClaimStage
+from rmgr.model.block import KeyedPayload
+from rmgr.model.line import ClaimStage
 from rmgr.procedures.output_keys import Fates
 from rmgr.runtime.story import Stories
 from tests.harness.memory import MemoryCoordinator

@@ -9,8 +9,8 @@ from rmgr.client.submission.packing import MAX_ROUND_BYTES, MAX_ROW_BYTES, Buffe
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_ZNODE_BYTES
 from rmgr.coord.protocol.records import encode_block
-from rmgr.model.tasks.block import MAX_TASKS
-from rmgr.model.tasks.submission import Tail
+from rmgr.model.block import MAX_TASKS
+from rmgr.model.submission import Tail
 
 PLAIN = TaskSpec(function="f")
 

@@ -15,7 +15,7 @@ from rmgr.coord.protocol.multi import Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.values import Owners, check_content, check_rows, visible
 from rmgr.errors import PermissionDenied
-from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.model.submission import Command, Submission, Work
 from rmgr.procedures.history import history_rows, summary
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore

@@ -24,10 +24,10 @@ from rmgr.coord.protocol.records import decode_record, encode_block, encode_reco
 from rmgr.daemons.gateway.talking import ClientTalk, Desk
 from rmgr.daemons.gateway.values import GatewayContext
 from rmgr.errors import InvalidRecord, NotFound, PermissionDenied, RmgrError, Throttled, VersionMismatch
-from rmgr.model.cluster.identity import Identity, Role
-from rmgr.model.cluster.queue import UserLimits
-from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, Fragment, Outcome
-from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Work
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey, Fragment, Outcome
+from rmgr.model.identity import Identity, Role
+from rmgr.model.queue import UserLimits
+from rmgr.model.submission import Command, Phase, Submission, Tail, Work
 from rmgr.submitter import messages as m
 from rmgr.submitter.direct import Submitter
 from rmgr.submitter.port import Growth, Order, prepared

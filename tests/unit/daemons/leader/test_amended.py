@@ -18,12 +18,12 @@ from rmgr.coord.protocol.multi import Conflict, Delete, Gone, Multi
 from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.daemons.leader.submissions.sweep import CENSUS_S, Sweeper
 from rmgr.errors import NotFound, PermissionDenied, UsageError
-from rmgr.model.base.resources import MIB, Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.identity import Revocation, RevokedWork, Role
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.submission import Condition, Dependency, Phase, Rigid, Terms
+from rmgr.model.base import MIB, Request
+from rmgr.model.identity import Revocation, RevokedWork, Role
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Condition, Dependency, Phase, Rigid, Terms
 from rmgr.procedures.control import update_submission
 from tests.harness.leader_bench import Bench, Starter, committed, placing
 

@@ -20,10 +20,10 @@ from rmgr.daemons.leader.leader import MOST_BYTES, CallLog, LeaderCalls
 from rmgr.daemons.leader.placement.event_log import EVERY_S, MOST_PIECES, PIECE_BYTES
 from rmgr.daemons.leader.tree import LeaderMetrics
 from rmgr.errors import CoordinationUnavailable, Unavailable
-from rmgr.model.base.resources import Capacity
-from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
-from rmgr.model.cluster.servers import CALLS, GatewayReport, PickRequest, ServerLoad, ServerReport
+from rmgr.model.base import Capacity
+from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.queue import ClusterSettings, PipelineSpec
+from rmgr.model.servers import CALLS, GatewayReport, PickRequest, ServerLoad, ServerReport
 from rmgr.model.views import LeaderView, Level, StatusView
 from rmgr.runtime import machine
 from rmgr.runtime.story import Stories, Story

@@ -14,10 +14,10 @@ from rmgr.coord.protocol.multi import Create, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import decode_page, decode_record, encode_block, encode_record
 from rmgr.daemons.leader.submissions import actions
 from rmgr.daemons.leader.submissions import subs as leader_subs
-from rmgr.model.base.states import State
-from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Paged, Phase, Work
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.states import State
+from rmgr.model.submission import Command, Paged, Phase, Work
 from rmgr.model.views import JobView
 from rmgr.procedures.history import history_rows
 from tests.harness.leader_bench import Bench, Starter, committed

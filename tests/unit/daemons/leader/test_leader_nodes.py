@@ -14,10 +14,10 @@ from rmgr.coord.ops.work import mark_idle
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, Create, Delete, Gone, Holds, Multi, Outcome, Set, Unknown
 from rmgr.coord.protocol.records import encode_record
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.identity import Revocation, Role
-from rmgr.model.cluster.node import EpochRecord, InboxOrder, NodeState, OrderKind
-from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.identity import Revocation, Role
+from rmgr.model.node import EpochRecord, InboxOrder, NodeState, OrderKind
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason
 from tests.harness.leader_bench import Bench, Starter, committed
 
 GRACE_S = 1.0

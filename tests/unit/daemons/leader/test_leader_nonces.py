@@ -8,10 +8,10 @@ from rmgr.coord import nonces
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Holds, Multi, Set, Stamped
 from rmgr.coord.protocol.records import decode_record, encode_fragment, encode_record
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import Fragment, Outcome
-from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.model.block import Fragment, Outcome
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Submission, Tail
 from tests.harness.leader_bench import Bench, Starter, committed
 
 RETENTION_S = 300.0

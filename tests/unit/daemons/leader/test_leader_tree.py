@@ -19,7 +19,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.leader.tree import LeaderTree
 from rmgr.daemons.leader.watchdog import Candidacy
 from rmgr.errors import InvalidRecord, QuotaReached, Unavailable
-from rmgr.model.cluster.node import EpochRecord
+from rmgr.model.node import EpochRecord
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.story import Pause, Story
@@ -242,8 +242,8 @@ def test_a_fenced_multi_checks_the_epoch_first_and_only_once() -> None:
 
 def test_a_multi_with_its_own_guard_keeps_it() -> None:
     from rmgr.coord.protocol.records import encode_block
-    from rmgr.model.base.states import Reason
-    from rmgr.model.tasks.block import BlockData, BlockKey
+    from rmgr.model.block import BlockData, BlockKey
+    from rmgr.model.states import Reason
 
     key = BlockKey(priority=0, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=0)
     multi = fail(Check("/nodes/a", 4), "a", "default", key, encode_block(BlockData()), 0, reason=Reason.NODE_LOST, now_us=1)

@@ -24,10 +24,10 @@ from rmgr.coord.views import answers
 from rmgr.daemons.leader.placement.requests import UserRequest, answer_of
 from rmgr.daemons.leader.submissions.sweep import CENSUS_S
 from rmgr.errors import PermissionDenied, RmgrError
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import NodeState
-from rmgr.model.tasks.block import MAX_INDEX, NO_SEQ, BlockData, BlockKey, Fragment, Outcome, StopKind, StopRequest, TaskRanges, indices_of
-from rmgr.model.tasks.submission import Phase, Rigid
+from rmgr.model.block import MAX_INDEX, NO_SEQ, BlockData, BlockKey, Fragment, Outcome, StopKind, StopRequest, TaskRanges, indices_of
+from rmgr.model.node import NodeState
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Rigid
 from rmgr.procedures.control import cancel_tasks
 from tests.harness.leader_bench import Bench, Starter, committed, placing
 

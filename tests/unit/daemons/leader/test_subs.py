@@ -13,11 +13,11 @@ from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import decode_block, encode_fragment, encode_keyed, encode_outcomes
 from rmgr.daemons.leader.submissions import follow
 from rmgr.daemons.leader.submissions.follow import Stage
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import InboxOrder
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockData, Fragment, KeyedPayload, Outcome
-from rmgr.model.tasks.submission import Condition, Dependency, Phase, Tail
+from rmgr.model.block import BlockData, Fragment, KeyedPayload, Outcome
+from rmgr.model.node import InboxOrder
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Condition, Dependency, Phase, Tail
 from rmgr.procedures.history import decode_summary
 from tests.harness.leader_bench import Bench, Starter, committed
 

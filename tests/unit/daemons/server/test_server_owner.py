@@ -12,7 +12,7 @@ from rmgr.adapters.calls.serving import Acknowledged, Asked, Cancelled, Given, J
 from rmgr.coord.calls.ledger import ABSENT_US, KEPT_US, CallId
 from rmgr.daemons.server.owner import Server, ServerLimits, ServerMetrics, Stop, Worked
 from rmgr.daemons.server.work import Ended, LoadMeter, Run, machine_busy_s
-from rmgr.model.calls.interface import read_functions
+from rmgr.model.interface import read_functions
 from rmgr.runtime import machine
 from rmgr.runtime.mailbox import Mailbox
 

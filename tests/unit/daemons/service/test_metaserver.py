@@ -13,19 +13,9 @@ import msgspec
 import pytest
 
 from rmgr.daemons.service.metaserver import BENCH_US, FRESH_US, KEPT_US, UNMEASURED, Metaserver
-from rmgr.model.calls.interface import encode_interface, interface_of
-from rmgr.model.cluster.queue import PipelineSpec
-from rmgr.model.cluster.servers import (
-    CALLS,
-    CallReport,
-    Candidate,
-    GatewayReport,
-    Pick,
-    PickRequest,
-    ServerLoad,
-    ServerReport,
-    ServerView,
-)
+from rmgr.model.interface import encode_interface, interface_of
+from rmgr.model.queue import PipelineSpec
+from rmgr.model.servers import CALLS, CallReport, Candidate, GatewayReport, Pick, PickRequest, ServerLoad, ServerReport, ServerView
 from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.policies.servers import Loth
 from rmgr.sched.policy import Stage

@@ -25,8 +25,8 @@ from rmgr.daemons.starter.core.tree import CountedChildren, WatchedZnode
 from rmgr.daemons.starter.node.trouble import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
 from rmgr.daemons.starter.staging.stage import inside
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
-from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import MAX_INLINE_FUNCTION
+from rmgr.model.frames import MAX_INLINE_FUNCTION
+from rmgr.model.states import Reason
 from rmgr.runtime.aside import Aside
 from tests.harness.memory_store import MemoryStore
 from tests.harness.waiting import eventually

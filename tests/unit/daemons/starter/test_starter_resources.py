@@ -26,10 +26,10 @@ from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
 from rmgr.daemons.starter.pull.board import BlockCandidate, CandidateStage
 from rmgr.daemons.starter.pull.pull import Puller
 from rmgr.errors import ConfigError, UsageError
-from rmgr.model.base.resources import Capacity, Needs, NodeAttributes, Request, checked_resources, lent_variables
-from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData, Reserved
-from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
+from rmgr.model.base import Capacity, Needs, NodeAttributes, Request, checked_resources, lent_variables
+from rmgr.model.block import BlockData, Reserved
+from rmgr.model.queue import QueueSpec
+from rmgr.model.submission import PythonEnvironment, Submission, Work
 from rmgr.runner.ranks.ranks import own_share
 from rmgr.sched.job import Job
 from rmgr.sched.records import Hold, Share

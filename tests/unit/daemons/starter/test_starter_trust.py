@@ -21,10 +21,10 @@ from rmgr.daemons.starter.core import submissions as starter_trust
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.core.submissions import Admission, Gate, Info, RecordState, admission_of
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
-from rmgr.model.tasks.submission import Command, Submission, Terms, Work
+from rmgr.model.block import MAX_TASKS, BlockData, BlockKey
+from rmgr.model.identity import Role
+from rmgr.model.queue import QueueSpec
+from rmgr.model.submission import Command, Submission, Terms, Work
 from rmgr.runtime import machine
 
 SIGNED_S = 1_800_000_000

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from rmgr.errors import UsageError, ValueTooLarge
-from rmgr.model.calls.arrays import MAGIC, PIECE_BYTES, ArraysError, decode, encode, fit_inputs, fit_outputs, header_of, pieces
-from rmgr.model.calls.interface import ITEM_BYTES, Interface, interface_of
+from rmgr.model.arrays import MAGIC, PIECE_BYTES, ArraysError, decode, encode, fit_inputs, fit_outputs, header_of, pieces
+from rmgr.model.interface import ITEM_BYTES, Interface, interface_of
 
 np = pytest.importorskip("numpy", reason="arrays of calls; pip install '.[test]'")
 

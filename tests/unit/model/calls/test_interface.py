@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from rmgr.errors import ConfigError, NotFound, UsageError
-from rmgr.model.calls.interface import (
+from rmgr.model.interface import (
     ExpressionError,
     Interface,
     encode_interface,

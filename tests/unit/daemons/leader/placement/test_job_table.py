@@ -13,10 +13,10 @@ from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.daemons.leader.facts import Names
 from rmgr.daemons.leader.placement.job_table import JobTable, decode_records, encode_records
 from rmgr.errors import RmgrError, WrongCluster
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.submission import Rigid, Submission, Work
+from rmgr.model.base import Request
+from rmgr.model.block import BlockData
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Rigid, Submission, Work
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.pipeline import configured
 from rmgr.sched.records import Hold, Share

@@ -19,12 +19,12 @@ from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.leader.placement import pipeline, requests
 from rmgr.daemons.leader.placement.pipeline import configuration
 from rmgr.errors import StoreUnavailable
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.tasks.block import BlockKey, StopKind, StopRequest
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.base import Request
+from rmgr.model.block import BlockKey, StopKind, StopRequest
+from rmgr.model.node import Drain, InboxOrder, OrderKind
+from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.states import Reason
+from rmgr.model.submission import Rigid
 from rmgr.sched.draft import Draft
 from rmgr.sched.pipeline import Configuration, configured
 from rmgr.sched.plan import Accepted, Why

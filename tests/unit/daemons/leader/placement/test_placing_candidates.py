@@ -17,10 +17,10 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi
 from rmgr.coord.protocol.records import decode_block
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt, StopKind, job_id
-from rmgr.model.tasks.submission import FROM_START, Rigid
+from rmgr.model.block import BlockData, BlockKey, PastAttempt, StopKind, job_id
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.states import Reason
+from rmgr.model.submission import FROM_START, Rigid
 from rmgr.model.views import PlacedView
 from rmgr.sched.job import Job
 from tests.harness.leader_bench import committed

@@ -23,10 +23,10 @@ from rmgr.daemons.leader.placement import pipeline
 from rmgr.daemons.leader.placement.orders import PlanExecution
 from rmgr.daemons.leader.placement.passes import BENCH_S, Faults, Passes, PassLost
 from rmgr.daemons.leader.placement.pipeline import named
-from rmgr.model.base.resources import Request
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.block import job_id
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.base import Request
+from rmgr.model.block import job_id
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.submission import Rigid
 from rmgr.runtime.story import Story
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node

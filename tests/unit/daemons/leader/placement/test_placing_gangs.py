@@ -19,11 +19,11 @@ from rmgr.coord.views import answers
 from rmgr.coord.views.answers import on_the_move
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.daemons.leader.placement.arrivals import fitting, gangs_of
-from rmgr.model.base.resources import Request
-from rmgr.model.cluster.node import LEAD_US, GangRecord, InboxOrder
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockData, BlockKey, NodeHold, StopKind, StopRequest, job_id, task_of
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.base import Request
+from rmgr.model.block import BlockData, BlockKey, NodeHold, StopKind, StopRequest, job_id, task_of
+from rmgr.model.node import LEAD_US, GangRecord, InboxOrder
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Rigid
 from rmgr.model.views import GangSummary
 from rmgr.procedures.snapshot import claimed_blocks
 from rmgr.runtime import machine

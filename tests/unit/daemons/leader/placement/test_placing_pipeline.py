@@ -13,9 +13,9 @@ from rmgr.coord.views import answers
 from rmgr.daemons.leader.placement.pipeline import checked, configuration, idle_priority, named, pipeline_of
 from rmgr.daemons.leader.placement.view import copied
 from rmgr.errors import ConfigError, Infeasible
-from rmgr.model.base.resources import Request
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.tasks.submission import Rigid
+from rmgr.model.base import Request
+from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.submission import Rigid
 from rmgr.model.views import QueueView
 from rmgr.procedures.admission import class_views
 from rmgr.sched.policies.orders import FairShare

@@ -15,8 +15,8 @@ from rmgr.daemons.leader.placement import arrivals
 from rmgr.daemons.leader.placement.arrivals import LONG, QUIET_S, LongList
 from rmgr.daemons.leader.tree import LeaderMetrics, LeaderTree, Term
 from rmgr.errors import StateConflict
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.submission import Phase, Rigid
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Rigid
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.sched.state.cluster import ClusterState
 from tests.harness.leader_bench import Bench, Inline, placing

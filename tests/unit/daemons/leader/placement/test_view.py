@@ -13,9 +13,9 @@ from rmgr.daemons.leader.answering import LeaderAnswering
 from rmgr.daemons.leader.facts import Names, job_of
 from rmgr.daemons.leader.placement.view import WhatIfTrial, blocker, label, said, tried
 from rmgr.errors import Infeasible, InvalidRecord
-from rmgr.model.base.resources import Request
-from rmgr.model.tasks.block import NO_SEQ, BlockKey, job_id
-from rmgr.model.tasks.submission import Command, Rigid, Submission, Work
+from rmgr.model.base import Request
+from rmgr.model.block import NO_SEQ, BlockKey, job_id
+from rmgr.model.submission import Command, Rigid, Submission, Work
 from rmgr.model.views import ShareView
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.pipeline import configured, pipeline_from

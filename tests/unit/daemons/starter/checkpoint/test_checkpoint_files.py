@@ -44,11 +44,11 @@ from rmgr.daemons.starter.checkpoint.files import (
 )
 from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.errors import DataLost, PermissionDenied, StateConflict, StoreUnavailable, ValueTooLarge
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.node import Meta
-from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.submission import FROM_START, Rigid
+from rmgr.model.block import BlockData
+from rmgr.model.identity import Role
+from rmgr.model.node import Meta
+from rmgr.model.states import Reason
+from rmgr.model.submission import FROM_START, Rigid
 from rmgr.runner.host.files import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.story import Stories

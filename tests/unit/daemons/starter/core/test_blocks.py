@@ -17,8 +17,8 @@ from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Check, Create, Delete
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_block, encode_failed
 from rmgr.coord.seal import block_statement, seal_blocks
 from rmgr.daemons.starter.core.blocks import GATHER_S, VERDICT_CHANGES, BlockVerdict, ClaimedBlock, CompletePart, failed_record, split_share
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import MAX_INLINE_OUTCOMES, BlockData, BlockKey, Outcome
+from rmgr.model.block import MAX_INLINE_OUTCOMES, BlockData, BlockKey, Outcome
+from rmgr.model.states import Reason, State
 
 
 def a_block(count: int = 4, *, first: int = 10, data: BlockData | None = None, **changes: object) -> ClaimedBlock:

@@ -40,7 +40,7 @@ from rmgr.daemons.starter.core.fetch import (
 )
 from rmgr.daemons.starter.core.uploads import Uploads, unpack
 from rmgr.errors import DataLost, PermissionDenied, RowGone, StoreUnavailable, ValueTooLarge
-from rmgr.model.base.states import Reason
+from rmgr.model.states import Reason
 from tests.harness.claimed import StoreMail
 from tests.harness.memory_store import MemoryStore
 from tests.harness.sparing_store import SparingStore

@@ -16,8 +16,8 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.starter.core import submissions
 from rmgr.daemons.starter.core.submissions import Nonces, RecordCache
 from rmgr.errors import DataLost
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Command, Submission, Work
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
 

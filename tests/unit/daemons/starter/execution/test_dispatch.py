@@ -28,12 +28,12 @@ from rmgr.daemons.starter.execution import dispatch as starter_dispatch
 from rmgr.daemons.starter.execution.dispatch import Dispatcher
 from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.errors import DataLost, PermissionDenied
-from rmgr.model.base.resources import Request
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
-from rmgr.model.wire.frames import TaskBatch, TaskItem
+from rmgr.model.base import Request
+from rmgr.model.block import BlockData
+from rmgr.model.frames import TaskBatch, TaskItem
+from rmgr.model.queue import QueueSpec
+from rmgr.model.states import Reason
+from rmgr.model.submission import Command, PythonEnvironment, Submission, Work
 from rmgr.runner.python.calls import arguments
 from tests.harness.claimed import a_key, claimed
 

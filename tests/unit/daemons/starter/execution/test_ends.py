@@ -25,12 +25,11 @@ from rmgr.daemons.starter.execution.ends import FIRST_FLUSH_S, MOST_IN_VAIN, End
 from rmgr.daemons.starter.staging.logs import LOG_PART_BYTES
 from rmgr.daemons.starter.staging.outputs import Charge, Ending, Written, write
 from rmgr.errors import StoreUnavailable, ValueTooLarge
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.gap import place
-from rmgr.model.tasks.submission import Command
-from rmgr.model.wire.frames import NO_OUTPUT, CommandEnd, TaskEnd, TaskExtra
+from rmgr.model.block import BlockData, place
+from rmgr.model.frames import NO_OUTPUT, CommandEnd, TaskEnd, TaskExtra
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Command
 from rmgr.runner.host.outputs import open_output, read_live, take, trim
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside

@@ -14,9 +14,9 @@ from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.execution.lanes import Lanes, Reopening, WorkerLane, processors_of
 from rmgr.daemons.starter.node.trouble import OUT_S, OWN, Strikes
 from rmgr.errors import ConfigError
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
+from rmgr.model.queue import QueueSpec
+from rmgr.model.states import Reason
+from rmgr.model.submission import PythonEnvironment, Submission, Work
 from tests.harness.claimed import a_key, claimed
 
 

@@ -21,9 +21,9 @@ from rmgr.daemons.starter.execution.holds import HeldParts, Reservations
 from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.daemons.starter.node.service import StarterMetrics
 from rmgr.errors import CoordinationUnavailable
-from rmgr.model.base.resources import Capacity
-from rmgr.model.cluster.node import GangClock, GangRecord, NodeRecord, NodeState
-from rmgr.model.tasks.block import NodeHold, Reserved, job_id, run_label
+from rmgr.model.base import Capacity
+from rmgr.model.block import NodeHold, Reserved, job_id, run_label
+from rmgr.model.node import GangClock, GangRecord, NodeRecord, NodeState
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.gang_clock import ClockReading

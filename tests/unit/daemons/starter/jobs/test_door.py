@@ -19,7 +19,7 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.daemons.starter.jobs import ranks as starter_ranks
 from rmgr.daemons.starter.jobs.ranks import Door, Places, RanksAnswering, SocketLink, TerminalAnswering
 from rmgr.errors import NotFound, PermissionDenied, Unavailable
-from rmgr.model.cluster.identity import Identity, Role
+from rmgr.model.identity import Identity, Role
 from rmgr.runner.ranks import ranks, terminal
 from tests.harness.waiting import eventually
 

@@ -24,9 +24,9 @@ from rmgr.daemons.starter.node.commits import GATHER_S, MOST_BYTES, SHORT_S, Com
 from rmgr.daemons.starter.node.loop import Registrant, Registry
 from rmgr.daemons.starter.node.orders import Amendments, Inbox
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RequestTooLarge
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.block import Allocation, BlockData, BlockKey, Outcome
+from rmgr.model.block import Allocation, BlockData, BlockKey, Outcome
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.states import Reason, State
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.story import Stories
 

@@ -18,7 +18,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.starter.core.uploads import NoRoom, StagingRoom
 from rmgr.daemons.starter.node.trouble import MAX_DEPTH, MAX_THINGS, DiskCaps, Drains, Use, count, excess, given
 from rmgr.errors import ValueTooLarge
-from rmgr.model.cluster.node import Drain
+from rmgr.model.node import Drain
 
 
 @dataclass

@@ -22,11 +22,11 @@ from rmgr.daemons.starter.core.submissions import Info
 from rmgr.daemons.starter.core.tree import IdleMark, IdleStage
 from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
 from rmgr.daemons.starter.pull.hands import Hands, Hints
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
-from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
-from rmgr.model.wire.line import Hint
+from rmgr.model.block import BlockData, BlockKey, KeyedPayload
+from rmgr.model.identity import Role
+from rmgr.model.line import Hint
+from rmgr.model.queue import QueueSpec
+from rmgr.model.submission import PythonEnvironment, Submission, Work
 from rmgr.runtime.story import Stories
 from tests.harness.claimed import a_key
 from tests.harness.memory import MemoryCoordinator

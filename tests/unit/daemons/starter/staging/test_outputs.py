@@ -24,10 +24,10 @@ from rmgr.daemons.starter.staging import outputs
 from rmgr.daemons.starter.staging.logs import LOG_PART_BYTES, Flushed, StoredStream
 from rmgr.daemons.starter.staging.outputs import Charge, Ending, Written, of_task, write
 from rmgr.errors import LimitReached, RmgrError, StoreUnavailable, UsageError, ValueTooLarge
-from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.queue import UserLimits
-from rmgr.model.tasks.block import BlockData, FailedRange, Outcome, PastAttempt
-from rmgr.model.wire.frames import CommandEnd, Output, TaskEnd, TaskExtra, Value
+from rmgr.model.block import BlockData, FailedRange, Outcome, PastAttempt
+from rmgr.model.frames import CommandEnd, Output, TaskEnd, TaskExtra, Value
+from rmgr.model.queue import UserLimits
+from rmgr.model.states import Reason, State
 from rmgr.runtime import machine
 from tests.harness.claimed import StoreMail, a_key, a_record, claimed
 from tests.harness.memory_store import MemoryStore

@@ -45,13 +45,13 @@ from rmgr.daemons.starter.staging.stage import (
     to_file,
 )
 from rmgr.errors import CoordinationUnavailable, DataLost, KeyExists, PermissionDenied, RmgrError, StoreUnavailable, ValueTooLarge
-from rmgr.model.base.states import Reason
-from rmgr.model.cluster.identity import Role
-from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, MAX_LEFT_KEYS, BlockData, BlockKey, KeyedPayload
-from rmgr.model.tasks.submission import Command, Upload
-from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedCall
-from rmgr.model.wire.line import ClaimStage
+from rmgr.model.block import MAX_KEYED_BYTES, MAX_KEYS, MAX_LEFT_KEYS, BlockData, BlockKey, KeyedPayload
+from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall
+from rmgr.model.identity import Role
+from rmgr.model.line import ClaimStage
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason
+from rmgr.model.submission import Command, Upload
 from rmgr.procedures.authentic import Deeds
 from rmgr.procedures.output_keys import Fates
 from tests.harness.bundles import session_bundles

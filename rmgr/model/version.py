@@ -5,7 +5,7 @@ release before does not know. A cluster is upgraded one process at a time, so re
 work together; all others are refused. The rules for changing a record:
 
 - fields are only added, with a default; their type and meaning never change; no name is used again;
-- JSON records keep unknown fields (`Newer` in `model/base/ids.py`) when an older release rewrites them;
+- JSON records keep unknown fields (`Newer` in `model/base.py`) when an older release rewrites them;
 - MessagePack structs get new fields only at the end; blocks keep unknown trailing elements;
 - a new reason of an end may come at any time: a release that does not know it reads `Reason.OTHER`;
 - another new value of an enum is written only when `Meta.oldest` has reached the release that knows it;
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from rmgr.errors import VersionMismatch, WrongCluster
 
 if TYPE_CHECKING:
-    from rmgr.model.cluster.node import Meta
+    from rmgr.model.node import Meta
 
 #: The package's name for pip; `rmgr` on the public index is another project.
 DISTRIBUTION = "rmgr-cluster"

@@ -1,6 +1,6 @@
 """Messages on a node: Starter <-> spawner (control socket) and Starter <-> Python worker (data socket).
 
-Each is a frame (`wire/stream.py`): a struct as array whose first element is its tag. Both ends run the same version of rmgr,
+Each is a frame (`model/stream.py`): a struct as array whose first element is its tag. Both ends run the same version of rmgr,
 so fields may change freely; nothing here is stored.
 
 `seq` names one attempt of one task on this node. The Starter's side assigns it, never 0, and it grows in the order
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rmgr.model.base.states import Reason
+from rmgr.model.states import Reason
 
 #: Size above which arguments travel in a file that the frame names.
 MAX_INLINE_PAYLOAD = 1024 * 1024

@@ -24,8 +24,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from rmgr.errors import UsageError, ValueTooLarge
-from rmgr.model.calls.interface import ITEM_BYTES, MOST_ARGUMENTS, MOST_DIMENSIONS, SCALARS, Argument, Interface, Number
-from rmgr.model.wire.stream import UNREADABLE, msgpack_decoder
+from rmgr.model.interface import ITEM_BYTES, MOST_ARGUMENTS, MOST_DIMENSIONS, SCALARS, Argument, Interface, Number
+from rmgr.model.stream import UNREADABLE, msgpack_decoder
 
 #: Most bytes of one message of a transfer; and of all values together, unless a server says otherwise.
 PIECE_BYTES, MAX_BYTES = 1 << 20, 1 << 30

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from rmgr.errors import UNREADABLE_TEXT, ConfigError
-from rmgr.model.base.ids import Newer, newer
+from rmgr.model.base import Newer, newer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

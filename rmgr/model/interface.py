@@ -38,7 +38,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rmgr.errors import UNREADABLE_TEXT, ConfigError, NotFound, RmgrError, UsageError
-from rmgr.model.base.units import parse_duration_us, parse_size
+from rmgr.model.units import parse_duration_us, parse_size
 
 #: dtype -> bytes of an element. Little-endian on the wire.
 ITEM_BYTES = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rmgr.model.base.ids import Newer, newer
-from rmgr.model.base.resources import Capacity, NodeAttributes
+from rmgr.model.base import Capacity, Newer, NodeAttributes, newer
 
 
 class NodeState(StrEnum):
@@ -42,7 +41,7 @@ class NodeRecord:
     reason: str = ""  #: why it was fenced
     version: str = ""  #: rmgr version of the Starter
     key_id: str = ""  #: of the Starter's signing key, "" in an open cluster
-    protocol: int = 1  #: that it speaks, see `model/cluster/version.py`
+    protocol: int = 1  #: that it speaks, see `model/version.py`
     life: str = ""  #: changes when all that ran on the node was killed: by a new process, or after a fence
     takes_handed: bool = False  #: it looks for blocks that Submitters hand over while it shows its idle marker
     line: str = ""  #: host:port for direct lines (`adapters/rpc/line.py`), "" = none
@@ -224,7 +223,7 @@ class GangRecord:
     completed a round in this phase) of every running tree node. late: (job, tree node, entries) that wait for the root's next round.
     next_round: newcomers to an empty queue wait for it. attempts: (job, attempt, slots served before `slot`). memory_share: a job without
     a memory request gets 1/memory_share of its cores' part of the node's memory; 0: memory is not counted.
-    Jobs are the scheduler's ids (`job_id` in `model/tasks/block.py`). set_us: gang time of the writing, from which a leader continues if it
+    Jobs are the scheduler's ids (`job_id` in `model/block.py`). set_us: gang time of the writing, from which a leader continues if it
     reaches no reference; 0 = unknown.
     """
 
