@@ -29,7 +29,7 @@ from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
 from rmgr.daemons.leader import use
 from rmgr.daemons.leader.leader import Leader
-from rmgr.daemons.leader.tree import LeaderContext, LeaderMetrics, LeaderTree, Term
+from rmgr.daemons.leader.term import LeaderMetrics, Term
 from rmgr.model.base import Capacity, NodeAttributes
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey, FailedRange, Fragment
 from rmgr.model.block import Outcome as TaskOutcome
@@ -388,12 +388,11 @@ class Bench:
         multi = take_over(name, record, None if found is None else found.version)
         version = epoch_version(multi, committed(coordinator, multi))
         log = structlog.wrap_logger(None, processors=[self._logged])
-        term = Term(record.epoch, version, log, self.metrics, wall_us=lambda: round(self.now_s * 1e6))
-        tree = LeaderTree(
-            coordinator, self.store, Inline(), self.mailbox, term, deposed=self.deposed.append, may_act=lambda: True,
-            clock=lambda: self.now_s,
+        term = Term(
+            coordinator, self.store, Inline(), self.mailbox, epoch=record.epoch, epoch_version=version, log=log, metrics=self.metrics,
+            deposed=self.deposed.append, may_act=lambda: True, clock=lambda: self.now_s, wall_us=lambda: round(self.now_s * 1e6),
         )  # fmt: skip
-        self.leader = Leader(LeaderContext(term, tree), record, resync_s=20.0, inline_passes=True, open_clock=partial(HandClock, self))
+        self.leader = Leader(term, record, resync_s=20.0, inline_passes=True, open_clock=partial(HandClock, self))
         self.leader.start()
         self.run()
         return self.leader

@@ -11,7 +11,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from rmgr.daemons.gateway.calls import GatewayMetrics
 from rmgr.daemons.leader.answering import families
-from rmgr.daemons.leader.tree import LeaderMetrics
+from rmgr.daemons.leader.term import LeaderMetrics
 from rmgr.daemons.server.owner import ServerMetrics
 from rmgr.daemons.service.metrics_place import ClusterDaemonMetrics, CommonMetrics
 from rmgr.daemons.starter.node.service import StarterMetrics

@@ -26,7 +26,7 @@ from rmgr.client.connection import Connection
 from rmgr.client.submission.engine import engine_here
 from rmgr.config import ClusterConfig, Config, StarterConfig
 from rmgr.coord.protocol.ports import SessionState
-from rmgr.daemons.leader.tree import LeaderMetrics
+from rmgr.daemons.leader.term import LeaderMetrics
 from rmgr.daemons.leader.watchdog import Watchdog
 from rmgr.daemons.starter.main import build
 from rmgr.daemons.starter.node.loop import Registrant, Starter

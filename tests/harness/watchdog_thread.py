@@ -13,7 +13,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.answering import LeaderAnswering
-from rmgr.daemons.leader.tree import LeaderMetrics
+from rmgr.daemons.leader.term import LeaderMetrics
 from rmgr.daemons.leader.watchdog import Watchdog
 from rmgr.model.node import EpochRecord
 from rmgr.model.queue import ClusterSettings

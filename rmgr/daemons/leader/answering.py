@@ -44,7 +44,7 @@ from rmgr.coord.views.answers import on_the_move
 from rmgr.coord.views.health import CertificateHolder, unreached, with_part
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.daemons.leader.placement.view import copied, tried
-from rmgr.daemons.leader.tree import LeaderMetrics
+from rmgr.daemons.leader.term import LeaderMetrics
 from rmgr.daemons.leader.use import UserTotals, usage, wanted
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.daemons.service.serving import audited, person_of
@@ -228,7 +228,7 @@ class LeaderAnswering:
         leader = self._watchdog.leader
         if leader is None:
             return view
-        if refusal := leader.context.tree.refusal:
+        if refusal := leader.term.refusal:
             message = f"ZooKeeper refuses what the leader has to commit: {refusal}"
             view = with_part(view, PartView(kind="zookeeper", id="", state="refuses", reason=message, fix="rmgr doctor"))
         view, mass = leader.server_calls.shown_in(view), leader.nodes.mass

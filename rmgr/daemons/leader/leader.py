@@ -28,7 +28,7 @@ from rmgr.daemons.leader.placement.pipeline import pipeline_of
 from rmgr.daemons.leader.placement.placer import Placer
 from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
 from rmgr.daemons.leader.submissions.sweep import Census
-from rmgr.daemons.leader.tree import LeaderContext, read_again
+from rmgr.daemons.leader.term import Term, read_again
 from rmgr.daemons.leader.use import CapKeeper
 from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import ConfigError, WrongCluster
@@ -57,7 +57,7 @@ class Leader:
 
     def __init__(
         self,
-        context: LeaderContext,
+        term: Term,
         record: EpochRecord,
         *,
         resync_s: float,
@@ -66,19 +66,18 @@ class Leader:
     ) -> None:
         self.node_changes = 0  #: number of changes of nodes so far
         self.record = record
-        self.context = context
-        self._tree, self._term = context.tree, context.term
+        self.term = term
         self.resync_s = resync_s
         self._ensured: frozenset[str] = frozenset()
-        self._config = self._tree.mirror.data(paths.CONFIG, self._on_config)
-        self._watchdogs = self._tree.mirror.names(paths.WATCHDOGS, lambda: None)
+        self._config = self.term.mirror.data(paths.CONFIG, self._on_config)
+        self._watchdogs = self.term.mirror.names(paths.WATCHDOGS, lambda: None)
         self.nodes = NodeKeeper(self)
-        open_clock = open_clock or (lambda told: ClockReader(context.credentials, told))
-        self.placer = Placer(context, self.nodes, open_clock=open_clock, inline=inline_passes)
+        open_clock = open_clock or (lambda told: ClockReader(term.credentials, told))
+        self.placer = Placer(term, self.nodes, open_clock=open_clock, inline=inline_passes)
         self.submissions = SubmissionKeeper(self)
         self._census = Census(self.submissions)
         self.caps = CapKeeper(self)
-        self.server_calls = LeaderCalls(context)
+        self.server_calls = LeaderCalls(term)
 
     def start(self) -> None:
         """Begins the leadership. Settings come first: they hold the length of the grace."""
@@ -87,59 +86,54 @@ class Leader:
         self.submissions.start()
         self.placer.start()
         self._watchdogs.refresh()
-        self._tree.tell(self._keep_release(), paths.META)
+        self.term.tell(self._keep_release(), paths.META)
         self._census.start()
         self.caps.start()
-        self._tree.tell(self._resyncs(), "the resync")
+        self.term.tell(self._resyncs(), "the resync")
 
     def close(self) -> None:
         """Ends the leadership: nothing is done any more. Idempotent."""
         self.placer.close()
         self.server_calls.close()
-        self._tree.close()
+        self.term.close()
 
     def revalidate(self) -> None:
         """Reads the fence before anything is written, because the same session is back (CAMEL-24457 used the opposite order)."""
-        self._tree.stories.end("the fence")
-        self._tree.tell(self._read_fence(), "the fence")
+        self.term.stories.end("the fence")
+        self.term.tell(self._read_fence(), "the fence")
 
     def _read_fence(self) -> Story[None]:
-        found = yield from insist(lambda: self._tree.coordinator.get(paths.EPOCH, timeout_s=5.0), 0.2)
-        if found is None or found.version != self._term.epoch_version:
-            self._tree.depose("the epoch has moved while the session was in doubt")
+        found = yield from insist(lambda: self.term.coordinator.get(paths.EPOCH, timeout_s=5.0), 0.2)
+        if found is None or found.version != self.term.epoch_version:
+            self.term.depose("the epoch has moved while the session was in doubt")
             return
-        self._term.log.info("leadership_continued")
-        self._tree.resume()
+        self.term.log.info("leadership_continued")
+        self.term.resume()
 
     # -- settings
-
-    @property
-    def settings(self) -> ClusterSettings:
-        """The cluster's current settings."""
-        return self.context.settings
 
     def _on_config(self) -> None:
         found = self._config.value
         if found is None:
             return
-        before = self.settings
+        before = self.term.settings
         try:
-            self.context.settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
+            self.term.settings = now = decode_record(found.data, ClusterSettings, paths.CONFIG)
         except WrongCluster as error:
-            self._term.log.error("settings_unreadable", error=error.message)
+            self.term.log.error("settings_unreadable", error=error.message)
             return
-        wanted = frozenset(path for queue in self.settings.queues for path in (paths.pending(queue.name), paths.held(queue.name)))
+        wanted = frozenset(path for queue in now.queues for path in (paths.pending(queue.name), paths.held(queue.name)))
         if wanted - self._ensured:
-            self._tree.tell(self._ensure(wanted), "directories of queues", key=wanted)
-        self.server_calls.settings_read(self.settings)
-        if _placement_settings(self.settings) != _placement_settings(before):
+            self.term.tell(self._ensure(wanted), "directories of queues", key=wanted)
+        self.server_calls.settings_read(now)
+        if _placement_settings(now) != _placement_settings(before):
             self.submissions.reconsider()
             self.placer.settings_changed()
 
     def _ensure(self, wanted: frozenset[str]) -> Story[None]:
         """Makes the directories of new queues; `ensure` waits, so it runs where store calls run."""
         missing = sorted(wanted - self._ensured)
-        yield self._tree.in_zookeeper(lambda zookeeper: zookeeper.ensure(missing))
+        yield self.term.in_zookeeper(lambda zookeeper: zookeeper.ensure(missing))
         self._ensured |= wanted
 
     def nodes_changed(self) -> None:
@@ -152,36 +146,36 @@ class Leader:
     def _resyncs(self) -> Story[None]:
         while True:
             yield Pause(self.resync_s * machine.uniform(0.5, 1.5))
-            self._term.aside.attempt(self._resync)
+            self.term.aside.attempt(self._resync)
 
     def _resync(self) -> None:
-        self._tree.tell(self._keep_release(), paths.META)
+        self.term.tell(self._keep_release(), paths.META)
         self.nodes.resync()  # records before the list of entries
-        self._tree.tell(read_again(self._tree.mirror.current()), "what is mirrored")
+        self.term.tell(read_again(self.term.mirror.current()), "what is mirrored")
         self.submissions.resync()
         self.placer.resync()
-        self._term.metrics.backlog.set(self._tree.backlog)
+        self.term.metrics.backlog.set(self.term.backlog)
 
     def _keep_release(self) -> Story[None]:
         """Raises the cluster's protocol version once all members support it, and marks the data store as bound. Cost: one read mostly."""
-        found = yield self._tree.get(paths.META)
+        found = yield self.term.get(paths.META)
         if found is None:
             return
         meta, mine = decode_record(found.data, Meta, paths.META), release().protocol
         if not meta.store_bound_us:
-            owner = yield self._tree.in_store(lambda store: store.cluster_id())
+            owner = yield self.term.in_store(lambda store: store.cluster_id())
             if owner == meta.cluster_id:
-                self._tree.commit(leader_ops.mark_store(meta, found.version, self._term.wall_us()))
+                self.term.commit(leader_ops.mark_store(meta, found.version, self.term.wall_us()))
             return  # the protocol is checked by the next look
         members, names = [mine, *(record.protocol for record in self.living())], sorted(self._watchdogs.value or ())
         if mine <= meta.protocol or raised(meta.protocol, members) == meta.protocol or not names:
             return
-        entries = yield from each([self._tree.get(f"{paths.WATCHDOGS}/{name}") for name in names])  # an unreadable entry postpones the rise
+        entries = yield from each([self.term.get(f"{paths.WATCHDOGS}/{name}") for name in names])  # an unreadable entry postpones the rise
         protocol = raised(meta.protocol, [*members, *(mine if one is None else _protocol(one) for one in entries)])
         if protocol > meta.protocol:
-            outcome = yield self._tree.commit(leader_ops.raise_protocol(meta, found.version, protocol))
+            outcome = yield self.term.commit(leader_ops.raise_protocol(meta, found.version, protocol))
             if isinstance(outcome, Committed):
-                self._term.log.info("protocol_raised", version=protocol)
+                self.term.log.info("protocol_raised", version=protocol)
 
     def living(self) -> list[NodeRecord]:
         """Returns the nodes whose Starters are alive. In the loop."""
@@ -197,7 +191,7 @@ class Leader:
         """Returns a copy of everything but claimed blocks, for another thread. Cost: O(submissions + tasks) bytes."""
         known = [followed for followed in self.submissions.followed.values() if followed.submission is not None and followed.is_loaded]
         return ClusterSnapshot(
-            settings=self.settings,
+            settings=self.term.settings,
             epoch=self.record,
             leader_alive=True,
             watchdogs=len(self._watchdogs.value or ()),
@@ -207,7 +201,7 @@ class Leader:
             drains=dict(self.nodes.drains),
             resumed=dict(self.nodes.resumed),
             troubles=dict(self.nodes.troubles),
-            aside=self._term.aside.told(),
+            aside=self.term.aside.told(),
             nowhere=dict(self._census.nowhere),
             ownerless=self.submissions.ownerless(),
             waiting={item.number: sum(seen.count for seen in item.failed.values()) for item in known if item.failed},
@@ -231,10 +225,10 @@ def _protocol(found: Stamped) -> int:
 class LeaderCalls:
     """Calls of one leadership. Attributes: metaserver: may be asked from any thread once `is_ready`."""
 
-    def __init__(self, context: LeaderContext) -> None:
-        self._term = term = context.term
+    def __init__(self, term: Term) -> None:
+        self._term = term
         self._ready = threading.Event()
-        self._log = CallLog(context)
+        self._log = CallLog(term)
         self._problem = ""
         self._faults: Counter[str] = Counter()
         self._errors: dict[str, str] = {}
@@ -299,9 +293,9 @@ class LeaderCalls:
 class CallLog:
     """Implements `service.metaserver.LogLines` for any thread; the loop stores pieces, a few times a second at most."""
 
-    def __init__(self, context: LeaderContext) -> None:
-        self._loop = context.tree
-        self._pieces = LogPieces(context, keys.PICKS, lambda: context.settings.log_ttl_s)
+    def __init__(self, term: Term) -> None:
+        self._term = term
+        self._pieces = LogPieces(term, keys.PICKS, lambda: term.settings.log_ttl_s)
         self._lock = threading.Lock()
         self._lines: list[str | None] = []  # None: a new log begins
         self._bytes = 0
@@ -325,9 +319,9 @@ class CallLog:
             first = not self._is_due
             self._is_due, self._is_hurried = True, self._is_hurried or hurry
         if hurry:
-            self._loop.soon(self.flush)
+            self._term.soon(self.flush)
         elif first:
-            self._loop.soon(lambda: self._loop.after(EVERY_S, self.flush))
+            self._term.soon(lambda: self._term.after(EVERY_S, self.flush))
 
     def flush(self) -> None:
         """Passes all written lines to the store. In the loop."""

@@ -62,11 +62,10 @@ class NodeKeeper:
         self.alive: frozenset[str] = frozenset()
         self.mass: MassLoss | None = None
         self.leader = leader
-        self.context = leader.context
-        self._tree, self._term = self.context.tree, self.context.term
+        self.term = leader.term
         self._versions: dict[str, int] = {}
         self._entries: frozenset[str] = frozenset()
-        mirror = self._tree.mirror
+        mirror = self.term.mirror
         self._names = mirror.names(paths.NODES, self._on_names)
         self._starters = mirror.names(paths.STARTERS, self._on_starters)
         self._starters.is_chatty = True
@@ -75,7 +74,7 @@ class NodeKeeper:
         self._revoked = mirror.below(paths.REVOKED, lambda _: self._look_soon())
         self._cases: dict[str, _LostNode] = {}
         self._clearer = Clearer(self)
-        self._window = LossWindow(self.context.settings.mass_loss_share, 2 * self._tree.coordinator.session_timeout_s)
+        self._window = LossWindow(self.term.settings.mass_loss_share, 2 * self.term.coordinator.session_timeout_s)
         self._meter: Meter | None = None
         self._unread = 0  # reads of records and entries in flight; no case is opened meanwhile
         self._listed = False
@@ -100,7 +99,7 @@ class NodeKeeper:
 
     def hurry(self) -> bool:
         """Sends the reads that were put off. Returns whether nothing is being read."""
-        return self._tree.mirror.hurry() and not self._unread
+        return self.term.mirror.hurry() and not self._unread
 
     def takes_work(self, name: str) -> bool:
         """Whether the node is up and not drained, and its Starter accepts placed work."""
@@ -135,19 +134,19 @@ class NodeKeeper:
     def fetch(self, name: str, *, drift: bool = False) -> None:
         """Reads the node's record again."""
         self._unread += 1
-        self._tree.tell(self._read_record(name, drift=drift), paths.node(name), key=object())
+        self.term.tell(self._read_record(name, drift=drift), paths.node(name), key=object())
 
     def _read_record(self, name: str, *, drift: bool) -> Story[None]:
         try:
-            found = yield self._tree.get(paths.node(name))
+            found = yield self.term.get(paths.node(name))
         except RmgrError:
-            self._tree.after(_RETRY_S, lambda: self.fetch(name))
+            self.term.after(_RETRY_S, lambda: self.fetch(name))
             return
         finally:
             self._unread -= 1
         if found is not None:
             if drift and name in self._versions and self._versions[name] < found.version and name not in self._cases:
-                self._term.metrics.resync_drift.inc()
+                self.term.metrics.resync_drift.inc()
             self._take(name, found)
         self._look_soon()
 
@@ -157,7 +156,7 @@ class NodeKeeper:
         try:
             record = decode_record(found.data, NodeRecord, paths.node(name))
         except WrongCluster as error:
-            self._term.log.error("node_record_unreadable", node=name, error=error.message)
+            self.term.log.error("node_record_unreadable", node=name, error=error.message)
             return
         self.records[name], self._versions[name] = record, found.version
         self.leader.nodes_changed()
@@ -167,7 +166,7 @@ class NodeKeeper:
         for entry in sorted(entries - self._entries):
             if self._listed:  # at the start, all records were read before
                 self._unread += 1
-                self._tree.tell(self._read_entry(entry), f"{paths.STARTERS}/{entry}", key=object())
+                self.term.tell(self._read_entry(entry), f"{paths.STARTERS}/{entry}", key=object())
         self._entries = entries
         self._starters.pace_s = _PACE_S * max(0, len(entries) - _SHORT)
         alive = liveness.guids(entries)
@@ -189,7 +188,7 @@ class NodeKeeper:
 
     def _read_entry(self, entry: str) -> Story[None]:
         try:
-            found = yield self._tree.get(f"{paths.STARTERS}/{entry}")
+            found = yield self.term.get(f"{paths.STARTERS}/{entry}")
         except RmgrError:
             found = None
         self._unread -= 1
@@ -221,7 +220,7 @@ class NodeKeeper:
         """Calls `_look` once for all records that arrive together."""
         if not self._looks:
             self._looks = True
-            self._tree.soon(self._look)
+            self.term.soon(self._look)
 
     def _look(self) -> None:
         """Opens and drops cases and clearings; harmless to call at any time. Cost: O(nodes)."""
@@ -233,7 +232,7 @@ class NodeKeeper:
             self._drop(name)
         new = sorted(lost - self._cases.keys()) if not self._unread else []
         for name in new:
-            self._window.note(self.records[name].guid, self._tree.clock())
+            self._window.note(self.records[name].guid, self.term.clock())
         for name in new:
             self._open(name)
         for name, record in self.records.items():
@@ -241,31 +240,31 @@ class NodeKeeper:
                 self._clearer.clear(name, self._versions[name])
             else:
                 self._clearer.leave(name)
-        self._term.metrics.nodes_up.set(sum(record.state is NodeState.UP and record.guid in self.alive for record in self.records.values()))
+        self.term.metrics.nodes_up.set(sum(record.state is NodeState.UP and record.guid in self.alive for record in self.records.values()))
 
     def _drop(self, name: str) -> None:
         case = self._cases.pop(name)
-        self._tree.stories.end(case)
+        self.term.stories.end(case)
         self._window.returned(case.guid)
-        self._term.log.info("node_returned", node=name)
+        self.term.log.info("node_returned", node=name)
 
     def _open(self, name: str) -> None:
         record = self.records[name]
         self._cases[name] = case = _LostNode(record.guid)
-        self._term.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid)
+        self.term.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid)
         self._judge_mass()
-        self._tree.tell(self._wait(name, case), f"lost node {name}", key=case)
+        self.term.tell(self._wait(name, case), f"lost node {name}", key=case)
 
     def _wait(self, name: str, case: _LostNode) -> Story[None]:
         """Waits for the end of the node's grace and for its turn."""
         try:
-            claimed = yield self._tree.children(paths.running_node(name))
-            claimed = claimed or (yield self._tree.children(paths.hold(name)))  # work that the node only helped with counts, too
+            claimed = yield self.term.children(paths.running_node(name))
+            claimed = claimed or (yield self.term.children(paths.hold(name)))  # work that the node only helped with counts, too
             case.claimed = len(claimed or ())
         except RmgrError:
             case.claimed = 1
         # A Starter that ended in good order left nothing behind, so there is no grace.
-        yield Pause(self.context.settings.grace_us / 1e6 if case.claimed else 0.0)
+        yield Pause(self.term.settings.grace_us / 1e6 if case.claimed else 0.0)
         yield from self._ripen(name, case)
 
     def _try_again(self, name: str, case: _LostNode) -> Story[None]:
@@ -276,19 +275,19 @@ class NodeKeeper:
         while wait_s := self.turn_s():
             yield Pause(wait_s)
         self._ripe[name] = case
-        self._tree.tell(self._confirm_all(), "lost nodes")
+        self.term.tell(self._confirm_all(), "lost nodes")
 
     def _confirm_all(self) -> Story[None]:
         """Confirms all cases whose grace ended together with one read of the list, which may be long."""
         while self._ripe:
-            yield self._tree.others_first()
+            yield self.term.others_first()
             cases, self._ripe = self._ripe, {}
             yield from self._confirm(cases)
 
     def _confirm(self, cases: dict[str, _LostNode]) -> Story[None]:
         """Checks that the nodes are still lost. Records first, then the list (FIFO): see `coord/decisions/liveness.py`."""
-        records = [self._tree.get(paths.node(name)) for name in cases]
-        entries = self._tree.children(paths.STARTERS)
+        records = [self.term.get(paths.node(name)) for name in cases]
+        entries = self.term.children(paths.STARTERS)
         for (name, case), record in zip(cases.items(), records, strict=True):
             with suppress(RmgrError):  # then the fence is tried on an older version, and is refused if the version has changed
                 found = yield record
@@ -299,7 +298,7 @@ class NodeKeeper:
         except RmgrError:
             for name, case in cases.items():
                 if self._cases.get(name) is case:
-                    self._tree.tell(self._try_again(name, case), f"lost node {name}", key=case)
+                    self.term.tell(self._try_again(name, case), f"lost node {name}", key=case)
             return
         self._set_alive(liveness.guids(listed or ()))  # drops the cases of nodes that are back
         doomed: list[str] = []
@@ -317,7 +316,7 @@ class NodeKeeper:
             self._fence_soon({name: cases[name] for name in some})
 
     def _fence_soon(self, cases: dict[str, _LostNode]) -> None:
-        self._tree.tell(self._fence(cases), f"lost nodes {', '.join(cases)}"[:200], key=object())
+        self.term.tell(self._fence(cases), f"lost nodes {', '.join(cases)}"[:200], key=object())
 
     def _fence(self, cases: dict[str, _LostNode]) -> Story[None]:
         failpoint("leader.before_fence")
@@ -325,10 +324,10 @@ class NodeKeeper:
         for name, case in cases.items():
             record = self.records[name]
             reasons[name] = liveness.fence_reason(case.claimed, revoked=record.key_id in self._revoked.names, leaves=record.leaves)
-            multis.append(fence(self._term.epoch_version, record, self._versions[name], reasons[name]))
+            multis.append(fence(self.term.epoch_version, record, self._versions[name], reasons[name]))
         ops = tuple(dict.fromkeys(op for multi in multis for op in multi.ops))  # the leader fence is checked once
         # All or nothing: the list that proves one node lost proves all of them lost.
-        outcome = yield self._tree.commit(replace(multis[0], ops=ops), urgent=True)
+        outcome = yield self.term.commit(replace(multis[0], ops=ops), urgent=True)
         standing = [name for name, case in cases.items() if self._cases.get(name) is case]
         match outcome:
             case Committed():
@@ -343,16 +342,16 @@ class NodeKeeper:
             case Unknown():  # also a multi that is too large
                 for name in standing:
                     cases[name].alone = True
-                    self._tree.tell(self._try_again(name, cases[name]), f"lost node {name}", key=cases[name])
+                    self.term.tell(self._try_again(name, cases[name]), f"lost node {name}", key=cases[name])
 
     def _note_fenced(self, cases: dict[str, _LostNode], reasons: dict[str, str], outcome: Committed) -> None:
         for at, (name, case) in enumerate(cases.items(), start=1):
             self._cases.pop(name, None)
             self._versions[name] = outcome.versions[at]
             self.records[name] = fenced = replace(self.records[name], state=NodeState.FENCED, reason=reasons[name])
-            self._term.metrics.fenced_nodes.inc()
+            self.term.metrics.fenced_nodes.inc()
             incarnation, reason = fenced.incarnation, fenced.reason
-            self._term.log.info("node_fenced", node=name, incarnation=incarnation, reason=reason, running=case.claimed)
+            self.term.log.info("node_fenced", node=name, incarnation=incarnation, reason=reason, running=case.claimed)
         failpoint("leader.after_fence")
         self.leader.nodes_changed()
         self._look()
@@ -360,18 +359,18 @@ class NodeKeeper:
     # -- mass loss
 
     def _judge_mass(self) -> None:
-        self._window.share = self.context.settings.mass_loss_share
-        verdict = self._window.verdict(len(self.alive), self._tree.clock())
+        self._window.share = self.term.settings.mass_loss_share
+        verdict = self._window.verdict(len(self.alive), self.term.clock())
         if (verdict is None) != (self.mass is None):
-            self._term.metrics.mass_loss.set(0 if verdict is None else 1)
+            self.term.metrics.mass_loss.set(0 if verdict is None else 1)
             if verdict is not None:
-                rate = self.context.settings.mass_requeue_per_s
-                self._meter = Meter(rate, self._tree.clock())
-                self._tree.tell(self._until_it_is_over(), "the mass loss")
-                self._term.log.warning("mass_loss_began", failed=verdict.lost, total=verdict.known, rate=rate)
+                rate = self.term.settings.mass_requeue_per_s
+                self._meter = Meter(rate, self.term.clock())
+                self.term.tell(self._until_it_is_over(), "the mass loss")
+                self.term.log.warning("mass_loss_began", failed=verdict.lost, total=verdict.known, rate=rate)
             else:
                 self._meter = None
-                self._term.log.info("mass_loss_ended")
+                self.term.log.info("mass_loss_ended")
         self.mass = verdict
 
     def _until_it_is_over(self) -> Story[None]:
@@ -383,7 +382,7 @@ class NodeKeeper:
         """Returns 0.0 to go on, or how long to wait before asking again (rule 21)."""
         if self.mass is not None:
             self._judge_mass()
-        return self._meter.take(self._tree.clock()) if self._meter is not None else 0.0
+        return self._meter.take(self.term.clock()) if self._meter is not None else 0.0
 
 
 class Clearer:
@@ -391,7 +390,7 @@ class Clearer:
 
     def __init__(self, keeper: NodeKeeper) -> None:
         self._keeper = keeper
-        self._tree, self._term = keeper.context.tree, keeper.context.term
+        self._term = keeper.term
         self._begun: dict[str, int] = {}  # node -> version of the FENCE for which its clearing began
 
     def clear(self, name: str, version: int) -> None:
@@ -399,18 +398,18 @@ class Clearer:
         if self._begun.get(name) != version:
             self.leave(name)
             self._begun[name] = version
-            self._tree.tell(self._clear(name, version), f"clearing of {name}", key=("clearing", name))
+            self._term.tell(self._clear(name, version), f"clearing of {name}", key=("clearing", name))
 
     def leave(self, name: str) -> None:
         """Ends the clearing of a node that is not fenced, or no longer."""
         if self._begun.pop(name, None) is not None:
-            self._tree.stories.end(("clearing", name))
+            self._term.stories.end(("clearing", name))
 
     def _clear(self, name: str, version: int) -> Story[None]:
         failed = 0
         while True:
             try:
-                keys = [key for _, key in sorted(paths.blocks_in((yield self._tree.children(paths.running_node(name)))))]
+                keys = [key for _, key in sorted(paths.blocks_in((yield self._term.children(paths.running_node(name)))))]
                 if not keys:
                     break
                 some = yield from self._fail(name, version, keys)
@@ -427,7 +426,7 @@ class Clearer:
         """Deletes the orders to the node and its idle marker, which are useless now. What cannot be deleted alone stays."""
         stuck: set[str] = set()
         while True:
-            asked: list[Future[Any]] = [self._tree.children(paths.inbox_node(name)), self._tree.stat(paths.idle(name))]
+            asked: list[Future[Any]] = [self._term.children(paths.inbox_node(name)), self._term.stat(paths.idle(name))]
             try:
                 orders, idle = yield from each(asked)
             except RmgrError:
@@ -438,7 +437,7 @@ class Clearer:
             multi = tidy_node(self._term.epoch_version, name, version, orders=left, idle=is_marked)
             if multi is None:
                 return
-            match (yield self._tree.commit(multi)):
+            match (yield self._term.commit(multi)):
                 case Conflict(path=path) if path == paths.node(name):  # the node has registered again and needs them itself
                     self._keeper.fetch(name)
                     return
@@ -452,7 +451,7 @@ class Clearer:
         queues: dict[int, str | None] = {}
         for number in dict.fromkeys(key.submission for key in keys):
             queues[number] = yield from self._keeper.leader.submissions.queue_of(number)
-        blocks = yield self._tree.get_all([paths.running_block(name, key) for key in keys])
+        blocks = yield self._term.get_all([paths.running_block(name, key) for key in keys])
         sent: list[tuple[str, Future[Outcome]]] = []
         for key, found in zip(keys, blocks, strict=True):
             if found is not None:
@@ -464,7 +463,7 @@ class Clearer:
                 except Exception as error:  # noqa: BLE001 - the boundary of one block
                     self._term.aside.add(block, found.version, error)
                 else:
-                    sent.append((block, self._tree.commit(multi, urgent=True)))
+                    sent.append((block, self._term.commit(multi, urgent=True)))
         failed = 0
         outcomes = yield from each([answer for _, answer in sent])
         for (block, _), outcome in zip(sent, outcomes, strict=True):

@@ -75,8 +75,7 @@ class CapKeeper:
     """
 
     def __init__(self, leader: Leader) -> None:
-        self._context = leader.context
-        self._tree = leader.context.tree
+        self._term = leader.term
         self._followed = leader.submissions.followed
         self._nodes = leader.nodes
         self._version: int | None = None  #: of the znode; None if absent or unknown
@@ -85,32 +84,32 @@ class CapKeeper:
 
     def start(self) -> None:
         """Starts looking."""
-        self._tree.tell(self._rounds(), "looks at users with caps")
+        self._term.tell(self._rounds(), "looks at users with caps")
 
     def _rounds(self) -> Story[None]:
         while True:
             yield Pause(LOOK_S)
-            if self._context.settings.limits.has_caps:
-                self._tree.tell(self._look(), paths.USAGE)
+            if self._term.settings.limits.has_caps:
+                self._term.tell(self._look(), paths.USAGE)
             else:
                 self.cores, self._told = {}, None  # when a user gets a cap again, everything is written anew
 
     def _look(self) -> Story[None]:
         if self._told is None:
-            znode = yield self._tree.get(paths.USAGE)
+            znode = yield self._term.get(paths.USAGE)
             self._version = znode.version if znode is not None else None
         nodes = sorted(self._nodes.records)
-        lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
+        lists = yield from each([self._term.children(paths.running_node(node)) for node in nodes])
         claimed: dict[str, list[tuple[str, BlockKey]]]
-        claimed = yield self._tree.in_store(lambda _: {node: paths.blocks_in(names) for node, names in zip(nodes, lists, strict=True)})
+        claimed = yield self._term.in_store(lambda _: {node: paths.blocks_in(names) for node, names in zip(nodes, lists, strict=True)})
         blocks = [(node, key) for node, found in claimed.items() for _, key in found]
         placed = [(node, key) for node, key in blocks if self._is_placed(key)]
         several = [(node, key) for node, key in blocks if key.count > 1 and not self._is_placed(key)]
         wanted = [*placed, *several][:MOST_READ]
-        read = (yield self._tree.get_all([paths.running_block(node, key) for node, key in wanted])) if wanted else []
+        read = (yield self._term.get_all([paths.running_block(node, key) for node, key in wanted])) if wanted else []
         used, told = self._count(blocks, dict(zip(wanted, read, strict=True)))
         if self._told != (used, told):
-            outcome = yield self._tree.commit(tell_use(told, self._version))
+            outcome = yield self._term.commit(tell_use(told, self._version))
             if isinstance(outcome, Committed):
                 self._version, self._told = 0 if self._version is None else self._version + 1, (used, told)
             else:
@@ -124,7 +123,7 @@ class CapKeeper:
         self, blocks: Iterable[tuple[str, BlockKey]], data: Mapping[tuple[str, BlockKey], Stamped | None]
     ) -> tuple[dict[str, dict[str, int]], CappedUse]:
         """Returns cores by node and user, and the record for `/usage`."""
-        settings = self._context.settings
+        settings = self._term.settings
         counted = usage(self._followed.values())
         tags = {paths.user_tag(user): user for user in (*settings.limits.cores_of, *counted)}
         cores = {node: record.capacity.cores for node, record in self._nodes.records.items()}

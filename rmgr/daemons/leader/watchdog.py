@@ -31,7 +31,7 @@ from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.answering import CallAnswering, ClusterMetrics, Joining, LeaderAnswering, LeaderUse, StarterReach, certificate_ends
 from rmgr.daemons.leader.leader import Leader
-from rmgr.daemons.leader.tree import LeaderContext, LeaderMetrics, LeaderTree, Term
+from rmgr.daemons.leader.term import LeaderMetrics, Term
 from rmgr.daemons.service.serving import DaemonShell
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.identity import Role
@@ -286,7 +286,7 @@ class Watchdog:
         if message is not None:
             started_s = machine.perf_counter()
             # Loop boundary: one bad record must not cost the cluster its leader.
-            (self._aside if self.leader is None else self.leader.context.term.aside).attempt(message)
+            (self._aside if self.leader is None else self.leader.term.aside).attempt(message)
             self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
         return not self._stopping
 
@@ -322,7 +322,7 @@ class Watchdog:
                 self._candidacy.look()
             case SessionState.SUSPENDED if self.leader is not None:
                 self._log.warning("leadership_suspended", epoch=self.leader.record.epoch)
-                self.leader.context.tree.pause()
+                self.leader.term.pause()
             case SessionState.SUSPENDED:
                 pass
             case SessionState.LOST:
@@ -345,10 +345,20 @@ class Watchdog:
     # -- leadership
 
     def _on_lead(self, record: EpochRecord, epoch_version: int) -> None:
-        term = Term(record.epoch, epoch_version, self._log, self._metrics)
-        deposed, may_act = self._on_deposed, self._lease.is_valid
-        tree = LeaderTree(self.coordinator, self._store, self._io, self.mailbox, term, deposed=deposed, may_act=may_act)
-        self.leader = leader = Leader(LeaderContext(term, tree, self._credentials), record, resync_s=self._resync_s)
+        term = Term(
+            self.coordinator,
+            self._store,
+            self._io,
+            self.mailbox,
+            epoch=record.epoch,
+            epoch_version=epoch_version,
+            log=self._log,
+            metrics=self._metrics,
+            deposed=self._on_deposed,
+            may_act=self._lease.is_valid,
+            credentials=self._credentials,
+        )
+        self.leader = leader = Leader(term, record, resync_s=self._resync_s)
         self._metrics.leader.set(1)
         self._metrics.epoch.set(record.epoch)
         self._metrics.take_overs.inc()

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from rmgr.adapters.identity.credentials import Credentials, context_of
 from rmgr.daemons.gateway.calls import GatewayMetrics
-from rmgr.daemons.leader.tree import LeaderMetrics
+from rmgr.daemons.leader.term import LeaderMetrics
 from rmgr.daemons.server.owner import ServerMetrics
 from rmgr.daemons.service import metrics_place
 from rmgr.daemons.service.metrics_place import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, MOST, PORTS, MetricsPlace

@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from rmgr.daemons.leader.answering import MOST_PAIRS, OTHERS, ClusterMetrics, families
-from rmgr.daemons.leader.tree import LeaderMetrics
+from rmgr.daemons.leader.term import LeaderMetrics
 from rmgr.daemons.service import metrics_http  # noqa: F401 - importing it leaves the second rows out, as in every daemon that answers
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.starter.node.service import StarterMetrics

@@ -38,7 +38,7 @@ MAY = {"client/values.py": "values of the caller's own process, as large as it h
 
 #: Files of daemons with a mailbox that ask a store which they keep, and on whose thread. All others get it as the argument of a job.
 ELSEWHERE = {
-    "daemons/leader/tree.py": "it gives it to jobs, on threads of its own",
+    "daemons/leader/term.py": "it gives it to jobs, on threads of its own",
     "daemons/service/keepers.py": "a thread of its own; at the start, before anything is served",
     "daemons/service/serving.py": "at the start, before anything is served",
     "daemons/starter/checkpoint/directories.py": "it gives it to the thread of a checkpoint, also of one for another node",

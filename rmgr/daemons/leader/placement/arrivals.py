@@ -32,7 +32,7 @@ from rmgr.daemons.leader.facts import job_of, known_of, marked, misplaced, node_
 from rmgr.daemons.leader.placement.job_table import PlacedJob, Records, decode_records
 from rmgr.daemons.leader.placement.orders import standing
 from rmgr.daemons.leader.placement.stops import PendingStop
-from rmgr.daemons.leader.tree import LeaderTree, Thunk, WatchedCache, names_below, read_again
+from rmgr.daemons.leader.term import Term, Thunk, WatchedCache, names_below, read_again
 from rmgr.errors import InvalidRecord, RmgrError, StateConflict
 from rmgr.model.block import MAX_INDEX, Allocation, BlockKey, job_id
 from rmgr.model.node import MOST_QUANTUM_US
@@ -73,7 +73,7 @@ class Arrivals:
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
-        self._term = placer.context.term
+        self._term = placer.term
         self._job_table = placer.job_table
         self._served = placer.served
         self._records = placer.records
@@ -159,7 +159,7 @@ class SubmissionRecords:
 
     def __init__(self, placer: Placer) -> None:
         self.nobodys: set[int] = set()
-        self._tree, self._term = placer.context.tree, placer.context.term
+        self._term = placer.term
         self._job_table = placer.job_table
         self._wake = placer.wake
         self._wanted: list[int] = []
@@ -170,18 +170,18 @@ class SubmissionRecords:
         if number not in self._job_table.submissions:
             self._job_table.submissions[number] = None
             if not self._wanted:
-                self._tree.soon(self._read)
+                self._term.soon(self._read)
             self._wanted.append(number)
         return self._job_table.submissions[number]
 
     def _read(self) -> None:
         wanted, self._wanted = self._wanted, []
         for at in range(0, len(wanted), _TOGETHER):
-            self._tree.tell(self._read_some(wanted[at : at + _TOGETHER]), "records of submissions", key=object())
+            self._term.tell(self._read_some(wanted[at : at + _TOGETHER]), "records of submissions", key=object())
 
     def _read_some(self, numbers: list[int]) -> Story[None]:
         try:
-            records = yield self._tree.get_all([paths.sub(number) for number in numbers])
+            records = yield self._term.get_all([paths.sub(number) for number in numbers])
         except RmgrError:
             self._forget_records(numbers)
             return
@@ -198,7 +198,7 @@ class SubmissionRecords:
                 self.unreadable = {**dict(islice(self.unreadable.items(), _MOST_UNREADABLE)), number: error.message}
         if self._job_table.submissions.get(number) is None:
             self.nobodys.add(number)
-            self._tree.after(_PAUSE_S if found is None else _LONG_PAUSE_S, self._forget_records, [number])
+            self._term.after(_PAUSE_S if found is None else _LONG_PAUSE_S, self._forget_records, [number])
         else:
             self.nobodys.discard(number)
         self._wake()
@@ -219,7 +219,7 @@ class JobLists:
         self.pending: dict[str, WatchedCache[list[str]]] = {}
         self.running: dict[str, WatchedCache[list[str]]] = {}
         self.news: set[str] = set()
-        self._tree = placer.context.tree
+        self._term = placer.term
         self._job_table = placer.job_table
         self._wake = placer.wake
 
@@ -272,19 +272,19 @@ class JobLists:
 
     def resync(self) -> None:
         """Reads the watched lists again, in portions: the loop has other things to do."""
-        self._tree.tell(read_again([cache for cache in self._all_caches() if cache.is_watched]), "lists of jobs")
+        self._term.tell(read_again([cache for cache in self._all_caches() if cache.is_watched]), "lists of jobs")
 
     def _all_caches(self) -> tuple[WatchedCache[list[str]], ...]:
         return (*self.pending.values(), *self.running.values())
 
     def _waiting_in(self, queue: str) -> WatchedCache[list[str]]:
-        cache = LongList(self._tree, paths.pending(queue), lambda: self._on_list(cache), lambda: self._job_table.took[queue])
+        cache = LongList(self._term, paths.pending(queue), lambda: self._on_list(cache), lambda: self._job_table.took[queue])
         cache.is_chatty, cache.pace_s = True, PACE_S
         cache.refresh()
         return cache
 
     def _list(self, path: str, *, watched: bool = True) -> WatchedCache[list[str]]:
-        cache: WatchedCache[list[str]] = names_below(self._tree, path, lambda: self._on_list(cache))
+        cache: WatchedCache[list[str]] = names_below(self._term, path, lambda: self._on_list(cache))
         cache.is_chatty, cache.is_watched = True, watched
         cache.pace_s = PACE_S
         cache.refresh()
@@ -301,8 +301,8 @@ class LongList(WatchedCache[list[str]]):
 
     __slots__ = ("_count", "_creates", "_moved_s", "_noted", "_took", "_took_before", "_took_then")
 
-    def __init__(self, tree: LeaderTree, path: str, changed: Thunk, took: Callable[[], int]) -> None:
-        super().__init__(tree, tree.children, path, changed)
+    def __init__(self, term: Term, path: str, changed: Thunk, took: Callable[[], int]) -> None:
+        super().__init__(term, term.children, path, changed)
         self._took = took
         self._noted: int | None = None  # counter of creations when the list in flight was requested
         self._creates: int | None = None  # the same for `value`; None if it is short, or unknown
@@ -311,7 +311,7 @@ class LongList(WatchedCache[list[str]]):
 
     def refresh(self) -> None:
         if self._changed is not None and not self._reading and len(self.value or ()) >= LONG:
-            self._tree.heard(self._tree.stat(self.path), self._note, about=self.path)  # answered before the list
+            self._term.heard(self._term.stat(self.path), self._note, about=self.path)  # answered before the list
         super().refresh()
 
     def _note(self, stat: Stat | None) -> None:
@@ -320,7 +320,7 @@ class LongList(WatchedCache[list[str]]):
     def _arrived(self, value: list[str] | None) -> None:
         self._creates, self._noted = self._noted if value is not None and len(value) >= LONG else None, None
         self._count, self._took_then = len(value or ()), self._took()
-        self._took_before, self._moved_s = self._took_then, self._tree.clock()
+        self._took_before, self._moved_s = self._took_then, self._term.clock()
         super()._arrived(value)
 
     def _failed(self) -> None:
@@ -333,27 +333,27 @@ class LongList(WatchedCache[list[str]]):
             return
         self._armed = False
         if self._timer is None:
-            self._timer = self._tree.after(max(0.0, self._read_s + self.pace_s - self._tree.clock()), self._due)
+            self._timer = self._term.after(max(0.0, self._read_s + self.pace_s - self._term.clock()), self._due)
 
     def _due(self) -> None:
         self._timer = None
         if self._creates is None:
             self.refresh()
         elif self._changed is not None and not self._reading:
-            self._read_s = self._tree.clock()
-            self._tree.heard(self._tree.stat(self.path), self._looked, self.refresh, about=self.path)
+            self._read_s = self._term.clock()
+            self._term.heard(self._term.stat(self.path), self._looked, self.refresh, about=self.path)
 
     def _looked(self, stat: Stat | None) -> None:
         if self._changed is None or self._reading:
             return  # the list itself is in flight
-        took, now_s = self._took(), self._tree.clock()
+        took, now_s = self._took(), self._term.clock()
         if took != self._took_before:
             self._took_before, self._moved_s = took, now_s
         left = self._count - (took - self._took_then)
         if stat is None or stat.creates != self._creates or stat.children != left or left < LONG or now_s - self._moved_s > QUIET_S:
             self.refresh()
         elif self._timer is None:
-            self._timer = self._tree.after(max(_LEAST_S, self.pace_s), self._due)
+            self._timer = self._term.after(max(_LEAST_S, self.pace_s), self._due)
 
 
 class StandingJob(NamedTuple):
@@ -370,7 +370,7 @@ class Rebuild:
     def __init__(self, placer: Placer, news: Bell) -> None:
         self._placer = placer
         self._news = news
-        self._tree, self._term = placer.context.tree, placer.context.term
+        self._term = placer.term
         self._job_table = placer.job_table
         self._pending, self._running = placer.lists.pending, placer.lists.running
         self._submissions = placer.records
@@ -383,7 +383,7 @@ class Rebuild:
 
     def build(self) -> Story[ClusterState]:
         """Builds the state, from the first read on."""
-        began_s, partitions = self._tree.clock(), sorted(self._served.partitions)
+        began_s, partitions = self._term.clock(), sorted(self._served.partitions)
         for cache in (*self._pending.values(), *self._running.values()):
             cache.refresh()
         remembered = yield from self._read([paths.placing(partition) for partition in partitions])
@@ -394,7 +394,7 @@ class Rebuild:
             yield Pause(_NODES_S)
         while any(cache.asked_s < began_s for cache in (*self._pending.values(), *self._running.values())):
             yield self._news.heard()
-        self._slice_end_s = self._tree.clock() + SLICE_S
+        self._slice_end_s = self._term.clock() + SLICE_S
         waiting, there, numbers = yield from self._read_names()
         while any(self._submissions.get(number) is None and number not in self._submissions.nobodys for number in numbers):
             yield self._news.heard()
@@ -406,7 +406,7 @@ class Rebuild:
         again = [f"{paths.pending(queue)}/{name}" for queue, name, key in waiting if key.attempt > 1]
         blocks = yield from self._read_blocks([path for _, path in placed] + again)
         records = self._decode_memory()
-        self.promised = yield from standing(self._tree, records.values())
+        self.promised = yield from standing(self._term, records.values())
         stand = [(key, one) for key, path in placed if (one := blocks[path]) is not None]
         adopted = self._placer.gangs.adopt(gangs)
         return (yield from self._state(waiting, stand, records, adopted, self._placer.now_us(), self._served.half_life_us))
@@ -434,9 +434,9 @@ class Rebuild:
 
     def _yield_turn(self) -> Story[None]:
         """Lets the leader's loop do other things after each slice of time."""
-        if self._tree.clock() >= self._slice_end_s:
-            yield self._tree.others_first()
-            self._slice_end_s = self._tree.clock() + SLICE_S
+        if self._term.clock() >= self._slice_end_s:
+            yield self._term.others_first()
+            self._slice_end_s = self._term.clock() + SLICE_S
 
     # -- building
 
@@ -593,7 +593,7 @@ class Rebuild:
 
     def _read(self, wanted: list[str]) -> Story[list[Stamped | None]]:
         """Reads the data of znodes, however long it takes."""
-        return insist(lambda: self._tree.get_all(wanted), _RETRY_S)
+        return insist(lambda: self._term.get_all(wanted), _RETRY_S)
 
     def _read_blocks(self, wanted: list[str]) -> Story[dict[str, StandingJob | None]]:
         """Reads blocks by path; None for gone or pulled ones."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from rmgr.coord.protocol import keys
 from rmgr.daemons.leader.placement.pipeline import named, pipeline_of
-from rmgr.daemons.leader.tree import LeaderContext
+from rmgr.daemons.leader.term import Term
 from rmgr.errors import RmgrError
 from rmgr.model.queue import ClusterSettings, PipelineSpec
 from rmgr.runtime.mailbox import Timer
@@ -32,8 +32,8 @@ class LogPieces:
     Args: family: of their keys. ttl_s: how long new pieces are kept, None = without limit.
     """
 
-    def __init__(self, context: LeaderContext, family: str = keys.EVENTS, ttl_s: Callable[[], float | None] = lambda: None) -> None:
-        self._tree, self._term = context.tree, context.term
+    def __init__(self, term: Term, family: str = keys.EVENTS, ttl_s: Callable[[], float | None] = lambda: None) -> None:
+        self._term = term
         self._family = family
         self._ttl_s = ttl_s
         self._log = -1
@@ -61,7 +61,7 @@ class LogPieces:
         if self._bytes >= PIECE_BYTES:
             self.flush()
         elif self._timer is None:
-            self._timer = self._tree.after(EVERY_S, self.flush)
+            self._timer = self._term.after(EVERY_S, self.flush)
 
     def flush(self) -> None:
         """Stores the collected lines, or drops them if the store has been away for long."""
@@ -77,11 +77,11 @@ class LogPieces:
         key = keys.events(self._term.epoch, self._log, self._piece, family=self._family)
         self._piece += 1
         self._unwritten += 1
-        self._tree.tell(self._put(key, text, self._ttl_s()), key)
+        self._term.tell(self._put(key, text, self._ttl_s()), key)
 
     def _put(self, key: str, text: Callable[[], bytes], ttl_s: float | None) -> Story[None]:
         try:
-            yield self._tree.in_store(lambda store: store.put(key, text(), ttl_s=ttl_s))
+            yield self._term.in_store(lambda store: store.put(key, text(), ttl_s=ttl_s))
         except RmgrError as error:
             self._term.log.warning("events_not_written", key=key, error=error.message)
         self._unwritten -= 1
@@ -94,11 +94,11 @@ class StateUpdates:
     Attributes: causes: why the next pass is due.
     """
 
-    def __init__(self, context: LeaderContext, wake: Callable[[], None]) -> None:
+    def __init__(self, term: Term, wake: Callable[[], None]) -> None:
         self.wake = wake
         self.causes: frozenset[Cause] = frozenset()
-        self._term = context.term
-        self._pieces = LogPieces(context)
+        self._term = term
+        self._pieces = LogPieces(term)
         self._recorder: Recorder | None = None  # of the current log
         self._now_us = self._term.wall_us()
 

@@ -68,7 +68,7 @@ class GangKeeper:
         self._names = placer.names
         self._served = placer.served
         self._nodes = placer.known_nodes.records
-        self._log = placer.context.term.log
+        self._log = placer.term.log
         self._open_clock = open_clock
         self._kept: dict[str, _PartitionClock] = {}
         self._unreadable: set[tuple[str, int]] = set()
@@ -286,7 +286,7 @@ class GangKeeper:
 
     def _on_clock(self) -> None:
         """Wakes the placer from the reader's thread: a clock can be read now."""
-        self._placer.context.tree.soon(lambda: self._placer.look_again(Cause.NODES_CHANGED))
+        self._placer.term.soon(lambda: self._placer.look_again(Cause.NODES_CHANGED))
 
     def _is_up(self, clock: GangClock) -> bool:
         record = self._nodes.get(clock.node)

@@ -19,7 +19,7 @@ import msgspec
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import unpack
 from rmgr.daemons.leader.facts import Known, Names
-from rmgr.daemons.leader.tree import WatchedCache
+from rmgr.daemons.leader.term import WatchedCache
 from rmgr.model.block import Allocation, BlockKey, job_id, task_of
 from rmgr.model.submission import Submission
 from rmgr.sched.job import Placement, Reservation, spans_of

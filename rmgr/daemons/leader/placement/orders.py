@@ -37,7 +37,7 @@ from rmgr.daemons.leader.facts import allocation_of
 from rmgr.daemons.leader.placement.job_table import PlacedJob, Waiting, encode_records
 from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, stop_order
 from rmgr.daemons.leader.placement.view import said
-from rmgr.daemons.leader.tree import LeaderTree
+from rmgr.daemons.leader.term import Term
 from rmgr.errors import RmgrError
 from rmgr.model.base import MIB
 from rmgr.model.block import BlockData, BlockKey, job_id, run_label, task_of
@@ -86,7 +86,7 @@ class Promises:
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
-        self._tree = placer.context.tree
+        self._term = placer.term
         self._job_table = placer.job_table
         self._names = placer.names
         self._there: dict[int, dict[str, bytes]] = {}  # job -> node -> record
@@ -130,18 +130,18 @@ class Promises:
         if odd:
             ops = self.changed(state, sorted(odd))
             for at in range(0, len(ops), _RESERVE_OPS):
-                self._tree.tell(self._reserve(ops[at : at + _RESERVE_OPS], is_needed=True), "commit RESERVE", key=object())
+                self._term.tell(self._reserve(ops[at : at + _RESERVE_OPS], is_needed=True), "commit RESERVE", key=object())
 
     def look_after(self, node: str, names: list[str] | None) -> None:
         """Deletes promises on a node that belong to no known job: an earlier leader left them."""
         for _, (submission, index) in paths.reserved_in(names):
             if not self.is_known(job_id(submission, index), node):
                 ops = place_ops.reserve_ops(submission, index, {node: _UNREAD}, {})
-                self._tree.tell(self._reserve(ops, is_needed=False), "commit RESERVE", key=object())
+                self._term.tell(self._reserve(ops, is_needed=False), "commit RESERVE", key=object())
 
     def _reserve(self, ops: list[Op], *, is_needed: bool) -> Story[None]:
         """Commits, and rebuilds if the outcome is unknown or (with is_needed) a conflict: a forgotten promise would block cores."""
-        outcome: Outcome = yield self._tree.commit(place_ops.reserve(ops))
+        outcome: Outcome = yield self._term.commit(place_ops.reserve(ops))
         if isinstance(outcome, Unknown) or (is_needed and isinstance(outcome, Conflict)):
             self._placer.rebuild(f"RESERVE: {outcome}")
 
@@ -176,12 +176,12 @@ class Promises:
         return {self._names.name(node) for share in (*hold.waits_for, *hold.held) for node, _ in each_node(share.cores)}
 
 
-def standing(tree: LeaderTree, records: Iterable[Records]) -> Story[dict[int, list[str]]]:
+def standing(term: Term, records: Iterable[Records]) -> Story[dict[int, list[str]]]:
     """Returns job -> nodes with promises, for all jobs in the records' holds. Cost: one list for each such node."""
     held = [shares for one in records for _, _, waits, held in one.holds for shares in (waits, held)]
     found: dict[int, list[str]] = {}
     nodes = sorted({node for shares in held for _, where in shares for node, _ in where})
-    reads = {node: tree.children(paths.hold(node)) for node in nodes}
+    reads = {node: term.children(paths.hold(node)) for node in nodes}
     while reads:
         failed = []
         for node, answer in reads.items():
@@ -194,7 +194,7 @@ def standing(tree: LeaderTree, records: Iterable[Records]) -> Story[dict[int, li
                 found.setdefault(job_id(submission, index), []).append(node)
         if failed:
             yield Pause(_READ_AGAIN_S)
-        reads = {node: tree.children(paths.hold(node)) for node in failed}
+        reads = {node: term.children(paths.hold(node)) for node in failed}
     return found
 
 
@@ -202,23 +202,23 @@ class PlacedHolds:
     """Holds of all placed jobs of one leadership. In its loop."""
 
     def __init__(self, placer: Placer) -> None:
-        self._tree = placer.context.tree
+        self._term = placer.term
         self._job_table = placer.job_table
         self._promises = placer.promises
 
     def prepare(self, nodes: list[str]) -> None:
         """Makes the directories for holds on these nodes."""
         wanted = [paths.hold(node) for node in nodes]
-        made = insist(lambda: self._tree.in_zookeeper(lambda zookeeper: zookeeper.ensure(wanted)), _RETRY_S)
-        self._tree.tell(made, "directories of holds", key=object())
+        made = insist(lambda: self._term.in_zookeeper(lambda zookeeper: zookeeper.ensure(wanted)), _RETRY_S)
+        self._term.tell(made, "directories of holds", key=object())
 
     def look_for_holds(self, nodes: list[str]) -> None:
         """Deletes holds of jobs that are gone, left by an earlier leader. The job table must be complete."""
         for node in nodes:
-            self._tree.tell(self._look_on(node), paths.hold(node), key=object())
+            self._term.tell(self._look_on(node), paths.hold(node), key=object())
 
     def _look_on(self, node: str) -> Story[None]:
-        names = yield from insist(lambda: self._tree.children(paths.hold(node)), _RETRY_S)
+        names = yield from insist(lambda: self._term.children(paths.hold(node)), _RETRY_S)
         self._promises.look_after(node, names)
         for _, (submission, index, attempt) in paths.holds_in(names):
             placed = self._job_table.placed.get(job_id(submission, index))
@@ -226,11 +226,11 @@ class PlacedHolds:
                 self._unhold(node, submission, index, attempt)
 
     def _unhold(self, node: str, submission: int, index: int, attempt: int) -> None:
-        self._tree.tell(self._delete(node, submission, index, attempt), "holds that are over", key=object())
+        self._term.tell(self._delete(node, submission, index, attempt), "holds that are over", key=object())
 
     def _delete(self, node: str, submission: int, index: int, attempt: int) -> Story[None]:
         """Repeats the delete until it is known to be done: a forgotten hold would block cores."""
-        while isinstance((yield self._tree.commit(place_ops.unhold(node, submission, index, attempt))), Unknown):
+        while isinstance((yield self._term.commit(place_ops.unhold(node, submission, index, attempt))), Unknown):
             yield Pause(_RETRY_S)
 
     def release(self, job: int, placed: PlacedJob) -> None:
@@ -250,7 +250,7 @@ class PlanExecution:
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
-        self._tree, self._term = placer.context.tree, placer.context.term
+        self._term = placer.term
         self._job_table = placer.job_table
         self._names = placer.names
         self._nodes = placer.known_nodes
@@ -274,7 +274,7 @@ class PlanExecution:
     @property
     def busy_s(self) -> float:
         """Seconds since the current plan was begun, 0.0 without one."""
-        return self._tree.clock() - self._begun_s if self._begun_s is not None else 0.0
+        return self._term.clock() - self._begun_s if self._begun_s is not None else 0.0
 
     def adopt(self, records: dict[str, tuple[bytes, int | None]]) -> None:
         """Takes over the policies' memory as it was read."""
@@ -293,7 +293,7 @@ class PlanExecution:
         if starts:
             waiting = [self._job_table.waiting[start.job_id] for start in starts]
             try:
-                blocks = yield self._tree.get_all([f"{paths.pending(one.queue)}/{one.name}" for one in waiting])
+                blocks = yield self._term.get_all([f"{paths.pending(one.queue)}/{one.name}" for one in waiting])
             except RmgrError:
                 blocks = [None] * len(starts)
             self._blocks = {start.job_id: block for start, block in zip(starts, blocks, strict=True)}
@@ -330,7 +330,7 @@ class PlanExecution:
         return (yield from self._end())
 
     def _begin(self) -> None:
-        self._begun_s, self._problem, self._blocks = self._tree.clock(), "", {}
+        self._begun_s, self._problem, self._blocks = self._term.clock(), "", {}
 
     def _end(self) -> Story[str]:
         if self.left:
@@ -408,7 +408,7 @@ class PlanExecution:
         self.left, self._settled = len(multis), Future()
         failpoint("leader.before_place")
         for multi, some, batch_orders in multis:
-            self._tree.tell(self._commit(multi, some, batch_orders), f"commit {multi.name}", key=object())
+            self._term.tell(self._commit(multi, some, batch_orders), f"commit {multi.name}", key=object())
 
     def _pause_order(self, state: ClusterState, decision: Suspend | Resume) -> SentOrder:
         """Returns the order for a decision that was just applied to the state."""
@@ -449,7 +449,7 @@ class PlanExecution:
         fragment = leader_ops.no_outcome(State.FAILED, Reason.START_FAILED, [key.first], why)
         multi = ops.take_out(waiting.queue, key, data, found.version, indices=[key.first], fragment=fragment)
         self._term.log.info("job_refused", submission=key.submission, first=key.first, why=why)
-        self._tree.commit(multi)
+        self._term.commit(multi)
 
     def _data_of(self, waiting: Waiting, found: Stamped) -> BlockData | None:
         """Returns the block's data, None if it is invalid: then it stays, but is no longer a job."""
@@ -593,7 +593,7 @@ class PlanExecution:
 
     def _commit(self, multi: Multi, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder]) -> Story[None]:
         try:
-            self.answered(jobs, asked, (yield self._tree.commit(multi)))
+            self.answered(jobs, asked, (yield self._term.commit(multi)))
         except Exception as error:  # it is unknown what was placed: everything is read again
             self._problem = self._problem or f"PLACE: {type(error).__name__}: {error}"
             raise
@@ -607,7 +607,7 @@ class PlanExecution:
             for one in asked:
                 if one.stop is not None:
                     self._stops.watch(one.stop)
-            answered_s = self._tree.clock()
+            answered_s = self._term.clock()
             for job, assigned in jobs:
                 self._job_table.place(job, assigned.running, assigned.allocation, answered_s)
             heads = {assigned.allocation.head for _, assigned in jobs}

@@ -25,7 +25,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmgr.daemons.leader.placement.plugin_child import LENGTH
-from rmgr.daemons.leader.tree import LeaderContext
+from rmgr.daemons.leader.term import Term
 from rmgr.errors import UNREADABLE_TEXT
 from rmgr.model.units import format_duration, utc
 from rmgr.runtime import machine
@@ -80,11 +80,11 @@ class Faults:
     Attributes: counts, last: policy -> number of failures, last error. benched: by partition.
     """
 
-    def __init__(self, context: LeaderContext, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, term: Term, changed: Callable[[], None] = lambda: None) -> None:
         self.counts: Counter[str] = Counter()
         self.last: dict[str, str] = {}
         self.benched: dict[str, PlacementPause] = {}
-        self._loop, self._term = context.tree, context.term
+        self._term = term
         self._changed = changed
         self._fcfs = policy_named(INSTEAD)
 
@@ -96,7 +96,7 @@ class Faults:
         self.last[policy] = error
         self._term.metrics.policy_faults.inc()
         before = self.benched.get(partition)
-        until_s = self._loop.clock() + BENCH_S
+        until_s = self._term.clock() + BENCH_S
         until_us = self._term.wall_us() + round(BENCH_S * 1e6)
         if before is None:
             bench = PlacementPause(policy, error, until_s, until_us)
@@ -105,7 +105,7 @@ class Faults:
         self.benched[partition] = bench
         if is_new:
             self._term.log.error("policy_failed", policy=policy, partition=partition, error=error, why=self.told(partition))
-        self._loop.after(BENCH_S, self._unbench_due)
+        self._term.after(BENCH_S, self._unbench_due)
         self._changed()
 
     def served(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
@@ -142,7 +142,7 @@ class Faults:
         return bench is not None and bench.is_stopped
 
     def _unbench_due(self) -> None:
-        now_s = self._loop.clock()
+        now_s = self._term.clock()
         over = [partition for partition, bench in self.benched.items() if bench.until_s <= now_s]
         for partition in over:
             self._term.log.info("policy_tried_again", policy=self.benched.pop(partition).policy, partition=partition)
@@ -164,7 +164,7 @@ class Passes:
 
     def __init__(
         self,
-        context: LeaderContext,
+        term: Term,
         faults: Faults,
         *,
         forgives: Callable[[Fault], bool] = lambda _: False,
@@ -172,7 +172,7 @@ class Passes:
         inline: bool = False,
     ) -> None:
         self.faults = faults
-        self._loop, self._term = context.tree, context.term
+        self._term = term
         self._forgives = forgives
         self._inline = inline
         self._limit_s = limit_s
@@ -190,13 +190,13 @@ class Passes:
         served = self.faults.served(stages)
         pipeline = tuple(Stage(Vetted(stage.policy, self._at_turn), stage.partitions) for stage in served)  # type: ignore[arg-type]
         answer: Future[tuple[Plan, float]] = Future()
-        end_s = self._loop.clock() + self._limit_s
+        end_s = self._term.clock() + self._limit_s
 
         def work() -> None:
             began_s = machine.perf_counter()
             with suppress(InvalidStateError):  # it was given up
                 try:
-                    plan = run_pass(state, causes, now=now_us, seed=0, pipeline=pipeline, expired=lambda: self._loop.clock() > end_s)
+                    plan = run_pass(state, causes, now=now_us, seed=0, pipeline=pipeline, expired=lambda: self._term.clock() > end_s)
                 except Exception as error:  # noqa: BLE001 - a defect of the scheduler, or of a record: only another state can help
                     answer.set_exception(error)
                 else:
@@ -207,7 +207,7 @@ class Passes:
         if self._inline:
             work()
         else:
-            timer = self._loop.after(self._limit_s * 1.5, lambda: self._give_up(answer))
+            timer = self._term.after(self._limit_s * 1.5, lambda: self._give_up(answer))
             self._thread.submit(work)
         try:
             plan, took_s = yield answer
@@ -304,7 +304,7 @@ class Foreign:
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
-        self._loop = placer.context.tree
+        self._term = placer.term
         self._faults = placer.faults
         self._parts: dict[str, _Partition] = {}
 
@@ -408,7 +408,7 @@ class Foreign:
                 answer = PolicyAnswer(f"{type(error).__name__}: {error}")
             if answer.problem:
                 part.process.end()  # its memory is freed, too
-            self._loop.soon(self._on_answer, partition, part, answer)
+            self._term.soon(self._on_answer, partition, part, answer)
         part.process.end()
 
     def _on_answer(self, partition: str, part: _Partition, answer: PolicyAnswer) -> None:

@@ -26,7 +26,7 @@ from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Limits
 
 if TYPE_CHECKING:
-    from rmgr.daemons.leader.tree import LeaderContext
+    from rmgr.daemons.leader.term import Term
 
 #: Parameter for an order, and the parameters that belong to an order.
 _OF_ORDERS = frozenset({"order", "half_life", "shares"})
@@ -221,8 +221,8 @@ class ServedPartitions:
     foreign: partition -> (names, document) of a pipeline with its own process. half_life_us: of use, 0 if no policy considers it.
     """
 
-    def __init__(self, context: LeaderContext, changed: Callable[[str], None]) -> None:
-        self._context = context
+    def __init__(self, term: Term, changed: Callable[[str], None]) -> None:
+        self._term = term
         self.queues: dict[str, QueueSpec] = {}
         self.problems: dict[str, str] = {}
         self.policies: dict[str, str] = {}
@@ -237,7 +237,7 @@ class ServedPartitions:
 
     def read(self) -> None:
         """Reads the settings again. Logs each unusable pipeline."""
-        settings = self._context.settings
+        settings = self._term.settings
         placed = settings.placed()
         self.queues = {queue.name: queue for queues in placed.values() for queue in queues if queue.state != "stopped"}
         stages: list[Stage] = []
@@ -251,7 +251,7 @@ class ServedPartitions:
                 found = configuration(settings, partition)
             except ConfigError as error:
                 self.problems[partition] = error.message
-                self._context.term.log.error("pipeline_unusable", partition=partition, error=error.message)
+                self._term.log.error("pipeline_unusable", partition=partition, error=error.message)
                 continue
             self.policies[partition] = ", ".join(found.policies)
             stages += [Stage(stage.policy, (partition,)) for stage in found.stages]

@@ -23,7 +23,7 @@ from rmgr.daemons.leader.placement.pipeline import ServedPartitions
 from rmgr.daemons.leader.placement.requests import NextStarts, NodeBackoffs, ScheduledNodes, UserRequests
 from rmgr.daemons.leader.placement.stops import Stops
 from rmgr.daemons.leader.placement.view import ClassMetrics, placing_view
-from rmgr.daemons.leader.tree import LeaderContext
+from rmgr.daemons.leader.term import Term
 from rmgr.errors import StateConflict
 from rmgr.model.block import task_of
 from rmgr.model.views import PlacingView
@@ -49,12 +49,11 @@ class Placer:
     the scheduler sees them; names: their numbers.
     """
 
-    def __init__(self, context: LeaderContext, nodes: NodeKeeper, *, open_clock: OpenClock, inline: bool = False) -> None:
+    def __init__(self, term: Term, nodes: NodeKeeper, *, open_clock: OpenClock, inline: bool = False) -> None:
         self.state: ClusterState | None = None
         self.plan = Plan()
         self.passes, self.last_pass_s = 0, 0.0
-        self.context = context
-        self._tree, self._term = context.tree, context.term
+        self.term = term
         self.known_nodes = nodes
         self.names = Names()
         self._is_other_log = False  # another pipeline places somewhere since the log began
@@ -64,11 +63,11 @@ class Placer:
         self._timer: Timer | None = None
         self._retry_s = _RETRY_S / 2
         self._closed = False
-        self._news = Bell(self._tree)  # wakes the story that builds the state
+        self._news = Bell(self.term)  # wakes the story that builds the state
 
-        self.faults = Faults(context, self._on_benches_changed)
-        self.served = ServedPartitions(context, self.faults.forgive)
-        self.updates = StateUpdates(context, self.wake)
+        self.faults = Faults(term, self._on_benches_changed)
+        self.served = ServedPartitions(term, self.faults.forgive)
+        self.updates = StateUpdates(term, self.wake)
         self.now_us = self.updates.now_us
         self.job_table = JobTable()
         # Each part takes from here what it needs of the parts that were made before it.
@@ -85,7 +84,7 @@ class Placer:
         self._orders = PlanExecution(self)
         self._requests = UserRequests(self)
         self._foreign = Foreign(self)
-        self._passes = Passes(context, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
+        self._passes = Passes(term, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
         self._measured = ClassMetrics(self)
 
     # -- life cycle
@@ -107,7 +106,7 @@ class Placer:
     def resync(self) -> None:
         """Reads the lists again, watched or not; forgets records of submissions that have left."""
         if self._orders.busy_s > _STUCK_S:  # an answer or its handling was lost: without a new leader nothing would be placed
-            self._tree.depose("the plan of a pass is not carried out")
+            self.term.depose("the plan of a pass is not carried out")
             return
         kept = {task_of(job)[0] for job in (*self.job_table.waiting, *self.job_table.placed)}
         if self.state is not None:
@@ -133,7 +132,7 @@ class Placer:
             del self.job_table.submissions[number]
             if not self._has_amended:
                 self._has_amended = True
-                self._tree.after(_AMENDED_S, self._take_amended)
+                self.term.after(_AMENDED_S, self._take_amended)
 
     def _take_amended(self) -> None:
         self._has_amended = False
@@ -150,7 +149,7 @@ class Placer:
         """Asks for a turn; repeated calls cause one turn."""
         if not self.is_due and not self._closed:
             self.is_due = True
-            self._tree.soon(self.turn)
+            self.term.soon(self.turn)
 
     # -- what is known, in the loop
 
@@ -189,7 +188,7 @@ class Placer:
         state = self.state
         if state is None:
             self._news.ring()
-            self._tree.tell(self._build(), _STATE)
+            self.term.tell(self._build(), _STATE)
             return
         news, now_us = self.lists.take_news(), self.now_us()
         if self._is_other_log:  # before a fact is written into it
@@ -210,7 +209,7 @@ class Placer:
             self._carry_out(self._orders.renew(state, due))
             return
         self._pass(state)
-        metrics, gangs = self._term.metrics, self.gangs.summary().values()
+        metrics, gangs = self.term.metrics, self.gangs.summary().values()
         metrics.waiting_jobs.set(len(self.job_table.waiting))
         metrics.gang_jobs.set(sum(gang.jobs for gang in gangs))
         metrics.gang_max_tqlb.set(max((gang.max_tqlb for gang in gangs), default=0))
@@ -262,7 +261,7 @@ class Placer:
         self._foreign.ask(state, causes, now_us)
         if causes or has_plan:
             stages = (*self.served.stages, *self._foreign.stages(now_us))
-            self._tree.tell(self._plan(state, causes, stages, now_us), "a pass", key=object())
+            self.term.tell(self._plan(state, causes, stages, now_us), "a pass", key=object())
 
     # -- a pass, and its consequences
 
@@ -280,18 +279,18 @@ class Placer:
         self._foreign.passed(plan.faults)
         self.passes += 1
         self.last_pass_s = took_s
-        self._term.metrics.placing_seconds.observe(took_s)
+        self.term.metrics.placing_seconds.observe(took_s)
         wakes = [decision.at_us for decision in plan.decisions if type(decision) is WakeAt]
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
         if wakes:
-            self._timer = self._tree.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), lambda: self.look_again(Cause.TIMER))
+            self._timer = self.term.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), lambda: self.look_again(Cause.TIMER))
         self.updates.passed(now_us, causes, plan)
         self._on_orders_done((yield from self._orders.carry_out(state, plan, now_us=now_us)))
 
     def _carry_out(self, orders: Story[str]) -> None:
-        self._tree.tell(self._run_orders(orders), "orders to jobs", key=object())
+        self.term.tell(self._run_orders(orders), "orders to jobs", key=object())
 
     def _run_orders(self, orders: Story[str]) -> Story[None]:
         self._on_orders_done((yield from orders))
@@ -314,7 +313,7 @@ class Placer:
         self._is_other_log = False
         served = self.served
         placed = {partition for stage in served.every for partition in stage.partitions}
-        self.updates.begin_log(state, self.context.settings, placed, half_life_us=served.half_life_us, instead=self.faults.instead)
+        self.updates.begin_log(state, self.term.settings, placed, half_life_us=served.half_life_us, instead=self.faults.instead)
 
     def _on_benches_changed(self) -> None:
         self._is_other_log = True
@@ -340,12 +339,12 @@ class Placer:
     def rebuild(self, why: str, *, pause_s: float = 0.0) -> None:
         """Drops the state and makes it again from the znodes, after `pause_s` if it would fail again at once."""
         if self.state is not None:
-            self._term.log.warning("placing_rebuilt", why=why)
+            self.term.log.warning("placing_rebuilt", why=why)
         self.state = None
         self.updates.end_log()
-        self._tree.stories.end(_STATE)
+        self.term.stories.end(_STATE)
         if pause_s:
-            self._tree.after(pause_s, self.wake)
+            self.term.after(pause_s, self.wake)
         else:
             self.wake()
 

@@ -201,8 +201,7 @@ class NodeBackoffs:
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
-        self._loop = placer.context.tree
-        self._log = placer.context.term.log
+        self._term = placer.term
         self._left: OrderedDict[int, tuple[BlockKey, str, float]] = OrderedDict()  # job -> its block, its node, when it left
         self._backoffs: dict[str, _Backoff] = {}
 
@@ -210,37 +209,37 @@ class NodeBackoffs:
         """Remembers a job that left its node: it has ended, or comes back."""
         if len(placed.allocation.shares) > 1:
             return  # it is unknown which of its nodes was not ready
-        self._left[job] = (placed.key, placed.node, self._loop.clock())
+        self._left[job] = (placed.key, placed.node, self._term.clock())
         if len(self._left) > _KEPT:
             self._left.popitem(last=False)
 
     def came(self, job: int, key: BlockKey) -> bool:
         """Looks at a waiting job: if its attempt is the same, it was not begun. Returns whether its node is left alone from now on."""
         before = self._left.pop(job, None)
-        if before is None or before[0] != key or self._loop.clock() - before[2] > _SOON_S:
+        if before is None or before[0] != key or self._term.clock() - before[2] > _SOON_S:
             return False
         return self._back_off(before[1])
 
     def _back_off(self, node: str) -> bool:
-        now_s, last = self._loop.clock(), self._backoffs.get(node)
+        now_s, last = self._term.clock(), self._backoffs.get(node)
         if last is not None and now_s < last.until_s:
             return False  # the node was given several jobs at once
         is_again = last is not None and now_s < last.until_s + max(_SOON_S, last.length_s)
         length_s = min(_LONGEST_S, last.length_s * 2) if last is not None and is_again else _FIRST_S
         self._backoffs[node] = _Backoff(length_s, now_s + length_s)
-        self._log.warning("node_backs_off", node=node, seconds=length_s, why="it gave a job back that it had not begun")
-        self._loop.after(length_s, self._placer.nodes_changed)
+        self._term.log.warning("node_backs_off", node=node, seconds=length_s, why="it gave a job back that it had not begun")
+        self._term.after(length_s, self._placer.nodes_changed)
         return True
 
     def under_way(self) -> dict[str, float]:
         """Returns node -> seconds until it is tried again."""
-        now_s = self._loop.clock()
+        now_s = self._term.clock()
         return {node: backoff.until_s - now_s for node, backoff in self._backoffs.items() if backoff.until_s > now_s}
 
     def is_left_alone(self, node: str) -> bool:
         """Whether nothing may be placed there now."""
         backoff = self._backoffs.get(node)
-        return backoff is not None and self._loop.clock() < backoff.until_s
+        return backoff is not None and self._term.clock() < backoff.until_s
 
 
 class RequestStage(Enum):
@@ -299,8 +298,7 @@ class UserRequests:
     """All requests of one leadership."""
 
     def __init__(self, placer: Placer) -> None:
-        context = placer.context
-        self._tree, self._term = context.tree, context.term
+        self._term = placer.term
         self._job_table = placer.job_table
         self._stops = placer.stops
         self._next_starts = placer.next_starts
@@ -308,7 +306,7 @@ class UserRequests:
         self._served = placer.served
         self._wake = placer.wake
         self._open: dict[str, UserRequest] = {}
-        self._names = self._tree.mirror.names(paths.REQUESTS, self._on_names)
+        self._names = self._term.mirror.names(paths.REQUESTS, self._on_names)
         self._rebuilt_s = -math.inf
 
     def start(self) -> None:
@@ -317,7 +315,7 @@ class UserRequests:
 
     def rebuilt(self) -> None:
         """Reopens requests whose order is missing after everything was read again, with all committed stops."""
-        self._rebuilt_s = self._tree.clock()
+        self._rebuilt_s = self._term.clock()
         for user_request in self._open.values():
             for one in (user_request, *(user_request.parts or ())):
                 if one.stage is RequestStage.BEGUN:
@@ -327,23 +325,23 @@ class UserRequests:
 
     def _on_names(self) -> None:
         for guid in sorted(self._names.value or ()):
-            self._tree.tell(self._serve(guid), paths.request(guid))
+            self._term.tell(self._serve(guid), paths.request(guid))
 
     def _serve(self, guid: str) -> Story[None]:
         """Serves one request until its answer is deleted. Repeating it does no harm: a successor serves requests without an answer."""
-        found = yield self._tree.get(paths.request(guid))
+        found = yield self._term.get(paths.request(guid))
         if found is None:
             return
         answer = yield from self._answer_to(guid, found)
         if answer is not None:
             self._term.log.info("request_answered", submission=answer.submission, count=len(answer.done), error=answer.error)
-            until_s = self._tree.clock() + _KEEP_S
-            while isinstance((yield self._tree.commit(leader_ops.answer_request(guid, answer, found.version))), Unknown):
-                if self._tree.clock() > until_s:
+            until_s = self._term.clock() + _KEEP_S
+            while isinstance((yield self._term.commit(leader_ops.answer_request(guid, answer, found.version))), Unknown):
+                if self._term.clock() > until_s:
                     break
                 yield Pause(_ANSWER_AGAIN_S)
         yield Pause(_KEEP_S)  # without an answer, too: its client has given up long before
-        yield self._tree.commit(leader_ops.clear_request(guid))
+        yield self._term.commit(leader_ops.clear_request(guid))
 
     def _answer_to(self, guid: str, found: Stamped) -> Story[StopRequest | None]:
         """Returns the answer, None if it has one already, or is no request."""
@@ -366,7 +364,7 @@ class UserRequests:
 
     def _take(self, guid: str, request: StopRequest) -> Future[StopRequest]:
         """Opens a request. Returns its answer to come: the request with its result."""
-        user_request = UserRequest(guid=guid, request=request, end_s=self._tree.clock() + _DRAIN_S)
+        user_request = UserRequest(guid=guid, request=request, end_s=self._term.clock() + _DRAIN_S)
         if self._served.queues and 0 <= request.index < MAX_INDEX:
             self._open[guid] = user_request
             self._wake()
@@ -379,7 +377,7 @@ class UserRequests:
         return user_request.settled
 
     def _settle(self, user_request: UserRequest) -> None:
-        self._tree.stories.end(user_request)
+        self._term.stories.end(user_request)
         user_request.settled.set_result(answer_of(user_request))
 
     # -- a turn
@@ -417,9 +415,9 @@ class UserRequests:
         node = user_request.request.node
         if user_request.parts is None:
             if node not in self._drains:
-                if self._tree.clock() > user_request.end_s:
+                if self._term.clock() > user_request.end_s:
                     raise StateConflict(f"node {node} is not drained", hint=f"rmgr drain {node} --migrate")
-                self._tree.after(_RETRY_S, self._wake)
+                self._term.after(_RETRY_S, self._wake)
                 return []
             placed = sorted(self._job_table.placed.items())
             user_request.parts = [
@@ -475,18 +473,18 @@ class UserRequests:
             if self._is_young(user_request, _BACK_S):
                 return []
             raise StateConflict(f"job {shown} is off its nodes and does not wait: it has ended, or is held", hint=f"rmgr show {shown}")
-        if self._tree.clock() - self._rebuilt_s < _BACK_S:
+        if self._term.clock() - self._rebuilt_s < _BACK_S:
             # Queues are read before nodes: a job that went back to its queue between the two reads is still in neither.
-            self._tree.after(_BACK_S, self._wake)
+            self._term.after(_BACK_S, self._wake)
             return []
         raise _not_running(request)
 
     def _is_young(self, user_request: UserRequest, limit_s: float) -> bool:
         """Whether it is so recent that the job left its nodes that the consequences may not be seen yet."""
         if user_request.gone_s is None:
-            user_request.gone_s = self._tree.clock()
-            self._tree.after(limit_s + 0.1, self._wake)
-        return self._tree.clock() - user_request.gone_s < limit_s
+            user_request.gone_s = self._term.clock()
+            self._term.after(limit_s + 0.1, self._wake)
+        return self._term.clock() - user_request.gone_s < limit_s
 
     def _label(self, job: int) -> str:
         return label(job, self._job_table.submissions)
@@ -529,30 +527,30 @@ class UserRequests:
             why = f"job {self._label(user_request.job)} was submitted with --restart-from start: nothing of it is stored"
             raise StateConflict(why, hint="submit it without that option")
         user_request.stage = RequestStage.BEGUN
-        self._tree.tell(self._checkpoint(user_request, placed), f"the checkpoint of job {user_request.job}", key=user_request)
+        self._term.tell(self._checkpoint(user_request, placed), f"the checkpoint of job {user_request.job}", key=user_request)
 
     def _checkpoint(self, user_request: UserRequest, placed: PlacedJob) -> Story[None]:
         """Orders the job's head to save the state; once it has obeyed, the store shows the result."""
         request, shown = user_request.request, self._label(user_request.job)
         saved = keys.checkpoints_of(request.submission, request.index)
         try:
-            user_request.before = yield self._tree.in_store(newest_checkpoint, prefix=saved)
+            user_request.before = yield self._term.in_store(newest_checkpoint, prefix=saved)
             user_request.block = placed.name
             extra = {THEN: GO_ON, "why": USER, "block": placed.name} | ({"grace_us": str(request.grace_us)} if request.grace_us else {})
             order = InboxOrder(
                 order=OrderKind.CHECKPOINT, submission=request.submission, index=request.index, detail=request.detail, extra=extra
             )
-            outcome = yield self._tree.commit(leader_ops.order(placed.node, user_request.guid, order))
+            outcome = yield self._term.commit(leader_ops.order(placed.node, user_request.guid, order))
             # A conflict: an earlier leader has sent it already; unknown: the inbox will show.
             if isinstance(outcome, Unknown):
                 self._term.log.warning("checkpoint_order_unknown", submission=request.submission, cause=outcome.cause)
             user_request.stage = RequestStage.SENT
-            yield from self._tree.mirror.until_gone(paths.inbox(placed.node, user_request.guid))
+            yield from self._term.mirror.until_gone(paths.inbox(placed.node, user_request.guid))
             try:
-                block = yield self._tree.get(paths.running_block(placed.node, placed.key))
+                block = yield self._term.get(paths.running_block(placed.node, placed.key))
             except RmgrError:
                 block = None
-            newest = yield self._tree.in_store(newest_checkpoint, prefix=saved)
+            newest = yield self._term.in_store(newest_checkpoint, prefix=saved)
         except RmgrError as error:
             if user_request.stage is RequestStage.SENT:
                 words, hint = f"job {shown} was asked to save its state; whether that is stored is not known", f"rmgr show {shown}"

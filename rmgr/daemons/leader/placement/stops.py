@@ -117,7 +117,7 @@ class Stops:
         self._taken: list[SentOrder] = []  # orders to give back nodes to jobs that may not have begun
         self._begun: set[int] = set()  # jobs that had begun
         self.is_dirty = False  #: a stop was refused: recorded at once, or a successor would take it for the answer to the next request
-        self._tree, self._term = placer.context.tree, placer.context.term
+        self._term = placer.term
         self._job_table = placer.job_table
         self._lists = placer.lists
         self._updates = placer.updates
@@ -153,14 +153,14 @@ class Stops:
     def watch(self, stop: PendingStop) -> None:
         """Watches the order in the inbox until it is obeyed."""
         if self._is_open(stop):
-            self._tree.tell(self._follow(stop), f"the stop of job {stop.job}", key=stop)
+            self._term.tell(self._follow(stop), f"the stop of job {stop.job}", key=stop)
 
     # -- outcomes
 
     def _follow(self, stop: PendingStop) -> Story[None]:
         """Waits until the order is obeyed, then looks how: the job gave up its nodes, ended, or refused."""
-        yield from self._tree.mirror.until_gone(paths.inbox(stop.placed.node, stop.guid))
-        found = yield from insist(lambda: self._tree.get(paths.running_block(stop.placed.node, stop.placed.key)), _RETRY_S)
+        yield from self._term.mirror.until_gone(paths.inbox(stop.placed.node, stop.guid))
+        found = yield from insist(lambda: self._term.get(paths.running_block(stop.placed.node, stop.placed.key)), _RETRY_S)
         if found is None:
             return
         stop.stage = StopStage.REFUSED
@@ -177,17 +177,17 @@ class Stops:
         if stop is None:
             return False
         stop.stage = StopStage.GONE
-        self._tree.stories.end(stop)
-        self._tree.tell(self._look_for_return(stop, placed), f"the return of job {stop.job}", key=(stop.guid, "returned"))
+        self._term.stories.end(stop)
+        self._term.tell(self._look_for_return(stop, placed), f"the return of job {stop.job}", key=(stop.guid, "returned"))
         return True
 
     def _look_for_return(self, stop: PendingStop, placed: PlacedJob) -> Story[None]:
         """Looks where the job went. STOP, and RETURN of an unbegun job, commit both changes at once: it waits, ended, or is set aside."""
         wanted = [paths.pending_block(placed.queue, key) for key in _next_names(placed)]
-        found = yield from insist(lambda: self._tree.get_all(wanted), _RETRY_S)
+        found = yield from insist(lambda: self._term.get_all(wanted), _RETRY_S)
         if self._is_open(stop):
             stop.stage = StopStage.BACK if any(found) else StopStage.ENDED
-            stop.back_s = self._tree.clock()
+            stop.back_s = self._term.clock()
             self._lists.look_at(paths.pending(stop.placed.queue))
 
     def _is_open(self, stop: PendingStop) -> bool:
@@ -327,7 +327,7 @@ class Stops:
         return found
 
     def _close(self, stop: PendingStop) -> None:
-        self._tree.stories.end(stop)
+        self._term.stories.end(stop)
         del self.by_job[stop.job]
 
     # -- pins
@@ -344,7 +344,7 @@ class Stops:
         """Keeps policies from sending the job back: until `until_us`, or (0) as long as it runs."""
         if until_us:
             self._job_table.pins[job] = until_us
-            self._tree.after(PIN_US / 1e6 + 0.1, self._updates.wake)
+            self._term.after(PIN_US / 1e6 + 0.1, self._updates.wake)
         self._updates.tell(state, "job_pinned", job, True, partition)
 
     def _unpin(self, state: ClusterState, now_us: int) -> None:

@@ -244,7 +244,7 @@ def class_views(placer: Placer, promised: Mapping[int, int]) -> tuple[views.Queu
     running = Counter((one.partition, job_table.class_of(job)) for job, one in job_table.placed.items())
     shown = []
     for partition, ladder in sorted(served.classes.items()):
-        part, is_open = placer.partitions.get(partition), state_of(partition, placer.context.settings)
+        part, is_open = placer.partitions.get(partition), state_of(partition, placer.term.settings)
         for queue in ladder:
             view = class_view(queue, partition, served.policies.get(partition, ""), is_open)
             assert view.of_class is not None
@@ -296,14 +296,14 @@ class ClassMetrics:
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
-        self._metrics = placer.context.term.metrics
+        self._metrics = placer.term.metrics
         self._is_due = False
 
     def soon(self) -> None:
         """Schedules an update after a change. Costs nothing if there are no classes."""
         if not self._is_due and any(self._placer.served.classes.values()):
             self._is_due = True
-            self._placer.context.tree.after(MEASURED_S, self._measure)
+            self._placer.term.after(MEASURED_S, self._measure)
 
     def _measure(self) -> None:
         self._is_due = False

@@ -34,7 +34,7 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, Outcome
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import NOTHING, decode_block, encode_fragment, join_page, read_fragment
-from rmgr.daemons.leader.tree import LeaderContext, version_of
+from rmgr.daemons.leader.term import Term, version_of
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model.block import FailedRange, Fragment
 from rmgr.model.block import Outcome as TaskOutcome
@@ -75,9 +75,8 @@ class _Believed(NamedTuple):
 class ReconcileActions:
     """Carries out what `keeping.plan` decides, except sweeps, dependencies and collection."""
 
-    def __init__(self, context: LeaderContext) -> None:
-        self._tree, self._term = context.tree, context.term
-        self._context = context
+    def __init__(self, term: Term) -> None:
+        self._term = term
         self._put_back: set[int] = set()  # numbers of submissions found put back, each logged once
 
     # -- failed ranges
@@ -88,7 +87,7 @@ class ReconcileActions:
         if isinstance(found, bool):
             return found
         submission, failed, version = found
-        max_losses = self._context.settings.max_losses
+        max_losses = self._term.settings.max_losses
         if self._waits(followed, action, failed, submission.backoff_us, max_losses):
             return True
         # Under a cap the block waits aside like the rest, and is brought back when there is room.
@@ -133,7 +132,7 @@ class ReconcileActions:
     def _read_failed(self, followed: Followed, action: keeping.Resubmit | keeping.DropFailed) -> Story[_Believed | bool]:
         """Reads the range. Returns a bool instead if it is not to be settled as planned: whether that counts as success."""
         path = _failed_path(followed, action)
-        found = yield self._tree.get(path)
+        found = yield self._term.get(path)
         submission = followed.submission
         if found is None or submission is None:  # its owner was faster
             followed.failed.pop(_failed_name(action), None)
@@ -152,7 +151,7 @@ class ReconcileActions:
         return _Believed(submission, failed, found.version)
 
     def _settle(self, followed: Followed, action: keeping.Resubmit | keeping.DropFailed, multi: Multi) -> Story[Outcome]:
-        outcome: Outcome = yield self._tree.commit(multi)
+        outcome: Outcome = yield self._term.commit(multi)
         if isinstance(outcome, Committed):
             followed.failed.pop(_failed_name(action), None)
         else:
@@ -168,14 +167,14 @@ class ReconcileActions:
         ruling = rule(failed.reason, decode_block(failed.block), alone=failed.alone, backoff_us=backoff_us, max_losses=max_losses)
         backoff_s = max(failed.backoff_us, ruling.backoff_us if isinstance(ruling, Again) else 0) / 1e6
         followed.failed[name] = keeping.FailedSeen(seen.first, seen.count, seen.attempt, seen.seen_s, backoff_s)
-        return seen.seen_s + backoff_s > self._tree.clock()
+        return seen.seen_s + backoff_s > self._term.clock()
 
     def _delete_outputs(
         self, followed: Followed, action: keeping.Resubmit | keeping.DropFailed, failed: FailedRange, *, is_final: bool
     ) -> None:
         submission, (first, count, attempt) = followed.submission, (action.first, action.count, action.attempt)
         if submission is not None:
-            self._tree.in_store(lambda store: delete_outputs(store, submission, first, count, attempt, failed, is_final=is_final))
+            self._term.in_store(lambda store: delete_outputs(store, submission, first, count, attempt, failed, is_final=is_final))
 
     # -- records
 
@@ -208,7 +207,7 @@ class ReconcileActions:
     def _change(self, followed: Followed, changed: Submission, multi: Multi, *, name: str, event: str, **facts: object) -> Story[bool]:
         """Commits a changed record. name: for its failpoints. event, facts: logged after the commit."""
         failpoint(f"leader.before_{name}")
-        outcome = yield self._tree.commit(multi)
+        outcome = yield self._term.commit(multi)
         if not isinstance(outcome, Committed):
             followed.refresh()
             return False
@@ -223,7 +222,7 @@ class ReconcileActions:
         """Ends the tail: no task will be added any more."""
         tail = replace(followed.progress.tail, complete=True, enqueued=f"leader-{self._term.epoch}")
         failpoint("leader.before_end_tail")
-        outcome = yield self._tree.commit(leader_ops.end_tail(followed.number, tail, followed.tail_version))
+        outcome = yield self._term.commit(leader_ops.end_tail(followed.number, tail, followed.tail_version))
         if not isinstance(outcome, Committed):
             followed.refresh()
             return False
@@ -241,14 +240,14 @@ class ReconcileActions:
         assert submission is not None
         path, nonce = nonces.place_of(submission), followed.nonce[1]
         if followed.nonce[0] != path or nonces.fault(submission, followed.made, nonce):
-            nonce = yield self._tree.get(path)
+            nonce = yield self._term.get(path)
         if why := nonces.fault(submission, followed.made, nonce):
             if followed.number not in self._put_back:
                 self._put_back.add(followed.number)
                 self._term.log.warning("ended_submission_put_back", submission=followed.number, why=why)
             return False
         known = tuple(followed.rows)
-        ends = yield self._tree.in_store(read_rows, rows=known)
+        ends = yield self._term.in_store(read_rows, rows=known)
         submission = followed.submission
         if submission is None or submission.phase is Phase.CLOSED:
             return True
@@ -256,7 +255,7 @@ class ReconcileActions:
             followed.progress.account(fragment, outcomes)
         del followed.rows[: len(known)]
         rows = history_rows(summary(submission, followed.progress, now_us=self._term.wall_us()), began=followed.progress.began)
-        yield self._tree.in_store(lambda store: store.put_many(rows))
+        yield self._term.in_store(lambda store: store.put_many(rows))
         submission = followed.submission
         if submission is None or submission.phase is Phase.CLOSED:
             return True
@@ -273,7 +272,7 @@ class ReconcileActions:
     def page(self, followed: Followed, action: keeping.Page) -> Story[bool]:
         """Moves the oldest fragments to one row of the store; /done records that they are there."""
         wanted = [paths.fragment(followed.number, number) for number in range(action.first, action.first + action.count)]
-        found = yield self._tree.get_all(wanted)
+        found = yield self._term.get_all(wanted)
         encoded = [one.data for one in found if one is not None]
         if len(encoded) < action.count:  # another leader has paged them
             followed.refresh()
@@ -283,11 +282,11 @@ class ReconcileActions:
         kept = [encode_fragment(NOTHING) if known is NOTHING else data for known, data in zip(fragments, encoded, strict=True)]
         key, data = keys.page(followed.number, action.first), join_page(kept)
         paged, version = paged_with(followed.paged, fragments), followed.done_version
-        yield self._tree.in_store(lambda store: store.put(key, data))
+        yield self._term.in_store(lambda store: store.put(key, data))
         if followed.paged.base != action.first:
             return True
         failpoint("leader.before_page")
-        outcome = yield self._tree.commit(leader_ops.page(followed.number, paged, version, action.first, action.count))
+        outcome = yield self._term.commit(leader_ops.page(followed.number, paged, version, action.first, action.count))
         if not isinstance(outcome, Committed):
             followed.refresh()
             return False
@@ -327,20 +326,19 @@ class Collector:
 
     def __init__(self, keeper: SubmissionKeeper) -> None:
         self._keeper = keeper
-        self._context = context = keeper.context
-        self._tree, self._term = context.tree, context.term
+        self._term = keeper.term
         self._last: Future[None] = Future()  # the end of the collection begun last
         self._last.set_result(None)
         self._ahead_s: float | None = None  #: least lead of ZooKeeper's clock over the loop's, in seconds
 
     def start(self) -> None:
         """Starts the periodic looks."""
-        self._tree.every(ORPHANS_S, self._purge_orphans, "orphaned rows")
-        self._tree.every(SWEEP_S, self._sweep_store, "expired rows")
-        self._tree.every(CONTENTS_S, self._forget_contents, "functions, modules and files")
-        self._tree.every(LOOK_S, self._forget_history, "the history")
-        self._tree.every(NONCES_S, self._forget_nonces, paths.NONCES)
-        self._tree.tell(self._read_clock(), "the clock of ZooKeeper")
+        self._term.every(ORPHANS_S, self._purge_orphans, "orphaned rows")
+        self._term.every(SWEEP_S, self._sweep_store, "expired rows")
+        self._term.every(CONTENTS_S, self._forget_contents, "functions, modules and files")
+        self._term.every(LOOK_S, self._forget_history, "the history")
+        self._term.every(NONCES_S, self._forget_nonces, paths.NONCES)
+        self._term.tell(self._read_clock(), "the clock of ZooKeeper")
 
     # -- submissions
 
@@ -355,25 +353,25 @@ class Collector:
             mine.set_result(None)
 
     def _collect(self, followed: Followed) -> Story[bool]:
-        submission, number, tree = followed.submission, followed.number, self._tree
+        submission, number, term = followed.submission, followed.number, self._term
         assert submission is not None
         digest = token_digest(submission.user, submission.token)
         parents = (paths.done(number), paths.failed(number))
-        znodes = (tree.get(paths.tail(number)), tree.stat(paths.gate(number)), tree.stat(paths.token(digest)))
-        asked: tuple[Future[Any], ...] = (*map(tree.children, parents), *znodes)
+        znodes = (term.get(paths.tail(number)), term.stat(paths.gate(number)), term.stat(paths.token(digest)))
+        asked: tuple[Future[Any], ...] = (*map(term.children, parents), *znodes)
         done, failed, tail, gate, token = yield from each(asked)
         if done is None or failed is None or tail is None:
             return False  # unreadable for a moment
         children = {parents[0]: sorted(done), parents[1]: sorted(failed)}
         fragments: list[Fragment] = []  # all fragments still in ZooKeeper: they name the outputs to keep
         for at in range(0, len(done), _SETTLED):
-            found = yield tree.get_all([f"{parents[0]}/{name}" for name in children[parents[0]][at : at + _SETTLED]])
+            found = yield term.get_all([f"{parents[0]}/{name}" for name in children[parents[0]][at : at + _SETTLED]])
             fragments += [read_fragment(one.data) for one in found if one is not None]
         if len(fragments) < len(done):
             return False
         counted, base = validity.tail(tail, number), followed.paged.base
         try:
-            yield self._tree.in_store(keep_outputs, number=number, tail=counted, base=base, fragments=fragments)
+            yield self._term.in_store(keep_outputs, number=number, tail=counted, base=base, fragments=fragments)
         except RmgrError as error:
             self._term.log.warning("outputs_not_kept", submission=number, error=error.message)
             return False
@@ -382,7 +380,7 @@ class Collector:
             return True
         for multi in removal(submission, digest, children, has_gate=gate is not None, has_token=token is not None):
             failpoint("leader.before_collect")
-            outcome = yield tree.commit(multi)
+            outcome = yield term.commit(multi)
             if not isinstance(outcome, Committed):
                 followed.refresh()
                 return False
@@ -395,7 +393,7 @@ class Collector:
     def _purge(self, number: int) -> Story[None]:
         """Deletes the rows of a collected submission in portions; the scan finds what is left after an error."""
         try:
-            while (yield self._tree.in_store(_delete_some, number=number)):
+            while (yield self._term.in_store(_delete_some, number=number)):
                 pass
         except RmgrError:
             return
@@ -403,13 +401,13 @@ class Collector:
     # -- other expired data
 
     def _purge_orphans(self) -> Story[None]:
-        for number in (yield self._tree.in_store(stored_submissions)):
-            if number not in self._keeper.followed and (yield self._tree.stat(paths.sub(number))) is None:
+        for number in (yield self._term.in_store(stored_submissions)):
+            if number not in self._keeper.followed and (yield self._term.stat(paths.sub(number))) is None:
                 self._term.log.info("orphaned_rows_found", submission=number)
                 yield from self._purge(number)
 
     def _sweep_store(self) -> Story[None]:
-        removed = yield self._tree.in_store(lambda store: store.sweep())
+        removed = yield self._term.in_store(lambda store: store.sweep())
         if removed:
             self._term.log.info("store_swept", total=removed)
 
@@ -419,7 +417,7 @@ class Collector:
         old: dict[str, bytes] = {}
         for family in sorted(keys.BY_CONTENT):
             after = ""
-            while some := (yield self._tree.in_store(_marks, prefix=f"{family}/", after=after, now_s=now_s)):
+            while some := (yield self._term.in_store(_marks, prefix=f"{family}/", after=after, now_s=now_s)):
                 after = max(some)
                 old |= {key: note for key, note in some.items() if contents.is_old(note, now_s)}
         needs = self._keeper.needs() if old else None
@@ -428,41 +426,41 @@ class Collector:
         over, removed = [key for key, note in old.items() if not needs.may_name(key, note)], 0
         for at in range(0, len(over), _A_TURN):
             marks = {key: old[key] for key in over[at : at + _A_TURN]}
-            removed += yield self._tree.in_store(remove_contents, marks=marks)
+            removed += yield self._term.in_store(remove_contents, marks=marks)
         if removed:
             self._term.log.info("contents_removed", total=removed)
 
     def _forget_history(self) -> Story[None]:
         """Deletes summaries of submissions older than the retention; a failure is retried at the next look."""
-        retention_us = self._context.settings.history_retention_us
+        retention_us = self._term.settings.history_retention_us
         if not retention_us:
             return
         before_us, removed, some = self._term.wall_us() - retention_us, 0, _A_TURN
         while some == _A_TURN:
-            some = yield self._tree.in_store(_remove_some, before_us=before_us)
+            some = yield self._term.in_store(_remove_some, before_us=before_us)
             removed += some
         if removed:
             self._term.log.info("history_purged", total=removed)
 
     def _read_clock(self) -> Story[None]:
-        found = yield self._tree.stat(paths.EPOCH)
+        found = yield self._term.stat(paths.EPOCH)
         if found is not None and self._ahead_s is None:
-            self._ahead_s = found.mtime_ms / 1000 - self._tree.clock()
+            self._ahead_s = found.mtime_ms / 1000 - self._term.clock()
 
     def _forget_nonces(self) -> Story[None]:
         """Deletes nonces under which nothing can be submitted any more. Cost: 1 us a name; 2 us a submission if one goes."""
         if self._ahead_s is None:
             yield from self._read_clock()
             return
-        now_s = self._ahead_s + self._tree.clock()
-        names = yield self._tree.children(paths.NONCES)
+        now_s = self._ahead_s + self._term.clock()
+        names = yield self._term.children(paths.NONCES)
         over = [f"{paths.NONCES}/{name}" for name in names or () if nonces.is_over(name, now_s)]
         used = self._keeper.used_nonces() if over else None
         gone = [path for path in over if path not in used] if used is not None else []
         while gone:
             some = gone[:_TOGETHER]
             failpoint("leader.before_forget_nonces")
-            outcome = yield self._tree.commit(forget_nonces(some))
+            outcome = yield self._term.commit(forget_nonces(some))
             match outcome:
                 case Committed():
                     self._term.log.info("nonces_forgotten", total=len(some))

@@ -25,7 +25,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import read_fragment
-from rmgr.daemons.leader.tree import Term, data_of, names_below
+from rmgr.daemons.leader.term import Term, data_of, names_below
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, PermissionDenied, RmgrError
 from rmgr.model.block import Fragment
 from rmgr.model.submission import Paged, Phase, Submission, Tail
@@ -69,8 +69,7 @@ class Followed:
 
     def __init__(self, keeper: SubmissionKeeper, number: int) -> None:
         self._keeper = keeper
-        context = keeper.context
-        self._tree, self._term = context.tree, context.term
+        self._term = keeper.term
         self.stage = Stage.LISTED
         self.number = number
         self.submission: Submission | None = None
@@ -83,7 +82,7 @@ class Followed:
         self.progress = Progress()
         self.failed: dict[str, FailedSeen] = {}
         self.rows: list[Fragment] = []
-        self.active_s = self._tree.clock()
+        self.active_s = self._term.clock()
         self.ended_s: float | None = None
         self.swept = True
         self.sweep_s = -math.inf
@@ -96,9 +95,9 @@ class Followed:
         self.record_bytes = 0
         self._sizes = FragmentSizes()
         self._faults: set[str] = set()  # paths of its parts with invalid content
-        self._record = data_of(self._tree, paths.sub(number), self._on_record)
-        self._tail = data_of(self._tree, paths.tail(number), self._on_tail)
-        self._failed = names_below(self._tree, paths.failed(number), self._on_failed)
+        self._record = data_of(self._term, paths.sub(number), self._on_record)
+        self._tail = data_of(self._term, paths.tail(number), self._on_tail)
+        self._failed = names_below(self._term, paths.failed(number), self._on_failed)
         self._is_grown = False  # a glance found its tail complete
         self._pace_s = 0.0
         self._watched = -1  # the missing fragment on which a watch is set
@@ -127,7 +126,7 @@ class Followed:
     def stop(self) -> None:
         """Stops its caches, stories and timers. Idempotent."""
         self.stage = Stage.STOPPED
-        self._tree.stories.end(self)
+        self._term.stories.end(self)
         for cache in (self._record, self._tail, self._failed):
             cache.stop()
         for timer in (self.timer, self._look_timer):
@@ -163,7 +162,7 @@ class Followed:
 
     def will_change(self) -> None:
         """Announces a commit of the leader to the record, so that its watch event, which comes first, causes no read."""
-        self._record.pace_s = self._tree.clock() - self._record.asked_s + _ANSWER_S
+        self._record.pace_s = self._term.clock() - self._record.asked_s + _ANSWER_S
 
     def put_record(self, submission: Submission, version: int) -> None:
         """Takes over the committed record, unless a newer one was read before the answer came; CLOSED is its last state."""
@@ -277,7 +276,7 @@ class Followed:
         if self._failed.value is None:
             self._is_missing(paths.failed(self.number))
             return
-        now_s = self._tree.clock()
+        now_s = self._term.clock()
         ranges = sorted(paths.failed_in(self._failed.value))
         self.failed = {name: self.failed.get(name) or FailedSeen(*numbers, seen_s=now_s) for name, numbers in ranges}
         if self.submission is not None and (self.submission.max_running or self.submission.changes):
@@ -312,7 +311,7 @@ class Followed:
         is_known = (self._tail.is_known or self._is_grown) and self._failed.is_known and self._caught_up
         if self.stage is Stage.READING and is_known:
             self.stage = Stage.FOLLOWED
-        self.active_s = self._tree.clock()
+        self.active_s = self._term.clock()
         if self.progress.is_ended and self.is_loaded:
             self.ended_s = self.active_s if self.ended_s is None else self.ended_s
         else:
@@ -334,18 +333,18 @@ class Followed:
             self._watched = -1
         if self.stage is Stage.STOPPED or self._look_timer is not None:
             return
-        wait_s = self._looked_s + self._pace_s - self._tree.clock()
+        wait_s = self._looked_s + self._pace_s - self._term.clock()
         if wait_s > 0:
-            self._look_timer = self._tree.after(wait_s, self._look)
+            self._look_timer = self._term.after(wait_s, self._look)
         elif self._reads or number != self.progress.next_fragment:
             self._look()
         else:  # the first after a pause: hardly more than this one
-            self._looked_s = self._tree.clock()
+            self._looked_s = self._term.clock()
             self._read(self._catch_up(number + 1))
 
     def _read(self, story: Story[None]) -> bool:
         """Starts a story that reads fragments. Returns False if one is under way."""
-        return self._tree.tell(self._reading(story), paths.done(self.number), key=self)
+        return self._term.tell(self._reading(story), paths.done(self.number), key=self)
 
     def _reading(self, story: Story[None]) -> Story[None]:
         self._reads = True
@@ -354,7 +353,7 @@ class Followed:
         except (CoordinationUnavailable, PermissionDenied):
             self._watched = -1
             if self._look_timer is None:
-                self._look_timer = self._tree.after(_RETRY_S, self._look)
+                self._look_timer = self._term.after(_RETRY_S, self._look)
             raise
         finally:
             self._reads = False
@@ -380,7 +379,7 @@ class Followed:
         """Reads tail, outcomes and nonce at once. Returns the number of fragments, or None if it is over, or if that is unknown."""
         assert self.submission is not None
         nonce = place_of(self.submission)
-        tail, done, there = yield self._tree.get_all([paths.tail(self.number), paths.done(self.number), nonce])
+        tail, done, there = yield self._term.get_all([paths.tail(self.number), paths.done(self.number), nonce])
         self.nonce = nonce, there
         if tail is None or done is None:
             return None
@@ -391,7 +390,7 @@ class Followed:
         self._is_grown = self.progress.tail.complete
         if self._is_grown and done.stat.creates:
             numbers = range(min(done.stat.creates, WINDOW))
-            found = yield self._tree.get_all([paths.fragment(self.number, number) for number in numbers])
+            found = yield self._term.get_all([paths.fragment(self.number, number) for number in numbers])
             if None in found:
                 return None  # paged out
             yield from self._take_in([read_fragment(item.data) for item in found], [len(item.data) for item in found])
@@ -407,8 +406,8 @@ class Followed:
         while True:
             self._again = False
             if end is None:
-                self._looked_s = self._tree.clock()
-                done = yield self._tree.get(paths.done(self.number))
+                self._looked_s = self._term.clock()
+                done = yield self._term.get(paths.done(self.number))
                 if done is None:
                     self._is_missing(paths.done(self.number))
                     return
@@ -435,7 +434,7 @@ class Followed:
         base, start = self.paged.base, self.progress.next_fragment
         if base > start:
             try:
-                pages = yield self._tree.in_store(read_pages, number=self.number, start=start, base=base)
+                pages = yield self._term.in_store(read_pages, number=self.number, start=start, base=base)
             except RmgrError as error:  # the store is away: the counts are enough to go on
                 self._term.log.warning("pages_unreadable", submission=self.number, error=error.message)
                 self.progress.skip_to(self.paged)
@@ -448,7 +447,7 @@ class Followed:
         """Takes in the next fragments, below `end`. Raises: CoordinationUnavailable if some were paged out meanwhile."""
         while (first := self.progress.next_fragment) < end:
             wanted = [paths.fragment(self.number, number) for number in range(first, min(end, first + WINDOW))]
-            batch = yield self._tree.get_all(wanted)
+            batch = yield self._term.get_all(wanted)
             there = list(takewhile(lambda item: item is not None, batch))
             yield from self._take_in([read_fragment(item.data) for item in there], [len(item.data) for item in there])
             if len(there) < len(batch):
@@ -461,14 +460,14 @@ class Followed:
         Pauses after each `_MOMENT_S` to let others run: a user may have made each fragment as costly as possible.
         """
         if any(reaches(fragment, self.progress.tail.next) for fragment in fragments):
-            tail = yield self._tree.get(paths.tail(self.number))
+            tail = yield self._term.get(paths.tail(self.number))
             if tail is not None and tail.version > self.tail_version:
                 self._read_tail(tail)
-        until_s = self._tree.clock() + _MOMENT_S
+        until_s = self._term.clock() + _MOMENT_S
         for at, fragment in enumerate(fragments):
-            if at and self._tree.clock() > until_s:
+            if at and self._term.clock() > until_s:
                 yield Pause(_PAUSE_S)
-                until_s = self._tree.clock() + _MOMENT_S
+                until_s = self._term.clock() + _MOMENT_S
             if sizes:
                 self._sizes.add(self.progress.next_fragment, sizes[at])
             if fragment.row:
@@ -482,7 +481,7 @@ class Followed:
             return False
         watch = None if self._watched == number or self.is_closed else lambda: self._on_watch(number)
         self._watched = number if watch is not None else self._watched
-        return (yield self._tree.stat(paths.fragment(self.number, number), watch=watch)) is not None
+        return (yield self._term.stat(paths.fragment(self.number, number), watch=watch)) is not None
 
 
 class FragmentSizes:

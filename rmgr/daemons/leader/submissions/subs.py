@@ -34,7 +34,7 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.submissions.actions import Collector, ReconcileActions
 from rmgr.daemons.leader.submissions.follow import Followed, Stage
 from rmgr.daemons.leader.submissions.sweep import Sweeper
-from rmgr.daemons.leader.tree import WatchedCache, version_of
+from rmgr.daemons.leader.term import WatchedCache, version_of
 from rmgr.errors import DataLost, InvalidRecord, RmgrError, WrongCluster
 from rmgr.model.identity import Revocation, RevokedWork, Role
 from rmgr.model.node import InboxOrder, OrderKind, SubmitterEntry
@@ -73,15 +73,14 @@ class SubmissionKeeper:
 
     def __init__(self, leader: Leader) -> None:
         self.leader = leader
-        self.context = context = leader.context
+        self.term = leader.term
         self.followed: dict[int, Followed] = {}
-        self._tree, self._term = context.tree, context.term
-        self._drop_link: Callable[[], None] | None = getattr(context.tree.coordinator, "drop_link", None)
-        self._actions = ReconcileActions(context)
+        self._drop_link: Callable[[], None] | None = getattr(self.term.coordinator, "drop_link", None)
+        self._actions = ReconcileActions(self.term)
         self._sweeper = Sweeper(self)
         self._revoked = RevokedKeeper(self)
         self._collector = Collector(self)
-        self._bucket_names = self._tree.mirror.names(paths.SUBS, self._on_buckets)
+        self._bucket_names = self.term.mirror.names(paths.SUBS, self._on_buckets)
         self._buckets: dict[str, WatchedCache[list[str]]] = {}
         self._listed: dict[str, dict[str, int]] = {}  # bucket -> name -> number, of those followed
         self._owners = LivingOwners(self)
@@ -132,7 +131,7 @@ class SubmissionKeeper:
         followed = self.followed.get(number)
         if followed is not None and followed.submission is not None:
             return followed.submission.queue
-        found = yield from insist(lambda: self._tree.get(paths.sub(number)), _READ_AGAIN_S)
+        found = yield from insist(lambda: self.term.get(paths.sub(number)), _READ_AGAIN_S)
         try:
             return None if found is None else validity.submission(found.data, number).queue
         except InvalidRecord:
@@ -146,7 +145,7 @@ class SubmissionKeeper:
             self._buckets.pop(name).stop()
             self._on_bucket(name)
         for name in sorted(set(names) - self._buckets.keys(), key=int):
-            cache = self._tree.mirror.names(f"{paths.SUBS}/{name}", self._on_bucket, name)
+            cache = self.term.mirror.names(f"{paths.SUBS}/{name}", self._on_bucket, name)
             cache.pace_s = LISTS_S
             self._buckets[name] = cache
             cache.refresh()
@@ -163,17 +162,17 @@ class SubmissionKeeper:
             self.followed[number] = followed
             known[str(number)] = number
             self._waiting.append(followed)
-        self._term.metrics.submissions.set(len(self.followed))
+        self.term.metrics.submissions.set(len(self.followed))
         if cache is None:
             self._listed.pop(name)
         elif not known:
-            self._tree.tell(self._tidy_bucket(name), f"{paths.SUBS}/{name}")
+            self.term.tell(self._tidy_bucket(name), f"{paths.SUBS}/{name}")
         self._load()
 
     def forget(self, followed: Followed) -> None:
         """Forgets a submission that no longer exists."""
         followed.stop()
-        self._term.aside.forget(paths.sub(followed.number))
+        self.term.aside.forget(paths.sub(followed.number))
         self._owners.forget(followed.number)
         if self.followed.get(followed.number) is followed:
             del self.followed[followed.number]
@@ -195,21 +194,21 @@ class SubmissionKeeper:
         records = [submission for submission in known if submission is not None]
         if not self.is_loaded or len(records) < len(known):
             return None
-        return Needs.of(records, self._term.wall_us() / 1e6)
+        return Needs.of(records, self.term.wall_us() / 1e6)
 
     def _shed_watches(self) -> None:
         """Reconnects now and then: each submission leaves a watch on a fragment that never came, and only a new connection drops it."""
         self._left_watches += 1
         if self._left_watches >= MOST_LEFT_WATCHES and self._drop_link is not None:
             self._left_watches = 0
-            self._term.log.info("watches_shed", total=MOST_LEFT_WATCHES)
+            self.term.log.info("watches_shed", total=MOST_LEFT_WATCHES)
             self._drop_link()
 
     def _tidy_bucket(self, name: str) -> Story[None]:
         """Deletes the directory of collected submissions, unless new ones are still to come into it."""
-        found = yield self._tree.get(paths.IDS)
+        found = yield self.term.get(paths.IDS)
         if found is not None and int(name) < validity.decode(found.data, int, paths.IDS) // 1000:
-            self._tree.commit(tidy_bucket(name))
+            self.term.commit(tidy_bucket(name))
 
     def order_runners(self, order_of: Callable[[int], tuple[str, InboxOrder] | None], *, insists: bool) -> Story[None]:
         """Sends an order for each running submission to the nodes that run it. `order_of` returns its name and the order, None = none.
@@ -219,11 +218,11 @@ class SubmissionKeeper:
         while True:
             try:
                 nodes = sorted(self.leader.nodes.records)
-                lists = yield from each([self._tree.children(paths.running_node(node)) for node in nodes])
+                lists = yield from each([self.term.children(paths.running_node(node)) for node in nodes])
                 sent: list[Future[Outcome]] = []
                 for node, names in zip(nodes, lists, strict=True):
                     there = sorted({key.submission for _, key in paths.blocks_in(names)})
-                    sent += [self._tree.commit(order(node, *told)) for number in there if (told := order_of(number)) is not None]
+                    sent += [self.term.commit(order(node, *told)) for number in there if (told := order_of(number)) is not None]
                 if not any(isinstance(outcome, Unknown) for outcome in (yield from each(sent))):
                     return  # a conflict: the order is there already, or the node never was
             except RmgrError:
@@ -276,7 +275,7 @@ class SubmissionKeeper:
             if not followed.is_closed and self._is_young(followed):
                 followed.stage = Stage.YOUNG
                 self._young[followed.number] = followed
-                self._tree.after(LAZY_S, self._grow, followed)
+                self.term.after(LAZY_S, self._grow, followed)
             else:
                 followed.stage = Stage.TO_READ
                 (self._later if followed.is_closed else self._waiting).append(followed)
@@ -296,7 +295,7 @@ class SubmissionKeeper:
     def mark(self, number: int) -> None:
         """Schedules a look at what the submission needs; repeated marks cause one look."""
         if not self._dirty:
-            self._tree.soon(self._consider_all)
+            self.term.soon(self._consider_all)
         self._dirty[number] = None
 
     def _consider_all(self) -> None:
@@ -306,8 +305,8 @@ class SubmissionKeeper:
             if followed is None or not followed.is_loaded or followed.is_spoilt:
                 continue
             path, version = paths.sub(number), followed.mark
-            if not self._term.aside.holds(path, version):
-                self._term.aside.run(path, version, self._consider, followed)
+            if not self.term.aside.holds(path, version):
+                self.term.aside.run(path, version, self._consider, followed)
 
     def _consider(self, followed: Followed) -> None:
         submission = followed.submission
@@ -318,9 +317,9 @@ class SubmissionKeeper:
         followed.set_pace(EAGER_S if urgent or not alive else LAZY_S)
         if followed.is_ended or followed.progress.counts[State.FAILED] or followed.progress.counts[State.CANCELLED]:
             self._wake_dependents(followed.number)
-        now_s = self._tree.clock()
+        now_s = self.term.clock()
         facts = followed.facts(owner_alive=alive, bar=self._revoked.bar_of(followed), gone_s=gone_s)
-        plan = keeping.plan(facts, self.context.settings, now_s=now_s, now_us=self._term.wall_us())
+        plan = keeping.plan(facts, self.term.settings, now_s=now_s, now_us=self.term.wall_us())
         again = [] if plan.again_s is None else [plan.again_s]
         for action in plan.actions:
             due_s = followed.retry_s.get(action, (-math.inf, 0.0))[0]
@@ -330,13 +329,13 @@ class SubmissionKeeper:
                 again.append(due_s)
                 continue
             followed.doing.add(action)
-            self._tree.tell(self._act(followed, action), f"{type(action).__name__} of submission {followed.number}", key=(followed, action))
+            self.term.tell(self._act(followed, action), f"{type(action).__name__} of submission {followed.number}", key=(followed, action))
         if followed.timer is not None:
             followed.timer.cancel()
             followed.timer = None
         if again:
             # A day at most: the wall clock, on which retention is counted, may have moved by then.
-            followed.timer = self._tree.after(min(86_400.0, max(0.0, min(again) - now_s)), self.mark, followed.number)
+            followed.timer = self.term.after(min(86_400.0, max(0.0, min(again) - now_s)), self.mark, followed.number)
 
     def _act(self, followed: Followed, action: keeping.ReconcileAction) -> Story[None]:
         """Carries out one action to its end."""
@@ -379,7 +378,7 @@ class SubmissionKeeper:
             followed.retry_s.pop(action, None)
         else:
             delay_s = min(_LONGEST_RETRY_S, followed.retry_s.get(action, (-math.inf, _RETRY_S / 2))[1] * 2)
-            followed.retry_s[action] = (self._tree.clock() + delay_s * machine.uniform(0.5, 1.0), delay_s)
+            followed.retry_s[action] = (self.term.clock() + delay_s * machine.uniform(0.5, 1.0), delay_s)
         if self.followed.get(followed.number) is followed and not (success and isinstance(action, keeping.Weigh)):
             self.mark(followed.number)
 
@@ -401,13 +400,13 @@ class SubmissionKeeper:
                 event, (changed, multi) = "dependency_failed", unmet(submission, followed.version, detail)
             case keeping.Open(_, missing):
                 for number in missing:
-                    self._tree.tell(self._look_up(followed, number), f"end of submission {number}", key=(followed, number))
+                    self.term.tell(self._look_up(followed, number), f"end of submission {number}", key=(followed, number))
                 return True  # the end of one of them, or the answer about a missing one, marks it again
-        outcome = yield self._tree.commit(multi)
+        outcome = yield self.term.commit(multi)
         if not isinstance(outcome, Committed):
             followed.refresh()
             return False
-        self._term.log.info(event, submission=followed.number, detail=changed.reason_detail)
+        self.term.log.info(event, submission=followed.number, detail=changed.reason_detail)
         followed.put_record(changed, version_of(outcome))
         return True
 
@@ -424,9 +423,9 @@ class SubmissionKeeper:
     def _look_up(self, followed: Followed, number: int) -> Story[None]:
         """Looks up a submission that is not in memory: collected, never there, or so new that its directory was not read yet."""
         try:
-            is_there = (yield self._tree.stat(paths.sub(number))) is not None
+            is_there = (yield self.term.stat(paths.sub(number))) is not None
             if not is_there:
-                followed.endings[number] = yield self._tree.in_store(_kept_end, number)
+                followed.endings[number] = yield self.term.in_store(_kept_end, number)
         except RmgrError:
             is_there = True
         if is_there:
@@ -474,8 +473,8 @@ class LivingOwners:
 
     def __init__(self, keeper: SubmissionKeeper) -> None:
         self._keeper = keeper
-        self._tree, self._log = keeper.context.tree, keeper.context.term.log
-        self._names = self._tree.mirror.names(paths.SUBMITTERS, self._on_names)
+        self._term = keeper.term
+        self._names = self._term.mirror.names(paths.SUBMITTERS, self._on_names)
         self._entries: dict[str, dict[str, SubmitterEntry | NoEntry]] = {}  # guid -> name -> entry
         self._gone: dict[int, float] = {}  # submission -> since when its owner is missing
 
@@ -493,7 +492,7 @@ class LivingOwners:
         is_alive = False
         for name, entry in self._entries.get(submission.owner, {}).items():
             if entry is NoEntry.UNREAD:
-                self._tree.tell(self._read(submission.owner, name), f"{paths.SUBMITTERS}/{name}")
+                self._term.tell(self._read(submission.owner, name), f"{paths.SUBMITTERS}/{name}")
                 is_alive = True
             is_alive = is_alive or (isinstance(entry, SubmitterEntry) and is_owner(entry, submission))
         return is_alive
@@ -503,12 +502,12 @@ class LivingOwners:
         if is_alive or submission.phase is Phase.CLOSED:
             self.forget(submission.id)
             return None
-        return self._gone.setdefault(submission.id, self._tree.clock())
+        return self._gone.setdefault(submission.id, self._term.clock())
 
     def has_gone(self, number: int) -> bool:
         """Whether the owner of a submission has been missing so long that nothing more is expected of it."""
         since_s = self._gone.get(number)
-        return since_s is not None and self._tree.clock() - since_s >= keeping.GONE_S
+        return since_s is not None and self._term.clock() - since_s >= keeping.GONE_S
 
     def forget(self, number: int) -> None:
         """Forgets a submission that is gone, or whose owner lives."""
@@ -538,14 +537,14 @@ class LivingOwners:
 
     def _read(self, guid: str, name: str) -> Story[None]:
         path = f"{paths.SUBMITTERS}/{name}"
-        found = yield from insist(lambda: self._tree.get(path), _READ_AGAIN_S)
+        found = yield from insist(lambda: self._term.get(path), _READ_AGAIN_S)
         entries = self._entries.get(guid, {})
         if name not in entries or found is None:
             return  # it has gone, as the list will show
         try:
             entries[name] = validity.decode(found.data, SubmitterEntry, path)
         except RmgrError as error:
-            self._log.warning("entry_unreadable", target=name[:100], error=error.message)
+            self._term.log.warning("entry_unreadable", target=name[:100], error=error.message)
             entries[name] = NoEntry.UNREADABLE
         self._keeper.owners_changed({guid})
 
@@ -555,9 +554,9 @@ class RevokedKeeper:
 
     def __init__(self, keeper: SubmissionKeeper) -> None:
         self._keeper = keeper
-        self._tree, self._log = keeper.context.tree, keeper.context.term.log
+        self._term = keeper.term
         self._followed = keeper.followed
-        self._revoked = self._tree.mirror.below(paths.REVOKED, self._take)
+        self._revoked = self._term.mirror.below(paths.REVOKED, self._take)
         self._of_user: dict[str, dict[str, tuple[int, Revocation]]] = {}  #: user -> key id -> (creating transaction, revocation)
 
     def start(self) -> None:
@@ -587,7 +586,7 @@ class RevokedKeeper:
         try:
             record = decode_record(found.data, Revocation, paths.revoked(name))
         except WrongCluster as error:
-            self._log.error("revocation_unreadable", target=name, error=error.message)
+            self._term.log.error("revocation_unreadable", target=name, error=error.message)
             return
         if record.role not in (Role.USER, Role.OPERATOR) or record.others:
             return
@@ -596,9 +595,9 @@ class RevokedKeeper:
             if followed.submission is not None and followed.submission.user == record.name and followed.is_loaded:
                 self._keeper.mark(number)
         if record.work == RevokedWork.HOLD:
-            self._tree.tell(self._order(record.name, OrderKind.SUSPEND), f"work of {record.name} that is to stand", key=object())
+            self._term.tell(self._order(record.name, OrderKind.SUSPEND), f"work of {record.name} that is to stand", key=object())
         elif record.work == RevokedWork.KEEP and record.before == RevokedWork.HOLD:
-            self._tree.tell(self._order(record.name, OrderKind.RESUME), f"work of {record.name} that is to go on", key=object())
+            self._term.tell(self._order(record.name, OrderKind.RESUME), f"work of {record.name} that is to go on", key=object())
 
     def _order(self, user: str, what: OrderKind) -> Story[None]:
         """Sends the order to the nodes that run work of the user."""

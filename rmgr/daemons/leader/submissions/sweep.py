@@ -77,7 +77,7 @@ class Sweeper:
 
     def __init__(self, keeper: SubmissionKeeper) -> None:
         self._keeper = keeper
-        self._tree, self._term = keeper.context.tree, keeper.context.term
+        self._term = keeper.term
         self._wanted: dict[str, dict[int, _Turn]] = {}
         self._next_s: dict[str, float] = {}  # when a queue may be looked at again
         self._again_s: dict[int, float] = {}
@@ -92,12 +92,12 @@ class Sweeper:
         assert turn.followed.submission is not None
         queue = turn.followed.submission.queue
         self._wanted.setdefault(queue, {})[turn.followed.number] = turn
-        self._tree.tell(self._look_after(queue), f"blocks of queue {queue}")
+        self._term.tell(self._look_after(queue), f"blocks of queue {queue}")
 
     def _look_after(self, queue: str) -> Story[None]:
         """Looks at the queue while submissions ask for it, but not too often."""
         while self._wanted.get(queue):
-            yield Pause(max(0.0, self._next_s.get(queue, -math.inf) - self._tree.clock()))
+            yield Pause(max(0.0, self._next_s.get(queue, -math.inf) - self._term.clock()))
             turns = self._wanted.pop(queue, {})
             for turn in [turn for turn in turns.values() if turn.followed.submission and turn.followed.submission.queue != queue]:
                 del turns[turn.followed.number]
@@ -115,7 +115,7 @@ class Sweeper:
     def _look(self, queue: str, turns: dict[int, _Turn]) -> Story[None]:
         if not turns:
             return
-        self._next_s[queue] = self._tree.clock() + PACE_S
+        self._next_s[queue] = self._term.clock() + PACE_S
         for turn in turns.values():
             turn.final = turn.followed.progress.final
             turn.followed.swept = True  # any later change resets this
@@ -123,8 +123,8 @@ class Sweeper:
         # holds for a block from a queue in which its submission was before.
         before = {one for turn in turns.values() if turn.followed.submission is not None for one in turn.followed.submission.queues}
         places = [(one, is_held) for one in (*sorted(before - {queue}), queue) for is_held in (True, False)]
-        lists = yield from each([self._tree.children((paths.held if is_held else paths.pending)(one)) for one, is_held in places])
-        self._next_s[queue] = self._tree.clock() + PACE_S + PACE_A_BLOCK_S * sum(len(names or ()) for names in lists)
+        lists = yield from each([self._term.children((paths.held if is_held else paths.pending)(one)) for one, is_held in places])
+        self._next_s[queue] = self._term.clock() + PACE_S + PACE_A_BLOCK_S * sum(len(names or ()) for names in lists)
         strangers: dict[int, list[str]] = {}
         for (where, is_held), names in zip(places, lists, strict=True):
             for _, key in paths.blocks_in(names):
@@ -138,22 +138,22 @@ class Sweeper:
                     path = paths.held_block(queue, key) if is_held else paths.pending_block(queue, key)
                     strangers.setdefault(key.submission, []).append(path)
         for number, found in strangers.items():
-            self._tree.tell(self._discard(number, found), f"blocks of no submission {number}")
+            self._term.tell(self._discard(number, found), f"blocks of no submission {number}")
         cancelled = {number: turn.followed for number, turn in turns.items() if _is_in(turn.followed, Phase.CANCELLED)}
         if cancelled:
-            self._tree.tell(self._order_cancels(cancelled), "orders to cancel", key=object())
+            self._term.tell(self._order_cancels(cancelled), "orders to cancel", key=object())
         for turn in turns.values():
             self._tell_of_changes(turn.followed)
         for turn in turns.values():
-            self._tree.tell(self._serve(turn), f"blocks of submission {turn.followed.number}", key=turn)
+            self._term.tell(self._serve(turn), f"blocks of submission {turn.followed.number}", key=turn)
 
     def _discard(self, number: int, found: Iterable[str]) -> Story[None]:
         """Deletes blocks of a submission that does not exist: they can never be claimed, and only stand in the way."""
-        if (yield self._tree.stat(paths.sub(number))) is None:
+        if (yield self._term.stat(paths.sub(number))) is None:
             found = list(found)
             self._term.log.warning("orphaned_blocks_discarded", submission=number, total=len(found))
             for path in found:
-                self._tree.commit(discard(path))
+                self._term.commit(discard(path))
 
     # -- the blocks of one submission
 
@@ -190,7 +190,7 @@ class Sweeper:
     def _read_room(self, turn: _Turn) -> Story[int | None]:
         """Returns the room of a capped submission."""
         number = turn.followed.number
-        asked: list[Future[Any]] = [self._tree.get(paths.tail(number)), self._tree.children(paths.failed(number))]
+        asked: list[Future[Any]] = [self._term.get(paths.tail(number)), self._term.children(paths.failed(number))]
         tail, names = yield from each(asked)
         submission = turn.followed.submission
         if tail is None or submission is None:
@@ -213,7 +213,7 @@ class Sweeper:
         if not wanted:
             return [None] * len(some)
         try:
-            return (yield self._tree.get_all(wanted))  # type: ignore[no-any-return]
+            return (yield self._term.get_all(wanted))  # type: ignore[no-any-return]
         except RmgrError:
             return [None] * len(some)
 
@@ -223,13 +223,13 @@ class Sweeper:
         match move:
             case EndBlock(key, is_held, where):
                 failpoint("leader.before_end_block")
-                return self._tree.commit(end_block(submission, key, held=is_held, queue=where))
+                return self._term.commit(end_block(submission, key, held=is_held, queue=where))
             case RenameBlock(key, now, held=is_held, queue=where) if found is not None:
                 failpoint("leader.before_rename")
-                return self._tree.commit(rename(submission, where or queue, key, now, found.data, found.version, held=is_held))
+                return self._term.commit(rename(submission, where or queue, key, now, found.data, found.version, held=is_held))
             case SetBlockAside(key) if found is not None:
                 failpoint("leader.before_set_aside")
-                return self._tree.commit(set_aside(queue, key, found.data, found.version))
+                return self._term.commit(set_aside(queue, key, found.data, found.version))
             case BringBack(key, take) if found is not None:
                 try:
                     data = validity.decode(found.data, BlockData, paths.held_block(queue, key))
@@ -237,7 +237,7 @@ class Sweeper:
                     self._term.aside.add(paths.held_block(queue, key), found.version, error)
                     return None
                 failpoint("leader.before_bring_back")
-                return self._tree.commit(bring_back(queue, key, data, found.version, take=0 if data.serial else take))
+                return self._term.commit(bring_back(queue, key, data, found.version, take=0 if data.serial else take))
         return None
 
     def _end(self, turn: _Turn, moved: int, *, is_whole: bool) -> None:
@@ -257,7 +257,7 @@ class Sweeper:
             if is_whole and again_s:
                 turn.ended.set_result(True)
                 return
-        followed.swept, followed.sweep_s = False, self._tree.clock() + again_s
+        followed.swept, followed.sweep_s = False, self._term.clock() + again_s
         turn.ended.set_result(True)
 
     # -- running work
@@ -272,7 +272,7 @@ class Sweeper:
         if any(change.terms.time_limit_us is not None for change in submission.changes[since:]):
             name, what = f"update-{submission.id}-{followed.told}", InboxOrder(order=OrderKind.UPDATE, submission=submission.id)
             orders = self._keeper.order_runners(lambda number: (name, what) if number == what.submission else None, insists=True)
-            self._tree.tell(orders, "orders to update", key=name)
+            self._term.tell(orders, "orders to update", key=name)
 
     def _order_cancels(self, wanted: dict[int, Followed]) -> Story[None]:
         """Orders the nodes to cancel; the next look repeats the orders."""
@@ -310,18 +310,18 @@ class Census:
     def __init__(self, keeper: SubmissionKeeper) -> None:
         self.nowhere: dict[int, frozenset[int]] = {}
         self._leader = keeper.leader
-        self._tree, self._term = keeper.context.tree, keeper.context.term
+        self._term = keeper.term
         self._followed = keeper.followed
         self._more: frozenset[str] = frozenset()  # nodes that memory did not know yet
 
     def start(self) -> None:
         """Starts the rounds."""
-        self._tree.tell(self._rounds(), "the census")
+        self._term.tell(self._rounds(), "the census")
 
     def _rounds(self) -> Story[None]:
         while True:
             yield Pause(CENSUS_S)
-            self._tree.tell(self._round(), "a round of the census")  # the round before may still run
+            self._term.tell(self._round(), "a round of the census")  # the round before may still run
 
     def _round(self) -> Story[None]:
         suspects = [facts for item in list(self._followed.values()) if (facts := _facts(item)) is not None]
@@ -331,7 +331,7 @@ class Census:
         found, _ = yield from self._look([], [], [facts.number for facts in suspects])
         if found is None:
             return
-        absent = yield self._tree.in_store(lambda _: _absent(suspects, found))
+        absent = yield self._term.in_store(lambda _: _absent(suspects, found))
         self.nowhere = {number: indices for number, indices in self.nowhere.items() if number in absent}
         known = sorted(absent, key=lambda number: (number not in self.nowhere, number))[:MOST]
         numbers = [number for number in known if number in self._followed]
@@ -351,14 +351,14 @@ class Census:
             if one is not None:
                 judged[number] = records[4 * at : 4 * at + 4]
                 facts.append(one)
-        absent = yield self._tree.in_store(lambda _: _absent(facts, found))
+        absent = yield self._term.in_store(lambda _: _absent(facts, found))
         before, self.nowhere = self.nowhere, {number: frozenset(indices) for number, indices in absent.items()}
         for number, indices in absent.items():
             again = [index for index in indices if index in before.get(number, ())]
             if number not in before:
                 self._term.log.warning("tasks_are_nowhere", submission=number, first=indices[0], total=len(indices))
             if again:
-                self._tree.tell(self._end(number, again, judged[number]), f"lost tasks of submission {number}")
+                self._term.tell(self._end(number, again, judged[number]), f"lost tasks of submission {number}")
 
     def _look(self, wanted: list[str], lists: list[str], numbers: Iterable[int]) -> Story[tuple[Found | None, Found]]:
         """Returns block names from all places for these submissions (None if nodes were left out), and the answers to `wanted`, `lists`."""
@@ -366,7 +366,7 @@ class Census:
         queues = {queue for submission in known for queue in submission.queues}
         nodes = sorted({*self._leader.nodes.records, *self._more})
         places = [place(queue) for queue in sorted(queues) for place in (paths.held, paths.pending)]
-        found: Found = yield self._tree.at_one_moment(wanted, [*lists, paths.RUNNING, *places, *map(paths.running_node, nodes)])
+        found: Found = yield self._term.at_one_moment(wanted, [*lists, paths.RUNNING, *places, *map(paths.running_node, nodes)])
         own, (running, *blocks) = found[: len(wanted) + len(lists)], found[len(wanted) + len(lists) :]
         self._more = frozenset(running if isinstance(running, list) else ()) - self._leader.nodes.records.keys()
         return (blocks if self._more <= set(nodes) else None), own  # the next round includes those nodes
@@ -396,7 +396,7 @@ class Census:
         assert isinstance(record, Stamped)
         assert isinstance(tail, Stamped)
         assert isinstance(directory, Stamped)
-        outcome = yield self._tree.commit(
+        outcome = yield self._term.commit(
             end_missing(
                 validity.submission(record.data, number),
                 indices,

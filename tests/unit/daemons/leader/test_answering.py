@@ -18,7 +18,7 @@ from rmgr.daemons.leader import answering as place
 from rmgr.daemons.leader.answering import CallAnswering, LeaderAnswering, StarterReach
 from rmgr.daemons.leader.leader import MOST_BYTES, CallLog, LeaderCalls
 from rmgr.daemons.leader.placement.event_log import EVERY_S, MOST_PIECES, PIECE_BYTES
-from rmgr.daemons.leader.tree import LeaderMetrics
+from rmgr.daemons.leader.term import LeaderMetrics
 from rmgr.errors import CoordinationUnavailable, Unavailable
 from rmgr.model.base import Capacity
 from rmgr.model.node import NodeRecord, NodeState
@@ -190,18 +190,16 @@ class Log:
     error = warning = info
 
 
-class Term:
+class IdleTerm:
+    """Nothing of it comes about."""
+
     epoch = 9
 
-    def __init__(self) -> None:
-        self.log, self.metrics = Log(), LeaderMetrics()
+    def __init__(self, settings: ClusterSettings) -> None:
+        self.log, self.metrics, self.settings = Log(), LeaderMetrics(), settings
 
     def wall_us(self) -> int:
         return 10**15
-
-
-class IdleLoop:
-    """Nothing of it comes about."""
 
     def clock(self) -> float:
         return 0.0
@@ -223,8 +221,7 @@ def settings(policy: str = "") -> ClusterSettings:
 
 @pytest.fixture
 def calls() -> LeaderCalls:
-    context = SimpleNamespace(tree=IdleLoop(), term=Term(), settings=settings())
-    return LeaderCalls(context)
+    return LeaderCalls(IdleTerm(settings()))
 
 
 SERVERS = (ServerReport(name="s1", life=1, load=ServerLoad()), ServerReport(name="s2", life=1, state="away"))
@@ -264,15 +261,13 @@ def test_the_policy_of_the_settings_picks_and_one_that_cannot_be_used_changes_no
     assert [(one.policy, one.problem) for one in calls.shown_in(STATUS).policies] == [("loth+l", "")]
 
 
-class Loop:
+class Loop(IdleTerm):
     """A loop that the test turns."""
 
     def __init__(self) -> None:
+        super().__init__(SimpleNamespace(log_ttl_s=7.0))
         self.soon_: list[Callable[[], None]] = []
         self.timers: list[tuple[float, Callable[[], None]]] = []
-
-    def clock(self) -> float:
-        return 0.0
 
     def soon(self, what: Callable[[], None], /) -> None:
         self.soon_.append(what)
@@ -329,7 +324,7 @@ def store() -> Store:
 @pytest.fixture
 def log(loop: Loop, store: Store) -> CallLog:
     loop.in_store = store.store
-    return CallLog(SimpleNamespace(tree=loop, term=Term(), settings=SimpleNamespace(log_ttl_s=7.0)))
+    return CallLog(loop)
 
 
 def test_lines_are_written_in_batches_under_keys_of_their_own_with_an_expiry(log: CallLog, loop: Loop, store: Store) -> None:

@@ -149,7 +149,7 @@ def test_a_queue_that_is_added_to_the_settings_gets_its_directories(bench: Bench
     data = encode_record(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="night"))))
     committed(bench.outside, Multi(name="X", ops=(Set(paths.CONFIG, data, found.version),), proof=Holds(paths.CONFIG, data)))
     bench.advance(1.0)
-    assert leader.settings.queue("night") is not None
+    assert leader.term.settings.queue("night") is not None
     assert bench.look.names(paths.queue("night")) == ["held", "pending"]
 
 

@@ -248,7 +248,7 @@ def test_starters_lost_together_are_fenced_together_except_the_one_that_comes_ba
     doomed = [bench.starter(f"n{i}") for i in range(80)]
     others = [bench.starter(f"other{i}") for i in range(3)]
     bench.run()
-    coordinator, fences, lists = leader.context.tree.coordinator, [], []
+    coordinator, fences, lists = leader.term.coordinator, [], []
     commit, children = coordinator.commit, coordinator.children
 
     def committing(multi: Multi, **options: Any) -> Any:
@@ -308,7 +308,7 @@ def test_lost_watches_are_made_up_for_by_the_resync_and_counted(bench: Bench) ->
     leader = bench.lead()
     starter = bench.starter("n1")
     bench.run()
-    leader.context.tree.coordinator.lose_watches()
+    leader.term.coordinator.lose_watches()
     again = bench.starter("n1")
     starter.close()
     bench.advance(1.0)

@@ -16,7 +16,7 @@ from rmgr.coord.ops.leader import epoch_check, epoch_version, fail, fenced, take
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Committed, Create, Delete, Exists, Gone, Holds, Multi, Op, Outcome, Set, Unknown
 from rmgr.coord.protocol.records import encode_record
-from rmgr.daemons.leader.tree import LeaderTree
+from rmgr.daemons.leader.term import Term
 from rmgr.daemons.leader.watchdog import Candidacy
 from rmgr.errors import InvalidRecord, QuotaReached, Unavailable
 from rmgr.model.node import EpochRecord
@@ -27,79 +27,79 @@ from tests.harness.leader_bench import Bench, committed
 from tests.harness.memory import MemoryCoordinator
 
 
-def tree_of(bench: Bench) -> LeaderTree:
-    return bench.lead().context.tree
+def term_of(bench: Bench) -> Term:
+    return bench.lead().term
 
 
 def test_a_story_reads_and_commits_under_the_fence_and_ends_with_the_leadership(bench: Bench) -> None:
-    tree, told = tree_of(bench), []
+    term, told = term_of(bench), []
 
     def story() -> Story[None]:
-        told.append((yield tree.get("/nothing")))
-        told.append(type((yield tree.commit(Multi(name="MAKE", ops=(Create("/made"),), proof=Exists("/made"))))))
+        told.append((yield term.get("/nothing")))
+        told.append(type((yield term.commit(Multi(name="MAKE", ops=(Create("/made"),), proof=Exists("/made"))))))
         yield Pause(5.0)
         told.append("never")
 
-    tree.tell(story(), "a test")
+    term.tell(story(), "a test")
     bench.advance(1.0)
     assert told == [None, Committed]
     bench.leader.close()
     bench.advance(10.0)
-    assert (told, len(tree.stories)) == ([None, Committed], 0)
+    assert (told, len(term.stories)) == ([None, Committed], 0)
 
 
 def test_what_escapes_from_a_story_sets_aside_what_it_is_about_until_one_of_it_ends_well(bench: Bench) -> None:
-    tree, aside = tree_of(bench), bench.leader.context.term.aside
+    term, aside = term_of(bench), bench.leader.term.aside
 
     def story(error: Exception | None) -> Story[None]:
         yield Pause(0.0)
         if error is not None:
             raise error
 
-    tree.tell(story(InvalidRecord("what stands there is none")), "a block")
-    tree.tell(story(Unavailable("no answer")), "a list")
-    tree.tell(story(ZeroDivisionError("by zero")), "a number")
+    term.tell(story(InvalidRecord("what stands there is none")), "a block")
+    term.tell(story(Unavailable("no answer")), "a list")
+    term.tell(story(ZeroDivisionError("by zero")), "a number")
     bench.advance(1.0)
     assert aside.told() == {"a block": "InvalidRecord: what stands there is none", "a number": "ZeroDivisionError: by zero"}
-    tree.tell(story(None), "a block")
+    term.tell(story(None), "a block")
     bench.advance(1.0)
     assert list(aside.told()) == ["a number"]
 
 
 def test_while_the_session_is_in_doubt_reads_and_commits_wait_in_their_order(bench: Bench) -> None:
-    tree, told = tree_of(bench), []
+    term, told = term_of(bench), []
 
     def story() -> Story[None]:
-        found = yield tree.stat(paths.EPOCH)
+        found = yield term.stat(paths.EPOCH)
         told.append(found is not None)
-        told.append(type((yield tree.commit(Multi(name="MAKE", ops=(Create("/made"),), proof=Exists("/made"))))))
+        told.append(type((yield term.commit(Multi(name="MAKE", ops=(Create("/made"),), proof=Exists("/made"))))))
 
-    tree.pause()
-    tree.tell(story(), "a test")
+    term.pause()
+    term.tell(story(), "a test")
     bench.advance(1.0)
     assert told == []
-    tree.resume()
+    term.resume()
     bench.advance(1.0)
     assert told == [True, Committed]
 
 
 def test_a_refused_commit_is_told_once_and_is_no_unknown_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree, told = tree_of(bench), []
+    term, told = term_of(bench), []
     refused: Future[Outcome] = Future()
     refused.set_exception(QuotaReached("the quota of /subs is used up"))
-    monkeypatch.setattr(tree.coordinator, "commit", lambda _multi, **_: refused)
+    monkeypatch.setattr(term.coordinator, "commit", lambda _multi, **_: refused)
 
     def story() -> Story[None]:
-        told.append((yield tree.commit(Multi(name="MAKE", ops=(Create("/made"),), proof=Exists("/made")))))
+        told.append((yield term.commit(Multi(name="MAKE", ops=(Create("/made"),), proof=Exists("/made")))))
 
-    tree.tell(story(), "a test")
+    term.tell(story(), "a test")
     bench.advance(1.0)
     assert told == [Unknown("the quota of /subs is used up")]
     assert [len(bench.events(event)) for event in ("leader_commit_refused", "leader_commit_unknown")] == [1, 0]
     assert bench.count(bench.metrics.unknown_commits) == 0
-    assert bench.leader.context.tree.refusal == "the quota of /subs is used up"
+    assert bench.leader.term.refusal == "the quota of /subs is used up"
     bench.advance(61.0)
-    assert bench.leader.context.tree.refusal == ""
+    assert bench.leader.term.refusal == ""
 
 
 def do(bench: Bench, *ops: Op) -> None:
@@ -108,12 +108,12 @@ def do(bench: Bench, *ops: Op) -> None:
 
 
 def test_the_mirror_tells_each_child_that_comes_is_another_is_made_anew_or_goes(bench: Bench) -> None:
-    tree = tree_of(bench)
+    term = term_of(bench)
     do(bench, Create("/kept"), Create("/kept/a", b"1"))
     first: list[str] = []
     second: list[str] = []
-    kept = tree.mirror.below("/kept", first.append)
-    assert tree.mirror.below("/kept", second.append) is kept
+    kept = term.mirror.below("/kept", first.append)
+    assert term.mirror.below("/kept", second.append) is kept
     kept.refresh()
     bench.advance(0.1)
     do(bench, Create("/kept/b", b"2"))
@@ -124,14 +124,14 @@ def test_the_mirror_tells_each_child_that_comes_is_another_is_made_anew_or_goes(
     assert (kept.names, list(kept.values)) == (["b"], ["b"])
     assert first == second
     assert (first[:3], first[-1]) == (["a", "b", "a"], "a")
-    assert tree.mirror.hurry()
+    assert term.mirror.hurry()
 
 
 def test_what_the_mirror_could_not_read_it_reads_again(bench: Bench) -> None:
-    tree = tree_of(bench)
+    term = term_of(bench)
     do(bench, Create("/kept"), Create("/kept/a", b"1"))
     bench.refuse("get", Unavailable("not now"), lambda path: path == "/kept/a")
-    kept = tree.mirror.below("/kept", lambda _: None)
+    kept = term.mirror.below("/kept", lambda _: None)
     kept.refresh()
     bench.advance(0.1)
     assert kept.values == {}
@@ -140,9 +140,9 @@ def test_what_the_mirror_could_not_read_it_reads_again(bench: Bench) -> None:
 
 
 def test_watches_that_were_lost_are_made_up_for_when_the_mirror_is_read_again(bench: Bench) -> None:
-    tree = tree_of(bench)
+    term = term_of(bench)
     do(bench, Create("/kept"), Create("/kept/a", b"1"))
-    kept = tree.mirror.below("/kept", lambda _: None)
+    kept = term.mirror.below("/kept", lambda _: None)
     kept.refresh()
     bench.advance(0.1)
     bench.leader_coordinator.lose_watches()

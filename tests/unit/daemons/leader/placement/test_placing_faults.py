@@ -123,13 +123,13 @@ class Sleeps:
 def test_a_policy_that_sleeps_is_left_behind_and_left_out_for_a_while() -> None:
     bench = Bench()
     bench.lead()
-    context = bench.leader.context
-    passes, policy = Passes(context, Faults(context), limit_s=2.0), Sleeps()
+    term = bench.leader.term
+    passes, policy = Passes(term, Faults(term), limit_s=2.0), Sleeps()
     plans: list[Plan] = []
     lost: list[str] = []
 
     def run() -> None:
-        context.tree.tell(story(), "a pass", key=object())
+        term.tell(story(), "a pass", key=object())
 
     def story() -> Story[None]:
         stages = (Stage(policy, ("default",)),)
@@ -328,8 +328,8 @@ def test_a_policy_that_failed_is_tried_again_after_a_while_and_at_once_when_anot
     assert placer.faults.counts["raises"] > count
     assert len(bench.events("policy_failed")) == 1  # the same error is told once
     assert list(placer.faults.benched) == ["default"]
-    settings = replace(bench.leader.settings, pipelines=(named("default", "sjf", {}),))
-    bench.leader.context.settings = settings
+    settings = replace(bench.leader.term.settings, pipelines=(named("default", "sjf", {}),))
+    bench.leader.term.settings = settings
     placer.settings_changed()
     assert not placer.faults.benched
 

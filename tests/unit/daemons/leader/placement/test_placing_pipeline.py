@@ -292,7 +292,7 @@ def test_explain_names_the_class_and_the_rule_that_chose_it(bench: Bench) -> Non
 
 
 def test_without_a_leader_the_settings_tell_of_classes(bench: Bench) -> None:
-    views = class_views(bench.leader.settings)
+    views = class_views(bench.leader.term.settings)
     assert [(view.id, view.limits) for view in views] == [(view.id, view.limits) for view in told(bench).values()]
     assert not any(view.of_class.is_known for view in views if view.of_class is not None)
 

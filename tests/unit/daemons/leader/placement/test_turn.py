@@ -13,7 +13,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Multi, Op
 from rmgr.daemons.leader.placement import arrivals
 from rmgr.daemons.leader.placement.arrivals import LONG, QUIET_S, LongList
-from rmgr.daemons.leader.tree import LeaderMetrics, LeaderTree, Term
+from rmgr.daemons.leader.term import LeaderMetrics, Term
 from rmgr.errors import StateConflict
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Rigid
@@ -97,11 +97,11 @@ class Listing:
             return children(path, **options)
 
         self.ours.children = counted
-        self.tree = LeaderTree(
-            self.ours, MemoryStore(), Inline(), self.mailbox, Term(1, 0, structlog.wrap_logger(None), LeaderMetrics()),
-            deposed=print, may_act=lambda: True, clock=lambda: self.now_s,
+        self.term = Term(
+            self.ours, MemoryStore(), Inline(), self.mailbox, epoch=1, epoch_version=0, log=structlog.wrap_logger(None),
+            metrics=LeaderMetrics(), deposed=print, may_act=lambda: True, clock=lambda: self.now_s,
         )  # fmt: skip
-        self.list = LongList(self.tree, PENDING, lambda: None, lambda: self.took)
+        self.list = LongList(self.term, PENDING, lambda: None, lambda: self.took)
         self.list.pace_s = 0.05
         self.taken: set[str] = set()
         self.list.refresh()
@@ -134,7 +134,7 @@ class Listing:
             self.taken.add(name)
 
         multi = Multi(name="PLACE", ops=(Delete(f"{PENDING}/{name}"),), proof=Exists("/no"))
-        self.tree.heard(self.tree.commit(multi), answered, about="PLACE")
+        self.term.heard(self.term.commit(multi), answered, about="PLACE")
 
     def known(self) -> list[str]:
         return sorted(set(self.list.value or ()) - self.taken)

@@ -1,12 +1,12 @@
-"""What the parts of one leadership share: reads and commits under the leader fence, blocking calls, a mirror that watches keep fresh.
+"""One term of a leader, which its parts share: reads and commits under the leader fence, blocking calls, a mirror that watches keep fresh.
 
 Every multi carries the fence (`coord.ops.leader.fenced`); the first one that the fence refuses ends the leadership. While the session is
 in doubt (`pause`) nothing is sent: commits and reads wait, in order, until the fence was read again.
 
 Stories (`runtime/story.py`) tell what happens over time; they end with the leadership:
 
-    found = yield self._tree.get(path)
-    outcome = yield self._tree.commit(multi)
+    found = yield self._term.get(path)
+    outcome = yield self._term.commit(multi)
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, TypeVarTuple
 
@@ -108,38 +107,21 @@ class LeaderMetrics:
         self.pass_seconds = Histogram("rmgr_leader_pass_seconds", "time of one turn of the loop", registry=registry)
 
 
-@dataclass(slots=True)
-class Term:
-    """One term, from TAKE-OVER until the fence is lost.
-
-    Attributes:
-        epoch_version: E, checked by every commit. epoch: the number shown to users.
-        wall_us: microseconds since 1970, for display and retention only. aside: errors that handlers raised. log: with the epoch.
-    """
-
-    epoch: int
-    epoch_version: int
-    log: Log
-    metrics: LeaderMetrics
-    wall_us: Callable[[], int] = field(default_factory=lambda: machine.wall_us)
-    aside: Aside = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.log = self.log.bind(epoch=self.epoch)
-        self.aside = Aside(self.log, self.metrics.loop_errors.inc)
-
-
 def _nothing() -> None: ...
 
 
-class LeaderTree:
-    """ZooKeeper and the data store for one leadership, from TAKE-OVER until the fence is lost.
+class Term:
+    """One term, from TAKE-OVER until the fence is lost: ZooKeeper and the data store under its fence, its log, metrics and settings.
 
     Args:
         io: threads for calls that block. mailbox: of the loop; its messages are thunks.
+        epoch: the number shown to users. epoch_version: E, checked by every commit.
         deposed: called once, in the loop, when the leadership ends by itself.
         may_act: whether the lease is valid; asked before each commit.
-        clock: monotonic seconds.
+        clock: monotonic seconds. wall_us: microseconds since 1970, for display and retention only.
+        credentials: of this WatchDog, None in an open cluster.
+    Attributes:
+        log: with the epoch. aside: errors that handlers raised. settings: the cluster's current ones.
     """
 
     def __init__(
@@ -148,21 +130,32 @@ class LeaderTree:
         store: Store,
         io: Executor,
         mailbox: Mailbox[Thunk],
-        term: Term,
         *,
+        epoch: int,
+        epoch_version: int,
+        log: Log,
+        metrics: LeaderMetrics,
         deposed: Callable[[str], None],
         may_act: Callable[[], bool],
         clock: Callable[[], float] | None = None,
+        wall_us: Callable[[], int] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
+        self.epoch, self.epoch_version = epoch, epoch_version
+        self.log = log.bind(epoch=epoch)
+        self.metrics = metrics
+        self.aside = Aside(self.log, metrics.loop_errors.inc)
+        self.settings = ClusterSettings()
+        self.credentials = credentials
         self.coordinator = coordinator
         self.clock = clock or machine.monotonic
+        self.wall_us = wall_us or machine.wall_us
         self.is_open = True
         self.stories = Stories(self)
         self.mirror = Mirror(self)
         self._store = store
         self._io = io
         self._mailbox = mailbox
-        self._term = term
         self._deposed = deposed
         self._may_act = may_act
         self._paused = False
@@ -212,11 +205,11 @@ class LeaderTree:
             yield from story
         except Exception as error:  # noqa: BLE001 - the boundary of a story: whatever it is, it is this subject's alone
             if isinstance(error, _NO_ANSWER) and not isinstance(error, WrongCluster):
-                self._term.log.debug("leader_read_failed", error=error.message)
+                self.log.debug("leader_read_failed", error=error.message)
             else:
-                self._term.aside.add(about, None, error)
+                self.aside.add(about, None, error)
         else:
-            self._term.aside.forget(about)
+            self.aside.forget(about)
 
     def _if_open(self, what: Callable[[*Ts], object], *given: *Ts) -> None:
         if self.is_open:
@@ -291,24 +284,24 @@ class LeaderTree:
         try:
             value = answer.result()
         except RmgrError as error:
-            self._term.log.debug("leader_read_failed", error=error.message)
+            self.log.debug("leader_read_failed", error=error.message)
             failed()
             return
         version = None
         if isinstance(value, Stamped):
             version = value.version
         elif isinstance(value, list):
-            self._term.aside.keep(about, value)
+            self.aside.keep(about, value)
         elif value is None:
-            self._term.aside.forget(about)
-        self._term.aside.run(about, version, then, value)
+            self.aside.forget(about)
+        self.aside.run(about, version, then, value)
 
     # -- commits
 
     def commit(self, multi: Multi, *, urgent: bool = False) -> Future[Outcome]:
         """Commits `multi` under the leader fence. Urgent multis (liveness) overtake all others."""
         answer: Future[Outcome] = Future()
-        (self._urgent if urgent else self._waiting).append((fenced(self._term.epoch_version, multi), answer))
+        (self._urgent if urgent else self._waiting).append((fenced(self.epoch_version, multi), answer))
         self._send()
         return answer
 
@@ -331,7 +324,7 @@ class LeaderTree:
             try:
                 future = self.coordinator.commit(multi, timeout_s=COMMIT_TIMEOUT_S)
             except RequestTooLarge as error:
-                self._term.log.error("leader_multi_refused", op=multi.name, error=error.message)
+                self.log.error("leader_multi_refused", op=multi.name, error=error.message)
                 answer.set_result(Unknown(error.message))
                 continue
             self._flying += 1
@@ -351,15 +344,15 @@ class LeaderTree:
         self._flying -= 1
         if error:
             self._refused_s, self._refusal = self.clock(), error
-            self._term.log.error("leader_commit_refused", op=multi.name, error=error)
+            self.log.error("leader_commit_refused", op=multi.name, error=error)
         if _is_fenced(outcome):
-            self._term.metrics.fenced_writes.inc()
-            self._term.log.warning("leader_write_fenced", op=multi.name)
+            self.metrics.fenced_writes.inc()
+            self.log.warning("leader_write_fenced", op=multi.name)
             self.depose(f"{multi.name} was refused by the leader fence")
             return
         if isinstance(outcome, Unknown) and not error:
-            self._term.metrics.unknown_commits.inc()
-            self._term.log.warning("leader_commit_unknown", op=multi.name, cause=outcome.cause)
+            self.metrics.unknown_commits.inc()
+            self.log.warning("leader_commit_unknown", op=multi.name, cause=outcome.cause)
         self._send()
 
     # -- calls that block, on other threads
@@ -376,10 +369,10 @@ class LeaderTree:
         try:
             return call(port)
         except RmgrError as error:
-            self._term.log.warning("leader_store_failed", error=error.message)
+            self.log.warning("leader_store_failed", error=error.message)
             raise
         except Exception as error:
-            self._term.log.exception("leader_store_raised")
+            self.log.exception("leader_store_raised")
             raise RmgrError(f"{type(error).__name__}: {error}") from error
 
 
@@ -407,7 +400,7 @@ class WatchedCache(Generic[C]):
     cache always reads the current state, at most once per `pace_s`, and never counts events.
 
     Args:
-        ask: `tree.get` or `tree.children` (see `data_of`, `names_below`).
+        ask: `term.get` or `term.children` (see `data_of`, `names_below`).
         changed: called with `about` after the first read, after each read with another value, and after the next read if it raised.
     Attributes: pace_s: least time between two reads. is_watched: False sets no more watches.
     asked_s: when the read of `value` was sent.
@@ -423,8 +416,8 @@ class WatchedCache(Generic[C]):
         "_read_s",
         "_reading",
         "_stale",
+        "_term",
         "_timer",
-        "_tree",
         "asked_s",
         "is_chatty",
         "is_known",
@@ -435,12 +428,12 @@ class WatchedCache(Generic[C]):
     )
 
     def __init__(
-        self, tree: LeaderTree, ask: Callable[..., Future[C | None]], path: str, changed: Callable[[*Ts], object], *about: *Ts
+        self, term: Term, ask: Callable[..., Future[C | None]], path: str, changed: Callable[[*Ts], object], *about: *Ts
     ) -> None:
         self.path = path
         self.value: C | None = None
         self.is_known = False
-        self._tree = tree
+        self._term = term
         self._ask: Callable[..., Future[C | None]] = ask
         self._changed: Callable[..., object] | None = changed
         self._about = about
@@ -463,10 +456,10 @@ class WatchedCache(Generic[C]):
             return
         self._cancel_timer()
         self._reading = True
-        self._read_s = self._tree.clock()
+        self._read_s = self._term.clock()
         watch = self._fired if self.is_watched and not self._armed else None
         self._armed = self._armed or watch is not None
-        self._tree.heard(self._ask(self.path, watch=watch), self._arrived, self._failed, about=self.path)
+        self._term.heard(self._ask(self.path, watch=watch), self._arrived, self._failed, about=self.path)
 
     def hurry(self) -> bool:
         """Sends a read that the pace put off. Returns whether a read is in flight."""
@@ -488,11 +481,11 @@ class WatchedCache(Generic[C]):
         self._armed = False
         if self._changed is None:
             return
-        wait_s = self._read_s + self.pace_s - self._tree.clock()
+        wait_s = self._read_s + self.pace_s - self._term.clock()
         if wait_s <= 0 or self._reading:
             self.refresh()
         elif self._timer is None:
-            self._timer = self._tree.after(wait_s, self._due)
+            self._timer = self._term.after(wait_s, self._due)
 
     def _due(self) -> None:
         self._timer = None
@@ -516,7 +509,7 @@ class WatchedCache(Generic[C]):
         self._stale = False
         self._armed = False  # the watch may have been set after all; a second one costs nothing
         if self._changed is not None and self._timer is None:
-            self._timer = self._tree.after(_CACHE_RETRY_S * machine.uniform(0.5, 1.5), self._due)
+            self._timer = self._term.after(_CACHE_RETRY_S * machine.uniform(0.5, 1.5), self._due)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -524,14 +517,14 @@ class WatchedCache(Generic[C]):
             self._timer = None
 
 
-def data_of(tree: LeaderTree, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[Stamped]:
+def data_of(term: Term, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[Stamped]:
     """Makes a cache of the data and stat of a znode."""
-    return WatchedCache(tree, tree.get, path, changed, *about)
+    return WatchedCache(term, term.get, path, changed, *about)
 
 
-def names_below(tree: LeaderTree, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[list[str]]:
+def names_below(term: Term, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[list[str]]:
     """Makes a cache of the names of the children of a znode."""
-    return WatchedCache(tree, tree.children, path, changed, *about)
+    return WatchedCache(term, term.children, path, changed, *about)
 
 
 class WatchedChildren:
@@ -587,18 +580,18 @@ class Mirror:
     (`placement/arrivals.py`) are not in it: they are read at their own pace.
     """
 
-    def __init__(self, tree: LeaderTree) -> None:
-        self._tree = tree
+    def __init__(self, term: Term) -> None:
+        self._term = term
         self._caches: list[WatchedCache[Any]] = []
         self._below: dict[str, WatchedChildren] = {}
 
     def data(self, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[Stamped]:
         """Adds the data of a znode; the first `refresh` reads it."""
-        return self._register(data_of(self._tree, path, changed, *about))
+        return self._register(data_of(self._term, path, changed, *about))
 
     def names(self, path: str, changed: Callable[[*Ts], object], *about: *Ts) -> WatchedCache[list[str]]:
         """Adds the names of the children of a znode; the first `refresh` reads them."""
-        return self._register(names_below(self._tree, path, changed, *about))
+        return self._register(names_below(self._term, path, changed, *about))
 
     def below(self, path: str, changed: Callable[[str], object]) -> WatchedChildren:
         """Adds all children of a znode, with their data; the first `refresh` reads them. Several parts may share them."""
@@ -645,16 +638,3 @@ def _is_same(old: C | None, new: C | None) -> bool:
     if isinstance(old, Stamped) and isinstance(new, Stamped):
         return old.stat == new.stat
     return old is new or (isinstance(old, list) and isinstance(new, list) and sorted(old) == sorted(new))
-
-
-@dataclass(slots=True)
-class LeaderContext:
-    """What the parts of one leadership are made with. credentials: of this WatchDog, None in an open cluster.
-
-    settings: the cluster's current ones.
-    """
-
-    term: Term
-    tree: LeaderTree
-    credentials: Credentials | None = None
-    settings: ClusterSettings = field(default_factory=ClusterSettings)
