@@ -347,7 +347,7 @@ class Core(Tasks):
         draft = draft_of(options, work=Work.PYTHON, python=environment, user=submitter.user, ends_with_owner=True)
         self._opening = SubmissionOpening(submitter, draft, timeout_s=timeout_s)
         self._draft = self._opening.draft
-        self._throttle = Throttle(self, cap) if cap is not None else None
+        self._throttle = Throttle(self, cap or 0)
         self._adding = threading.Lock()
         self._completed = False
         self._is_named = is_named
@@ -355,7 +355,7 @@ class Core(Tasks):
     @property
     def has_pending(self) -> bool:
         """Whether some added calls have not ended."""
-        return bool(self._pending) or not (self._throttle is None or self._throttle.is_empty)
+        return bool(self._pending) or not self._throttle.is_empty
 
     @property
     def is_over(self) -> bool:
@@ -392,7 +392,7 @@ class Core(Tasks):
             self.wait_room(block=True, timeout_s=None)
         with self._adding:
             self.check_open()
-            if self._throttle is None:
+            if not self._throttle.cap:
                 added = super().add(spec, payloads)
                 if self._live is not None:
                     self._live.begin()
@@ -423,8 +423,7 @@ class Core(Tasks):
             if refused is not None:
                 self._fail(Settled(refused, fragment.node, refused.attempt or fragment.attempt))
         super().on_outcomes(fragment, outcomes if self._live is None else self._tell(self._live, fragment, outcomes))
-        if self._throttle is not None:
-            self._throttle.ended(outcomes)
+        self._throttle.ended(outcomes)
         if self.is_shut:
             self._complete()
 
@@ -433,9 +432,8 @@ class Core(Tasks):
         super().on_dead(error)
         if isinstance(error, NotConnected):
             error = NotConnected("the connection was closed before this call was sent: it will not run")
-        if self._throttle is not None:
-            for future in self._throttle.take_back():
-                future.break_off(error)
+        for future in self._throttle.take_back():
+            future.break_off(error)
 
     def _tell(self, live: LiveEcho, fragment: Fragment, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Has the output of these calls written, and then their futures settled: a result comes after what its call has printed.
@@ -474,7 +472,7 @@ class Core(Tasks):
         raised = raised_by(settled, self.number, self.store, None) if is_here else None
         error.__cause__ = raised if raised is not None else RemoteTraceback(outcome.error)
         self.broken = error
-        for future in self._throttle.take_back() if self._throttle is not None else ():
+        for future in self._throttle.take_back():
             future.break_off(self._break(error))
         while self._pending:
             try:
@@ -507,11 +505,8 @@ class Core(Tasks):
 
     def cancel_futures(self, futures: Sequence[Future]) -> list[Future]:
         """See `Tasks`."""
-        if self._throttle is not None:
-            for future in self._throttle.take_back(set(futures)):
-                future.mark_cancelled()
-            if self.is_shut:
-                self._complete()
+        if self._throttle.cancel(set(futures)) and self.is_shut:
+            self._complete()
         if self.handle is None or all(future.done() for future in futures):
             return [future for future in futures if future.cancelled()]
         return super().cancel_futures(futures)
@@ -525,9 +520,7 @@ class Core(Tasks):
             except RmgrError:
                 return  # they run, and their results are ignored
 
-        if self._throttle is not None:
-            for future in self._throttle.take_back(set(futures)):
-                future.mark_cancelled()
+        self._throttle.cancel(set(futures))
         self.call_soon(cancel)
 
     # -- the end
@@ -536,9 +529,8 @@ class Core(Tasks):
         """Closes the executor to new calls. cancel: cancels calls that have not started."""
         with self._adding:
             self.is_shut = True
-        if cancel and self._throttle is not None:  # a call that was sent counts as started, as in the call queue of a process pool
-            for future in self._throttle.take_back():
-                future.mark_cancelled()
+        if cancel and self._throttle.cap:  # a call that was sent counts as started, as in the call queue of a process pool
+            self._throttle.cancel()
         elif cancel and (left := self.unfinished()):
             self.cancel_futures(left)
         self._complete()
@@ -546,19 +538,18 @@ class Core(Tasks):
     def _complete(self) -> None:
         if self._completed or self.handle is None or not self.connection.is_usable or self.dead is not None:
             return
-        if self._throttle is None or self._throttle.is_empty:
+        if self._throttle.is_empty:
             self._completed = True
             self.handle.complete()
 
     def count_left(self) -> int:
         """Returns the number of calls that have not ended."""
-        return len(self.unfinished()) + (len(self._throttle.waiting()) if self._throttle is not None else 0)
+        return len(self.unfinished()) + len(self._throttle.waiting())
 
     def leave(self) -> None:
         """Stops waiting: calls that were sent go on; calls that this process holds back to keep the cap are cancelled."""
         self.is_shut = True
-        for future in self._throttle.take_back() if self._throttle is not None else ():
-            future.mark_cancelled()
+        self._throttle.cancel()
         self._complete()
 
     def end(self) -> None:
@@ -571,7 +562,7 @@ class Core(Tasks):
         if self.connection.is_forked:
             return
         with giving_slot_back():
-            while left := [*self.unfinished(), *(self._throttle.waiting() if self._throttle is not None else ())]:
+            while left := [*self.unfinished(), *self._throttle.waiting()]:
                 for future in left:
                     future.wait()
         if self._live is not None and self.connection.is_usable:
@@ -602,7 +593,8 @@ class OutgoingTask:
 
 
 class Throttle:
-    """A cap on slots in use: tasks wait here and leave in serial blocks, with never more blocks in flight than the cap.
+    """A cap on slots in use: tasks wait here and leave in serial blocks, with never more blocks in flight than the cap. 0 = no cap: no task
+    waits here.
 
     A serial block runs one task after another in one slot and is never taken in part, so blocks in flight are slots in
     flight. A block holds about `BLOCK_S` of work, as measured, and never more than its share of the waiting tasks.
@@ -626,6 +618,8 @@ class Throttle:
 
     def ended(self, outcomes: Sequence[Outcome]) -> None:
         """Counts these tasks as ended, and sends more."""
+        if not self.cap:
+            return
         with self._lock:
             for outcome in outcomes:
                 if outcome.elapsed_us:
@@ -645,6 +639,13 @@ class Throttle:
             gone = set(taken)
             self._waiting = deque(call for call in self._waiting if call.future not in gone)
         return taken
+
+    def cancel(self, futures: set[Future] | None = None) -> bool:
+        """Takes calls back as `take_back` does, and cancels them. Returns whether there were any."""
+        taken = self.take_back(futures)
+        for future in taken:
+            future.mark_cancelled()
+        return bool(taken)
 
     def waiting(self) -> list[Future]:
         """Returns the futures of the calls that wait here."""
