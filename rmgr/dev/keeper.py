@@ -16,14 +16,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import psutil
 
-from rmgr.adapters.host.leftovers import born
+from rmgr.adapters.host.leftovers import born, end_cgroups
 from rmgr.config import dev_file, toml_value
 from rmgr.errors import UNREADABLE_TEXT
 from rmgr.model.units import format_duration
@@ -170,15 +170,17 @@ def stop_processes(state: DevState, *, timeout_s: float = 20.0) -> list[DevProce
         for found in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 found.kill()
-        killed += [process for process, found in group if found in alive]
+        now_killed = [process for process, found in group if found in alive]
         await_ends(alive, timeout_s=5.0)
+        _end_cgroups(state, now_killed)
+        killed += now_killed
         if group and roles == (KEEPER,):
             state = read_state(Path(state.directory)) or state
     return killed
 
 
 def kill_processes(state: DevState, *, timeout_s: float = 20.0) -> None:
-    """Sends SIGKILL to all processes and their descendants; returns when they are gone, or after `timeout_s`."""
+    """Sends SIGKILL to all processes and their descendants, and removes their control groups; returns then, or after `timeout_s`."""
     found = [process for entry in state.processes if (process := entry.find()) is not None]
     for process in tuple(found):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -187,6 +189,15 @@ def kill_processes(state: DevState, *, timeout_s: float = 20.0) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     await_ends(found, timeout_s=timeout_s)
+    _end_cgroups(state, state.processes)
+
+
+def _end_cgroups(state: DevState, killed: Sequence[DevProcess]) -> None:
+    """Removes the control groups of killed Starters and servers, which nobody else removes unless they start again."""
+    for process in killed:
+        place = Path(state.directory) / "work" / process.id
+        for run in (*place.glob("run"), *place.glob("*/run")):
+            end_cgroups(run)
 
 
 def await_ends(processes: list[psutil.Process], *, timeout_s: float) -> list[psutil.Process]:

@@ -94,11 +94,7 @@ def reap(directory: Path) -> list[str]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
                 done.append(f"killed process {process.pid} of an older incarnation")
-    for path in (path for record in records for path in _strings(record.get("cgroups"))):
-        if killed := kill_group(Path(path)):
-            done.append(f"killed {counted(killed, 'process')} in {path}")
-        if not remove_group(Path(path), wait_s=1.0):
-            done.append(f"cannot remove {path}")
+    done += end_cgroups(directory)
     markers = sorted({str(record["marker"]) for record in records if record.get("marker")})
     done.extend(f"killed {counted(killed, 'process')} marked {marker}" for marker in markers if (killed := kill_marked(marker)))
     for entry in directory.iterdir():
@@ -107,6 +103,17 @@ def reap(directory: Path) -> list[str]:
         else:
             with contextlib.suppress(OSError):
                 entry.unlink()
+    return done
+
+
+def end_cgroups(directory: Path) -> list[str]:
+    """Ends and removes the cgroups that a dead incarnation recorded in `directory`. Returns one line for each action."""
+    done: list[str] = []
+    for path in _strings(_load(directory / _RECORDS / "cgroups.json").get("cgroups")):
+        if killed := kill_group(Path(path)):
+            done.append(f"killed {counted(killed, 'process')} in {path}")
+        if not remove_group(Path(path), wait_s=1.0):
+            done.append(f"cannot remove {path}")
     return done
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,17 @@ def test_a_process_that_nobody_reaps_has_ended(docile, end):
 def test_one_that_ignores_its_order_is_killed_and_named(deaf):
     assert stop_processes(deaf, timeout_s=0.1) == list(deaf.processes)
     assert not deaf.is_running
+
+
+@pytest.mark.parametrize("end", [stop_processes, kill_processes])
+@pytest.mark.parametrize("run", ["n1/run", "run"], ids=["Starter", "server"])
+def test_control_groups_of_what_was_killed_are_removed(deaf, tmp_path, end, run):
+    group, records = tmp_path / "group", tmp_path / "work" / "n1" / run / "records"
+    (group / "slot" / "main").mkdir(parents=True)
+    records.mkdir(parents=True)
+    (records / "cgroups.json").write_text(json.dumps({"cgroups": [str(group)]}))
+    end(replace(deaf, directory=str(tmp_path)), timeout_s=0.1)
+    assert not group.exists()
 
 
 def test_a_name_that_runs_is_not_started_again(tmp_path: Path) -> None:
