@@ -4,7 +4,8 @@ A run starts hundreds of daemons and thousands of commands; their imports were a
 hands `python -m rmgr.cli.main ...`, and programs that tests start by `application`, to a nursery: a separate process without threads or
 connections, which forks. The caller gets an ordinary Popen with pid, exit code and pipes. All other programs are executed; so are these
 if a variable differs that is read while Python or a library starts (`_EARLY`), or if a limit, a user or a descriptor is passed.
-RMGR_FORKED=0 executes all of them. Spawners of a process's own slots are forked by a second program, as its children (`_Spawners`).
+RMGR_FORKED=0 executes all of them. Spawners of a process's own slots are forked by a second program, as its children (`_Spawners`):
+those of a test, and those of a forked Starter.
 
 Tests that measure the cost and the imports of a start execute `rmgr` themselves (`tests/unit/cli/test_main.py`).
 """
@@ -52,7 +53,7 @@ _DAEMONS = frozenset({"starter", "watchdog", "submitter", "server"})
 _EARLY = ("PYTHON", "LD_", "MALLOC_", "GRPC_", "LC_", "LANG", "TZ", "OPENSSL", "SSL_", "_RMGR_COMPLETE")
 _LATE = "PYTHONFAULTHANDLER"
 #: Values that may differ: a nursery imports from ROOT anyway, and commands that a test runs in its own process set the other one.
-_SAME = {("PYTHONPATH", str(ROOT)), ("GRPC_VERBOSITY", "NONE"), ("GRPC_VERBOSITY", "ERROR")}
+_SAME = {("PYTHONPATH", str(ROOT)), ("PYTHONPATH", f"{ROOT}:{ROOT}"), ("GRPC_VERBOSITY", "NONE"), ("GRPC_VERBOSITY", "ERROR")}
 #: Modules that most commands use. None of them loads the library's connection, which changes how a process ends.
 _FOR_COMMANDS = (
     "rmgr.cli.main",
@@ -232,7 +233,10 @@ class _Spawners:
         mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
         words = [PYTHON, "-P", "-m", "tests.harness.forked_spawners", str(its.fileno())]
         variables = {"PYTHONPATH": str(ROOT), _SEED: _ITS_SEED, "RMGR_ROOM": "x" * _ROOM}
-        self._process = _executed(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT, env={**os.environ, **variables})
+        environ = {**os.environ, **variables}
+        self._process = _executed(
+            words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT, env=environ, start_new_session=True
+        )
         its.close()
         mine.settimeout(_ANSWERS_S)
         if mine.recv(1) != b".":
@@ -274,8 +278,8 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
         is_daemon = not _DAEMONS.isdisjoint(words)
         # A daemon starts work with its own interpreter, so that must be the nursery's. A command starts none: any interpreter will do.
         is_rmgr = words[1:3] == _PROGRAM[1:] and words[0] in (_PROGRAM[0], "" if is_daemon else sys.executable)
-        nursery = _nurseries[is_application or is_daemon]
-        if not is_plain or pass_fds or not (is_application or is_rmgr) or not nursery.takes(environ):
+        nursery = _nurseries.get(is_application or is_daemon)
+        if nursery is None or not is_plain or pass_fds or not (is_application or is_rmgr) or not nursery.takes(environ):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         sys.audit("subprocess.Popen", words[0], words, cwd, env)
@@ -438,6 +442,9 @@ def _run(words: Sequence[str]) -> NoReturn:
     """Runs `rmgr` to its end. A daemon ends as Python does, but destroys no objects: that would copy the nursery's pages, in 40 ms."""
     from rmgr.cli.main import main
 
+    if not _DAEMONS.isdisjoint(words):
+        _nurseries.clear()  # it forks the spawners of its slots, nothing else
+        install()
     try:
         main(words)
     except SystemExit as ended:
