@@ -11,11 +11,14 @@ import os
 import sys
 import time
 import types
+from typing import Any
 
 from cloudpickle import cloudpickle as cp
 
 MAIN = "__main__"
 _STANDARD = os.path.dirname(os.__file__) + os.sep
+#: Modules with the loaders of Python itself.
+_IMPORT_SYSTEM = frozenset({"_frozen_importlib", "_frozen_importlib_external", "zipimport", "builtins"})
 _looked: tuple[int, int] = (0, 0)
 _found: tuple[str, ...] = (MAIN,)
 _encoded: tuple[bytes, ...] = (MAIN.encode(),)
@@ -57,19 +60,35 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def _is_private(name: str, module: object) -> bool:
-    """Returns whether a module exists only in this process: made at run time, loaded from a file that no import finds, rewritten by
-    pytest."""
+    """Returns whether a module exists only in this process: made at run time, loaded from a file that no import finds or by an importer of
+    the program, rewritten by pytest."""
     if not isinstance(module, types.ModuleType) or name in sys.builtin_module_names:
         return False
-    spec = getattr(module, "__spec__", None)
+    spec = _attribute(module, "__spec__")
     if spec is None:
-        file = getattr(module, "__file__", None)
-        return "." not in name and (module.__name__ == name if file is None else _is_private_file(name, str(file)))
-    if type(spec.loader).__module__.startswith("_pytest."):
+        file = _attribute(module, "__file__")
+        return "." not in name and (_attribute(module, "__name__") == name if file is None else _is_private_file(name, str(file)))
+    loader = spec.loader if isinstance(spec.loader, type) else type(spec.loader)
+    if loader.__module__ not in _IMPORT_SYSTEM and (loader.__module__.startswith("_pytest.") or _is_of_program(loader)):
         return True
-    if "." in name or type(spec.loader).__name__ != "SourceFileLoader" or not isinstance(spec.origin, str):
+    if "." in name or loader.__name__ != "SourceFileLoader" or not isinstance(spec.origin, str):
         return False
     return _is_private_file(name, spec.origin)
+
+
+def _attribute(module: types.ModuleType, name: str) -> Any:
+    """Returns an attribute of a module, None if it has none; past its own `__getattr__`, and a lazy module is not loaded for it."""
+    try:
+        return object.__getattribute__(module, name)
+    except AttributeError:
+        return None
+
+
+def _is_of_program(loader: type) -> bool:
+    """Returns whether the program defines this kind of loader: what it has loaded is found where the program's importer was set up."""
+    home = sys.modules.get(loader.__module__)
+    file = _attribute(home, "__file__") if isinstance(home, types.ModuleType) else None
+    return loader.__module__ == MAIN or (isinstance(file, str) and not file.startswith(_STANDARD) and not _is_installed(file))
 
 
 def find_modules_in(directories: tuple[str, ...]) -> None:
@@ -92,7 +111,7 @@ def is_edited(since_ns: int) -> bool:
     """
     now_ns = time.time_ns()
     for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
+        file = _attribute(module, "__file__")
         if isinstance(file, str) and not file.startswith(_STANDARD) and not _is_installed(file):
             with contextlib.suppress(OSError, ValueError):
                 status = os.stat(file)

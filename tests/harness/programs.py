@@ -584,6 +584,43 @@ PROGRAMS = {
             with pool() as executor:
                 print(executor.submit(shadow, 1).result(), list(executor.map(matches, [Point(1), Point(2), 3])))
     """,
+    "modules that an importer of the program makes": """
+        import importlib.abc, importlib.util, sys
+        TEXTS = {"made": "factor = 5", "made.of_text": "from made import factor\\nclass Thing: pass\\ndef work(n): return n * factor"}
+        class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+            def find_spec(self, name, path, target=None):
+                if name in TEXTS:
+                    return importlib.util.spec_from_loader(name, self, is_package=name == "made")
+            def create_module(self, spec):
+                return None
+            def exec_module(self, module):
+                exec(TEXTS[module.__name__], vars(module))
+        sys.meta_path.append(Importer())
+        import made.of_text as made_of_text
+        def use(n):
+            return made_of_text.work(n)
+        if __name__ == "__main__":
+            with pool() as executor:
+                thing = executor.submit(made_of_text.Thing).result()
+                print(list(executor.map(use, range(3))), executor.submit(made_of_text.work, 4).result())
+                print(type(thing) is made_of_text.Thing)
+    """,
+    "modules that raise or load when they are asked": """
+        import importlib.util, sys, types
+        class Refusing(types.ModuleType):
+            def __getattr__(self, name):
+                raise RuntimeError(name)
+        sys.modules["refusing"] = Refusing("refusing")
+        spec = importlib.util.find_spec("tabnanny")
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        sys.modules["tabnanny"] = lazy = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(lazy)
+        def double(n):
+            return n * 2
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(executor.submit(double, 2).result(), type(lazy).__name__)
+    """,
     "everything": """
         import functools
         import dataclasses
