@@ -31,6 +31,7 @@ from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Encoding, Store
 from rmgr.errors import NotFound, PickleFailed, RmgrError, UsageError, ValueTooLarge
 from rmgr.model.submission import MAX_FUNCTION_BYTES, MAX_INITIALIZER_BYTES, MAX_MODULE_BYTES
 from rmgr.runner import program
+from rmgr.runner.modules import being_imported
 from rmgr.runner.program import Snapshot
 from rmgr.runtime import machine
 
@@ -212,6 +213,8 @@ class Functions:
         """
         if not callable(function):
             raise UsageError(f"{function!r} is not a function", hint="give a function, or the id that connect().register(f) returned")
+        if not program.mine().is_here:
+            _check_ends(function)
         if type(function) is not types.FunctionType and not _is_of_module(function):
             return self._upload(dump_function(function)[0], function, timeout_s)
         refers = _refers(function)
@@ -275,6 +278,20 @@ class Functions:
             self._stored[digest] = machine.monotonic()
             while len(self._stored) > _MAX_KNOWN:
                 self._stored.popitem(last=False)
+
+
+def _check_ends(function: object) -> None:
+    """Raises UsageError in a worker that is importing the module of `function`: each worker would do so, and make its call, without end."""
+    if isinstance(function, functools.partial):
+        for part in (function.func, *function.args):
+            _check_ends(part)
+        return
+    module = program.text_of(function, "__module__")
+    if module is not None and (begun := being_imported(module)) is not None:
+        raise UsageError(
+            f"importing the module {begun} calls {name_of(function)} on the cluster, and the node that runs the call imports {begun}",
+            hint='put what makes calls into a function, or below `if __name__ == "__main__":`',
+        )
 
 
 def _is_of_module(function: object) -> bool:

@@ -91,6 +91,16 @@ def _is_of_program(loader: type) -> bool:
     return loader.__module__ == MAIN or (isinstance(file, str) and not file.startswith(_STANDARD) and not _is_installed(file))
 
 
+def being_imported(name: str) -> str | None:
+    """Returns the module of that name, or the package that holds it, if its import has begun and not ended."""
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        module = sys.modules.get(within := ".".join(parts[:end]))
+        if isinstance(module, types.ModuleType) and getattr(_attribute(module, "__spec__"), "_initializing", False):
+            return within
+    return None
+
+
 def find_modules_in(directories: tuple[str, ...]) -> None:
     """Adds directories of the program to `sys.path` where they exist; those in front of "" come before what is installed here."""
     fresh = [path for path in directories if not path or (path not in sys.path and os.path.exists(path))]

@@ -102,6 +102,28 @@ def test_however_it_is_started(live: DevCluster, tmp_path: Path, way: str) -> No
     assert at_home.strip() in found
 
 
+@pytest.mark.parametrize("call", ["executor.submit(square, 3)", "executor.map(square, [3])", "rmgr.TaskQueue(square).submit_call(3)"])
+def test_a_module_that_calls_its_own_function_when_it_is_imported_is_told_so(live: DevCluster, tmp_path: Path, call: str) -> None:
+    """The node imports it to run the call, and would make the call too, and so on."""
+    (tmp_path / "again.py").write_text(
+        textwrap.dedent(f"""
+            import rmgr
+            def square(x):
+                return x * x
+            print("imported", flush=True)
+            executor = rmgr.Executor(1)
+            future = {call}
+            print(next(future) if hasattr(future, "__next__") else future.result(60))
+        """)
+    )
+    words = [sys.executable, "-c", "import again"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "importing the module again calls again.square on the cluster" in done.stderr.splitlines()[-2]
+    assert done.stdout.count("imported") <= 3, "here, and on one node, which tries once more to read the function"
+
+
 EXAMPLES = ROOT / "deploy" / "examples"
 #: Words of each example, and a pattern of what it prints that does not change from run to run.
 _EXAMPLES = {
