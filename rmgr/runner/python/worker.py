@@ -224,10 +224,7 @@ class WorkerProcess:
         os.dup2(self._begins.outputs.get(number + 1, fd), number + 1)
 
     def _open_streams(self) -> None:
-        self._streams = (
-            io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "backslashreplace", line_buffering=True),
-            io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", line_buffering=True),
-        )
+        self._streams = (_stream(1, "<stdout>"), _stream(2, "<stderr>"))
         sys.__stdout__, sys.__stderr__ = self._streams  # type: ignore[misc]
         sys.stdout, sys.stderr = self._streams
 
@@ -276,9 +273,11 @@ class WorkerProcess:
             os._exit(0)  # the directory was removed: nothing of this batch has begun
         for number, fd in enumerate(self._fds, 1):
             os.dup2(self._begins.outputs.get(number, fd), number)
+        sys.stdout, sys.stderr = self._streams  # first: what a task has put there may close them when it goes
         if any(map(_is_closed, self._streams)):  # by a task
             self._open_streams()
-        sys.stdout, sys.stderr = self._begins.streams or self._streams
+        if self._begins.streams is not None:
+            sys.stdout, sys.stderr = self._begins.streams
         for signum in (signal.SIGTERM, signal.SIGINT):  # a task may have set its own handlers
             signal.signal(signum, self._begins.handlers.get(signum, self._on_signal))
         if shape != self._shape:
@@ -609,6 +608,15 @@ def _terminated(extra: TaskExtra | None, reason: Reason) -> TaskExtra:
     if extra is None or not extra.error:
         return failure(TaskTerminated(f"terminated: {reason}"), reason)
     return msgspec.structs.replace(extra, reason=reason)
+
+
+def _stream(fd: int, name: str) -> io.TextIOWrapper:
+    """Makes a text stream with the attributes that those of an interpreter have."""
+    raw: Any = io.FileIO(fd, "w", closefd=False)
+    raw.name = name
+    stream: Any = io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
+    stream.mode = "w"
+    return stream  # type: ignore[no-any-return]
 
 
 def _is_closed(stream: TextIO) -> bool:

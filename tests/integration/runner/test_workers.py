@@ -487,6 +487,21 @@ def test_a_task_may_close_its_output(node: WorkNode, worker: Worker) -> None:
         assert node.ended(node.call(worker, detach)).extra.out.data == b"\xe9\n", "also of a stream that it has put there itself"
     assert node.result(node.call(worker, os.getpid)) == node.result(node.call(worker, detach)), "the worker lives on"
 
+    def wrap() -> None:
+        sys.stdout = io.TextIOWrapper(sys.stdout.buffer, "utf-8")  # closes the worker's own stream when it goes
+        print("wrapped")
+
+    for _ in range(2):
+        assert node.ended(node.call(worker, wrap)).extra.out.data == b"wrapped\n"
+    assert node.ended(node.call(worker, print, "plain")).extra.out.data == b"plain\n"
+
+
+def test_the_streams_of_a_task_have_the_names_of_those_of_a_program(node: WorkNode, worker: Worker) -> None:
+    def look() -> list[tuple[str, str, int]]:
+        return [(stream.name, stream.mode, stream.fileno()) for stream in (sys.stdin, sys.stdout, sys.stderr)]
+
+    assert node.result(node.call(worker, look)) == [("<stdin>", "r", 0), ("<stdout>", "w", 1), ("<stderr>", "w", 2)]
+
 
 def test_processes_of_the_spawn_method_work_inside_a_task(node: WorkNode, worker: Worker) -> None:
     def work() -> list[int]:
