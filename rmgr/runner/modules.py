@@ -76,6 +76,11 @@ def _is_private(name: str, module: object) -> bool:
     return _is_private_file(name, spec.origin)
 
 
+def namespace_of(module: types.ModuleType) -> dict[str, Any]:
+    """Returns the globals of a module, past its own `__getattribute__`; nothing for an object that only claims to be one."""
+    return _attribute(module, "__dict__") or {}
+
+
 def _attribute(module: types.ModuleType, name: str) -> Any:
     """Returns an attribute of a module, None if it has none; past its own `__getattr__`, and a lazy module is not loaded for it."""
     try:

@@ -375,6 +375,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.named: set[Name] = set()
         self._cells: dict[str, tuple[str, str] | None] = {}
         self._variables: dict[int, _Variable] = {}
+        #: Where instances of `object` itself lie in modules, by id.
+        self._bare: dict[int, tuple[types.ModuleType, str]] | None = None
         #: Objects defined by other groups: an object that two names share stays one object.
         self._others: dict[int, Name] = {}
         if versions is not None:
@@ -449,6 +451,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _reduce_instance(self, thing: Any, kind: Any) -> Any:
         """Returns how an object is pickled that gives itself a name of the program, or for which a `__new__` would look in its class, which
         is not complete yet. All others are left to pickle."""
+        if _is_mere_identity(thing, kind) and (home := self._home_of(thing, kind)) is not None:
+            return getattr, home
         gives_name = isinstance(kind.__reduce__, types.FunctionType) or isinstance(kind.__reduce_ex__, types.FunctionType)
         if not gives_name and not isinstance(kind.__new__, types.FunctionType):
             return NotImplemented  # nearly all objects
@@ -469,6 +473,23 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return NotImplemented
         arguments = () if base is object else base.__getnewargs__(thing)
         return base.__new__, (kind, *arguments), thing.__getstate__()
+
+    def _home_of(self, thing: object, kind: type) -> tuple[types.ModuleType, str] | None:
+        """Returns the module that nodes have, and the name there, of an object that is nothing but itself: `dataclasses.MISSING`."""
+        if kind is object:  # which does not tell its module
+            if self._bare is None:
+                named = self._members_of(list(sys.modules))
+                self._bare = {id(value): (module, name) for module, name, value in named if type(value) is object}
+            return self._bare.get(id(thing))
+        return next(((module, name) for module, name, value in self._members_of([kind.__module__]) if value is thing), None)
+
+    def _members_of(self, names: list[str]) -> Iterator[tuple[types.ModuleType, str, object]]:
+        private = self._program.modules()
+        for name in names:
+            module = sys.modules.get(name)
+            if isinstance(module, types.ModuleType) and name not in private:
+                for member, value in list(modules.namespace_of(module).items()):
+                    yield module, member, value
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
         if function.__globals__ is vars(functools) and hasattr(function, "dispatch"):
@@ -533,6 +554,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             version = self._versions.get(name, 0)
         where = (self._program.number, *(name or ("", "")), version)
         return _class, (where, maker, arguments), state, None, None, _fill_class
+
+
+def _is_mere_identity(thing: object, kind: Any) -> bool:
+    """Returns whether an object has no state, so that all it tells is whether it is this one, and Python would pickle it as a new one."""
+    if kind is object:
+        return True
+    if kind.__new__ is not object.__new__ or kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
+        return False
+    if kind.__basicsize__ == object.__basicsize__:  # `__slots__ = ()`
+        return True
+    if not kind.__dictoffset__ or object.__getattribute__(thing, "__dict__"):
+        return False
+    return not any(isinstance(member, types.MemberDescriptorType) for parent in kind.__mro__ for member in vars(parent).values())
 
 
 def _is_struct(kind: type) -> bool:

@@ -621,6 +621,31 @@ PROGRAMS = {
             with pool() as executor:
                 print(executor.submit(double, 2).result(), type(lazy).__name__)
     """,
+    "sentinels of modules": """
+        import dataclasses, socket
+        DEFAULT = socket._GLOBAL_DEFAULT_TIMEOUT
+        class Nothing:
+            pass
+        nothing = Nothing()
+        table = {"default": DEFAULT, "missing": dataclasses.MISSING, "nothing": nothing}
+        @dataclasses.dataclass
+        class Base:
+            first: int
+            second: int = 2
+            rest: list = dataclasses.field(default_factory=list)
+        def use(default=DEFAULT):
+            @dataclasses.dataclass
+            class Derived(Base):
+                last: int = 3
+            derived = Derived(1)
+            derived.rest.append(4)
+            fields = [(field.default is dataclasses.MISSING, field.default_factory is list) for field in dataclasses.fields(Base)]
+            same = default is socket._GLOBAL_DEFAULT_TIMEOUT, table["default"] is default, table["missing"] is dataclasses.MISSING
+            return dataclasses.asdict(derived), fields, same, table["nothing"] is nothing
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(executor.submit(use).result())
+    """,
     "everything": """
         import functools
         import dataclasses
