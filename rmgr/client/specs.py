@@ -24,12 +24,16 @@ from rmgr.errors import UsageError
 from rmgr.model.base import Request
 from rmgr.model.submission import MPI, ONCE, RANKS, OnDisconnect, PythonEnvironment, Rigid, Submission, Work
 from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
+from rmgr.runner import filters
+from rmgr.runner.filters import Filter
 from rmgr.runtime import machine
 
 #: Most bytes of directory names that travel with a submission: half of a record's limit. Installed directories do not travel.
 _MAX_DIRECTORY_BYTES = 8 * 1024
 #: Of `sys.argv`, likewise.
 _MAX_ARGUMENT_BYTES = 4 * 1024
+#: Of filters of warnings, likewise.
+_MAX_FILTER_BYTES = 4 * 1024
 _INSTALLED = re.compile(r"(?:site|dist)-packages(?:/|$)")
 #: Names under which a Starter keeps the files of shipped modules.
 _ARCHIVE = re.compile(r"/[0-9a-f]{64}$")
@@ -149,6 +153,7 @@ def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initi
         cloudpickle=cloudpickle.__version__,
         sys_path=source_directories(),
         argv=program_arguments(),
+        warnings=filters_of_warnings(),
         modules=tuple(dict.fromkeys((*modules, *inherited()))),
         initializer=initializer,
         worker_group=group,
@@ -183,6 +188,21 @@ def program_arguments() -> tuple[str, ...]:
             if len(joined.encode()) <= _MAX_ARGUMENT_BYTES and "\0" not in joined:
                 return words
     return ()
+
+
+def filters_of_warnings() -> tuple[Filter, ...]:
+    """Returns this process's filters of warnings, () if they are the usual ones; the first of them if a record cannot hold all."""
+    kept: list[Filter] = []
+    left = _MAX_FILTER_BYTES
+    for one in filters.current():
+        joined = "".join(one)
+        with contextlib.suppress(UnicodeEncodeError):
+            left -= len(joined.encode()) + 20
+            if left < 0:
+                break
+            if "\0" not in joined:
+                kept.append(one)
+    return () if tuple(kept) == filters.USUAL else tuple(kept)
 
 
 def current_umask() -> int:

@@ -84,10 +84,10 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=1):
 class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=2):
     """Forks a Python worker; answered by `WorkerForked` with its sockets, or `WorkerGone`.
 
-    sys_path: added if they exist. archives: zip files put first on sys.path. argv: `sys.argv`. initializer: pickle of
-    (function, args), run once. python_version: the client's "3.11"; another one is refused. cloudpickle: the client's "3.1.1";
-    another major version is refused. protocol: the Starter's; an interpreter with another rmgr is refused.
-    inline_bytes: larger results are left in files. program: the one that the worker serves.
+    sys_path: added if they exist. archives: zip files put first on sys.path. argv: `sys.argv`. warnings: filters,
+    () = the usual ones. initializer: pickle of (function, args), run once. python_version: the client's "3.11"; another
+    one is refused. cloudpickle: the client's "3.1.1"; another major version is refused. protocol: the Starter's; an
+    interpreter with another rmgr is refused. inline_bytes: larger results are left in files. program: the one that the worker serves.
     """
 
     worker: int
@@ -102,6 +102,7 @@ class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, ta
     inline_bytes: int = MAX_INLINE_VALUE
     program: str = ""
     argv: tuple[str, ...] = ()
+    warnings: tuple[tuple[str, str, str, str, str], ...] = ()
 
 
 class CommandItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -137,6 +137,8 @@ class PythonEnvironment:
     cloudpickle: str = ""  #: client's "3.1.1", checked by the worker
     sys_path: tuple[str, ...] = ()  #: client directories that nodes may have, too; "" = its installed ones
     argv: tuple[str, ...] = ()  #: the client's `sys.argv`, which its functions find
+    #: The client's filters of warnings (`runner/filters.py`), () = as an interpreter begins.
+    warnings: tuple[tuple[str, str, str, str, str], ...] = ()
     modules: tuple[str, ...] = ()  #: sha256 of shipped zip archives (store family mod/)
     initializer: str = ""  #: sha256 of a stored (function, args) pickle, run once per worker (Executor)
     worker_group: str = ""  #: workers are shared only within the group (an Executor with an initializer)

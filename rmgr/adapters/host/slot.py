@@ -186,6 +186,7 @@ class Slot:
                 inline_bytes=self._node.inline_bytes if self.account is None else frames.MAX_INLINE_VALUE,
                 program=spec.program,
                 argv=spec.argv,
+                warnings=spec.warnings,
             )
         )
         if not sent and self.is_lost:

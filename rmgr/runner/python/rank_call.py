@@ -21,7 +21,7 @@ import msgspec
 from rmgr.errors import RmgrError
 from rmgr.model.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
 from rmgr.model.states import Reason
-from rmgr.runner import modules, program
+from rmgr.runner import filters, modules, program
 from rmgr.runner.current import TaskTerminated, running
 from rmgr.runner.host import home
 from rmgr.runner.host.files import remove_tree
@@ -173,6 +173,8 @@ def main() -> NoReturn:
         bundle = msgspec.msgpack.decode(file.read(), type=Bundle)
     program.serve(bundle.spec.program)
     sys.argv = list(bundle.spec.argv) or [""]
+    if bundle.spec.warnings:
+        filters.apply(bundle.spec.warnings)
     comm: Any = None
     try:
         check_versions(bundle.spec, node)

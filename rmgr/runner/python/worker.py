@@ -53,7 +53,7 @@ from rmgr.model.frames import (
 )
 from rmgr.model.states import Reason
 from rmgr.model.stream import FrameError, FrameReader, encode
-from rmgr.runner import modules, program
+from rmgr.runner import filters, modules, program
 from rmgr.runner.current import TaskTerminated, gate, running
 from rmgr.runner.host.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
 from rmgr.runner.host.environment import TaskEnvironment, umask_of
@@ -176,6 +176,8 @@ class WorkerProcess:
             self._functions.pickled_by(spec.cloudpickle, self._node)
             sys.path[:0] = [path for path in spec.archives if path not in sys.path]
             modules.find_modules_in(spec.sys_path)
+            if spec.warnings:
+                filters.apply(spec.warnings)
             if spec.initializer:
                 in_initializer = True
                 function, args = program.loads(spec.initializer)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 #: Where the pool comes from: the one line that differs.
 _POOL = """
 import sys
-def pool(workers=2, **options):
+def pool(workers=2, output="log", **options):
     if "home" in sys.argv:
         import concurrent.futures, multiprocessing
         return concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"), **options)
     import rmgr
-    return rmgr.Executor(workers, output="log", **options)
+    return rmgr.Executor(workers, output=output, **options)
 """
 _PYTEST = """
 import sys
@@ -100,6 +100,44 @@ def test_however_it_is_started(live: DevCluster, tmp_path: Path, way: str) -> No
         ]
         found = run([*words, "test_main.py"], tmp_path)
     assert at_home.strip() in found
+
+
+_WARNS = """
+import warnings
+class Mine(UserWarning):
+    pass
+def warn(what):
+    try:
+        warnings.warn(f"told of {what}", Mine if what == "mine" else UserWarning)
+        warnings.warn("outdated", DeprecationWarning)
+    except Warning as error:
+        return f"raised {error}"
+    return what
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", message="TOLD of this")
+    warnings.filterwarnings("error", category=Mine)
+    for _ in range(2):
+        with pool(1, output="echo") as executor:
+            print([executor.submit(warn, what).result() for what in ("this", "mine", "that")])
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-W", "error:told of that"]])
+def test_what_a_program_ignores_is_not_shown_and_what_is_an_error_for_it_is_one(
+    live: DevCluster, tmp_path: Path, options: list[str]
+) -> None:
+    """Filters of warnings are the program's, as in forked workers: those of `-W` too, and of a class of its own."""
+    (tmp_path / "main.py").write_text(_POOL + _WARNS)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    told = []
+    for words in (["home"], []):
+        argv = [sys.executable, *options, "main.py", *words]
+        done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        told.append((done.stdout, sorted(set(done.stderr.splitlines()))))
+    assert told[0] == told[1]
+    assert "raised told of mine" in told[0][0]
+    assert ("raised told of that" in told[0][0]) == bool(options)
 
 
 @pytest.mark.parametrize("call", ["executor.submit(square, 3)", "executor.map(square, [3])", "rmgr.TaskQueue(square).submit_call(3)"])

@@ -102,6 +102,7 @@ OTHER_PARTS: list[object] = [
             {"program": "9"},
             {"sys_path": ("/x",)},
             {"argv": ("x",)},
+            {"warnings": (("ignore", "", "builtins.Warning", "", "0"),)},
             {"modules": ("d" * 64,)},
             {"initializer": "e" * 64},
             {"worker_group": "g"},

@@ -160,6 +160,7 @@ class Info:
                 environ={"OMP_NUM_THREADS": str(cores)},
                 sys_path=python.sys_path,
                 argv=python.argv,
+                warnings=python.warnings,
                 archives=tuple(archives),
                 initializer=initializer,
                 python_version=python.version,
