@@ -111,6 +111,11 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
+def sweep_ms(cluster_ms: int | None) -> int:
+    """Returns the time (ms) by which a sweep goes: see `Store.sweep`."""
+    return now_ms() if cluster_ms is None else min(now_ms(), cluster_ms)
+
+
 def pieces(key: str, value: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
     """Cuts a stream of byte strings into pieces of exactly `size` bytes (the last may be shorter); holds one piece.
 

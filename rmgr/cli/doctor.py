@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _LOW_DISK_SHARE, _LOW_DISK_BYTES = 0.03, 1 << 30
 _SLOW_FSYNC_MS = 50.0
 _SKEW_S = 2.0
+_CLOCKS = "by them times are shown and --begin is meant, and certificates and signatures begin and end"
 _LOW_FILES = 4096
 _MOST_ZNODES = 20_000
 _MOST_PARTS = 30
@@ -485,8 +486,9 @@ def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | No
         ]
     fix = "from this machine their live logs cannot be read: firewall, or --listen of the Starter" if silent else ""
     yield CheckResult("starters", f"no answer from {', '.join(silent)}" if silent else f"{len(endpoints)} answer", fix, ok=not silent)
-    fix = "run a time service (chrony, systemd-timesyncd); times shown are wrong, nothing else depends on them" if skewed else ""
-    yield CheckResult("clocks", f"apart: {', '.join(skewed)}" if skewed else f"at most {format_duration(worst)} apart", fix, ok=not skewed)
+    fix = f"run a time service everywhere (chrony, systemd-timesyncd): {_CLOCKS}" if skewed else ""
+    detail = f"apart from this machine's: {', '.join(skewed)}" if skewed else f"at most {format_duration(worst)} apart"
+    yield CheckResult("clocks", detail, fix, ok=not skewed)
     if full:
         fix = "free space in --work-dir before the nodes take no work any more"
         yield CheckResult("disks of nodes", "; ".join(full), fix)

@@ -39,6 +39,7 @@ from rmgr.model.submission import Phase, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.gang_clock import ClockReader, ClockReading
 from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime.zookeeper_clock import ZooKeeperClock
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
@@ -336,6 +337,17 @@ class HandClock(ClockReader):
         self._bench.readers.remove(self)
 
 
+class HandWallClock(ZooKeeperClock):
+    """ZooKeeper's clock, moved by the test."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
+        self._bench = bench
+
+    def wall_us(self) -> int:
+        return round(self._bench.now_s * 1e6)
+
+
 class Bench:
     """A cluster in memory. boot_us: node -> lead of its machine's boot clock over the leader's (us); other nodes do not answer."""
 
@@ -390,7 +402,7 @@ class Bench:
         log = structlog.wrap_logger(None, processors=[self._logged])
         term = Term(
             coordinator, self.store, Inline(), self.mailbox, epoch=record.epoch, epoch_version=version, log=log, metrics=self.metrics,
-            deposed=self.deposed.append, may_act=lambda: True, clock=lambda: self.now_s, wall_us=lambda: round(self.now_s * 1e6),
+            deposed=self.deposed.append, may_act=lambda: True, clock=lambda: self.now_s, wall=HandWallClock(self),
         )  # fmt: skip
         self.leader = Leader(term, record, resync_s=20.0, inline_passes=True, open_clock=partial(HandClock, self))
         self.leader.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -160,11 +161,12 @@ class MemoryStore(Store):
             sizes = [len(row.value) for key in self._shelf.order if key.startswith(prefix) and (row := self._alive(key)) is not None]
         return len(sizes), sum(sizes)
 
-    def sweep(self, *, timeout_s: float = 30.0) -> int:
+    def sweep(self, *, now_ms: int | None = None, timeout_s: float = 30.0) -> int:
         """See `Store.sweep`."""
         self._begin(timeout_s, "sweep")
+        at_ms = min(self._clock_ms(), math.inf if now_ms is None else now_ms)
         with self._shelf.lock:
-            gone = [key for key in self._shelf.order if self._alive(key) is None]
+            gone = [key for key, row in self._shelf.rows.items() if row.expires_ms is not None and row.expires_ms <= at_ms]
             for key in gone:
                 self._remove(key)
         return len(gone)

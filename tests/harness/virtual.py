@@ -267,7 +267,7 @@ class VirtualCluster:
     def __init__(self, world: VirtualMachine, directory: Path, *, settings: ClusterSettings | None = None) -> None:
         self.world = world
         self.directory = directory
-        self.tree = MemoryTree()
+        self.tree = MemoryTree(now_ms=lambda: machine.wall_us() // 1000)
         self.store = MemoryStore()
         self.log: list[dict[str, Any]] = []
         self._sessions: list[MemoryCoordinator] = []

@@ -19,6 +19,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import Unavailable
 from rmgr.model.node import EpochRecord
+from tests.harness import wall_clock
 from tests.harness.ended_sessions import LONG_S, expire, expire_all, sessions
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Tree
@@ -28,7 +29,9 @@ from tests.harness.waiting import PATIENCE_S, eventually
 class WatchdogProcess:
     """A WatchDog process, with a log of JSON lines."""
 
-    def __init__(self, directory: Path, name: str, *, zk: str, store: str, session_timeout_s: float, failpoint: str = "") -> None:
+    def __init__(
+        self, directory: Path, name: str, *, zk: str, store: str, session_timeout_s: float, failpoint: str = "", ahead_s: float = 0.0
+    ) -> None:
         self.name = name
         self.session_timeout_s = session_timeout_s
         self.log_file = directory / f"{name}.log"
@@ -42,9 +45,10 @@ class WatchdogProcess:
         }
         if failpoint:
             environment["RMGR_FAILPOINT"] = failpoint
+        python = [sys.executable, wall_clock.__file__, str(ahead_s)] if ahead_s else [sys.executable]
         with self.log_file.open("ab") as sink:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "rmgr.cli.main", "watchdog"], stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment,
+                [*python, "-m", "rmgr.cli.main", "watchdog"], stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment,
                 start_new_session=True,
             )
 
@@ -109,11 +113,11 @@ class Watchdogs:
         """Returns another session, for a Starter that dies when it is closed."""
         return ZkCoordinator.connect(self._hosts, self._chroot, session_timeout_s=LONG_S)
 
-    def start(self, failpoint: str = "") -> WatchdogProcess:
-        """Starts a WatchDog and waits until it stands for election."""
+    def start(self, failpoint: str = "", *, ahead_s: float = 0.0) -> WatchdogProcess:
+        """Starts a WatchDog and waits until it stands for election. ahead_s: how wrong its machine's clock is."""
         name, store = f"w{len(self._processes) + 1}", f"sqlite:{self._directory / self._chroot.rpartition('/')[2]}.db"
         options = {"zk": f"{self._hosts}{self._chroot}", "store": store, "failpoint": failpoint}
-        process = WatchdogProcess(self._directory, name, session_timeout_s=self._session_timeout_s, **options)
+        process = WatchdogProcess(self._directory, name, session_timeout_s=self._session_timeout_s, ahead_s=ahead_s, **options)
         self._processes.append(process)
         eventually(lambda: process.pid in self.standing() or not process.is_running, f"{process.name} stands for election")
         return process

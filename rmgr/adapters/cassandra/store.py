@@ -222,9 +222,9 @@ class CassandraStore(Store):
 
     # -- looking after it ---------------------------------------------------------------------------------------------
 
-    def sweep(self, *, timeout_s: float = 30.0) -> int:
+    def sweep(self, *, now_ms: int | None = None, timeout_s: float = 30.0) -> int:
         """See `Store.sweep`. Frees chunks without a value; Cassandra drops expired rows by itself, they are not counted."""
-        return self._journal.sweep(rules.CallDeadline(timeout_s))
+        return self._journal.sweep(rules.sweep_ms(now_ms), rules.CallDeadline(timeout_s))
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
         """See `Store.health`. Reads a row and writes one, each at the configured consistency; says which of the two fails."""
@@ -542,9 +542,9 @@ class Journal:
         hour = (rules.now_ms() + int(later_s * 1000)) // self._hour_ms
         return schema.ask("set_journal", hour, schema.journal_part(generation), generation, key, self._clock.next_us(), JOURNAL_TTL_S)
 
-    def sweep(self, deadline: rules.CallDeadline) -> int:
+    def sweep(self, now_ms: int, deadline: rules.CallDeadline) -> int:
         """Works through the hours that are over; returns the number of freed generations and forgotten scopes. Stops at the deadline."""
-        over = (rules.now_ms() - self._grace_ms) // self._hour_ms
+        over = (now_ms - self._grace_ms) // self._hour_ms
         hour = self._first_hour(over, deadline)
         freed = 0
         while hour < over and not deadline.passed():
@@ -552,7 +552,7 @@ class Journal:
                 freed += self._settle(generation, key, deadline)
             hour += 1
             self._calls.one(schema.ask("set_info", SWEPT, str(hour), self._clock.next_us(), 0), deadline, "sweep")
-        return freed + self._forget_scopes(deadline)
+        return freed + self._forget_scopes(now_ms - _SCOPE_REST_MS, deadline)
 
     def _first_hour(self, over: int, deadline: rules.CallDeadline) -> int:
         oldest = over - int(JOURNAL_TTL_S * 1000) // self._hour_ms
@@ -587,10 +587,9 @@ class Journal:
 
     # -- the register of scopes ----------------------------------------------------------------------------------------
 
-    def _forget_scopes(self, deadline: rules.CallDeadline) -> int:
+    def _forget_scopes(self, before_ms: int, deadline: rules.CallDeadline) -> int:
         """Checks the register of divided families, from where the last sweep ended; returns the number of forgotten scopes."""
         forgotten = looked = 0
-        before_ms = rules.now_ms() - _SCOPE_REST_MS
         for family in sorted(f"{name}/" for name in schema.DIVIDED):
             if family < self._walked and not self._walked.startswith(family):
                 continue

@@ -140,7 +140,7 @@ class GatewayStore(Store):
             gone.update(some if doubt else told.keys)
         return [key for key in dict.fromkeys(keys) if key in gone]
 
-    def sweep(self, *, timeout_s: float = 30.0) -> int:  # noqa: ARG002 - the port's
+    def sweep(self, *, now_ms: int | None = None, timeout_s: float = 30.0) -> int:  # noqa: ARG002 - the port's
         """Raises PermissionDenied: the leader sweeps."""
         raise PermissionDenied("sweep: clients of a gateway may not do this to the store")
 

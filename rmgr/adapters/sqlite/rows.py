@@ -151,10 +151,10 @@ def end_upload(connection: sqlite3.Connection, manifest: ManifestRow, *, overwri
     insert(connection, [manifest])
 
 
-def remove_expired(connection: sqlite3.Connection, limit: int) -> int:
-    """Removes up to `limit` expired rows; returns their number."""
+def remove_expired(connection: sqlite3.Connection, at_ms: int, limit: int) -> int:
+    """Removes up to `limit` rows that had expired at `at_ms`; returns their number."""
     sql = "DELETE FROM manifest WHERE key IN (SELECT key FROM manifest WHERE expires_ms <= ? LIMIT ?)"
-    return connection.execute(sql, (now_ms(), limit)).rowcount
+    return connection.execute(sql, (at_ms, limit)).rowcount
 
 
 def select_unreferenced(connection: sqlite3.Connection, before_ms: int, limit: int) -> list[int]:

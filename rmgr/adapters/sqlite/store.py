@@ -237,17 +237,17 @@ class SqliteStore(Store):
 
     # -- looking after it ---------------------------------------------------------------------------------------------
 
-    def sweep(self, *, timeout_s: float = 30.0) -> int:
+    def sweep(self, *, now_ms: int | None = None, timeout_s: float = 30.0) -> int:
         """See `Store.sweep`. In small commits, so that other processes write in between; stops at the deadline, without error."""
         deadline = rules.CallDeadline(timeout_s)
-        before_ms = rules.now_ms() - self._grace_ms
+        at_ms = rules.sweep_ms(now_ms)
         removed = 0
         more = True
         while more and not deadline.passed():
-            count = self._write(lambda connection: table.remove_expired(connection, _SWEEP_ROWS), deadline, _ROW_BYTES, "sweep")
+            count = self._write(lambda connection: table.remove_expired(connection, at_ms, _SWEEP_ROWS), deadline, _ROW_BYTES, "sweep")
             removed += count
             more = count > 0
-        return removed + self._large.free(before_ms, deadline)
+        return removed + self._large.free(at_ms - self._grace_ms, deadline)
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
         """See `Store.health`. Writes one row (one commit) and reads it back."""

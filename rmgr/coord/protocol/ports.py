@@ -311,8 +311,11 @@ class Store(Protocol):
     def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
         """Returns (number of values, total bytes) under `prefix`."""
 
-    def sweep(self, *, timeout_s: float = 30.0) -> int:
-        """Removes expired and unreferenced rows; returns how many. Called by the leader now and then."""
+    def sweep(self, *, now_ms: int | None = None, timeout_s: float = 30.0) -> int:
+        """Removes expired and unreferenced rows; returns how many. Called by the leader now and then.
+
+        now_ms: the cluster's wall clock; the earlier of this and the machine's own counts, so that neither, if wrong, removes too early.
+        """
 
     def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
         """Binds the store to a cluster, once and for ever; the same id again is accepted.

@@ -330,6 +330,13 @@ def unreached(endpoints: Mapping[str, str]) -> tuple[PartView, ...]:
     return (PartView(kind="nodes", id="", state="unreached", reason=reason, fix=fix, level=Level.WARNING),)
 
 
+def wrong_clock(host: str, fault: str) -> PartView:
+    """Returns a warning for a leader's machine whose clock is wrong. fault: how, as `ZooKeeperClock.fault`."""
+    reason = f"the clock of the leader's machine {host} is {fault}; the leader goes by ZooKeeper's"
+    fix = "set the wrong one of the two right: chrony or systemd-timesyncd there"
+    return PartView(kind="leader", id="", state="clock", reason=reason, fix=fix, level=Level.WARNING)
+
+
 def of_servers(view: StatusView) -> StatusView:
     """Returns the status of a cluster that serves calls: without a Starter it still does its job.
 

@@ -215,19 +215,22 @@ class LeaderAnswering:
             if epoch != view.leader.epoch:
                 since_us = view.leader.since_us
             elif healthy != view.healthy:
-                since_us = machine.wall_us()
+                since_us = view.leader.since_us + round(view.uptime_s * 1e6)  # when the view was made
             self._health = view.leader.epoch, view.healthy, since_us
         return msgspec.structs.replace(view, healthy_since_us=since_us)
 
     def _status(self) -> StatusView:
         snapshot = self._snapshot()
-        zookeeper: dict[str, object] = {"ok": True, "hosts": self._hosts, "session_timeout_s": self._coordinator.session_timeout_s}
-        view = answers.status(snapshot, zookeeper=zookeeper, store=self._store(), now_us=machine.wall_us())
-        for part in (*health.ending(self._ends_s(snapshot), machine.wall_s()), *unreached(self._unreached(snapshot))):
-            view = with_part(view, part)
         leader = self._watchdog.leader
+        now_us = machine.wall_us() if leader is None else leader.term.wall_us()
+        zookeeper: dict[str, object] = {"ok": True, "hosts": self._hosts, "session_timeout_s": self._coordinator.session_timeout_s}
+        view = answers.status(snapshot, zookeeper=zookeeper, store=self._store(), now_us=now_us)
+        for part in (*health.ending(self._ends_s(snapshot), now_us / 1e6), *unreached(self._unreached(snapshot))):
+            view = with_part(view, part)
         if leader is None:
             return view
+        if fault := leader.term.wall.fault():
+            view = with_part(view, health.wrong_clock(leader.record.host, fault))
         if refusal := leader.term.refusal:
             message = f"ZooKeeper refuses what the leader has to commit: {refusal}"
             view = with_part(view, PartView(kind="zookeeper", id="", state="refuses", reason=message, fix="rmgr doctor"))

@@ -33,6 +33,7 @@ from rmgr.runtime.aside import Aside
 from rmgr.runtime.machine import Log
 from rmgr.runtime.mailbox import Mailbox, Timer
 from rmgr.runtime.story import Pause, Stories, Story
+from rmgr.runtime.zookeeper_clock import ZooKeeperClock
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -118,7 +119,7 @@ class Term:
         epoch: the number shown to users. epoch_version: E, checked by every commit.
         deposed: called once, in the loop, when the leadership ends by itself.
         may_act: whether the lease is valid; asked before each commit.
-        clock: monotonic seconds. wall_us: microseconds since 1970, for display and retention only.
+        clock: monotonic seconds. wall: ZooKeeper's clock, so that retention and the scheduler's times are the same whoever leads.
         credentials: of this WatchDog, None in an open cluster.
     Attributes:
         log: with the epoch. aside: errors that handlers raised. settings: the cluster's current ones.
@@ -138,7 +139,7 @@ class Term:
         deposed: Callable[[str], None],
         may_act: Callable[[], bool],
         clock: Callable[[], float] | None = None,
-        wall_us: Callable[[], int] | None = None,
+        wall: ZooKeeperClock | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         self.epoch, self.epoch_version = epoch, epoch_version
@@ -149,7 +150,8 @@ class Term:
         self.credentials = credentials
         self.coordinator = coordinator
         self.clock = clock or machine.monotonic
-        self.wall_us = wall_us or machine.wall_us
+        self.wall = wall or ZooKeeperClock()
+        self.wall_us = self.wall.wall_us
         self.is_open = True
         self.stories = Stories(self)
         self.mirror = Mirror(self)

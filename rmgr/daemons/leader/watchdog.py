@@ -47,6 +47,7 @@ from rmgr.runtime.mailbox import Mailbox, run_loop
 from rmgr.runtime.secured import advertised, advertised_metrics
 from rmgr.runtime.story import Bell, Pause, Stories, Story, StoryLoop, insist
 from rmgr.runtime.supervision import Lease, Notifier, StallGuard
+from rmgr.runtime.zookeeper_clock import ZooKeeperClock
 
 Thunk = Callable[[], object]
 #: Pause before a look at the line of candidates that failed is repeated, about.
@@ -67,11 +68,17 @@ class Candidacy:
     Args:
         record: endpoint, host and pid of this WatchDog; epoch, candidate and time are filled in at each take-over.
         loop: the loop that it lives in.
-        leads: called with the record and the version E of /epoch after a committed take-over.
+        leads: called with the record, the version E of /epoch and ZooKeeper's clock after a committed take-over.
     """
 
     def __init__(
-        self, coordinator: Coordinator, record: EpochRecord, loop: StoryLoop, *, leads: Callable[[EpochRecord, int], None], log: Log
+        self,
+        coordinator: Coordinator,
+        record: EpochRecord,
+        loop: StoryLoop,
+        *,
+        leads: Callable[[EpochRecord, int, ZooKeeperClock], None],
+        log: Log,
     ) -> None:
         self._coordinator = coordinator
         self._record = record
@@ -161,9 +168,11 @@ class Candidacy:
         if not isinstance(outcome, Committed):
             self._log.info("take_over_not_committed", epoch=record.epoch, outcome=type(outcome).__name__)
             return False
-        self._is_leading = self.is_standing = True
         failpoint("leader.after_take_over")
-        self._leads(record, ops.epoch_version(multi, outcome))
+        clock, made = ZooKeeperClock(), (yield self._coordinator.stat(paths.EPOCH))
+        clock.heard(made.mtime_ms if made is not None else 0)
+        self._is_leading = self.is_standing = True
+        self._leads(replace(record, since_us=clock.wall_us()), ops.epoch_version(multi, outcome), clock)
         return True
 
 
@@ -344,7 +353,7 @@ class Watchdog:
 
     # -- leadership
 
-    def _on_lead(self, record: EpochRecord, epoch_version: int) -> None:
+    def _on_lead(self, record: EpochRecord, epoch_version: int, clock: ZooKeeperClock) -> None:
         term = Term(
             self.coordinator,
             self._store,
@@ -356,6 +365,7 @@ class Watchdog:
             metrics=self._metrics,
             deposed=self._on_deposed,
             may_act=self._lease.is_valid,
+            wall=clock,
             credentials=self._credentials,
         )
         self.leader = leader = Leader(term, record, resync_s=self._resync_s)
@@ -363,6 +373,8 @@ class Watchdog:
         self._metrics.epoch.set(record.epoch)
         self._metrics.take_overs.inc()
         self._log.info("leadership_began", epoch=record.epoch, candidate=record.candidate)
+        if fault := clock.fault():
+            self._log.warning("clock_is_wrong", epoch=record.epoch, why=f"this machine's clock is {fault}; the leader goes by ZooKeeper's")
         leader.start()
         self._stories.begin(self._watch_lease(leader))
 

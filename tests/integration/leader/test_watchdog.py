@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from rmgr.adapters.rpc.services import LeaderClient
 from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import NodeState
@@ -106,6 +107,32 @@ def test_a_dead_starter_is_fenced_and_its_work_waits_again(watchdogs: Watchdogs)
     assert look.node("n1").state is NodeState.FENCED
     assert look.failed(number) == {}
     finish(watchdogs, [number], 4)
+
+
+@pytest.mark.parametrize(("ahead_s", "told"), [(86_400.0, "1d ahead of"), (-86_400.0, "1d behind")])
+def test_a_leader_whose_clock_is_wrong_keeps_ended_work_as_long_as_any_other_and_says_so(
+    watchdogs: Watchdogs, ahead_s: float, told: str
+) -> None:
+    right = watchdogs.start()
+    watchdogs.wait_leader(right)
+    submitter, look = Submitter(watchdogs.coordinator), Tree(watchdogs.coordinator)
+    first = submitter.submit(2)
+    finish(watchdogs, [first], 2)
+    wrong = watchdogs.start(ahead_s=ahead_s)
+    right.send(signal.SIGTERM)
+    watchdogs.wait_leader(wrong)
+    second = submitter.submit(2)
+    finish(watchdogs, [second], 2)  # it has seen all work that was there
+    ends = [look.sub(number).closed_us / 1e6 for number in (first, second)]  # type: ignore[union-attr]
+    assert wrong.events("submission_collected") == []
+    assert 0 <= ends[1] - ends[0] < 600
+    assert f"{told} ZooKeeper's" in wrong.events("clock_is_wrong")[0]["why"]
+    with LeaderClient(watchdogs.epoch().endpoint) as leader:
+        view = leader.status()
+    [part] = [part for part in view.parts if (part.kind, part.state) == ("leader", "clock")]
+    assert f"{told} ZooKeeper's" in part.reason
+    assert part.fix
+    assert 0 <= view.uptime_s < 600
 
 
 def finish(watchdogs: Watchdogs, numbers: list[int], tasks: int) -> None:

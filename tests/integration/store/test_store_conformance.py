@@ -17,7 +17,7 @@ import pytest
 
 from rmgr.adapters import store_rules
 from rmgr.adapters.sqlite.store import STAGE_BYTES
-from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES
+from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES, now_ms
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.daemons.leader.submissions import actions as leader_actions
@@ -411,8 +411,10 @@ def test_a_value_with_a_time_to_live_goes_and_is_swept(adapter: Adapter, store: 
     assert store.stream("short") is None
     assert store.get_many(["short", "long"]) == {"long": (b"2", Encoding.RAW)}
     assert store.delete("short") is False
-    assert (store.sweep() >= 1) == adapter.sweeps_expired
+    assert store.sweep(now_ms=now_ms() - 86_400_000) == 0, "by the cluster's clock they have not expired, so the machine's is wrong"
+    assert (store.sweep(now_ms=now_ms() + 86_400_000) >= 1) == adapter.sweeps_expired
     assert store.sweep() == 0
+    assert store.sweep(now_ms=now_ms() + 86_400_000) == 0, "by the machine's clock the long one has not expired"
     assert store.keys() == ["long", "stays"]
 
 

@@ -130,7 +130,7 @@ class GangKeeper:
         if len(data) > MAX_GANGS_BYTES:
             raise LimitReached(f"the record of the gang of partition {partition} has {len(data)} bytes, at most {MAX_GANGS_BYTES} are read")
         before, kept.version = kept.version, self.next_generation(partition)
-        kept.data, kept.written_us, kept.is_due = data, machine.wall_us(), False
+        kept.data, kept.written_us, kept.is_due = data, self._placer.term.wall_us(), False
         kept.record = validity.decode(data, GangRecord, paths.gangs(partition))
         return partition, data, before
 
@@ -268,7 +268,7 @@ class GangKeeper:
         if gang_us is None and kept.record is not None:
             record = kept.record
             least_us = record.origin_us + (record.slot - 1) * record.slot_us - LEAD_US
-            gang_us = max(record.set_us, least_us) + max(0, machine.wall_us() - kept.written_us)
+            gang_us = max(record.set_us, least_us) + max(0, self._placer.term.wall_us() - kept.written_us)
         if gang_us is None:
             return
         offset_us = gang_us - machine.boottime_ns() // 1000 - reading.offset_us

@@ -329,7 +329,6 @@ class Collector:
         self._term = keeper.term
         self._last: Future[None] = Future()  # the end of the collection begun last
         self._last.set_result(None)
-        self._ahead_s: float | None = None  #: least lead of ZooKeeper's clock over the loop's, in seconds
 
     def start(self) -> None:
         """Starts the periodic looks."""
@@ -338,7 +337,6 @@ class Collector:
         self._term.every(CONTENTS_S, self._forget_contents, "functions, modules and files")
         self._term.every(LOOK_S, self._forget_history, "the history")
         self._term.every(NONCES_S, self._forget_nonces, paths.NONCES)
-        self._term.tell(self._read_clock(), "the clock of ZooKeeper")
 
     # -- submissions
 
@@ -407,7 +405,7 @@ class Collector:
                 yield from self._purge(number)
 
     def _sweep_store(self) -> Story[None]:
-        removed = yield self._term.in_store(lambda store: store.sweep())
+        removed = yield self._term.in_store(lambda store: store.sweep(now_ms=self._term.wall_us() // 1000))
         if removed:
             self._term.log.info("store_swept", total=removed)
 
@@ -442,17 +440,9 @@ class Collector:
         if removed:
             self._term.log.info("history_purged", total=removed)
 
-    def _read_clock(self) -> Story[None]:
-        found = yield self._term.stat(paths.EPOCH)
-        if found is not None and self._ahead_s is None:
-            self._ahead_s = found.mtime_ms / 1000 - self._term.clock()
-
     def _forget_nonces(self) -> Story[None]:
         """Deletes nonces under which nothing can be submitted any more. Cost: 1 us a name; 2 us a submission if one goes."""
-        if self._ahead_s is None:
-            yield from self._read_clock()
-            return
-        now_s = self._ahead_s + self._term.clock()
+        now_s = self._term.wall_us() / 1e6
         names = yield self._term.children(paths.NONCES)
         over = [f"{paths.NONCES}/{name}" for name in names or () if nonces.is_over(name, now_s)]
         used = self._keeper.used_nonces() if over else None

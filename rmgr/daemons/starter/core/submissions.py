@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import WorkerSpec
-from rmgr.adapters.identity.pki import SKEW_S
 from rmgr.coord import nonces
 from rmgr.coord.nonces import place_of
 from rmgr.coord.protocol import keys, paths
@@ -31,11 +30,12 @@ from rmgr.model.frames import BatchShape
 from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.states import Reason
 from rmgr.model.submission import MAX_INITIALIZER_BYTES, Array, OnDisconnect, Phase, Submission, Work, parse_array
-from rmgr.model.units import format_duration, utc
+from rmgr.model.units import utc
 from rmgr.runner.host.environment import UMASK
 from rmgr.runtime import machine
 from rmgr.runtime.machine import Log
 from rmgr.runtime.story import Stories, Story, StoryLoop
+from rmgr.runtime.zookeeper_clock import ZooKeeperClock
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
@@ -460,7 +460,7 @@ class Gate:
         self._cluster_id = cluster_id
         self._verified: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  #: (key, its signature) -> the signed statement
         self._revocations = 0
-        self._zookeeper_less_boot_s: float | None = None
+        self._clock = ZooKeeperClock()
         self._doubted_s = -math.inf  #: monotonic
         trust.listen(self._on_revocations)
 
@@ -470,8 +470,8 @@ class Gate:
         return self._revocations + self._nonces.generation
 
     def registered(self, zookeeper_ms: int) -> None:
-        """Takes the time by ZooKeeper's clock, 0 = not known. The boot clock, which nobody sets, carries it on."""
-        self._zookeeper_less_boot_s = zookeeper_ms / 1000 - machine.boottime_ns() / 1e9 if zookeeper_ms else None
+        """Takes the time by ZooKeeper's clock, 0 = not known."""
+        self._clock.heard(zookeeper_ms)
 
     def fault(self, now_s: float) -> str:
         """Why this Starter should take no work: it would refuse what others accept, or nobody would believe its outcomes; else "".
@@ -491,12 +491,8 @@ class Gate:
         return self._wrong_clock() or words
 
     def _wrong_clock(self) -> str:
-        if self._zookeeper_less_boot_s is None:
-            return ""
-        ahead_s = machine.wall_s() - self._zookeeper_less_boot_s - machine.boottime_ns() / 1e9
-        if abs(ahead_s) <= SKEW_S:
-            return ""
-        return f"its clock is {format_duration(round(abs(ahead_s)))} {'ahead of' if ahead_s > 0 else 'behind'} ZooKeeper's: set it right"
+        fault = self._clock.fault()
+        return f"its clock is {fault}: set it right" if fault else ""
 
     def is_barred(self, seal: Seal | None, info: Info) -> bool:
         """Returns whether the key was its user's at submission and was revoked since: the block is neither claimed nor refused until that

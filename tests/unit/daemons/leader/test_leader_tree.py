@@ -210,7 +210,7 @@ def test_a_candidate_that_cannot_read_the_epoch_says_so_once_and_leads_when_it_i
     log: Any = SimpleNamespace(
         warning=lambda event, **fields: told.append((event, fields)), debug=lambda *_, **__: None, info=lambda *_, **__: None
     )
-    candidacy = Candidacy(coordinator, EpochRecord(), loop, leads=lambda record, _: led.append(record.epoch), log=log)
+    candidacy = Candidacy(coordinator, EpochRecord(), loop, leads=lambda record, *_: led.append(record.epoch), log=log)
 
     def until(end_s: float) -> None:
         while clock[0] < end_s:
