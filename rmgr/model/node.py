@@ -95,6 +95,8 @@ class TroubleKind(StrEnum):
     QUARANTINE = "quarantine"
     DISK = "disk"
     STORE = "store"
+    QUOTA = "quota"  #: of ZooKeeper
+    TRUST = "trust"  #: its clock, or the end of its certificate; the reason says what to do
     OTHER = "other"
     USERS = "users"  #: not a trouble of the node: work of some users cannot run there
     ASIDE = "aside"  #: not a trouble of the node: its Starter met an unexpected error, and set aside what it concerned

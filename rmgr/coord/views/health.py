@@ -35,6 +35,7 @@ from rmgr.model.views import JobView, Level, NodeView, PartView, StatusView, Why
 _SHOWN = 8
 #: Different requests that are compared with all nodes, and the same of one user, who must not hide others'.
 _MOST_REQUESTS, _MOST_OF_ONE = 1000, 100
+NOBODY_PLACES = "no WatchDog leads, so nobody places it: rmgr status"
 NO_LEADER = "no WatchDog leads: pulled work goes on, jobs are not placed, losses are not noticed"
 
 
@@ -91,7 +92,12 @@ def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, troubl
     if trouble.kind == TroubleKind.ASIDE:
         fix = f"its log{_on(record)} has the traceback (set_aside); report it, and restart that Starter to forget it"
         return NodeCondition(state=NodeState.UP, reason=trouble.reason, fix=fix, level=Level.WARNING)
-    mended = {TroubleKind.DISK: f"free space there{_on(record)}", TroubleKind.STORE: "rmgr doctor looks at the data store"}
+    mended = {
+        TroubleKind.DISK: f"free space there{_on(record)}",
+        TroubleKind.STORE: "rmgr doctor looks at the data store",
+        TroubleKind.QUOTA: "rmgr doctor looks at the quotas",
+        TroubleKind.TRUST: f"as it says{_on(record)}",
+    }
     fix = next((fix for kind, fix in mended.items() if kind == trouble.kind), f"look at its Starter's log{_on(record)}")
     return NodeCondition(state=leaving, reason=trouble.reason, fix=f"{fix}; it goes on by itself once that is mended", level=Level.PROBLEM)
 

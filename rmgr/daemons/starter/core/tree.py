@@ -30,9 +30,8 @@ _TIMEOUT_S = 30.0
 #: Pause between two attempts to read back.
 _PAUSE_S = 0.5
 #: Pause before sending again what ZooKeeper's quota has refused: a full tree must not make the Starter forget what ended.
-_FULL_PAUSE_S = 2.0
-#: A quota counts as used up until nothing was refused for so long.
-_FULL_S = 3 * _FULL_PAUSE_S
+#: At first, and at most.
+_FULL_PAUSE_S, _MOST_FULL_PAUSE_S = 2.0, 30.0
 V = TypeVar("V")
 #: Read again this often without a hint (jittered).
 _RESYNC_S = 20.0
@@ -108,7 +107,7 @@ class Committer:
         self._fences: dict[str, int] = {}
         self._registration = 0
         self.in_flight = 0
-        self._full_s, self._full = -math.inf, ""
+        self._full: dict[object, str] = {}  #: commits that wait for room below a quota -> which one
         self.is_paused = False  #: the lease is over: nothing may be committed until it is valid again
 
     @property
@@ -125,14 +124,16 @@ class Committer:
         """Returns the version of the node's record that guards every commit. Raises: KeyError if not registered."""
         return self._fences[node]
 
-    def over_quota(self, now_s: float) -> str:
+    @property
+    def over_quota(self) -> str:
         """Which quota of ZooKeeper is used up, so that commits wait; "" if none do."""
-        return self._full if now_s - self._full_s < _FULL_S else ""
+        return next(iter(self._full.values()), "")
 
     def start(self, fences: Mapping[str, int]) -> None:
         """Begins a new registration."""
         self._registration += 1
         self._stories.stop()
+        self._full.clear()
         self._fences = dict(fences)
         self.in_flight = 0
 
@@ -140,6 +141,7 @@ class Committer:
         """Ends the registration; commits in flight get no answer."""
         self._registration += 1
         self._stories.stop()
+        self._full.clear()
         self._fences = {}
         self.in_flight = 0
 
@@ -177,11 +179,12 @@ class Committer:
 
     def _insist(self, multi: Multi, done: Callable[[Outcome], None], outcome: Unknown | QuotaReached) -> Story[None]:
         """Sends again what the quota has refused, and reads back unknown outcomes, until the outcome is known."""
+        me, pauses = object(), machine.Backoff(_FULL_PAUSE_S, _MOST_FULL_PAUSE_S)
         while True:
             if isinstance(outcome, QuotaReached):
-                self._full_s, self._full = machine.monotonic(), outcome.message.partition(";")[0]
+                self._full[me] = outcome.message.partition(";")[0]
                 self._log.warning("commit_over_quota", op=multi.name, detail=outcome.message)
-                yield Pause(_FULL_PAUSE_S)
+                yield Pause(pauses.next_s())
             else:
                 self._count("ambiguous_commits")
                 self._log.warning("commit_unknown", op=multi.name, detail=outcome.cause)
@@ -198,6 +201,7 @@ class Committer:
             except QuotaReached as full:
                 outcome = full
                 continue
+            self._full.pop(me, None)
             if not isinstance(again, Unknown):
                 self._finish(multi, done, again)
                 return

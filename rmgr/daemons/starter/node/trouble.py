@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.node.node import NodeAgent, Shared
 
 #: Reasons to drain that are published, most important first.
-_KINDS = (TroubleKind.QUARANTINE, TroubleKind.STORE, TroubleKind.DISK, TroubleKind.OTHER)
+_KINDS = (
+    TroubleKind.QUARANTINE, TroubleKind.STORE, TroubleKind.DISK, TroubleKind.QUOTA, TroubleKind.TRUST, TroubleKind.OTHER
+)  # fmt: skip
 #: Pause after a refused commit (an older tree has no place for troubles), and between two wordings of the same trouble.
 _RETRY_S, _REWORD_S = 5.0, 30.0
 _LONGEST = 1000
@@ -169,9 +171,9 @@ class Drains:
         """Checks the disk, the store, ZooKeeper's quotas, the clock and the certificate."""
         self._set("disk", self._shared.disk.look(now_s), over="there is room on the disk again")
         self._set("store", self._store_trouble(now_s), over="the data store answers again")
-        full, gate = self._shared.committer.over_quota(now_s), self._shared.gate
-        why = f"its commits wait: {full} (rmgr doctor)" if full else gate.fault(now_s) if gate is not None else ""
-        self._set(TroubleKind.OTHER, why, over="ZooKeeper takes its commits, and it judges and signs work")
+        full, gate = self._shared.committer.over_quota, self._shared.gate
+        self._set(TroubleKind.QUOTA, f"its commits wait: {full}" if full else "", over="ZooKeeper takes its commits")
+        self._set(TroubleKind.TRUST, gate.fault(now_s) if gate is not None else "", over="it judges and signs work")
 
     def ordered(self, node: NodeAgent, found: Stamped | None) -> None:
         """Drains or resumes the node as an operator has ordered."""

@@ -18,7 +18,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.starter.core.uploads import NoRoom, StagingRoom
 from rmgr.daemons.starter.node.trouble import MAX_DEPTH, MAX_THINGS, DiskCaps, Drains, Use, count, excess, given
 from rmgr.errors import ValueTooLarge
-from rmgr.model.node import Drain
+from rmgr.model.node import Drain, TroubleKind
 
 
 @dataclass
@@ -35,10 +35,7 @@ class World:
     pending_bytes: int = 0
     starved_since_s: float | None = None
     down_since_s: float | None = None
-    full: str = ""
-
-    def over_quota(self, _now_s: float) -> str:
-        return self.full
+    over_quota: str = ""
 
     def look(self, _now_s: float) -> str:
         return self.why
@@ -96,11 +93,11 @@ def test_a_clock_that_would_refuse_work_drains_all_nodes_until_it_is_right() -> 
 
 def test_a_quota_of_zookeeper_that_is_used_up_drains_all_nodes_and_is_named() -> None:
     world, nodes, drains = made()
-    world.full = "COMPLETE: ZooKeeper's quota of /subs is used up"
+    world.over_quota = "COMPLETE: ZooKeeper's quota of /subs is used up"
     drains.settle(0.0)
-    told = "its commits wait: COMPLETE: ZooKeeper's quota of /subs is used up (rmgr doctor)"
-    assert [list(node.drains.values()) for node in nodes] == [[told]] * 2
-    world.full = ""
+    told = "its commits wait: COMPLETE: ZooKeeper's quota of /subs is used up"
+    assert [node.drains for node in nodes] == [{TroubleKind.QUOTA: told}] * 2
+    world.over_quota = ""
     drains.settle(7.0)
     assert [node.drains for node in nodes] == [{}, {}]
 
