@@ -145,17 +145,33 @@ def job_view(
     )
 
 
-def _with_reason(view: JobView, snapshot: ClusterSnapshot, submission: Submission, used: Mapping[str, int]) -> JobView:
-    """Corrects the reason of waiting work: tasks that failed wait for their retry, pulled work for its user's cap. used: cores by user."""
+def _with_reason(view: JobView, snapshot: ClusterSnapshot, submission: Submission, used: Mapping[str, int], there: set[str]) -> JobView:
+    """Corrects the reason of waiting work: tasks that failed wait for their retry, pulled work for a node, or its user's cap.
+
+    Args: used: cores by user. there: partitions that have a live Starter.
+    """
     if view.state is not State.INITIAL or view.reason != Reason.RESOURCES:
         return view
+    queue = snapshot.settings.queue(submission.queue)
+    if queue is not None and queue.dispatch is Dispatch.PLACE and not snapshot.leader_alive:
+        return msgspec.structs.replace(view, reason=Reason.NO_POLICY, detail=health.NOBODY_PLACES)
+    if queue is not None and queue.dispatch is Dispatch.PLACE and queue.partition not in snapshot.placing.partitions:
+        return msgspec.structs.replace(view, detail="only the leader knows, and did not tell")
     if snapshot.waiting.get(view.id, 0) >= view.counts[State.INITIAL]:
         return msgspec.structs.replace(view, reason=Reason.BACKOFF)
+    if queue is not None and queue.dispatch is not Dispatch.PLACE and queue.partition not in there:
+        return msgspec.structs.replace(view, detail=f"no node of partition {queue.partition} is up: rmgr nodes")
     most, has = snapshot.settings.limits.of(CORES, view.user), used.get(view.user, 0)
     if not most or submission.rigid is not None or has + view.cores <= most:
         return view
     message = f"{view.user} has {has} of {counted(most, 'core')}, it needs {view.cores}"
     return msgspec.structs.replace(view, reason=Reason.LIMIT, detail=message)
+
+
+def _partitions_up(snapshot: ClusterSnapshot) -> set[str]:
+    """Returns the partitions that have a live Starter. Cost: O(nodes)."""
+    known = snapshot.nodes.values()
+    return {record.attributes.partition for record in known if record.state is NodeState.UP and record.guid in snapshot.alive}
 
 
 def command_text(submission: Submission) -> str:
@@ -171,6 +187,7 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
     blocks, waits, routes = _claimed_by_submission(snapshot), first_waits(snapshot), _of_first(snapshot, lambda view: view.route)
     moved = moved_waits(snapshot)
     used = cores_of_users(snapshot) if snapshot.settings.limits.has_caps else {}
+    there = _partitions_up(snapshot)
     wanted = [number for number in ids if number in snapshot.submissions] if ids else sorted(snapshot.submissions)
     views = []
     for number in wanted:
@@ -182,7 +199,7 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
         mine = blocks.get(number, [])
         view = job_view(submission, progress, mine, waits.get(number), moved.get(number, ()), is_ownerless=number in snapshot.ownerless)
         view = msgspec.structs.replace(view, route=routes[number]) if number in routes else view
-        view = _with_reason(view, snapshot, submission, used)
+        view = _with_reason(view, snapshot, submission, used, there)
         views.append(with_turns(with_shares(view, snapshot, submission), mine, snapshot))
     return views
 
@@ -398,7 +415,8 @@ def _explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Ex
     blocks = _blocks(snapshot, number)
     job = job_view(submission, progress, blocks, first_waits(snapshot).get(number), is_ownerless=number in snapshot.ownerless)
     if position is None:
-        job = _with_reason(job, snapshot, submission, cores_of_users(snapshot) if snapshot.settings.limits.has_caps else {})
+        used = cores_of_users(snapshot) if snapshot.settings.limits.has_caps else {}
+        job = _with_reason(job, snapshot, submission, used, _partitions_up(snapshot))
         whys, start_us = _why(snapshot, submission, job, None)
         return ExplainView(id=str(number), state=job.state, reason=job.reason, why=tuple(whys), expected_start_us=start_us)
     if position >= progress.total:

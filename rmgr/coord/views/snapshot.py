@@ -86,13 +86,14 @@ class ClusterSnapshot:
 def by_node(
     claimed: Iterable[BlockOnNode], user_of: Callable[[BlockOnNode], str | None], cores: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    """Returns cores in use: node -> user -> cores. Blocks claimed ahead count up to what the node could run at once.
+    """Returns cores in use: node -> user -> cores. Blocks claimed ahead, and jobs that take turns, count up to what the node has.
 
     Args: user_of: the block's user, None = unknown: the block does not count. cores: number of cores of each node.
     Cost: O(blocks), about 2 us each.
     """
     pulled: dict[str, Counter[str]] = {}
     placed: dict[str, Counter[str]] = {}
+    shared: dict[str, Counter[str]] = {}  # by jobs of a gang: a user has at most the rest of the node at a time
     for block in claimed:
         tasks = block.key.count - block.done.bit_count()
         user = user_of(block) if tasks else None
@@ -101,12 +102,15 @@ def by_node(
         if block.allocation is None:
             pulled.setdefault(block.node, Counter())[user] += block.key.cores * (1 if block.serial else tasks)
         elif not block.is_suspended:
+            kept = shared if block.allocation.gang else placed
             for (node, _), count in zip(block.allocation.shares, block.allocation.cores, strict=True):
-                placed.setdefault(node, Counter())[user] += count
+                kept.setdefault(node, Counter())[user] += count
     found: dict[str, dict[str, int]] = {}
-    for node in {**pulled, **placed}:
-        could_run = Counter({user: min(most, cores.get(node, 0)) for user, most in pulled.get(node, {}).items()})
-        found[node] = dict(placed.get(node, Counter()) + could_run)
+    for node in {**pulled, **placed, **shared}:
+        has, own = cores.get(node, 0), placed.get(node, Counter())
+        could_run = Counter({user: min(most, has) for user, most in pulled.get(node, {}).items()})
+        in_turns = Counter({user: min(most, has - own[user]) for user, most in shared.get(node, {}).items()})
+        found[node] = dict(own + could_run + in_turns)
     return found
 
 

@@ -98,6 +98,18 @@ def test_cores_in_use_are_those_of_what_is_left_on_every_node_of_a_job() -> None
     assert in_all(used) == {"ann": 12, "bob": 6}
 
 
+def test_jobs_that_take_turns_hold_no_more_of_a_node_than_it_has() -> None:
+    users = {1: "ann", 2: "ann", 3: "bob", 4: "ann"}
+    turns = Allocation(shares=(("n1", 2), ("n2", 2)), threads=2, memory_mib=0, started_us=0, planned_us=0, gang="default")
+    own = Allocation(shares=(("n2", 1),), threads=1, memory_mib=0, started_us=0, planned_us=0)
+    claimed = [
+        *(BlockOnNode(node="n1", key=block(number), allocation=turns) for number in (1, 2, 3)),
+        BlockOnNode(node="n2", key=block(4), allocation=own),
+    ]
+    used = by_node(claimed, lambda one: users.get(one.key.submission), {"n1": 4, "n2": 6})
+    assert used == {"n1": {"ann": 4, "bob": 4}, "n2": {"ann": 6, "bob": 4}}
+
+
 def test_only_of_users_who_have_a_cap_is_told() -> None:
     limits = UserLimits(cores_of={"ann": 4, "cy": 0}, max_jobs_per_user=9, jobs_of={"bob": 0})
     told = capped(limits, {"n1": {"ann": 1, "bob": 6}, "n2": {"ann": 3, "cy": 1}}, {"ann": 2, "bob": 3}, 3)

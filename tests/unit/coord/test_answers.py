@@ -199,6 +199,24 @@ def test_reasons_of_many_jobs_of_one_submission_are_counted():
     assert (told.expected_start_us, explain(facts, 42, 0).expected_start_us, explain(facts, 42, 2).expected_start_us) == (5, 9, 0)
 
 
+def test_pulled_work_does_not_wait_for_room_where_no_node_is_up():
+    facts = {"submissions": {42: (SUB, progress(1))}, "claimed": ()}
+    (view,) = jobs(snapshot(alive=frozenset(), **facts))
+    assert (view.state, view.reason, view.detail) == (State.INITIAL, Reason.RESOURCES, "no node of partition default is up: rmgr nodes")
+    (view,) = jobs(snapshot(**facts))
+    assert (view.reason, view.detail) == (Reason.RESOURCES, "")
+
+
+def test_without_a_leader_a_placed_job_does_not_wait_for_room():
+    (view,) = jobs(placed_snapshot(PlacingView(), leader_alive=False))
+    assert (view.state, view.reason) == (State.INITIAL, Reason.NO_POLICY)
+    assert "no WatchDog leads" in view.detail
+    (led,) = jobs(placed_snapshot(PlacingView()))
+    assert (led.reason, led.detail) == (Reason.RESOURCES, "only the leader knows, and did not tell")
+    (seen,) = jobs(placed_snapshot(placing()))
+    assert (seen.reason, seen.detail) == (Reason.RESOURCES, "")
+
+
 @pytest.mark.parametrize(
     ("facts", "what", "told"),
     [
