@@ -348,9 +348,8 @@ def _find_file(env: Mapping[str, str], file: str | None) -> Path | None:
     named = file or env.get("RMGR_CONFIG")
     if named:
         if not Path(named).is_file():
-            raise ConfigError(
-                f"the configuration file {named} does not exist", hint="unset RMGR_CONFIG, or write the file: rmgr config show prints one"
-            )
+            hint = f"{'name another: --config FILE' if file else 'unset RMGR_CONFIG'}, or write the file: rmgr config show prints one"
+            raise ConfigError(f"the configuration file {named} does not exist", hint=hint)
         return Path(named)
     return next((path for path in (user_directory(env) / "config.toml", Path("/etc/rmgr/config.toml")) if path.is_file()), None)
 

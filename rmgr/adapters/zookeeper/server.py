@@ -216,7 +216,8 @@ def explain(hosts: str, looks: Sequence[ProbedServer], waited_s: float) -> RmgrE
     if found & {ServerFinding.SILENT, ServerFinding.CLOSES}:
         hint = "does it hang, is a firewall in between, is TLS on at both ends? rmgr doctor looks closer"
         return CoordinationUnavailable(f"ZooKeeper at {hosts} gave no session within {format_duration(waited_s)}: {sentences}", hint=hint)
-    return NotConnected(f"no ZooKeeper at {hosts}: {sentences}", hint="start a cluster with `rmgr dev`, or name one with --zk or RMGR_ZK")
+    hint = "is it running? rmgr doctor looks closer; --zk or RMGR_ZK names another, and rmgr dev starts one"
+    return NotConnected(f"no ZooKeeper at {hosts}: {sentences}", hint=hint)
 
 
 def _why(server: str, cause: BaseException | None, timeout_s: float) -> ProbedServer:

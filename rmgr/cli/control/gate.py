@@ -246,6 +246,8 @@ def _update(session: Session, number: int, terms: Terms) -> tuple[dict[str, Any]
         done = update(session.asks(), number, terms, signer=signer, timeout_s=timeout_s)
     except NotFound:
         past = session.query().job(number)  # or NotFound
+        if not past.state.is_final:
+            raise  # it is the queue that does not exist
         raise StateConflict(ended.format(number, past.state), hint=f"it is history: rmgr history {number}") from None
     if done.unchanged and (job := session.query().job(number)).state.is_final:
         raise StateConflict(ended.format(number, job.state), hint=f"rmgr rerun {number} OPTIONS submits it again, with other options")

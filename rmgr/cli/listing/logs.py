@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -17,10 +18,11 @@ from rmgr.cli.words.params import WORK_EXITS, Parsed, one_of
 from rmgr.cli.words.selectors import Target
 from rmgr.client.logs import OutputPiece, read_end, read_flushed
 from rmgr.coord.protocol.keys import STREAMS
+from rmgr.coord.views.submission import asked
 from rmgr.errors import DaemonFailed, NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.states import State
 from rmgr.model.submission import shown_index
-from rmgr.model.views import JobView, TaskView
+from rmgr.model.views import TaskView
 
 
 def parse_lines(text: str) -> int:
@@ -88,19 +90,21 @@ def logs(
     finally:
         sink.close()
     if tasks and silent and attempt is None:
-        session.note(f"{selector} {_silence(session, job, tasks, only)}: rmgr explain {selector}")
+        message = "never ran" if job.state.is_final else "has not begun"
+        if any(task.attempt for task in tasks):
+            known = _ends_of(session, job.id) if any(task.state.is_final for task in tasks) else {}
+            ends = [known[task.position] for task in tasks if task.position in known]
+            message = _silence(ends, job.asked, only, is_over=all(task.state.is_final for task in tasks))
+        session.note(f"{selector} {message}: rmgr explain {selector}")
 
 
-def _silence(session: Session, job: JobView, tasks: Sequence[TaskView], only: str | None) -> str:
-    """Describes why there is no output of these tasks."""
-    if not any(task.attempt for task in tasks):
-        return "never ran" if job.state.is_final else "has not begun"
-    ends = _ends_of(session, job.id) if any(task.state.is_final for task in tasks) else {}
+def _silence(ends: Iterable[FollowedEnd], asked: Mapping[str, Any], only: str | None, *, is_over: bool) -> str:
+    """Describes why there is no output of tasks that have begun. ends: of those that have ended. asked: as in their job's view."""
     numbers = [number for number, name in enumerate(STREAMS) if only in {None, name}]
-    if any(ends[task.position].log_parts[number] for task in tasks if task.position in ends for number in numbers):
+    if any(end.log_parts[number] for end in ends for number in numbers):
         return "has written output that the data store no longer has"
-    yet = "" if all(task.state.is_final for task in tasks) else " yet"
-    named = " and ".join(dict.fromkeys(job.asked[name] for name in ("out", "err") if job.asked.get(name)))
+    yet = "" if is_over else " yet"
+    named = " and ".join(dict.fromkeys(asked[name] for name in ("out", "err") if asked.get(name)))
     if named:
         return f"has written nothing but to {named} on its nodes{yet}"
     return f"has written nothing{f' to {only}' if only else ''}{yet}"
@@ -109,14 +113,20 @@ def _silence(session: Session, job: JobView, tasks: Sequence[TaskView], only: st
 def _follow(session: Session, target: Target, selector: str, out: str, streams: tuple[str, ...]) -> None:
     number = target.submission
     follow = Follow(session)
+    has_written = True
     try:
         positions = positions_of(session, number, target.tasks) if target.tasks else None
         item = follow.add(number, positions)
         if item.past is not None:
             raise NotFound(f"the output of {number} is no longer kept: it is history", hint=f"rmgr history {number}")
-        stream(session, follow, item, sink=_file_sink(out, item) if out else None, streams=streams)
+        has_written = stream(session, follow, item, sink=_file_sink(out, item) if out else None, streams=streams)
     except KeyboardInterrupt:
         raise detached(session, target.ids, attach=f"rmgr logs -f {selector}") from None
+    ends = item.ends.values()
+    if not has_written and any(end.attempt for end in ends):
+        only = streams[0] if len(streams) == 1 else None
+        told = asked(item.submission) if item.submission is not None else {}
+        session.note(f"{selector} {_silence(ends, told, only, is_over=True)}")
     tell_failure(session, item, with_tail=False)
     raise WorkEnded(codes(follow.items))
 

@@ -5,6 +5,7 @@ cluster (ZooKeeper or a gateway, the data store, the leader), each opened on fir
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -260,9 +261,8 @@ class Session:
     def _nobody_there(self) -> str:
         if self.is_of_dev:
             return "it is that of your rmgr dev: rmgr dev status tells what of it is dead, rmgr dev start ID starts that again"
-        if self.zk or not self.config().source:
-            return "start a cluster: rmgr dev   (or name another: --zk HOSTS, RMGR_ZK); rmgr doctor looks closer"
-        return f"is it running? its address comes from {self.config().source}; rmgr doctor looks closer"
+        named = "--zk" if self.zk else next((name for name in ("RMGR_ZK", "RMGR_CLUSTER_ZK") if os.environ.get(name)), self.config().source)
+        return f"is it running? its address comes from {named}; rmgr doctor looks closer   (one of your own: rmgr dev)"
 
     def _ask_gateway(self) -> RemoteAnswers:
         from rmgr.procedures.bootstrap import check_found

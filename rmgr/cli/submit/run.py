@@ -72,13 +72,13 @@ def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> N
 
 def stream(
     session: Session, follow: waiting.Follow, item: waiting.AwaitedSubmission, *, sink: Sink | None = None, streams: tuple[str, ...] = ()
-) -> None:
-    """Passes output on until everything followed has ended. Raises DeadlineExceeded, KeyboardInterrupt."""
+) -> bool:
+    """Passes output on until everything followed has ended; returns whether there was any. Raises DeadlineExceeded, KeyboardInterrupt."""
     from rmgr.client.progress import ProgressDisplay
 
     sink = sink or sink_for(session, item)
     live = LiveOutput(session, item.number, wanted=item.wanted, streams=streams or STREAMS)
-    began_s, has_begun = time.monotonic(), False
+    began_s, has_begun, has_written = time.monotonic(), False, False
 
     def on_attempt(position: int, attempt: int, node: str) -> None:
         nonlocal has_begun
@@ -95,16 +95,20 @@ def stream(
                     live.look()
                 for piece in live.pieces():
                     sink.take(piece)
+                    has_written = True
                 for end in follow.next(_STREAM_TICK_S):
                     has_begun = True
                     for piece in live.ended(end):
                         sink.take(piece)
+                        has_written = True
                     sink.done(end.position)
                 if not has_begun and time.monotonic() - began_s > waiting.PATIENCE_S:
                     has_begun = True
                     waiting.tell_why(session, item)
         for piece in live.pieces():
             sink.take(piece)
+            has_written = True
+        return has_written
     finally:
         sink.close()
         live.close()

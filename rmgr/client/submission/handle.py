@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rmgr.client.submission.packing import Packed, TaskSpec
 from rmgr.client.submission.sender import Sender
-from rmgr.coord.decisions.progress import Progress, stated
+from rmgr.coord.decisions.progress import Progress, stated, was_cancelled
 from rmgr.coord.protocol.records import UNREADABLE, decode_outcomes
 from rmgr.coord.seal import named_digest
 from rmgr.errors import DataLost, DeadlineExceeded, KeyExists, QueueFull, RmgrError, StateConflict, SubmitUnknown, Unavailable
@@ -172,7 +172,7 @@ class SubmissionHandle:
             return self._refusals.take(index)
 
     def _refusal(self) -> RmgrError:
-        if self.submission.phase is Phase.CANCELLED:
+        if was_cancelled(self.submission):
             why = f" ({self.submission.reason_detail})" if self.submission.reason_detail else ""
             return StateConflict(f"submission {self.number} was cancelled{why}; no task can be added")
         if self._sender.want_complete or self.progress.tail.complete:

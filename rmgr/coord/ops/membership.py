@@ -20,6 +20,7 @@ from rmgr.model.identity import AclRecord, Invitation, Revocation, SealedSecret
 from rmgr.model.node import Drain, Meta, NodeRecord, SubmitterEntry
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Submission, Tail
+from rmgr.model.units import utc
 
 #: Name of a machine while it redeems a token: at least 16 random bytes, in hex. Another machine that guessed it could redeem the token.
 _NONCE = re.compile(r"[0-9a-f]{32,128}", re.ASCII)
@@ -57,7 +58,9 @@ def redeem(invitation: Invitation, version: int, nonce: str, now_us: int) -> Mul
             hint=f"if that was not you: rmgr admin revoke {invitation.name}; a new one: rmgr admin add-node {invitation.name}",
         )
     if now_us >= invitation.expires_us:
-        raise PermissionDenied(f"the token of {invitation.name} has expired", hint=f"a new one: rmgr admin add-node {invitation.name}")
+        until, now = utc(invitation.expires_us), utc(now_us)
+        message = f"the token of {invitation.name} has expired: it was valid until {until}, and it is {now} by the WatchDog's clock"
+        raise PermissionDenied(message, hint=f"a new one: rmgr admin add-node {invitation.name}")
     return put("REDEEM", paths.join(invitation.id), encode_record(replace(invitation, redeemed=nonce)), version)
 
 

@@ -53,6 +53,8 @@ def test_what_waits_gets_other_terms_and_runs_by_them(sh: Shell, queue: str) -> 
     assert f"by {job['user']}, an operator: priority 0 -> -7, {limits}" in told or f"by {job['user']}: priority 0 -> -7, {limits}" in told
     again = sh.ok("update", number, "-t", "20m", "--json").json
     assert again["unchanged"] == [{"id": number, "why": "it is so already"}]
+    nowhere = sh("update", number, "-q", "nosuch")
+    assert (nowhere.code, "there is no queue 'nosuch'" in nowhere.err) == (3, True)
     sh.ok("release", number)
     sh.ok("wait", number)
     assert sh.ok("logs", number).out.startswith("large")

@@ -275,8 +275,9 @@ def test_why_there_is_no_output_is_said(sh: Shell) -> None:
     sh.ok("cancel", held)
     elsewhere = sh.submit("-o", "/dev/null", "--", "echo", "gone")
     assert sh("wait", elsewhere).code == 0
-    told |= {"cancelled": sh.ok("logs", held).err, elsewhere: sh.ok("logs", elsewhere).err}
+    told |= {"followed": sh.ok("logs", "-f", elsewhere).err, "cancelled": sh.ok("logs", held).err, elsewhere: sh.ok("logs", elsewhere).err}
     assert {number: words.partition(": ")[2].partition(": ")[0].partition(" ")[2] for number, words in told.items()} == {
+        "followed": "has written nothing but to /dev/null on its nodes\n",
         running: "has written nothing",
         held: "has not begun",
         "cancelled": "never ran",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as StdlibFuture
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -353,6 +354,9 @@ def test_nothing_can_be_added_after_close_or_cancel(cluster: Cluster) -> None:
         eventually(lambda: handle.submission.phase is Phase.CANCELLED)
         with pytest.raises(StateConflict, match="was cancelled"):
             other.submit_call(2)
+        handle.submission = replace(handle.submission, phase=Phase.CLOSED)
+        with pytest.raises(StateConflict, match="was cancelled"):
+            other.submit_call(3)
         with pytest.raises(StateConflict, match="was cancelled"):
             other.submit(["in"], ["out"])
         assert record_of(cluster, other.id).reason_detail == "changed my mind"
