@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmgr.adapters.access.auth import check_not_forked
+from rmgr.adapters.access.server_threads import Silence
 from rmgr.adapters.gateway.talk import LOOK_S, Outbox, TalkLink
 from rmgr.adapters.rpc.channels import Gateways
 from rmgr.errors import CoordinationUnavailable, LimitReached, NotConnected, QueueFull, RmgrError, Throttled, Unavailable
@@ -103,16 +104,19 @@ class RemoteAnswers:
                 self._expected[asked.data] = self._add(asked)
 
     def ask(self, question: Question[A], *, timeout_s: float) -> A:
-        """See `Asks`. Repeats the question, also to other gateways, until `timeout_s` is over.
+        """See `Asks`. Repeats the question, also to other gateways, until `timeout_s` is over; time in which this process stood still
+        does not count.
 
         Raises: Unavailable if none answers; NotConnected at once if this was closed, or is used after a fork.
         """
         data = encode_question(question)
-        end_s, pauses = machine.monotonic() + timeout_s, Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S)
+        waited, pauses = Silence(LOOK_S, machine.monotonic), Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S)
+        left_s = timeout_s
         while True:
-            asked = _PendingQuestion(question, data, max(end_s, machine.monotonic() + _SHORTEST_S))
+            limit_s = max(left_s, _SHORTEST_S)
+            asked = _PendingQuestion(question, data, machine.monotonic() + limit_s)
             try:
-                answer = self._answer(asked)
+                answer = self._answer(asked, limit_s, waited)
             except NotConnected:  # closed, or made by the parent process
                 raise
             except (Unavailable, Throttled) as error:
@@ -121,7 +125,7 @@ class RemoteAnswers:
                 elif not isinstance(error, Throttled) and asked.was_said and not question.repeats:
                     message = f"it is not known whether {type(question).__name__} was carried out: {error.message}"
                     raise CoordinationUnavailable(message, hint="look, before you try again") from error
-                left_s = end_s - machine.monotonic()
+                left_s = timeout_s - waited.look()
                 if left_s <= 0:
                     raise
                 machine.sleep(min(left_s, pauses.next_s()))
@@ -148,8 +152,9 @@ class RemoteAnswers:
 
     # -- one question
 
-    def _answer(self, asked: _PendingQuestion) -> bytes:
+    def _answer(self, asked: _PendingQuestion, limit_s: float, waited: Silence) -> bytes:
         """Returns the whole answer. Also raises the error with which a gateway refused this client."""
+        begun_s = waited.look()
         check_not_forked()
         with self._lock:
             if self._is_closed:
@@ -161,7 +166,7 @@ class RemoteAnswers:
             done = self._asked[number].done
         try:
             while True:
-                left_s = asked.end_s - machine.monotonic()
+                left_s = limit_s - (waited.look() - begun_s)
                 try:
                     return machine.result(done, max(0.0, min(LOOK_S, left_s)))
                 except TimeoutError:

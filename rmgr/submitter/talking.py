@@ -83,14 +83,15 @@ class RemoteWork:
         Raises: NotConnected if no gateway answers; CoordinationUnavailable if one answers but ZooKeeper does not; the error with which a
             gateway refused this client (PermissionDenied, ...).
         """
-        end_s = machine.monotonic() + timeout_s
+        left_s = timeout_s
         while self.session_state is not SessionState.CONNECTED:
-            refusal, left_s = self._link.refusal, end_s - machine.monotonic()
+            refusal = self._link.refusal
             if refusal is not None and (not isinstance(refusal, Throttled) or left_s <= 0):
                 raise refusal
             if left_s <= 0:
                 raise self._no_answer_error(timeout_s)
             machine.sleep(min(_POLL_S, left_s))
+            left_s -= _POLL_S  # not what the clock says: a process that stood still has not heard yet what was said meanwhile
 
     def _no_answer_error(self, timeout_s: float) -> NotConnected | CoordinationUnavailable:
         if self.session_state is SessionState.SUSPENDED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -41,6 +42,11 @@ def eventually(condition: Callable[[], T | None], what: str | Callable[[], objec
             assert not is_late, f"not within {limit_s:g} s: {(what() if callable(what) else what) or condition}"
             later_s = min(_LATER * (now_s - first_s), _LATEST_S)
             time.sleep(min(max(_LEAST_S, 3 * (now_s - begun_s), later_s), _MOST_S))
+
+
+def stand_still(for_s: float) -> None:
+    """Lets every Python thread of this process stand still, as on a machine that does: the call keeps the interpreter's lock."""
+    ctypes.PyDLL(None).usleep(round(for_s * 1e6))
 
 
 def unchanged(look: Callable[[], object], for_s: float = 0.1) -> bool:

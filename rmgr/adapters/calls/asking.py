@@ -14,7 +14,7 @@ from rmgr.adapters.access.auth import USER_KEY, open_channel, rebuild
 from rmgr.adapters.access.server_threads import Stalls
 from rmgr.adapters.calls.links import SILENT_S, STALLED_S
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.adapters.rpc.channels import OPTIONS
+from rmgr.adapters.rpc.channels import OPTIONS, answered
 from rmgr.errors import NoServer, Unavailable
 from rmgr.model.arrays import PIECE_BYTES
 from rmgr.model.identity import Role
@@ -63,7 +63,7 @@ class CallsClient:
 
     def _asked(self, method: Callable[..., Any], request: Any, timeout_s: float = _ANSWER_S) -> Any:
         try:
-            return method(request, timeout=timeout_s, metadata=self._metadata)
+            return answered(method, request, timeout_s, self._metadata)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 message = f"the gateway at {self.endpoint} passes no calls on ([submitter] calls = false there)"

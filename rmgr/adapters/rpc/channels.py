@@ -37,6 +37,8 @@ OPTIONS = (
 )
 #: Metadata of a call through a gateway: the endpoint of the daemon that shall answer it.
 TARGET_KEY = "rmgr-endpoint"
+#: Seconds by which the end of a call is later than its deadline only if this process stood still.
+_STOOD_S = 0.3
 #: Seconds after which an unused channel is dropped, and a connection without calls ended.
 KEEP_S = 300.0
 #: For channels kept here: grpc itself would hold an idle connection for half an hour.
@@ -45,8 +47,21 @@ IDLE_OPTIONS: Sequence[tuple[str, Any]] = (("grpc.client_idle_timeout_ms", round
 _TO_GATEWAYS = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
 
 
+def answered(method: Callable[..., Any], request: Any, timeout_s: float, metadata: Sequence[tuple[str, str]]) -> Any:
+    """Returns the answer of a call that may be repeated. It is made once more if its deadline passed while this process stood still:
+    that is no silence of the other end, and gRPC's deadlines do not know it. Raises: grpc.RpcError.
+    """
+    begun_s = time.monotonic()
+    try:
+        return method(request, timeout=timeout_s, metadata=metadata)
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or time.monotonic() - begun_s < timeout_s + _STOOD_S:
+            raise
+    return method(request, timeout=timeout_s, metadata=metadata)
+
+
 class Client:
-    """A channel to one endpoint; every call has a deadline and raises errors of `rmgr.errors`.
+    """A channel to one endpoint; every call may be repeated, has a deadline, and raises errors of `rmgr.errors`.
 
     via: endpoint of a gateway that forwards the calls, "" = none. credentials: this client's, None in an open cluster.
     """
@@ -73,7 +88,7 @@ class Client:
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
         try:
-            return method(request, timeout=self.timeout_s, metadata=self._metadata)
+            return answered(method, request, self.timeout_s, self._metadata)
         except grpc.RpcError as error:
             raise rebuild(error, self.endpoint) from None
 

@@ -466,12 +466,13 @@ class ZkCoordinator(SessionCoordinator):
         Raises: NotConnected if no server answers; CoordinationUnavailable if some answer but give no session (no quorum);
             PermissionDenied if the identity is refused. Each error names every server and its state.
         """
-        end = time.monotonic() + timeout_s
-        while not self.wait_connected(max(0.0, min(0.2, end - time.monotonic()))):
+        left_s = timeout_s
+        while not self.wait_connected(look_s := max(0.0, min(0.2, left_s))):
             if self.identity_refused:  # a retry would be refused as well
                 msg = f"ZooKeeper at {self.hosts} refuses the identity of this process (authentication failed)"
                 raise PermissionDenied(msg, hint="do [security] dir and zookeeper_tls fit this cluster? rmgr doctor looks closer")
-            if time.monotonic() >= end:
+            left_s -= look_s
+            if left_s <= 0.0:
                 break
         else:
             return

@@ -32,6 +32,9 @@ from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached,
 
 T = TypeVar("T")
 
+#: Longest piece of a wait for the session (s).
+_LOOK_S = 0.25
+
 _LOG = logging.getLogger("rmgr.zookeeper")
 
 
@@ -223,8 +226,13 @@ class SessionCoordinator(abc.ABC):
         self.link.drop_link()
 
     def wait_connected(self, timeout_s: float) -> bool:
-        """Waits until the session is usable; returns whether it was within `timeout_s`."""
-        return self._usable.wait(timeout_s)
+        """Waits until the session is usable; returns whether it was within `timeout_s`, in which this process did not stand still."""
+        left_s = timeout_s
+        while not self._usable.wait(look_s := max(0.0, min(_LOOK_S, left_s))):
+            left_s -= look_s  # not what the clock says: a process that stood still has not read yet what came meanwhile
+            if left_s <= 0.0:
+                return False
+        return True
 
     # -- operations
 
@@ -681,6 +689,8 @@ def gather(parts: Sequence[Future[Any]]) -> Future[list[Stamped | None]]:
 
 #: Least time between two looks: a deadline may be noticed that much late, and a busy client looks at this pace.
 PACE_S = 0.1
+#: A look that comes this much late, because the process stood still, is put off once by as much: answers that came meanwhile come first.
+STOOD_S = 1.0
 
 
 class Guard:
@@ -730,12 +740,16 @@ class Guard:
 
     def _sleep(self) -> bool:
         """Sleeps until the next look, which covers everything given before it. Returns False when the guard has stopped."""
+        stood_still = False
         with self._turn:
             while not self._stopped:
                 left_s = self.until_s - self._clock()
-                if left_s <= 0:
+                if left_s < -STOOD_S and not stood_still:
+                    stood_still, self.until_s = True, self._clock() + STOOD_S
+                elif left_s <= 0:
                     self.until_s = math.inf  # operations given from here on call `at` themselves
                     self._earliest_s = self._clock() + PACE_S
                     return True
-                self._turn.wait(None if left_s == math.inf else left_s)
+                else:
+                    self._turn.wait(None if left_s == math.inf else left_s)
         return False

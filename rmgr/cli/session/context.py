@@ -237,7 +237,7 @@ class Session:
             if not coordinator.wait_connected(min(SILENCE_S, wait_s)):
                 self.note(f"ZooKeeper at {coordinator.hosts} does not answer; waiting {self._how_long(wait_s)}")
                 try:
-                    coordinator.require_connected(max(0.1, end - time.monotonic()))
+                    coordinator.require_connected(max(0.1, wait_s - SILENCE_S))
                 except NotConnected as error:
                     is_handshake = "TLS handshake" in error.message
                     raise NotConnected(error.message, hint=error.hint if is_handshake else self._nobody_there()) from error
@@ -271,7 +271,6 @@ class Session:
 
         cluster = self.config().cluster
         wait_s = self.left_s() or cluster.connect_timeout_s
-        end = time.monotonic() + wait_s
         credentials = self.shown_credentials()
         user = self.me if credentials is None else ""
         asks = RemoteAnswers(cluster.gateway, credentials=credentials, user=user, session_timeout_s=cluster.session_timeout_s)
@@ -282,7 +281,7 @@ class Session:
             except Unavailable:
                 self.note(f"no answer of the gateway at {asks.hosts} yet; waiting {self._how_long(wait_s)}")
                 try:
-                    meta = asks.ask(ReadMeta(), timeout_s=max(0.1, end - time.monotonic()))
+                    meta = asks.ask(ReadMeta(), timeout_s=max(0.1, wait_s - SILENCE_S))
                 except Unavailable as error:
                     raise _no_gateway(asks.hosts, wait_s, error) from error
             self._belong_together(tree=check_found(meta, cluster.cluster_id or None))

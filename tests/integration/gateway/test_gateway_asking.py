@@ -36,7 +36,7 @@ from rmgr.v1 import work_pb2, work_pb2_grpc
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, stand_still
 
 
 class Place:
@@ -143,6 +143,15 @@ def test_expected_questions_travel_together_and_their_answers_serve_once(place: 
     monkeypatch.setattr(machine, "monotonic", lambda: now_s + 5.1)  # too old
     client.ask(q.ReadMeta(), timeout_s=60)
     assert len(asked) == 6
+
+
+def test_a_client_that_stood_still_hears_what_was_said_meanwhile(place: Place) -> None:
+    def answer(data: bytes, caller: Caller, timeout_s: float) -> bytes:
+        stand_still(4)
+        assert not threading.Event().wait(0.1)  # the client wakes first
+        return place.asking.answer(data, caller, timeout_s)
+
+    assert place.client(place.gateway(answer).endpoint).ask(q.ReadMeta(), timeout_s=3.0).cluster_id
 
 
 def test_a_long_answer_comes_in_pieces(place: Place) -> None:

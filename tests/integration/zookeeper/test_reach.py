@@ -18,6 +18,8 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, free_port
 from rmgr.errors import CoordinationUnavailable, NotConnected
 from tests.harness.fair_time import FairTimer
+from tests.harness.proxy import Proxy
+from tests.harness.waiting import stand_still
 
 
 def test_a_mute_and_a_dead_server_cost_a_client_a_fraction_of_a_session(zookeeper: ZooKeeperServer, chroot: str) -> None:
@@ -29,6 +31,21 @@ def test_a_mute_and_a_dead_server_cost_a_client_a_fraction_of_a_session(zookeepe
                 ZkCoordinator.connect(hosts, chroot, session_timeout_s=5.0).close()
             took_s.append(timer.elapsed_s)
     assert max(took_s) < 1.5, took_s  # T / 10 at the mute one
+
+
+def test_a_client_that_stood_still_while_it_connected_waits_on(zookeeper: ZooKeeperServer, chroot: str) -> None:
+    with Proxy(zookeeper.hosts) as proxy:
+        proxy.refuse()
+
+        def late() -> None:
+            stand_still(5)
+            assert not threading.Event().wait(0.1)  # the client wakes first
+            proxy.refuse(False)
+
+        thread = threading.Timer(0.1, late)
+        thread.start()
+        ZkCoordinator.connect(proxy.hosts, chroot, connect_timeout_s=4.0).close()
+        thread.join()
 
 
 def test_who_is_not_there_is_named_with_what_it_does() -> None:

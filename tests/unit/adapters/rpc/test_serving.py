@@ -22,14 +22,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rmgr.adapters.access.auth import Expeller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.server_threads import Silence, Stalls
-from rmgr.adapters.rpc.channels import IDLE_OPTIONS, KEEP_S, OPTIONS, Channels
+from rmgr.adapters.rpc.channels import IDLE_OPTIONS, KEEP_S, OPTIONS, Channels, answered
 from rmgr.adapters.rpc.server import RpcServer, check_place
 from rmgr.daemons.service.serving import VoiceCheck, check_voice, open_server, telling
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.identity import Identity, Role
 from rmgr.runtime.supervision import StallGuard
 from tests.harness.bundles import session_bundles
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, stand_still
 
 _START = threading.Thread.start
 
@@ -159,6 +159,28 @@ def test_nobody_is_cut_for_the_time_in_which_this_process_stood_still() -> None:
         with subprocess.Popen(["/bin/sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"]):
             os.kill(os.getpid(), signal.SIGSTOP)
         assert not cut.wait(0.6), "it has looked once since"
+
+
+def test_a_question_whose_deadline_passed_while_this_process_stood_still_is_asked_again() -> None:
+    asked: list[bytes] = []
+
+    def answer(request: bytes, _context: grpc.ServicerContext) -> bytes:
+        asked.append(request)
+        if request == b"slow" and asked.count(request) == 1:
+            stand_still(3)
+        return request
+
+    server = RpcServer("127.0.0.1:0")
+    server.add_generic(grpc.method_handlers_generic_handler("t", {"Ask": grpc.unary_unary_rpc_method_handler(answer)}))
+    server.start()
+    try:
+        with grpc.insecure_channel(server.endpoint) as channel:
+            ask = channel.unary_unary("/t/Ask")
+            assert ask(b"connects", timeout=60) == b"connects"
+            assert answered(ask, b"slow", 2.0, ()) == b"slow"
+    finally:
+        server.stop()
+    assert asked.count(b"slow") == 2
 
 
 @pytest.mark.parametrize(

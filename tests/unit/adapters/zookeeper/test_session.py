@@ -20,7 +20,7 @@ from rmgr.adapters.zookeeper.wire import BulkRead, Refused
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError
 from tests.harness.memory import MemoryCoordinator
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, stand_still
 
 
 class Wire:
@@ -181,6 +181,19 @@ def test_an_operation_given_to_an_idle_client_ends_at_its_deadline() -> None:
     assert not slow.done()
     client.close()
     assert isinstance(slow.exception(_DEADLINE_S), RmgrError)
+
+
+def test_an_operation_whose_deadline_passed_while_the_process_stood_still_takes_the_answer_that_comes_then() -> None:
+    client = MemoryCoordinator()
+    client.pause()
+    read = client.stat("/", timeout_s=0.3)
+    stand_still(2)
+    assert not threading.Event().wait(0.1)  # the guard wakes first
+    client.resume()
+    assert read.result(_DEADLINE_S) is not None
+    client.pause()
+    assert isinstance(client.stat("/", timeout_s=0.3).exception(_DEADLINE_S), RmgrError)
+    client.close()
 
 
 def test_who_waits_longer_than_a_reads_deadline_is_told_that_zookeeper_is_away() -> None:
