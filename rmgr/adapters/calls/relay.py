@@ -26,7 +26,7 @@ import grpc
 
 from rmgr.adapters.access.auth import Caller, caller_of, service
 from rmgr.adapters.access.limits import Bounds
-from rmgr.adapters.access.server_threads import Stalls
+from rmgr.adapters.access.server_threads import Silence, Stalls
 from rmgr.adapters.calls.links import BEAT_S, SAID_BYTES, STALLED_S, VERSION, Links, ServerLink
 from rmgr.coord.calls.ledger import Life, Standing
 from rmgr.errors import NotFound, RmgrError, StateConflict, UsageError, VersionMismatch
@@ -438,9 +438,12 @@ class Relay:
             is_said=one.is_said,
         )
         link.tell(offer=offer)
-        end_s = time.monotonic() + min(VERDICT_S, max(0.0, one.left_s))
+        waited, most_s = Silence(_LOOK_S), min(VERDICT_S, max(0.0, one.left_s))
         while True:
-            event = one.take(end_s - time.monotonic())
+            left_s = most_s - waited.look()
+            event = one.take(min(_LOOK_S, left_s))
+            if event is None and left_s > _LOOK_S:
+                continue
             if isinstance(event, pb.Verdict) and event.key == one.key:
                 one.is_known = event.kind == pb.Verdict.JOINED
                 if event.kind not in _TAKES:

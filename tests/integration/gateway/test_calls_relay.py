@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from rmgr.adapters.access.auth import rebuild
-from rmgr.adapters.calls import asking
+from rmgr.adapters.calls import asking, relay
 from rmgr.adapters.calls.asking import CallsClient
 from rmgr.adapters.calls.links import VERSION, ServerLink
 from rmgr.adapters.calls.relay import Relay, Wanted
@@ -26,7 +26,7 @@ from rmgr.model.interface import encode_interface, interface_of
 from rmgr.model.queue import UserLimits
 from rmgr.v1 import calls_pb2 as pb
 from tests.harness.played_server import PlayedServer, echoed
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, stand_still
 
 
 class Chosen:
@@ -165,6 +165,18 @@ def test_a_full_server_is_passed_over_and_no_attempt_is_offered_to_it_twice(worl
     assert message.none.kind == pb.NoneNow.FULL
     assert world.called(b"y", number=2, attempt=2)[1] == b"y"
     assert [offer.attempt for offer in first.offers] == [1, 1, 2]
+
+
+def test_a_gateway_that_stood_still_takes_the_verdict_that_came_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "VERDICT_S", 4.0)  # a look counts 2 s at most
+    server = world.played("s1")
+    server.verdicts = [-1]
+    messages = world.client().attempt(world.ask(1), lambda: [b"x"]).messages()
+    [offer] = eventually(lambda: server.offers, "offered")
+    stand_still(5)
+    assert not threading.Event().wait(0.1)  # the gateway wakes first
+    server.say(verdict=pb.Verdict(key=offer.key, kind=pb.Verdict.ACCEPTED))
+    assert next(messages).WhichOneof("what") == "named"
 
 
 def test_a_life_that_refuses_a_call_that_is_bound_to_it_is_told_to_the_client(world: World) -> None:
