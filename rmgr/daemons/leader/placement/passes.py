@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rmgr.adapters.access.server_threads import Silence
 from rmgr.daemons.leader.placement.plugin_child import LENGTH
 from rmgr.daemons.leader.term import Term
 from rmgr.errors import UNREADABLE_TEXT
@@ -53,6 +54,8 @@ LIMIT_S = 10.0
 _MOST_REFUSED = 10
 #: Time limit of a plug-in's pass; extra time of its first one, which imports the policy; memory besides the interpreter's code.
 POLICY_LIMIT_S, START_S, MOST_BYTES = 5.0, 5.0, 768 << 20
+#: Seconds between two looks at a plug-in that is waited for.
+_LOOK_S = 0.25
 #: More bytes than any plan has.
 _MOST_ANSWER = 64 << 20
 #: The process ends itself this long after the leader should have killed it.
@@ -462,16 +465,16 @@ class PolicyProcess:
         """
         is_new = self._running is None
         limit_s = self._limit_s + (START_S if is_new else 0.0)
-        end_s = machine.monotonic() + limit_s
-        line = self._start(self._limit_s + START_S + _SPARE_S)
+        line, waited = self._start(self._limit_s + START_S + _SPARE_S), Silence(_LOOK_S, machine.monotonic)
         data = pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
         try:
             line.settimeout(limit_s)
             line.sendall(LENGTH.pack(len(data)) + data)
-            (length,) = LENGTH.unpack(_received(line, LENGTH.size, end_s))
+            line.settimeout(_LOOK_S)
+            (length,) = LENGTH.unpack(_received(line, LENGTH.size, waited, limit_s))
             if length > _MOST_ANSWER:
                 raise PolicyFailed(f"its answer has {length} bytes")
-            answer = json.loads(_received(line, length, end_s))
+            answer = json.loads(_received(line, length, waited, limit_s))
         except TimeoutError:
             self.end()
             raise PolicyFailed(f"did not end within {format_duration(limit_s)}") from None
@@ -522,12 +525,19 @@ class PolicyProcess:
             return self._running[1]
 
 
-def _received(line: socket.socket, length: int, end_s: float) -> bytes:
-    """Raises: TimeoutError, EOFError, ConnectionError."""
+def _received(line: socket.socket, length: int, waited: Silence, limit_s: float) -> bytes:
+    """Returns bytes of a line whose calls end after `_LOOK_S`. What the leader stands still itself is not the policy's time.
+
+    Raises: TimeoutError, EOFError, ConnectionError.
+    """
     parts = bytearray()
     while len(parts) < length:
-        line.settimeout(max(0.001, end_s - machine.monotonic()))
-        part = line.recv(min(1 << 20, length - len(parts)))
+        if waited.look() > limit_s:
+            raise TimeoutError
+        try:
+            part = line.recv(min(1 << 20, length - len(parts)))
+        except TimeoutError:
+            continue
         if not part:
             raise EOFError
         parts += part

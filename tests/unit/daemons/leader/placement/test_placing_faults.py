@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -41,7 +44,7 @@ from rmgr.sim.replay import verify
 from rmgr.sim.runs.output import read_log
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Bench, placing
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, stand_still
 
 WHY = Why("test", "because")
 
@@ -415,13 +418,13 @@ class World:
         return sorted(self.bench.look.running(*nodes))
 
     def until(self, condition: Callable[[], bool], patience_s: float = 30.0) -> None:
-        """The leader's clock goes as ours does."""
+        """The leader's clock goes as ours does, and stands still with the machine."""
         began_s = at_s = time.monotonic()
         while not condition():
             assert time.monotonic() < began_s + patience_s, self.bench.log[-5:]
             time.sleep(0.005)  # a real process answers
             now_s = time.monotonic()
-            self.bench.advance(now_s - at_s)
+            self.bench.advance(min(now_s - at_s, 0.5))
             at_s = now_s
 
     def close(self) -> None:
@@ -445,6 +448,25 @@ def world(installed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     yield begin
     for one in made:
         one.close()
+
+
+def test_what_a_leader_stands_still_is_none_of_the_time_of_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(line: socket.socket) -> None:
+        with line:
+            line.recv(1 << 16)
+            stand_still(3)
+            assert not threading.Event().wait(0.1)  # the leader wakes first
+            line.sendall(placing_foreign.LENGTH.pack(2) + b"{}")
+
+    def started(_words: list[str], *, stdin: int, **_: Any) -> Any:
+        threading.Thread(target=answer, args=(socket.socket(fileno=os.dup(stdin)),)).start()
+        return SimpleNamespace(kill=lambda: None, wait=lambda: 0)
+
+    monkeypatch.setattr(placing_foreign, "START_S", 0.0)
+    monkeypatch.setattr(placing_foreign, "subprocess", SimpleNamespace(Popen=started, DEVNULL=subprocess.DEVNULL))
+    process = placing_foreign.PolicyProcess(2.5)
+    assert process.ask({}) == {}
+    process.end()
 
 
 def test_a_plug_in_places_as_it_says_with_its_notes_and_reasons(world: Callable[[str], World]) -> None:
