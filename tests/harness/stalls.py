@@ -1,7 +1,9 @@
 """Runs the tests as on a machine that stands still at times: stops all processes of the run for 2 to 10 s a minute (`tests/stalls.sh`).
 
 Processes of the run are the command's descendants, and processes with its mark in their environment, because daemons may be orphaned.
-Processes that a test has stopped stay stopped. These stalls are made on purpose and excuse no failure (`tests/harness/second_goes.py`).
+Processes that a test, or a daemon, has stopped stay stopped: parents are stopped before their children, and go on after them, so that
+nobody stops or continues a process that stands still for the stall. These stalls are made on purpose and excuse no failure
+(`tests/harness/second_goes.py`).
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ _STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBI
 
 
 def processes_of(root: psutil.Process, mark: str) -> Iterator[psutil.Process]:
-    """Yields the processes of a run, in no particular order. mark: see the module."""
-    below = {root, *root.children(recursive=True)}
+    """Yields the processes of a run, parents before their children, and orphans with theirs at the end. mark: see the module."""
+    below = dict.fromkeys((root, *root.children(recursive=True)))  # psutil lists all children of a process before any of theirs
     yield from below
+    orphans: dict[psutil.Process, int] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process not in below and process.environ().get(_MARK) == mark:
-                yield process
+                orphans[process] = len(process.parents())
+    yield from sorted(orphans, key=orphans.__getitem__)
 
 
 def stop_all(root: psutil.Process, mark: str) -> list[psutil.Process]:
@@ -55,8 +59,8 @@ def _stop(process: psutil.Process) -> bool:
 
 
 def go_on(stopped: Sequence[psutil.Process]) -> None:
-    """Continues the stopped processes at the end of a stall."""
-    for process in stopped:
+    """Continues the stopped processes at the end of a stall, the last first."""
+    for process in reversed(stopped):
         with contextlib.suppress(psutil.Error):
             process.resume()
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rmgr.errors import CoordinationUnavailable
@@ -112,7 +113,7 @@ _RUN = """if True:
     look = '''if True:
         import sys, time
         from pathlib import Path
-        longest, before, end = 0.0, time.monotonic(), time.monotonic() + 8
+        longest, before, end = 0.0, time.monotonic(), time.monotonic() + 60
         while time.monotonic() < end and longest < 1:
             time.sleep(0.05)
             longest, before = max(longest, time.monotonic() - before), time.monotonic()
@@ -132,7 +133,7 @@ _RUN = """if True:
     (where / "own").write_text(state)
     own.kill()
     own.wait()
-    for _ in range(200):
+    for _ in range(1200):
         if (where / "orphan").exists():
             break
         time.sleep(0.05)
@@ -147,6 +148,23 @@ def test_a_stall_stops_every_process_of_a_run_and_nobody_goes_on_who_was_stopped
     assert float((tmp_path / "child").read_text()) > 1
     assert float((tmp_path / "orphan").read_text()) > 1
     assert (tmp_path / "own").read_text() == "T"
+
+
+def test_who_stops_others_stands_still_before_them_and_goes_on_after_them() -> None:
+    """Else it would continue what stands still for the stall, or what it stops would be continued at the end."""
+    tree = "import subprocess as s, sys; [s.Popen(sys.argv[1:]) for _ in range(3)]; print(flush=True); input()"
+    words = [sys.executable, "-c", tree, sys.executable, "-c", tree, "sleep", "600"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as root:
+        try:
+            eventually(lambda: len(psutil.Process(root.pid).children(recursive=True)) == 12, "3 children with 3 each")
+            order = [process.pid for process in stalls.processes_of(psutil.Process(root.pid), "of no run")]
+            parents = [psutil.Process(pid).ppid() for pid in order[1:]]
+            assert set(parents[:3]) == {root.pid}, "siblings of a parent before its children"
+            assert all(order.index(parent) < at for at, parent in enumerate(parents, 1))
+        finally:
+            for process in psutil.Process(root.pid).children(recursive=True):
+                process.kill()
+            root.kill()
 
 
 @pytest.mark.parametrize("is_stalled", [True, False])
