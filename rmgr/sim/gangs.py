@@ -21,7 +21,7 @@ from typing import NamedTuple
 from rmgr.errors import RmgrError
 from rmgr.sched.policies.buddy_fcfs import Buddies
 from rmgr.sched.tree.rotation import Newcomers, Rotation, Row, phases_below
-from rmgr.sched.tree.shape import AllocationRule, Loads, Tree, choose, longest_branch, retr, retr_bound
+from rmgr.sched.tree.shape import AllocationRule, Loads, Tree, choose, longest_branch
 from rmgr.sim.workload.jobs import stream
 
 #: Number of slots of one simulation, and the lengths of tasks (papers.md 3.4).
@@ -124,13 +124,19 @@ def run(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing, *, coun
 
 
 def _judge(out: SlotsOutcome, tasks: Sequence[Task], history: _History) -> None:
+    """Computes RETR, the real execution time ratio (slots from arrival to end / slots needed), and counts those above their bound.
+
+    The bound is the mean of max-TQLB (with root) over the task's stay + 2 x its maximum / length. Source: section 5.2 of the paper, which
+    states only the mean. Differs from it in the last term: the beginning and the end of a stay are not whole rounds, and without the term
+    7 % of tasks exceed the bound.
+    """
     out.tqlb = history.lasting()
     for task, end in zip(tasks, out.ends, strict=True):
         if end >= 0:
-            ratio = retr(task.arrival, end, task.length)
+            ratio = (end - task.arrival) / task.length
             mean, most = history.between(task.arrival, end)
             out.retr.append(ratio)
-            out.breaches += ratio > retr_bound(mean, most, task.length) + 1e-9
+            out.breaches += ratio > mean + 2 * most / task.length + 1e-9
 
 
 class _History:

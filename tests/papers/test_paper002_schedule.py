@@ -92,7 +92,6 @@ def test_quantities_of_figure_1() -> None:
     """Section 3: B, M, N, A by hand."""
     tree = Tree(2, 4)
     assert tqlb(tree, QUEUES) == [2, 4, 3, 5, 6, 6, 5]
-    assert tqlb(tree, QUEUES, with_root=False) == [0, 2, 1, 3, 4, 4, 3]
     assert longest_branch(tree, QUEUES) == [6, 4, 4, 1, 2, 3, 2]
     loads = Loads(tree)
     for node, length in QUEUES.items():

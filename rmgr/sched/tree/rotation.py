@@ -20,9 +20,8 @@ side of the front.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TypeAlias
 
 from rmgr.sched.tree.shape import Tree
@@ -67,9 +66,7 @@ class RunQueue:
 
     def add(self, task: int, quanta: int, weight: int) -> None:
         """Adds the task at the tail."""
-        self.look()
-        self._rest[task] = quanta
-        self.entries.extend([task] * weight)
+        self.append(task, quanta, weight)
         self._find_end()
 
     def append(self, task: int, quanta: int, weight: int) -> None:
@@ -319,10 +316,6 @@ class Rotation:
     def late_tasks(self) -> tuple[tuple[int, int, int], ...]:
         """Returns (task, node, weight) of newcomers that wait for the root's next round, in order of arrival."""
         return tuple((task, node, weight) for task, (node, _, weight, _) in self._late.items())
-
-    def late_nodes(self) -> set[int]:
-        """Returns the nodes at which newcomers wait for the root's next round."""
-        return {node for node, _, _, _ in self._late.values()}
 
     def settle(self) -> None:
         """Brings every queue up to now. Cost: O(nodes)."""
@@ -726,7 +719,7 @@ def _slots_until_quanta(pairs: Sequence[tuple[int, int]], per_phase: Sequence[in
 
 
 class TreeNodeState(StrEnum):
-    """State of a tree node."""
+    """State of a tree node; `docs/policies.md` has the diagram of its changes."""
 
     IDLE = "Idle"
     READY = "Ready"
@@ -735,21 +728,6 @@ class TreeNodeState(StrEnum):
 
 
 _I, _Y, _G, _D = TreeNodeState.IDLE, TreeNodeState.READY, TreeNodeState.ROUNDING, TreeNodeState.ROUNDED
-#: Meaning of each edge.
-EDGES: Mapping[tuple[TreeNodeState, TreeNodeState], str] = MappingProxyType(
-    {
-        (_I, _Y): "a task came, and the front is still to come",
-        (_I, _D): "a task came, and the front has passed; or the task waits for the next round",
-        (_Y, _G): "next_turn: the front is here",
-        (_Y, _I): "its last task was taken away",
-        (_G, _D): "its queue has been served once in this round; the front goes on to the children",
-        (_G, _Y): "a sibling of it or of a node above ended the phase; or this round was over and the next begins further up",
-        (_G, _I): "its last task has ended",
-        (_D, _G): "its subtree's round is over and the next one begins here",
-        (_D, _Y): "the next round begins further up",
-        (_D, _I): "its last task was taken away, or ended as the round did",
-    }
-)
 
 
 def states_of(rotation: Rotation) -> list[TreeNodeState]:
@@ -757,7 +735,7 @@ def states_of(rotation: Rotation) -> list[TreeNodeState]:
     tree = rotation.tree
     own = {node: left for node, left, _ in rotation.front()}
     idle = 0 not in own  # no round has begun: the front is still to come everywhere
-    late = rotation.late_nodes()
+    late = {node for _, node, _ in rotation.late_tasks()}
     states: list[TreeNodeState] = []
     heads: list[TreeNodeState] = []  # for each node: the state of a node below it that does not run
     for node in range(tree.nodes):
@@ -773,9 +751,3 @@ def states_of(rotation: Rotation) -> list[TreeNodeState]:
         else:
             states.append(_D if node in late else _I)
     return states
-
-
-def diagram() -> str:
-    """Returns the table in Mermaid's notation."""
-    lines = [f"    {before.value} --> {after.value}: {what}" for (before, after), what in EDGES.items()]
-    return "\n".join(["stateDiagram-v2", "    [*] --> Idle", *lines])

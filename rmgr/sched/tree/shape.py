@@ -104,13 +104,13 @@ class Tree:
         return depth
 
 
-def tqlb(tree: Tree, lengths: Lengths, *, with_root: bool = True) -> list[int]:
+def tqlb(tree: Tree, lengths: Lengths) -> list[int]:
     """Returns B of every node: entries of all queues from the root down to it.
 
-    with_root: the guarantee (every task runs in any window of max-TQLB slots) needs the root's queue, which the printed formula leaves out.
+    The guarantee (every task runs in any window of max-TQLB slots) needs the root's queue, which the printed formula leaves out.
     Cost: O(nodes).
     """
-    found = [lengths.get(0, 0) if with_root else 0]
+    found = [lengths.get(0, 0)]
     for node in range(1, tree.nodes):
         found.append(lengths.get(node, 0) + found[(node - 1) // tree.width])
     return found
@@ -139,20 +139,6 @@ def is_fulfilled(tree: Tree, lengths: Lengths) -> bool:
         if len(kinds) > 1:
             return False
     return full[0] > 0
-
-
-def retr(entry: int, end: int, length: int) -> float:
-    """Returns the real execution time ratio of a task: slots from entry to end, over the slots that it needs."""
-    return (end - entry) / length
-
-
-def retr_bound(mean_tqlb: float, most_tqlb: int, length: int) -> float:
-    """Returns the bound of RETR: the mean of max-TQLB (with root) over the task's stay + 2 x its maximum / length.
-
-    Source: section 5.2 of the paper, which states only the mean. Differs from it in the last term: the beginning and the end of a stay are
-    not whole rounds, and without the term 7 % of tasks exceed the bound.
-    """
-    return mean_tqlb + 2 * most_tqlb / length
 
 
 # -- allocation: where a new task goes ---------------------------------------------------------------------------------------
