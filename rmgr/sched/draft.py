@@ -35,9 +35,9 @@ from functools import partial
 from itertools import chain, pairwise
 
 from rmgr.sched import records
-from rmgr.sched.capacity.gangs import OWNER, Carousel, memory_on, placed_in, stands_in, too_many_leaves
+from rmgr.sched.capacity.gangs import OWNER, Carousel, memory_on, placed_in, stands_in
 from rmgr.sched.capacity.pool_node import NodePool
-from rmgr.sched.job import Job, Placement, Reservation, Running, each_node, nodes_of, sent_back
+from rmgr.sched.job import Job, Placement, Reservation, Running, count_of, each_node, nodes_of, sent_back
 from rmgr.sched.plan import (
     Accepted,
     GangSet,
@@ -61,7 +61,7 @@ from rmgr.sched.plan import (
     of_tuple,
 )
 from rmgr.sched.state.partition import Pool
-from rmgr.sched.tree.shape import Tree
+from rmgr.sched.tree.shape import MOST_LEAVES, Tree
 from rmgr.sched.view import ABANDONED, IN_ITS_WAY, View
 
 UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
@@ -612,7 +612,7 @@ class Draft(View):
                 if job_id in self._promises or job_id in self._holds:
                     return self._never(Why("gang", "job {} has been promised a start", (job_id,)))
             if tree is None:
-                tree = known or Tree(gang.width, sum((last - first + 1) * cores for first, last, cores in gang.leaves))
+                tree = known or Tree(gang.width, count_of(gang.leaves))
             if node >= tree.nodes:
                 return self._never(Why("gang", "job {} stands in tree node {}, of {}", (job_id, node, tree.nodes)))
             if run is not None and grown and stands_in(run, gang.leaves, tree.span(node)):
@@ -800,7 +800,7 @@ def _why_malformed(gang: object) -> str | None:
         return "a job's share of memory is a number of jobs"
     if not _is_count(gang.width, 2) or gang.width > 64 or not records.are_spans(gang.leaves, 1 << 20) or not gang.leaves:
         return "a tree has a width of 2 to 64, and leaves that are spans of nodes"
-    if any(first > last or cores < 1 or first < 0 for first, last, cores in gang.leaves) or too_many_leaves(gang.leaves):
+    if any(first > last or cores < 1 or first < 0 for first, last, cores in gang.leaves) or count_of(gang.leaves) > MOST_LEAVES:
         return "leaves are cores of nodes"
     in_order = sorted(gang.leaves)
     if any(later[0] <= earlier[1] for earlier, later in pairwise(in_order)):

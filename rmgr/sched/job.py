@@ -266,6 +266,16 @@ def each_node(spans: Iterable[Span]) -> Iterator[tuple[int, int]]:
     return ((node, count) for first, last, count in spans for node in range(first, last + 1))
 
 
+def count_of(spans: Iterable[Span]) -> int:
+    """Returns the sum of the counts of all nodes of the spans. Cost: O(spans)."""
+    return sum((last - first + 1) * count for first, last, count in spans)
+
+
+def count_on(node: int, spans: Iterable[Span]) -> int:
+    """Returns the count of this node, 0 if it is in none of the spans. Cost: O(spans)."""
+    return next((count for first, last, count in spans if first <= node <= last), 0)
+
+
 def nodes_of(placement: Placement) -> list[int]:
     """Returns every node id of a placement, in ascending order."""
     return [node for node, _ in each_node(placement)]

@@ -18,7 +18,7 @@ from rmgr.errors import StateConflict
 from rmgr.sched.capacity.horizon import Closing, Ending, Horizon, NodeShadow, NodeTimeline, NodeWindows, Timeline
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool, UnitShadow, UnitTimeline
-from rmgr.sched.job import Job, Node, Placement, Reservation, Running
+from rmgr.sched.job import Job, Node, Placement, Reservation, Running, count_on
 from rmgr.sched.plan import Decision, GangSet, Infeasible, Insufficient, Noted, ReleaseHold, Unreserve, WakeAt, Why
 from rmgr.sched.policy import Key
 from rmgr.sched.records import Answered, Call, Gang, Hold, Maintenance, Server, Suspended, Usage, Used, room, share_of
@@ -576,7 +576,7 @@ class View:
     def _window_for(self, end_us: int, placement: Placement | None = None) -> Maintenance | None:
         """Returns the first window that a job from now until `end_us` would reach into (on these nodes, if given), or None."""
         for window in sorted(self._part.windows.values(), key=lambda window: (window.start_us, window.id)):
-            on_it = placement is None or any(first <= node <= last for first, last, _ in placement for node in window.nodes)
+            on_it = placement is None or any(count_on(node, placement) for node in window.nodes)
             if on_it and window.end_us > self.now_us and window.start_us < end_us:
                 return window
         return None

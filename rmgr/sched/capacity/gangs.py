@@ -13,10 +13,10 @@ from rmgr.model.block import run_label, task_of
 from rmgr.model.node import GangRecord
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool
-from rmgr.sched.job import Job, Node, Placement, Running, each_node, nodes_of, spans_of
+from rmgr.sched.job import Job, Node, Placement, Running, count_of, count_on, each_node, nodes_of, spans_of
 from rmgr.sched.records import Cores, Gang, room
 from rmgr.sched.tree.rotation import Newcomers, Rotation, Row, RunQueue
-from rmgr.sched.tree.shape import MOST_LEAVES, Loads, Tree
+from rmgr.sched.tree.shape import Loads, Tree
 
 #: Stands for a gang in a pool: only the gang may use a node that it takes.
 OWNER = Job(id=0, submit_us=0, exclusive=True)
@@ -36,8 +36,7 @@ class Carousel:
         """closed: leaves on which nothing new is placed."""
         self.width, self.leaves, self.next_round = gang.width, gang.leaves, gang.next_round
         self.slot_us, self.origin_us, self.memory_share = gang.slot_us, gang.origin_us, gang.memory_share
-        count = sum(cores for _, cores in each_node(gang.leaves))
-        self.tree = Tree(gang.width, count, closed)
+        self.tree = Tree(gang.width, count_of(gang.leaves), closed)
         self.rotation = Rotation(self.tree, Newcomers.NEXT_ROUND if gang.next_round else Newcomers.THIS_ROUND)
         self.rotation.now = gang.slot
         self.loads: tuple[Loads, Loads] | None = None
@@ -195,18 +194,8 @@ def stands_in(run: Running, leaves: Cores, span: tuple[int, int]) -> bool:
     has = {node: cores for node, _, cores in cores_within(leaves, *span)}
     job = run.job
     return all(
-        has.get(node, 0) >= (leaves_on(node, leaves) if job.exclusive else count * job.threads) for node, count in each_node(run.placement)
+        has.get(node, 0) >= (count_on(node, leaves) if job.exclusive else count * job.threads) for node, count in each_node(run.placement)
     )
-
-
-def leaves_on(node: int, leaves: Cores) -> int:
-    """Returns how many leaves of a tree are cores of the node. Cost: O(spans)."""
-    return next((cores for first, last, cores in leaves if first <= node <= last), 0)
-
-
-def too_many_leaves(leaves: Cores) -> bool:
-    """Whether there are more leaves than a tree may have."""
-    return sum((last - first + 1) * cores for first, last, cores in leaves) > MOST_LEAVES
 
 
 class GangBook:
@@ -272,27 +261,19 @@ class GangBook:
             self._owned[node] = count + 1
 
     def leave(self, pool: UnitPool | NodePool, run: Running) -> None:
-        """Records that the job no longer runs and is no longer a member."""
-        self.step_out(pool, run)
-        self.strike(run.job.id)
-
-    def step_out(self, pool: UnitPool | NodePool, run: Running) -> None:
-        """Gives back the nodes on which the run was the last of a gang."""
+        """Records that the job no longer runs and is no longer a member; gives back the nodes on which it was the last of a gang."""
         for node in nodes_of(run.placement):
             self._owned[node] -= 1
             if not self._owned[node]:
                 del self._owned[node]
                 pool.give(OWNER, ((node, node, 1),))
+        self.strike(run.job.id)
 
     def strike(self, job_id: int) -> None:
         """Removes the job as a member; the record keeps it until it is next set, and is deleted with its last member."""
         name = self.of.pop(job_id, None)
         if name is not None and name not in self.of.values():
             del self.by_name[name]
-
-    def owns(self, node: int) -> bool:
-        """Whether a gang's job runs on the node."""
-        return node in self._owned
 
     def vacate(self) -> None:
         """Forgets the taken nodes: the pool is a new one of which nothing is taken yet."""

@@ -14,11 +14,12 @@ from typing import ClassVar
 
 from rmgr.sched.capacity.gangs import leaves_of, placed_in
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import PLAIN, Job, Running, each_node
+from rmgr.sched.job import PLAIN, Job, Running, count_of, each_node
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause
 from rmgr.sched.records import Cores, cores_of
+from rmgr.sched.tree.shape import height_of
 
 FITS = Why("buddy_fcfs", "starts on the first cores of a free block of its size")
 BLOCKED = Why("buddy_fcfs", "no free block is large enough")
@@ -36,7 +37,7 @@ class BuddyFcfs:
         if head is None:
             return
         leaves = leaves_of(draft.nodes)
-        total = sum((last - first + 1) * cores for first, last, cores in leaves)
+        total = count_of(leaves)
         free = Buddies(self.width, total)
         starts = _first_leaves(leaves)
         blocks = draft.notes("block")
@@ -75,9 +76,7 @@ class BuddyFcfs:
         """Returns the cores of the smallest kind of block that could hold the job; threads or features may require more than it needs."""
         size = job.cpus
         while job.shape is not PLAIN and size < total:
-            wide = 1
-            while wide < size:
-                wide *= self.width
+            wide = self.width ** height_of(self.width, size)
             if any(placed_in(job, leaves, (at, min(at + wide, total)), draft.nodes) is not None for at in range(0, total, wide)):
                 break
             size = min(wide + 1, total)
@@ -108,18 +107,13 @@ class Buddies:
     __slots__ = ("_free", "height", "leaves", "width")
 
     def __init__(self, width: int, leaves: int) -> None:
-        self.width, self.leaves, self.height = width, leaves, 0
-        while width**self.height < leaves:
-            self.height += 1
+        self.width, self.leaves, self.height = width, leaves, height_of(width, leaves)
         self._free: list[list[int]] = [[] for _ in range(self.height + 1)]  # by k: first processors of free blocks, ascending
         self._free[self.height].append(0)
 
     def order(self, size: int) -> int:
         """Returns k of the smallest block for this size."""
-        k = 0
-        while self.width**k < size:
-            k += 1
-        return k
+        return height_of(self.width, size)
 
     def take(self, size: int) -> int | None:
         """Returns the first processor of a block for this size; None if no free block has that many real processors."""

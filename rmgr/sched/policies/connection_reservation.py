@@ -61,7 +61,7 @@ from operator import attrgetter
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import Job, Running, each_node, spans_of
+from rmgr.sched.job import Job, Running, count_of, each_node, spans_of
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
 from rmgr.sched.policies.queue_first_fit import REST, Place, Room, Scanned, ScanningPolicy, in_order, route_all, scan
@@ -167,7 +167,7 @@ def _share_without(share: Share, rest: Counter[int]) -> Share:
 
 
 def _count_cores(shares: tuple[Share, ...]) -> int:
-    return sum(count * (last - first + 1) for share in shares for first, last, count in share.cores)
+    return sum(count_of(share.cores) for share in shares)
 
 
 def _record_overtakings(book: _Book, queue: QueueClass, found: Scanned, *, ended: bool) -> None:

@@ -19,13 +19,13 @@ from typing import ClassVar
 
 from rmgr.sched.capacity.gangs import Carousel, leaves_of, memory_on, placed_in
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import PLAIN, Job, each_node, nodes_of
+from rmgr.sched.job import PLAIN, Job, count_of, each_node, nodes_of
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause
 from rmgr.sched.records import Cores, Gang
 from rmgr.sched.tree.rotation import Newcomers
-from rmgr.sched.tree.shape import AllocationRule, choose
+from rmgr.sched.tree.shape import AllocationRule, choose, first_of_depth, height_of
 
 SHARES = Why("dqt", "shares its cores in time")
 LEFT = Why("dqt", "what has ended leaves the tree")
@@ -238,13 +238,12 @@ class _Room:
         if self.is_counted and (job.memory_bytes or job.resources or self._counts_memory):
             self._count()
             assert self._memory is not None
-            for first, last, count in placement:
-                for at in range(first, last + 1):
-                    has = draft.nodes[at]
-                    if has.memory_bytes and self._memory.get(at, 0) + self._memory_on(job, at, count) > has.memory_bytes:
-                        return False
-                    if any(self._others.get((at, name), 0) + count * n > dict(has.resources).get(name, 0) for name, n in job.resources):
-                        return False
+            for at, count in each_node(placement):
+                has = draft.nodes[at]
+                if has.memory_bytes and self._memory.get(at, 0) + self._memory_on(job, at, count) > has.memory_bytes:
+                    return False
+                if any(self._others.get((at, name), 0) + count * n > dict(has.resources).get(name, 0) for name, n in job.resources):
+                    return False
         return self.nodes().issuperset(nodes_of(placement))
 
     def size_of(self, job: Job) -> int:
@@ -267,7 +266,7 @@ class _Room:
         if any(node.closed for node in nodes.values()):
             return False
         leaves = leaves_of(nodes)
-        return placed_in(job, leaves, (0, sum(cores for _, cores in each_node(leaves))), nodes) is None
+        return placed_in(job, leaves, (0, count_of(leaves)), nodes) is None
 
     def take(self, job: Job, node: int) -> None:
         """Records that the job has entered this tree node."""
@@ -290,11 +289,10 @@ class _Room:
 
     def _add(self, job: Job, placement: Cores) -> None:
         assert self._memory is not None
-        for first, last, count in placement:
-            for at in range(first, last + 1):
-                self._memory[at] = self._memory.get(at, 0) + self._memory_on(job, at, count)
-                for name, number in job.resources:
-                    self._others[at, name] = self._others.get((at, name), 0) + count * number
+        for at, count in each_node(placement):
+            self._memory[at] = self._memory.get(at, 0) + self._memory_on(job, at, count)
+            for name, number in job.resources:
+                self._others[at, name] = self._others.get((at, name), 0) + count * number
 
 
 def _closed_leaves(leaves: Cores, draft: Draft, closed_nodes: list[int]) -> frozenset[int]:
@@ -326,11 +324,11 @@ def _with_new_nodes(old: Gang, draft: Draft) -> Gang:
     if not fresh:
         return old
     leaves = (*old.leaves, *leaves_of(fresh))
-    before, after = _height_of_tree(old.width, old.leaves), _height_of_tree(old.width, leaves)
-    if before == after:
+    width = old.width
+    levels = height_of(width, count_of(leaves)) - height_of(width, count_of(old.leaves))
+    if not levels:
         return old._replace(leaves=leaves)
-    width, levels = old.width, after - before
-    tops = tuple((_first_of_depth(width, depth), 0, False) for depth in range(levels)) if old.front else ()
+    tops = tuple((first_of_depth(width, depth), 0, False) for depth in range(levels)) if old.front else ()
     return old._replace(
         leaves=leaves,
         queues=tuple((_number_in_taller_tree(width, levels, node), entries) for node, entries in old.queues),
@@ -339,22 +337,9 @@ def _with_new_nodes(old: Gang, draft: Draft) -> Gang:
     )
 
 
-def _height_of_tree(width: int, leaves: Cores) -> int:
-    count, height = sum((last - first + 1) * cores for first, last, cores in leaves), 0
-    while width**height < count:
-        height += 1
-    return height
-
-
-def _first_of_depth(width: int, depth: int) -> int:
-    """Returns the first node of this depth."""
-    found: int = (width**depth - 1) // (width - 1)
-    return found
-
-
 def _number_in_taller_tree(width: int, levels: int, node: int) -> int:
     """Returns the node's number in a tree that is `levels` taller and has the node's tree as its leftmost subtree."""
     depth = 0
-    while _first_of_depth(width, depth + 1) <= node:
+    while first_of_depth(width, depth + 1) <= node:
         depth += 1
-    return node - _first_of_depth(width, depth) + _first_of_depth(width, depth + levels)
+    return node - first_of_depth(width, depth) + first_of_depth(width, depth + levels)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from rmgr.errors import NotFound, StateConflict
-from rmgr.sched.job import Job, Node, Placement, Reservation, Running, charged_cores, sent_back
+from rmgr.sched.job import Job, Node, Placement, Reservation, Running, charged_cores, count_on, sent_back
 from rmgr.sched.plan import (
     Decision,
     GangSet,
@@ -235,7 +235,7 @@ class ClusterState:
         stands += [(stopped.run.job.id, stopped.run.placement) for stopped in part.suspended.values()]
         stands += [(hold.job_id, share.cores) for hold in part.holds.values() for share in hold.held]
         for job_id, placement in stands:
-            if any(first <= node_id <= last for first, last, _ in placement):
+            if count_on(node_id, placement):
                 raise StateConflict(f"node {node_id} cannot be removed: job {job_id} runs on it")
         if node_id not in part.nodes:
             raise NotFound(f"no node {node_id} in partition {partition}")

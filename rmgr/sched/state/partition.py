@@ -19,7 +19,7 @@ from rmgr.sched.capacity.gangs import OWNER, GangBook
 from rmgr.sched.capacity.horizon import Ending
 from rmgr.sched.capacity.pool_node import NodePool
 from rmgr.sched.capacity.units import UnitPool
-from rmgr.sched.job import Job, Node, Placement, Reservation, Running, nodes_of
+from rmgr.sched.job import Job, Node, Placement, Reservation, Running, count_on, nodes_of
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Key
 
@@ -407,13 +407,13 @@ class Partition:
     def drop_node(self, node_id: int) -> None:
         """Removes a node and the promises on it, which cannot be kept."""
         del self.nodes[node_id]
-        self.reservations = {i: r for i, r in self.reservations.items() if not any(low <= node_id <= high for low, high, _ in r.placement)}
+        self.reservations = {i: r for i, r in self.reservations.items() if not count_on(node_id, r.placement)}
         self._rebuild()
 
     # -- derived data -------------------------------------------------------------------------------------------------------
 
     def _set_closed(self, node: Node) -> None:
-        there = [job_id for job_id, run in self.running.items() if any(first <= node.id <= last for first, last, _ in run.placement)]
+        there = [job_id for job_id, run in self.running.items() if count_on(node.id, run.placement)]
         self.pool.set_closed(node, taken=bool(there))
         for job_id in there:
             self._ending_again(job_id)

@@ -49,11 +49,9 @@ class Tree:
         if not 1 <= leaves <= MOST_LEAVES:
             raise ValueError(f"a tree cannot have {leaves} leaves, from 1 to {MOST_LEAVES:,} are allowed")
         self.width, self.leaves, self.closed = width, leaves, frozenset(closed)
-        self.height = 0
-        while width**self.height < leaves:
-            self.height += 1
+        self.height = height_of(width, leaves)
         #: First node of each depth; the last entry is the number of nodes.
-        self.first = [(width**depth - 1) // (width - 1) for depth in range(self.height + 2)]
+        self.first = [first_of_depth(width, depth) for depth in range(self.height + 2)]
         self.nodes = self.first[-1]
         self.depth = [depth for depth in range(self.height + 1) for _ in range(width**depth)]
         self.sizes = [0] * self.nodes
@@ -98,10 +96,21 @@ class Tree:
         """Returns the depth of the smallest full partitions that hold a task of this size. Raises: ValueError if it exceeds the tree."""
         if not 1 <= size <= self.processors:
             raise ValueError(f"a task of size {size} does not fit: the tree has {self.processors} open leaves")
-        depth = self.height
-        while self.width ** (self.height - depth) < size:
-            depth -= 1
-        return depth
+        return self.height - height_of(self.width, size)
+
+
+def height_of(width: int, leaves: int) -> int:
+    """Returns the height of the smallest tree of this width that has so many leaves."""
+    height = 0
+    while width**height < leaves:
+        height += 1
+    return height
+
+
+def first_of_depth(width: int, depth: int) -> int:
+    """Returns the first node of this depth, which is also the number of nodes above it."""
+    first: int = (width**depth - 1) // (width - 1)
+    return first
 
 
 def tqlb(tree: Tree, lengths: Lengths) -> list[int]:

@@ -23,7 +23,7 @@ from rmgr.sched.capacity.gangs import ENDLESS, Carousel, cores_within
 from rmgr.sched.job import Running
 from rmgr.sched.plan import Decision, GangSet, Migrate, Preempt, Reject, Resume, Route, Suspend
 from rmgr.sched.policy import Cause
-from rmgr.sched.records import Gang
+from rmgr.sched.records import Gang, cores_of
 from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sched.state.event_log import Recorder
 from rmgr.sim.engine.machine import Machine, Stay, Stays
@@ -471,7 +471,7 @@ class Turns:
 
     def _cores(self, wheel: _Wheel, run: Running, node: int) -> Cores:
         """Returns the first cores of the job's leaves on each of its nodes."""
-        wanted = {at: count * run.job.threads for first, last, count in run.placement for at in range(first, last + 1)}
+        wanted = cores_of(run)
         found: list[tuple[int, int]] = []
         for at, first, _ in sorted(cores_within(wheel.gang.leaves, *wheel.carousel.tree.span(node))):
             if at in wanted:

@@ -18,9 +18,9 @@ from traceback import extract_tb
 from typing import TypeAlias, cast
 
 from rmgr.model.units import format_duration
-from rmgr.sched.capacity.gangs import cores_within, leaves_on
+from rmgr.sched.capacity.gangs import cores_within
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import Job, Node, Placement, Running, nodes_of
+from rmgr.sched.job import Job, Node, Placement, Running, count_of, count_on, nodes_of
 from rmgr.sched.plan import Decision, Plan, Reserve, Start, WakeAt
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Gang
@@ -302,7 +302,7 @@ def _promised(snapshot: Snapshot, stands: dict[int, Running], taken: _Taken) -> 
 def _crowded(gang: Gang, stands: dict[int, Running], nodes: dict[int, Node], alone: _Taken, owners: dict[int, str]) -> Iterator[str]:
     """Checks a gang: each job runs on the leaves of its tree node, all jobs keep their memory, and no other job is on their nodes."""
     together = _Taken(nodes)
-    tree = Tree(gang.width, sum((last - first + 1) * cores for first, last, cores in gang.leaves))
+    tree = Tree(gang.width, count_of(gang.leaves))
     for job_id, home in gang.homes.items():
         run = stands.get(job_id)
         if run is None:
@@ -312,7 +312,7 @@ def _crowded(gang: Gang, stands: dict[int, Running], nodes: dict[int, Node], alo
         for node, processes in processes_on(run.placement):
             if processes * run.job.threads > leaves.get(node, 0):
                 yield f"job {job_id} stands on node {node} outside of tree node {home} of gang {gang.name}"
-            if run.job.exclusive and leaves.get(node, 0) < leaves_on(node, gang.leaves):
+            if run.job.exclusive and leaves.get(node, 0) < count_on(node, gang.leaves):
                 yield f"job {job_id} is exclusive, and others have cores of node {node} in its slots"
             if run.job.spread and processes > 1:
                 yield f"node {node} has several processes of job {job_id}, which is spread"
@@ -606,7 +606,7 @@ def chart(world: SmallWorld, stays: tuple[StoryStay, ...], until_us: int) -> Ite
         cores = max([node.cores, *(outage.cores for outage in world.outages if outage.node == node.id)])
         rows = [["."] * columns for _ in range(cores)]
         for stay in stays:
-            processes = next((count for first, last, count in stay.placement if first <= node.id <= last), 0)
+            processes = count_on(node.id, stay.placement)
             end_us = until_us + 1 if stay.end_us is None else stay.end_us
             span = range(stay.start_us // unit, min(-(-end_us // unit), columns))
             free = [row for row in rows if all(row[column] == "." for column in span)]

@@ -668,9 +668,8 @@ def fitting(
     taken: Counter[int] = Counter()
     has = {node.id: node.cores for node in machine}
     for run in running:
-        for first, last, processes in run.placement:
-            for node in range(first, last + 1):
-                taken[node] += has.get(node, 0) if run.job.exclusive else processes * run.job.threads
+        for node, processes in each_node(run.placement):
+            taken[node] += has.get(node, 0) if run.job.exclusive else processes * run.job.threads
     owned = {node for run in members for node in nodes_of(run.placement)}
     full = {node for node, cores in taken.items() if node in owned or cores > has.get(node, cores)}
     if not full:

@@ -28,7 +28,7 @@ from rmgr.model.units import utc
 from rmgr.procedures.admission import class_view, state_of
 from rmgr.runtime import machine
 from rmgr.sched.engine import run_pass
-from rmgr.sched.job import UNLIMITED_US, Job
+from rmgr.sched.job import UNLIMITED_US, Job, count_of
 from rmgr.sched.pipeline import fair_share_of
 from rmgr.sched.plan import Plan, Reject, Reserve, Route, Start, WakeAt, Why
 from rmgr.sched.policies.connection_reservation import ConnectionReservation, Trigger, fired_in
@@ -36,7 +36,7 @@ from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policies.queue_first_fit import QueueSelect
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.queue_class import QueueClass
-from rmgr.sched.records import Cores, Hold, by_node
+from rmgr.sched.records import Hold, by_node
 from rmgr.sched.state.cluster import ClusterState, Snapshot
 from rmgr.sched.state.partition import Partition
 
@@ -264,8 +264,8 @@ def _with_records(
     promised = [
         views.PromiseView(
             job=label(job, records),
-            cores=sum(_count(share.cores) for share in (*hold.held, *hold.waits_for)),
-            held=sum(_count(share.cores) for share in hold.held),
+            cores=sum(count_of(share.cores) for share in (*hold.held, *hold.waits_for)),
+            held=sum(count_of(share.cores) for share in hold.held),
             waits_for=tuple(label(share.run_id, records) for share in hold.waits_for),
             expected_start_us=expected.get(job, 0),
         )
@@ -274,10 +274,6 @@ def _with_records(
     ]
     fired = part.notes.get(ConnectionReservation.name, {}).get(fired_in(queue.name), {}).get(0, _NEVER)
     return msgspec.structs.replace(view, promised=tuple(promised), fired=fired)
-
-
-def _count(cores: Cores) -> int:
-    return sum(count * (last - first + 1) for first, last, count in cores)
 
 
 def _chosen(stages: Iterable[Stage], partition: str, queue: QueueClass) -> str:
