@@ -36,7 +36,7 @@ from itertools import chain, pairwise
 
 from rmgr.sched import records
 from rmgr.sched.capacity.gangs import OWNER, Carousel, memory_on, placed_in, stands_in
-from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.capacity.nodes import NodePool
 from rmgr.sched.job import Job, Placement, Reservation, Running, count_of, each_node, nodes_of, sent_back
 from rmgr.sched.plan import (
     Accepted,

@@ -6,7 +6,7 @@ integers: the lowest node id is taken first, and the lowest job id wins a tie.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -207,6 +207,37 @@ class Node:
     site: str = ""
     closed: bool = False
     resources: Resources = ()
+
+
+def room_on(shape: Shape, node: Node, cores: int, memory: int) -> int:
+    """Returns how many processes of this shape fit on so many free cores and bytes of the node; see `room_beside` for other resources."""
+    threads, memory_bytes, special, exclusive, spread = shape
+    if exclusive and cores < node.cores:
+        return 0
+    if special is not None and not set(special.features) <= set(node.features):
+        return 0
+    count = cores // threads
+    if memory_bytes and node.memory_bytes:
+        count = min(count, memory // memory_bytes)
+    return max(min(count, 1) if spread else count, 0)
+
+
+def room_beside(count: int, resources: Resources, others: Mapping[str, Sequence[int]], at: int = 0) -> int:
+    """Returns how many of `count` processes the resources in `others`, at index `at`, suffice for."""
+    for name, number in resources:
+        count = min(count, others[name][at] // number) if name in others else 0
+    return max(count, 0)
+
+
+def room_if_empty(shape: Shape, node: Node, cores: int) -> int:
+    """Returns how many processes of this shape fit on so many cores of the otherwise empty node, be it open or closed."""
+    count = room_on(shape, node, cores, node.memory_bytes)
+    return room_beside(count, shape.resources, {name: (has,) for name, has in node.resources}) if shape.resources else count
+
+
+def room(job: Job, node: Node | None, cores: int) -> int:
+    """Returns how many processes of the job fit on so many cores of the otherwise empty node; 0 where it cannot run."""
+    return 0 if node is None or node.closed else room_if_empty(job.shape, node, cores)
 
 
 class Running(NamedTuple):

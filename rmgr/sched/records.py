@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from rmgr.sched.job import Job, Node, Placement, Running, Span, each_node, spans_of
+from rmgr.sched.job import Job, Node, Placement, Running, Span, each_node, room, spans_of
 
 #: Cores as spans of nodes: (first node, last node, cores on each).
 Cores: TypeAlias = tuple[Span, ...]
@@ -269,20 +269,7 @@ class Learnt(NamedTuple):
     partition: str = "default"
 
 
-# -- arithmetic of held cores: how many processes fit on named nodes, where a job starts on its shares, which shares are valid ---------
-
-
-def room(job: Job, node: Node | None, cores: int) -> int:
-    """Returns how many processes of the job fit on `cores` cores of an otherwise empty node; 0 where it cannot run."""
-    if node is None or node.closed or not set(job.features) <= set(node.features) or (job.exclusive and cores < node.cores):
-        return 0
-    count = cores // job.threads
-    if job.memory_bytes and node.memory_bytes:
-        count = min(count, node.memory_bytes // job.memory_bytes)
-    if job.resources:
-        has = dict(node.resources)
-        count = min(count, *(has.get(name, 0) // number for name, number in job.resources))
-    return min(count, 1) if job.spread else count
+# -- arithmetic of held cores: where a job starts on its shares, which shares are valid ------------------------------------------------
 
 
 def are_spans(spans: object, nodes: int) -> bool:

@@ -15,13 +15,12 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from rmgr.errors import StateConflict
-from rmgr.sched.capacity.horizon import Closing, Ending, Horizon, NodeShadow, NodeTimeline, NodeWindows, Timeline
-from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.capacity.nodes import Closing, Ending, Horizon, NodePool, NodeShadow, NodeTimeline, NodeWindows, Timeline
 from rmgr.sched.capacity.units import UnitPool, UnitShadow, UnitTimeline
-from rmgr.sched.job import Job, Node, Placement, Reservation, Running, count_on
+from rmgr.sched.job import Job, Node, Placement, Reservation, Running, count_on, room
 from rmgr.sched.plan import Decision, GangSet, Infeasible, Insufficient, Noted, ReleaseHold, Unreserve, WakeAt, Why
 from rmgr.sched.policy import Key
-from rmgr.sched.records import Answered, Call, Gang, Hold, Maintenance, Server, Suspended, Usage, Used, room, share_of
+from rmgr.sched.records import Answered, Call, Gang, Hold, Maintenance, Server, Suspended, Usage, Used, share_of
 from rmgr.sched.state.partition import Partition, arrival
 
 NOBODYS = Why("policy", "the policy that promised it no longer serves this partition")

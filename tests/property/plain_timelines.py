@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-from rmgr.sched.capacity.horizon import Ending, GiveBack
-from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.capacity.nodes import Ending, GiveBack, NodePool
 from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.job import Job, Placement
 

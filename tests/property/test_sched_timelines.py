@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from plain_timelines import PlainNodeTimeline, PlainUnitTimeline
 
 from rmgr.sched.capacity import units
-from rmgr.sched.capacity.horizon import Ending, Horizon, NodeTimeline, NodeWindows, Timeline
-from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.capacity.nodes import Ending, Horizon, NodePool, NodeTimeline, NodeWindows, Timeline
 from rmgr.sched.capacity.units import UnitPool, UnitTimeline
 from rmgr.sched.job import Job, Node, Placement, resources_of
 

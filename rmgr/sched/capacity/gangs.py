@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from rmgr.model.block import run_label, task_of
 from rmgr.model.node import GangRecord
-from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.capacity.nodes import NodePool
 from rmgr.sched.capacity.units import UnitPool
-from rmgr.sched.job import Job, Node, Placement, Running, count_of, count_on, each_node, nodes_of, spans_of
-from rmgr.sched.records import Cores, Gang, room
+from rmgr.sched.job import Job, Node, Placement, Running, count_of, count_on, each_node, nodes_of, room, spans_of
+from rmgr.sched.records import Cores, Gang
 from rmgr.sched.tree.rotation import Newcomers, Rotation, Row, RunQueue
 from rmgr.sched.tree.shape import Loads, Tree
 

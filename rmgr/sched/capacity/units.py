@@ -1,6 +1,6 @@
 """Identical one-core nodes of a partition: free nodes as a count and sorted ranges, and what promises leave free as counts in time.
 
-A faster representation for the same vetting as `pool_node.py` and `horizon.py`: one process fills one node, so memory, features and
+A faster representation for the same vetting as `nodes.py`: one process fills one node, so memory, features and
 exclusive use only decide feasibility, and free capacity is a number. Space: O(ranges), whatever the number of nodes. A shadow answers
 for one promise, a timeline for many.
 """
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
-from rmgr.sched.capacity.horizon import Ending, Horizon
+from rmgr.sched.capacity.nodes import Ending, Horizon
 from rmgr.sched.job import PLAIN, Job, Node, Placement, Span
 from rmgr.sched.records import Cores
 
@@ -33,7 +34,7 @@ class UnitPool:
         self._node: Node | None = None
         self.free = 0  #: open nodes that are free now
         self.total = 0  #: all nodes, including closed ones
-        for node in sorted(nodes, key=_id):
+        for node in sorted(nodes, key=attrgetter("id")):
             self.total += 1
             self._node = node
             if node.closed:
@@ -427,7 +428,3 @@ def _rounded(number: int) -> int:
     """Rounds down to the two leading bits."""
     below = max(number.bit_length() - 2, 0)
     return number >> below << below
-
-
-def _id(node: Node) -> int:
-    return node.id

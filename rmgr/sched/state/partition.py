@@ -16,8 +16,7 @@ from typing import TypeAlias
 
 from rmgr.sched import records
 from rmgr.sched.capacity.gangs import OWNER, GangBook
-from rmgr.sched.capacity.horizon import Ending
-from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.capacity.nodes import Ending, NodePool
 from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running, count_on, nodes_of
 from rmgr.sched.plan import Why

@@ -265,7 +265,7 @@ def test_a_promise_on_a_node_that_is_removed_goes_with_it() -> None:
 
 def test_any_number_of_shapes_places_jobs_as_if_each_were_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def placed(exact: int) -> list[object]:
-        monkeypatch.setattr("rmgr.sched.capacity.pool_node.EXACT", exact)
+        monkeypatch.setattr("rmgr.sched.capacity.nodes.EXACT", exact)
         state = ClusterState([Node(id=n, cores=8, memory_bytes=64) for n in range(12)])
         for n in range(1, 60):
             size, threads, memory = 1 + n % 5, 1 + n % 3, n * 7 % 23 + 1

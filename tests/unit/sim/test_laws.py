@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.capacity.nodes import NodePool
 from rmgr.sched.capacity.units import UnitPool
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft

@@ -39,8 +39,7 @@ from rmgr.model.submission import FROM_START
 from rmgr.model.units import counted
 from rmgr.runtime import machine
 from rmgr.runtime.story import Pause, Story
-from rmgr.sched.capacity.pool_node import room_if_empty
-from rmgr.sched.job import Job, Node, Running, nodes_of
+from rmgr.sched.job import Job, Node, Running, nodes_of, room
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
 
@@ -178,16 +177,15 @@ class NextStarts:
 
     def _could_run(self, job: Job, mark: str) -> bool:
         """Whether the open nodes that the mark allows could run the job if they were empty."""
-        shape = replace(job, features=tuple(name for name in job.features if not name.startswith("="))).shape
+        plain = replace(job, features=tuple(name for name in job.features if not name.startswith("=")))
         submission = self._job_table.submissions.get(task_of(job.id)[0])
         # The mark of an earlier move is over.
         own = node_mark(submission.rigid) if submission is not None and submission.rigid is not None else ""
 
-        def room(node: Node) -> int:
-            allowed = allows(mark, node.name) and (not own or allows(own, node.name))
-            return room_if_empty(shape, node) if allowed and not node.closed and node.partition == job.partition else 0
+        def is_allowed(node: Node) -> bool:
+            return node.partition == job.partition and allows(mark, node.name) and (not own or allows(own, node.name))
 
-        return sum(map(room, self._nodes.all())) >= job.processes
+        return sum(room(plain, node, node.cores) for node in self._nodes.all() if is_allowed(node)) >= job.processes
 
 
 @dataclass(slots=True)
