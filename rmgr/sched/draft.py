@@ -588,7 +588,7 @@ class Draft(View):
         before = next((old for old in self.gangs() if old.name == gang.name), None)
         grown = before is not None and before.leaves != gang.leaves
         same = before.homes if before is not None and (before.leaves, before.width) == (gang.leaves, gang.width) else {}
-        flagged = self._part.flagged if self._more is None else self._more.flagged
+        flagged = self._records.flagged
         stands: dict[int, Running] = {}
         comes: list[Job] = []
         for job_id, node in homes.items():

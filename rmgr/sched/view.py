@@ -21,7 +21,7 @@ from rmgr.sched.job import Job, Node, Placement, Reservation, Running, count_on,
 from rmgr.sched.plan import Decision, GangSet, Infeasible, Insufficient, Noted, ReleaseHold, Unreserve, WakeAt, Why
 from rmgr.sched.policy import Key
 from rmgr.sched.records import Answered, Call, Gang, Hold, Maintenance, Server, Suspended, Usage, Used, share_of
-from rmgr.sched.state.partition import Partition, arrival
+from rmgr.sched.state.partition import Partition, arrival, units_back
 
 NOBODYS = Why("policy", "the policy that promised it no longer serves this partition")
 ABANDONED = Why("policy", "the policy that stopped it no longer serves this partition")
@@ -148,7 +148,7 @@ class View:
             return run.job
         job = self._waiting(job_id)
         if job is None:
-            stopped = (self._part.suspended if self._more is None else self._more.suspended).get(job_id)
+            stopped = self._records.suspended.get(job_id)
             return None if stopped is None else stopped.run.job
         return job
 
@@ -188,7 +188,7 @@ class View:
 
     def suspended(self) -> Iterator[Suspended]:
         """Yields the suspended jobs, by job id."""
-        table = self._part.suspended if self._more is None else self._more.suspended
+        table = self._records.suspended
         return iter([table[job_id] for job_id in sorted(table)])
 
     # -- what is free -------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class View:
 
     def gangs(self) -> Iterator[Gang]:
         """Yields the gangs by name."""
-        return iter(sorted((self._part.gangs.by_name if self._more is None else self._more.gangs).values()))
+        return iter(sorted(self._gangs.values()))
 
     @property
     def gang_now_us(self) -> int | None:
@@ -302,7 +302,7 @@ class View:
         If a record still named it, a new leader, which knows only records, would make the job a member again.
         joins: the gang in which the job starts. Cost: O(jobs of gangs), nothing if there are none.
         """
-        for gang in list((self._part.gangs.by_name if self._more is None else self._more.gangs).values()):
+        for gang in list(self._gangs.values()):
             if gang.name != joins and job_id in gang.homes:
                 more = self._changes()
                 rest = self._rest_of(gang, {one for one in gang.homes if one != job_id and self.has_place(one)})
@@ -448,8 +448,17 @@ class View:
             more.put(more.holds, job.id, new)
 
     @property
+    def _records(self) -> Partition | DraftChanges:
+        """Holds, suspended jobs and flagged runs as this pass has changed them."""
+        return self._part if self._more is None else self._more
+
+    @property
     def _holds(self) -> dict[int, Hold]:
         return self._part.holds if self._more is None else self._more.holds
+
+    @property
+    def _gangs(self) -> dict[str, Gang]:
+        return self._part.gangs.by_name if self._more is None else self._more.gangs
 
     # -- jobs and limits ----------------------------------------------------------------------------------------------------
 
@@ -599,30 +608,19 @@ class View:
         return sorted(endings + [(run.end_us, run.job.id, self._returns(run)) for run in self._started.values()])
 
     def _returns(self, run: Running) -> int:
-        """Returns the units of the pool that come back when the run ends, without those that a hold takes over."""
-        returns = self._pool.returns
-        units = returns(run.job, run.placement)
-        more = self._more
-        if more is not None and run.job.id in more.flagged:
-            units -= returns(run.job, share_of(more.holds[more.flagged[run.job.id]], run.job.id).cores)
-        return units
+        return units_back(self._pool, run, self._records.flagged, self._holds)
 
     def _give_back(self, pool: NodePool, job_id: int) -> None:
         """Gives a pool of nodes what `_returns` counts."""
-        run = self._run_of(job_id)
+        run = self.run(job_id)
+        assert run is not None
         pool.give(run.job, run.placement)
-        flagged = self._part.flagged if self._more is None else self._more.flagged
+        flagged = self._records.flagged
         if job_id in flagged:
             holder = flagged[job_id]
             job = self._waiting(holder)
             assert job is not None
             pool.take_share(job, share_of(self._holds[holder], job_id).cores)
-
-    def _run_of(self, job_id: int) -> Running:
-        run = self._started.get(job_id)
-        if run is None and self._more is not None:
-            run = self._more.begun.get(job_id)
-        return run or self._part.running[job_id]
 
     def _breaks_promises(self, mark: int) -> Insufficient | None:
         """After a change that takes capacity, undoes it to the mark of `DraftChanges.undo` if a promise cannot be kept.

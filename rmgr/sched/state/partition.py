@@ -7,7 +7,7 @@ waiting jobs in an order, `CallRecords` what is known of servers and answered ca
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import chain
@@ -152,13 +152,6 @@ class Partition:
         if job_id in self.jobs or job_id in self.running:
             return True
         return job_id in self.suspended or job_id in self.stopping or job_id in self.calls
-
-    def returns(self, run: Running) -> int:
-        """Returns the units of the pool that come back when the run ends."""
-        units = self.pool.returns(run.job, run.placement)
-        if self.flagged and run.job.id in self.flagged:
-            units -= self.pool.returns(run.job, records.share_of(self.holds[self.flagged[run.job.id]], run.job.id).cores)
-        return units
 
     # -- facts of jobs, called by ClusterState ----------------------------------------------------------------------------
 
@@ -427,7 +420,7 @@ class Partition:
     def _ending_again(self, run_id: int) -> None:
         run = self.running[run_id]
         at = bisect_left(self.endings, (run.end_us, run_id))
-        self.endings[at] = (run.end_us, run_id, self.returns(run))
+        self.endings[at] = (run.end_us, run_id, units_back(self.pool, run, self.flagged, self.holds))
 
     def why_never(self, job: Job) -> Why | None:
         """Returns why the job can never run here as it is, or None."""
@@ -504,6 +497,14 @@ class Partition:
     def _pool(self) -> Pool:
         nodes = self.nodes.values()
         return UnitPool(nodes) if not self.windows and UnitPool.serves(nodes) else NodePool(nodes)
+
+
+def units_back(pool: Pool, run: Running, flagged: Mapping[int, int], holds: Mapping[int, records.Hold]) -> int:
+    """Returns the units of the pool that come back when the run ends, without those that a hold takes over."""
+    units = pool.returns(run.job, run.placement)
+    if flagged and run.job.id in flagged:
+        units -= pool.returns(run.job, records.share_of(holds[flagged[run.job.id]], run.job.id).cores)
+    return units
 
 
 class SortedJobs:
