@@ -17,7 +17,7 @@ from rmgr.sched.policies.buddy_fcfs import BuddyFcfs
 from rmgr.sched.policies.connection_reservation import ConnectionReservation
 from rmgr.sched.policies.dqt import Dqt, weights_of
 from rmgr.sched.policies.migration import Migration
-from rmgr.sched.policies.orders import Ageing, FairShare, Fcfs, Ljf, Priority, Sjf
+from rmgr.sched.policies.orders import Ageing, FairShare, Fcfs, Ljf, Priority, Sjf, order_beneath_ageing
 from rmgr.sched.policies.queue_first_fit import QueueFirstFit, QueueSelect
 from rmgr.sched.policies.searches import Conservative, Easy, FirstFit, HeadBlocking
 from rmgr.sched.policies.servers import Adaptive, Load, Loth, RoundRobin
@@ -119,10 +119,7 @@ def takes_orders(name: str) -> bool:
 
 def heeds_priority(policy: object) -> bool:
     """Whether the policy is one of rmgr's own and looks at the jobs' priority."""
-    order = getattr(policy, "order", None)
-    while isinstance(order, Ageing):
-        order = order.base
-    return isinstance(order, Priority) or (isinstance(policy, Dqt) and len(weights_of(policy.weights)) > 1)
+    return isinstance(order_beneath_ageing(policy), Priority) or (isinstance(policy, Dqt) and len(weights_of(policy.weights)) > 1)
 
 
 def call_policy_named(name: str, params: Mapping[str, object] | None = None) -> Policy:

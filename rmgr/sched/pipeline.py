@@ -48,7 +48,7 @@ from rmgr.errors import ConfigError
 from rmgr.sched.catalogue import CALL_POLICIES, POLICIES, call_policy_named, policy_named
 from rmgr.sched.job import Node
 from rmgr.sched.parameters import Kind, about, parameters_of, read_values, record_of, shown, tables_of, unknown
-from rmgr.sched.policies.orders import Ageing, FairShare
+from rmgr.sched.policies.orders import FairShare, order_beneath_ageing
 from rmgr.sched.policy import Policy, Stage
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Limits
@@ -221,9 +221,7 @@ def refuse_unobeyed(document: Mapping[str, object], partition: str, queues: Mapp
 
 def fair_share_of(policy: Policy) -> FairShare | None:
     """Returns the fair shares by which a policy orders, also underneath ageing, or None."""
-    order = getattr(policy, "order", None)
-    while isinstance(order, Ageing):
-        order = order.base
+    order = order_beneath_ageing(policy)
     return order if isinstance(order, FairShare) else None
 
 

@@ -64,7 +64,7 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Running, count_of, each_node, spans_of
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
-from rmgr.sched.policies.queue_first_fit import REST, Place, Room, Scanned, ScanningPolicy, in_order, route_all, scan
+from rmgr.sched.policies.queue_first_fit import Place, Scanned, ScanningPolicy, route_all
 from rmgr.sched.policy import Cause
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Hold, Share, by_node, cores_of
@@ -120,14 +120,12 @@ class ConnectionReservation(ScanningPolicy):
                 del holds[job.id]
             else:
                 active[job.queue] += 1
-        room = Room.of(draft, self.firstfit_nodes)
-        scanned = [(queue, scan(draft, name, room, holds)) for name, queue in in_order(draft, self.queues, self.scan)]
+        scanned = self.scan_all(draft, holds)
         book = _Book(draft, holds, active, by_cpus=self.match is Match.CPUS)
         for queue, found in scanned:
             if queue is not None and queue.max_reservations:
                 _record_overtakings(book, queue, found, ended=Cause.JOB_ENDED in causes)
         book.say_why()
-        draft.leave_rest(REST)
 
 
 def fired_in(queue: str) -> str:

@@ -108,6 +108,14 @@ class Ageing:
                 yield job
 
 
+def order_beneath_ageing(policy: object) -> object:
+    """Returns the order of a policy, without ageing over it; None if it takes none."""
+    order = getattr(policy, "order", None)
+    while isinstance(order, Ageing):
+        order = order.base
+    return order
+
+
 #: Type of `Partition.uncharged`.
 Uncharged: TypeAlias = Callable[[Running, int], tuple[int, int | None]]
 

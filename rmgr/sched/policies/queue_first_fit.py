@@ -56,6 +56,13 @@ class ScanningPolicy:
         if wrong:
             raise ValueError(f"queue {wrong[0]} is to be scanned, but no class describes it: {', '.join(sorted(names))}")
 
+    def scan_all(self, draft: Draft, reserved: Container[int] = ()) -> list[tuple[QueueClass | None, Scanned]]:
+        """Scans every queue in its turn, and returns what it found in each; jobs in `reserved` wait for what they are promised."""
+        room = Room.of(draft, self.firstfit_nodes)
+        found = [(queue, scan(draft, name, room, reserved)) for name, queue in in_order(draft, self.queues, self.scan)]
+        draft.leave_rest(REST)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class QueueFirstFit(ScanningPolicy):
@@ -65,10 +72,7 @@ class QueueFirstFit(ScanningPolicy):
     waives: ClassVar[Mapping[str, str]] = {"endless": "papers.md 1.4: what passes a job is never held back for it"}
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
-        room = Room.of(draft, self.firstfit_nodes)
-        for name, _ in in_order(draft, self.queues, self.scan):
-            scan(draft, name, room)
-        draft.leave_rest(REST)
+        self.scan_all(draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +86,8 @@ class QueueSelect(ScanningPolicy):
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
         route_all(draft, self.queues, thread_affinity=self.thread_affinity)
-        if not self.start:
-            return
-        room = Room.of(draft, self.firstfit_nodes)
-        for name, _ in in_order(draft, self.queues, self.scan):
-            scan(draft, name, room)
-        draft.leave_rest(REST)
+        if self.start:
+            self.scan_all(draft)
 
 
 def route_all(draft: Draft, queues: Ladder, *, thread_affinity: bool = False) -> None:

@@ -15,15 +15,14 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import accumulate, groupby, pairwise, product
 from math import fsum
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from rmgr.errors import RmgrError
 from rmgr.sched.catalogue import policy_named
-from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Placement
 from rmgr.sched.policies.migration import Migration
-from rmgr.sched.policy import Stage
+from rmgr.sched.policy import KeyedOrder, Stage
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.execution import FASTEST, MINUTE_US, NODES, SLOWEST, UNIT, Grid, drawn
 from rmgr.sim.engine.outcome import JobOutcome, Parting, Setting
@@ -88,7 +87,7 @@ CALIBRATIONS: dict[str, Calibration] = {
 
 
 @dataclass(frozen=True, slots=True)
-class AsNew:
+class AsNew(KeyedOrder):
     """Order in which a suspended job comes back as a new one: behind all jobs (FCFS) or behind those of its own size (LJF)."""
 
     name: ClassVar[str] = "as_new"
@@ -96,9 +95,6 @@ class AsNew:
 
     def key(self, job: Job) -> tuple[int, ...]:
         return (-job.cpus * self.largest, job.queued_us, job.id)
-
-    def arrange(self, draft: Draft) -> Iterator[Job]:
-        return draft.sorted_by(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +314,7 @@ def passed_at_the_head(outcomes: Sequence[JobOutcome], place: Place) -> set[int]
     queue: list[tuple[tuple[int, ...], int, int]] = []
     begun: dict[int, int] = defaultdict(int)  # number -> number of spells that have begun
     arrived = 0
-    for time_us, group in groupby(starts, key=_time):
+    for time_us, group in groupby(starts, key=itemgetter(0)):
         while arrived < len(came) and came[arrived][0] <= time_us:
             heappush(queue, came[arrived][1:])
             arrived += 1
@@ -332,10 +328,6 @@ def passed_at_the_head(outcomes: Sequence[JobOutcome], place: Place) -> set[int]
             if any(number > head and other > its for _, number, other, _ in now):
                 passed.add(head)
     return passed
-
-
-def _time(start: tuple[int, int, tuple[int, ...], int]) -> int:
-    return start[0]
 
 
 # -- condition (1), read from a schedule ---------------------------------------------------------------------------------------
