@@ -1,7 +1,9 @@
 """Forecasts how long a call takes at a server (computing and transfer) from measurements and learnt performance, and when to send the next
 one.
 
-Predictors differ in the load and throughput they assume: as last measured (`Last`), moving averages (`Ewma`), queues (`Queueing`).
+Predictors differ in the load and throughput they assume: as last measured (`Last`), moving averages (`Ewma`), queues (`Queueing`). Their
+`forecast` takes the measurements of one server (the oldest first, at least one) and `speed`, the operations/s (> 0) of the call alone
+there. Equal arguments give equal forecasts. Cost: O(measurements + clients).
 `speed_of` says what performance a call alone can count on (P, the paper's first open point). `sends_now` is application scheduling: it
 decides when a program with many calls sends the next one.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rmgr.sched.records import Call, Demand, Server
 
@@ -51,17 +53,6 @@ class Added(NamedTuple):
 
 
 NOTHING_ADDED = Added()
-
-
-class Predictor(Protocol):
-    """Forecasts from measurements. Frozen and pure: equal arguments give equal forecasts."""
-
-    def forecast(self, call: Call, measured: Sequence[Server], speed: float, added: Added = NOTHING_ADDED) -> Forecast:
-        """Args:
-            measured: of one server, the oldest first, at least one. speed: operations/s of the call alone there, > 0.
-        Cost: O(measurements + clients).
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +113,9 @@ class Queueing:
         rate = throughput_of(server, call.client) if link is None else link.capacity
         transfer = transfer_s(call, rate, added.sharing) + (0.0 if link is None else waiting_s(link.demand))
         return Forecast(computing, transfer, computing / alone if alone else 1.0)
+
+
+Predictor: TypeAlias = Last | Ewma | Queueing
 
 
 def waiting_s(demand: Demand, slots: int = 1) -> float:

@@ -8,7 +8,7 @@ change of leader: a state restored from its snapshot decides exactly as the old 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from rmgr.errors import NotFound, StateConflict
@@ -369,10 +369,65 @@ class ClusterState:
         for job in snapshot.waiting:
             for before in dict.fromkeys(job.after):
                 state._dependents.setdefault(before, []).append(job)
-        restore(snapshot, state._made, state.usage)
+        state._restore(snapshot)
         for before in sorted(state._dependents):
             state._settle(before)
         return state
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        """Puts the records into new partitions, in order of dependency between records; job dependencies are left to the caller."""
+        for name, limits in snapshot.limits:
+            self._made(name).set_limits(limits)
+        windows: dict[str, dict[int, Maintenance]] = {}
+        for window in snapshot.windows:
+            windows.setdefault(window.partition, {})[window.id] = window
+        for name, planned in windows.items():
+            self._made(name).set_windows(planned)
+        for gang in snapshot.gangs:
+            self._made(gang.partition).gangs.put(gang)
+        for run in snapshot.running:
+            self._made(run.job.partition).add_running(run)
+        for run in snapshot.stopping:
+            part = self._made(run.job.partition)
+            part.stopping[run.job.id] = run
+            if run.job.id in part.gangs:
+                part.gangs.enter(part.pool, run)
+        for gang in snapshot.gangs:
+            part = self._made(gang.partition)
+            part.gangs.keep({*part.running, *part.stopping})
+        for time in snapshot.gang_times:
+            part = self._made(time.partition)
+            part.gang_shift_us, part.gang_why, part.gang_most = time.shift_us, time.why, time.most
+        for stopped in snapshot.suspended:
+            part = self._made(stopped.run.job.partition)
+            part.suspended[stopped.run.job.id] = stopped
+            part.pool.park(stopped.run.job, stopped.run.placement)
+        for name, job_id in snapshot.pinned:
+            self._made(name).pinned.add(job_id)
+        home: dict[int, Partition] = {}
+        for job in snapshot.waiting:
+            home[job.id] = self._made(job.partition)
+            home[job.id].add_job(job)
+        for reservation in snapshot.reservations:
+            home[reservation.job_id].reservations[reservation.job_id] = reservation
+        for hold in snapshot.holds:
+            home[hold.job_id].set_hold(hold)
+        for call in snapshot.calls:
+            self._made(call.partition).calls[call.id] = call
+        for note in snapshot.notes:
+            self._made(note.partition).set_note(note.policy, note.kind, note.id, note.value)
+        for use in snapshot.usage:
+            self.usage[use.user, use.account] = use
+        for server in snapshot.servers:
+            self._made(server.partition).servers[server.name] = server
+        measured = {*snapshot.measured, *snapshot.servers}  # logs of older releases have only the latest measurement
+        told = {one.partition for one in measured} | {one.partition for one in snapshot.answered}
+        for name in sorted(told | {one.partition for one in snapshot.learnt}):
+            self._made(name).records_of_calls.restore(
+                (one for one in measured if one.partition == name),
+                (one for one in snapshot.answered if one.partition == name),
+                (one for one in snapshot.learnt if one.partition == name),
+            )
 
     # -- inside -----------------------------------------------------------------------------------------------------------
 
@@ -558,67 +613,3 @@ def notes_of(part: Partition) -> Iterable[Note]:
         for kind, notes in kinds.items():
             for job_id, value in notes.items():
                 yield Note(policy, kind, job_id, value, part.name)
-
-
-def restore(snapshot: Snapshot, partition: Callable[[str], Partition], usage: dict[tuple[str, str], Usage]) -> None:
-    """Puts the records into new partitions, in order of dependency between records; job dependencies are left to the caller."""
-    for name, limits in snapshot.limits:
-        partition(name).set_limits(limits)
-    windows: dict[str, dict[int, Maintenance]] = {}
-    for window in snapshot.windows:
-        windows.setdefault(window.partition, {})[window.id] = window
-    for name, planned in windows.items():
-        partition(name).set_windows(planned)
-    for gang in snapshot.gangs:
-        partition(gang.partition).gangs.put(gang)
-    for run in snapshot.running:
-        partition(run.job.partition).add_running(run)
-    for run in snapshot.stopping:
-        part = partition(run.job.partition)
-        part.stopping[run.job.id] = run
-        if run.job.id in part.gangs:
-            part.gangs.enter(part.pool, run)
-    for gang in snapshot.gangs:
-        part = partition(gang.partition)
-        part.gangs.keep({*part.running, *part.stopping})
-    for time in snapshot.gang_times:
-        part = partition(time.partition)
-        part.gang_shift_us, part.gang_why, part.gang_most = time.shift_us, time.why, time.most
-    for stopped in snapshot.suspended:
-        part = partition(stopped.run.job.partition)
-        part.suspended[stopped.run.job.id] = stopped
-        part.pool.park(stopped.run.job, stopped.run.placement)
-    for name, job_id in snapshot.pinned:
-        partition(name).pinned.add(job_id)
-    home: dict[int, Partition] = {}
-    for job in snapshot.waiting:
-        home[job.id] = partition(job.partition)
-        home[job.id].add_job(job)
-    for reservation in snapshot.reservations:
-        home[reservation.job_id].reservations[reservation.job_id] = reservation
-    for hold in snapshot.holds:
-        home[hold.job_id].set_hold(hold)
-    for call in snapshot.calls:
-        partition(call.partition).calls[call.id] = call
-    for note in snapshot.notes:
-        partition(note.partition).set_note(note.policy, note.kind, note.id, note.value)
-    for use in snapshot.usage:
-        usage[use.user, use.account] = use
-    for server in snapshot.servers:
-        partition(server.partition).servers[server.name] = server
-    _restore_calls(snapshot, partition)
-
-
-def _restore_calls(snapshot: Snapshot, partition: Callable[[str], Partition]) -> None:
-    measured = {*snapshot.measured, *snapshot.servers}  # logs of older releases have only the latest measurement
-    records = (
-        *(one.partition for one in measured),
-        *(one.partition for one in snapshot.answered),
-        *(one.partition for one in snapshot.learnt),
-    )
-    for name in sorted(set(records)):
-        partition(name).records_of_calls.restore(
-            (one for one in measured if one.partition == name),
-            (one for one in snapshot.answered if one.partition == name),
-            (one for one in snapshot.learnt if one.partition == name),
-        )
