@@ -61,14 +61,17 @@ def test_a_starter_killed_when_it_is_handed_a_block_loses_nothing(pair: Chaos):
 
 def test_work_of_a_killed_starter_runs_elsewhere_in_time(brief: Chaos):
     number = brief.submit(4, 600.0)
-    eventually(lambda: brief.started() == 4, "all run")
+    eventually(lambda: brief.started() >= 4, "all run")
     lost = {span.task for span in read_ledger(brief.ledger) if span.node == "n1"}
     brief.add_node("n3", cores=2)
+    eventually(lambda: "n3" in brief.up(), "it is up")
+    lives = {node: brief.snapshot().nodes[node].incarnation for node in ("n2", "n3")}
     brief.cluster.kill("n1")
     eventually(lambda: lost <= {span.task for span in brief.spans(number, 2)}, "its work runs elsewhere", within_s=RECOVERY_S)
     brief.let_end()
     tasks = brief.finish()
-    assert {tasks[task].attempt for task in lost} == {2}
+    if lives == {node: brief.snapshot().nodes[node].incarnation for node in lives}:  # else the machine has stood still for T, too
+        assert {tasks[task].attempt for task in lost} == {2}
     assert {view.attempts[0].reason for view in brief.tasks(number) if view.id in lost} == {"NODE_LOST"}
 
 
@@ -86,9 +89,10 @@ def test_a_frozen_starter_that_wakes_commits_nothing(pair: Chaos):
 def test_exclusive_work_never_overlaps_itself(brief: Chaos):
     # Its Starter trusts its session for T: nobody may end it sooner than ZooKeeper does.
     brief.submit(4, 8.0, "--on-disconnect", "exclusive")
-    eventually(lambda: brief.started() == 4, "all run")
+    eventually(lambda: brief.started() >= 4, "all run")
     brief.cluster.kill("n1", signal.SIGSTOP)
-    eventually(lambda: brief.started() == 6, "its tasks run elsewhere", within_s=RECOVERY_S + 12.0)
+    # More than these two if the machine stands still for longer than T: then every session ends.
+    eventually(lambda: brief.started() >= 6, "its tasks run elsewhere", within_s=RECOVERY_S + 12.0)
     brief.cluster.kill("n1", signal.SIGCONT)
     brief.finish(exclusive=True)
 

@@ -113,11 +113,15 @@ class Watchdogs:
         """Returns another session, for a Starter that dies when it is closed."""
         return ZkCoordinator.connect(self._hosts, self._chroot, session_timeout_s=LONG_S)
 
-    def start(self, failpoint: str = "", *, ahead_s: float = 0.0) -> WatchdogProcess:
-        """Starts a WatchDog and waits until it stands for election. ahead_s: how wrong its machine's clock is."""
+    def start(self, failpoint: str = "", *, ahead_s: float = 0.0, session_timeout_s: float = 0.0) -> WatchdogProcess:
+        """Starts a WatchDog and waits until it stands for election.
+
+        ahead_s: how wrong its machine's clock is. session_timeout_s: 0 = that of the test.
+        """
         name, store = f"w{len(self._processes) + 1}", f"sqlite:{self._directory / self._chroot.rpartition('/')[2]}.db"
         options = {"zk": f"{self._hosts}{self._chroot}", "store": store, "failpoint": failpoint}
-        process = WatchdogProcess(self._directory, name, session_timeout_s=self._session_timeout_s, ahead_s=ahead_s, **options)
+        lasts_s = session_timeout_s or self._session_timeout_s
+        process = WatchdogProcess(self._directory, name, session_timeout_s=lasts_s, ahead_s=ahead_s, **options)
         self._processes.append(process)
         eventually(lambda: process.pid in self.standing() or not process.is_running, f"{process.name} stands for election")
         return process

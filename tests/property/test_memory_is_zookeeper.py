@@ -15,6 +15,7 @@ from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Multi, Op, Set
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import RmgrError
+from tests.harness.ended_sessions import LONG_S
 from tests.harness.memory import MemoryCoordinator
 
 PATHS = ["/a", "/b", "/a/x", "/a/y", "/a/x/1", "/a/k-0000000001"]
@@ -32,7 +33,7 @@ multis = st.lists(ops, min_size=1, max_size=5).map(tuple)
 
 @pytest.fixture(scope="module")
 def session(zookeeper: ZooKeeperServer) -> Iterator[ZkCoordinator]:
-    with ZkCoordinator.connect(zookeeper.hosts, f"/test/{uuid.uuid4().hex}") as coordinator:
+    with ZkCoordinator.connect(zookeeper.hosts, f"/test/{uuid.uuid4().hex}", session_timeout_s=LONG_S) as coordinator:
         yield coordinator
 
 

@@ -11,6 +11,7 @@ from rmgr import TaskQueue
 from rmgr.client.connection import Connection
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import ConfigError, WrongCluster
+from tests.harness.ended_sessions import LONG_S
 from tests.integration.commands import Shell, wait_line
 
 
@@ -88,7 +89,9 @@ def test_an_open_task_queue_says_that_it_is_open(sh: Shell, connection: Connecti
 
 def test_output_over_the_cap_is_told(zookeeper_parts: None, tmp_path: Path) -> None:
     environment = {"RMGR_STARTER_LOG_CAP_BYTES": "1M"}
-    with DevCluster(tmp_path / "dev", nodes=1, cores=1, watchdogs=1, heap_mb=128, environment=environment, secured=True) as cluster:
+    with DevCluster(
+        tmp_path / "dev", nodes=1, cores=1, watchdogs=1, heap_mb=128, environment=environment, secured=True, session_timeout_s=LONG_S
+    ) as cluster:
         sh = Shell(tmp_path / "home", cluster.environment())
         ended = sh("run", "--", "sh", "-c", "head -c 8000000 /dev/zero | tr '\\0' x; echo; echo the end")
         assert ended.code == 0

@@ -43,7 +43,7 @@ def watchdogs(shared: Watchdogs, request: pytest.FixtureRequest) -> Watchdogs:
 
 @expires_by_itself
 def test_kill_9_of_the_leader_is_followed_by_the_next_in_line_within_the_session_timeout(watchdogs: Watchdogs) -> None:
-    first, second = watchdogs.start(), watchdogs.start()
+    first, second = watchdogs.start(), watchdogs.start(session_timeout_s=LONG_S)  # it outlives a machine that stands still
     watchdogs.wait_leader(first)
     epoch = watchdogs.epoch().epoch
     first.send(signal.SIGKILL)
@@ -66,7 +66,7 @@ def test_sigterm_hands_over_within_a_second(watchdogs: Watchdogs) -> None:
 
 @expires_by_itself
 def test_a_leader_that_was_stopped_for_long_wakes_up_deposed_and_commits_nothing(watchdogs: Watchdogs) -> None:
-    first, second = watchdogs.start(), watchdogs.start()
+    first, second = watchdogs.start(), watchdogs.start(session_timeout_s=LONG_S)  # it outlives a machine that stands still
     watchdogs.wait_leader(first)
     submitter = Submitter(watchdogs.coordinator)
     first.send(signal.SIGSTOP)

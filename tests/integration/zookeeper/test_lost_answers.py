@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -69,7 +70,7 @@ def test_lost_answers_under_load(zookeeper: ZooKeeperServer, chroot: str) -> Non
 
 
 def test_two_clients_that_race_for_one_name_never_both_win(zookeeper: ZooKeeperServer, chroot: str) -> None:
-    connect = ZkCoordinator.connect
+    connect = partial(ZkCoordinator.connect, session_timeout_s=LONG_S)
     with Proxy(zookeeper.hosts) as proxy, connect(proxy.hosts, chroot) as mine, connect(proxy.hosts, chroot) as theirs:
         mine.ensure(["/names"])
         for number in range(60):

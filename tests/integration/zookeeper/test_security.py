@@ -72,7 +72,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemb
 
 
 def test_an_ensemble_is_reached_by_tls_both_sides_checked(secure: ZooKeeperEnsemble, chroot: str) -> None:
-    with ZkCoordinator.connect(secure.hosts, chroot, security=secure_client(), connect_timeout_s=15, session_timeout_s=5.0) as coord:
+    with ZkCoordinator.connect(secure.hosts, chroot, security=secure_client(), connect_timeout_s=15, session_timeout_s=20.0) as coord:
         coord.ensure(["/names"])
         commits = [coord.commit(make(f"/names/{'n' * 200}{number}")) for number in range(300)]
         assert all(isinstance(commit.result(60), Committed) for commit in commits)
@@ -80,7 +80,7 @@ def test_an_ensemble_is_reached_by_tls_both_sides_checked(secure: ZooKeeperEnsem
         session = coord.session_id
         for server in secure.servers:  # wherever the session is, it goes on elsewhere
             server.pause()
-            assert isinstance(coord.commit(make(f"/names/{server.port}"), timeout_s=20).result(25), Committed)
+            assert isinstance(coord.commit(make(f"/names/{server.port}"), timeout_s=60).result(70), Committed)
             server.resume()
             server.wait_ready(60)
         assert coord.session_id == session

@@ -37,8 +37,10 @@ def server(zookeeper_parts: None, tmp_path: Path) -> Iterator[ZooKeeperServer]:
 
 
 @pytest.fixture
-def coord(server: ZooKeeperServer) -> Iterator[ZkCoordinator]:
-    with ZkCoordinator.connect(server.hosts, "/t", session_timeout_s=2.0) as coordinator:
+def coord(server: ZooKeeperServer, request: pytest.FixtureRequest) -> Iterator[ZkCoordinator]:
+    """Parameter: session timeout (s), where the session may end by itself: short ones also end while the machine stands still."""
+    session_timeout_s = getattr(request, "param", ended_sessions.LONG_S)
+    with ZkCoordinator.connect(server.hosts, "/t", session_timeout_s=session_timeout_s) as coordinator:
         coordinator.ensure(["/queue", "/names"])
         yield coordinator
 
@@ -90,6 +92,7 @@ def test_a_server_killed_and_started_again_under_load_loses_and_doubles_nothing(
     assert coord.session_id == session
 
 
+@pytest.mark.parametrize("coord", [2.0], indirect=True)
 def test_after_an_outage_longer_than_the_session_it_is_back_within_three_seconds(server: ZooKeeperServer, coord: ZkCoordinator) -> None:
     states = States(coord)
     server.kill()
@@ -173,8 +176,7 @@ def test_thousands_of_calls_in_an_outage_block_nobody_and_end_at_their_deadlines
     assert coord.children("/names").result(60) == ["0"]
 
 
-def test_the_connection_comes_back_when_its_thread_died(proxied: tuple[ZkCoordinator, Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
-    coord, _ = proxied
+def test_the_connection_comes_back_when_its_thread_died(coord: ZkCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     states, session = States(coord), coord.session_id
 
     def fail(*_args: object) -> None:
@@ -208,7 +210,7 @@ def test_closing_does_not_wait_for_a_server_that_is_away(proxied: tuple[ZkCoordi
 
 def test_a_coordinator_may_be_made_before_the_server_is_up(zookeeper_parts: None, tmp_path: Path) -> None:
     server = ZooKeeperServer(tmp_path / "zk", tick_ms=200, heap_mb=64, die_with_parent=True)
-    with ZkCoordinator(server.hosts, "/t", session_timeout_s=2.0) as coord:
+    with ZkCoordinator(server.hosts, "/t", session_timeout_s=ended_sessions.LONG_S) as coord:
         first = coord.commit(Multi(name="X", ops=(Create("/t2"),), proof=Exists("/t2")), timeout_s=0.2)
         assert isinstance(first.result(60), Unknown)
         with server:

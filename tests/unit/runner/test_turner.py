@@ -299,7 +299,7 @@ def test_who_computes_on_is_killed_and_the_next_goes_on(tmp_path: Path) -> None:
     finally:
         if helper is not None:
             helper.kill()
-            helper.wait(10)
+            helper.wait(60)
         bench.runner.close()
 
 
@@ -409,7 +409,7 @@ time.sleep(600)
         assert not gang_ledger.overlaps(one for one in gang_ledger.stretches(ledger) if one.start > since + SLOT_NS)
     finally:
         starter.kill()
-        starter.wait(10)
+        starter.wait(60)
     eventually(lambda: not any(psutil.pid_exists(pid) and state_of(pid) not in "ZX" for pid in (*work, *spawners)))
 
 
@@ -425,7 +425,7 @@ def program(text: str) -> Iterator[int]:
         yield process.pid
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
 
 
 def test_a_process_whose_first_thread_has_ended_stands_still_when_the_others_do() -> None:
