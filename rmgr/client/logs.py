@@ -25,7 +25,7 @@ from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.client.queries import NodeReach
+    from rmgr.client.reach import NodeReach
     from rmgr.submitter.questions import NodeClaims
 
 #: Tasks streamed at once; output of other tasks comes when they end.

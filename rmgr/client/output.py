@@ -143,7 +143,7 @@ class OutputEnd:
 
 
 class ConnectionReach:
-    """A `queries.NodeReach` of a connection."""
+    """A `reach.NodeReach` of a connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

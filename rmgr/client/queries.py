@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -19,14 +19,11 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.rpc.services import LeaderClient
     from rmgr.adapters.rpc.thin import ThinLeader
-    from rmgr.client.identity import Signer
-    from rmgr.client.submission.engine import Engine
-    from rmgr.client.values import Values
+    from rmgr.client.reach import Reach
     from rmgr.coord.protocol.ports import Store
     from rmgr.model.node import EpochRecord, GangRecord
     from rmgr.model.submission import Submission
-    from rmgr.submitter.port import Order, Submitted
-    from rmgr.submitter.questions import Asks, GangRead, Question
+    from rmgr.submitter.questions import GangRead, Question
 
 T = TypeVar("T")
 
@@ -358,85 +355,3 @@ def list_past(reach: Reach, *, user: str | None) -> Iterator[JobView]:
             return
         yield from summaries(store, names, lambda why: reach.note(f"{why} (left out)"), timeout_s=timeout_s)
         after = names[-1]
-
-
-# -- the caller: identity, deadline, and the ways to the cluster, each opened on first use -------------------------------------
-
-
-class NodeReach(Protocol):
-    """A caller's access to nodes and the store: a command's (`Reach`), or a program's (`output.ConnectionReach`)."""
-
-    @property
-    def via(self) -> str:
-        """The gateway through which daemons are asked, "" = directly."""
-        ...
-
-    def ask(self, question: Question[T], most_s: float = 10.0) -> T:
-        """Returns the answer, within `most_s` and the caller's deadline. Raises NotConnected, CoordinationUnavailable; see the question."""
-        ...
-
-    def credentials(self) -> Credentials | None:
-        """Returns the caller's proved credentials; None in an open cluster."""
-        ...
-
-    def data_store(self) -> Store:
-        """Returns the data store, opened on first use. Raises StoreUnavailable, NotConnected."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Shows one line to the user."""
-        ...
-
-
-class Reach(NodeReach, Protocol):
-    """One caller with its access to the cluster. Commands pass their session (`cli/session`), which closes what it opened."""
-
-    @property
-    def me(self) -> str:
-        """The user's name, as recorded in submissions."""
-        ...
-
-    def left_s(self, most: float | None = None) -> float | None:
-        """Returns the seconds until the caller's deadline, at most `most`; None: no limit. Raises DeadlineExceeded after the deadline."""
-        ...
-
-    def detail(self, text: str) -> None:
-        """Shows one line to a user who asked for details."""
-        ...
-
-    def asks(self) -> Asks:
-        """Returns the `Asks` for users' questions. Raises NotConnected, CoordinationUnavailable, WrongCluster."""
-        ...
-
-    def expect(self, *questions: Question[Any]) -> None:
-        """Has a gateway answer these beside the next question. Never waits; does nothing without a gateway."""
-        ...
-
-    def leader_at_a_glance(self) -> EpochRecord | None:
-        """Returns the leader's record by one short look at ZooKeeper; None if that is not enough."""
-        ...
-
-    def shown_credentials(self) -> Credentials | None:
-        """Returns credentials as `credentials` does, but not proved yet: the daemon that is asked checks them."""
-        ...
-
-    @property
-    def store_url(self) -> str:
-        """URL of the data store, as configured."""
-        ...
-
-    def values(self) -> Values:
-        """Returns values by name, with their owners in a secured cluster."""
-        ...
-
-    def signer(self) -> Signer | None:
-        """Returns the signer of a SUBMIT; None in an open cluster."""
-        ...
-
-    def submit(self, order: Order, *, timeout_s: float) -> Submitted:
-        """Submits one order (`submitter.port.prepared`) that nothing here looks after. Raises: see `submitter.port.WorkPort`."""
-        ...
-
-    def submitter(self) -> Engine:
-        """Returns an engine on the caller's own connections, for work that does not fit one SUBMIT. The caller closes it."""
-        ...

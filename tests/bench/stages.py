@@ -66,7 +66,7 @@ def main() -> None:
     noted: dict[str, float] = {"loaded": time.time()}
     from rmgr.cli import main as rmgr
     from rmgr.cli import waiting
-    from rmgr.cli.session.context import Session
+    from rmgr.cli.session import Session
     from rmgr.submitter.remote import RemoteAnswers
 
     RemoteAnswers.ask = _timed(noted, RemoteAnswers.ask, after="reached")  # type: ignore[method-assign]

@@ -3,8 +3,7 @@
 Commands get a `Session` and ask through it. The room uses the client and its procedures, and must not import a command.
 """
 
-from rmgr.cli.session.commands import TableGroup, command, command_group
-from rmgr.cli.session.context import Session
+from rmgr.cli.session.commands import Session, TableGroup, command, command_group
 from rmgr.cli.session.errors import WorkEnded
 
 __all__ = ["Session", "TableGroup", "WorkEnded", "command", "command_group"]

@@ -1,18 +1,22 @@
-"""Gives every command the global options before or after its name, examples in its help, and the session as argument."""
+"""The session of one command line, which every command gets as its argument, and the global options that it holds, before or after the
+command's name; examples in each command's help.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import with_hint
 from rmgr.cli.words.params import DURATION
+from rmgr.client.reach import Reach
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -31,6 +35,35 @@ click.IntRange.name, click.FloatRange.name = "integer", "number"
 
 #: Seconds that completion may take: a tab must not hang.
 _PATIENCE_S = 1.0
+
+
+class Session(Reach):  # no dataclass of its own: to make one costs each command 1 ms
+    """The global options of one command line, and its access to the cluster; it tells the user notes on stderr."""
+
+    json: bool = False
+    is_quiet: bool = False  #: prints no notes: nobody would read them
+    is_parsed: bool = False  #: the command's own options were parsed, so `json` is what the user said
+
+    def note(self, text: str) -> None:
+        """Writes one line for people to stderr."""
+        if self.is_quiet:
+            return
+        from rmgr.cli.display.render import folded, here, paint
+
+        with contextlib.suppress(OSError):  # a terminal that was closed: the command matters more than the note
+            sys.stderr.write(paint(folded(f"rmgr: {here(text)}", sys.stderr, indent=6), "dim", sys.stderr) + "\n")
+            sys.stderr.flush()
+
+    def answer(self, document: dict[str, Any], text: str = "", *notes: str) -> None:
+        """Answers the user: with --json by the document alone, else by the text, in whole lines, and by notes."""
+        if self.json:
+            from rmgr.cli.display.render import emit
+
+            emit(document)
+            return
+        sys.stdout.write(text)
+        for note in notes:
+            self.note(note)
 
 
 class GlobalOption(click.Option):
@@ -324,7 +357,8 @@ def queues(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) ->
 def _offer(look: Callable[[Session], list[tuple[str, str]]], incomplete: str) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
-    session = Session(timeout_s=_PATIENCE_S, is_quiet=True)
+    session = Session(timeout_s=_PATIENCE_S)
+    session.is_quiet = True
     try:
         return [CompletionItem(name, help=told) for name, told in look(session) if name.startswith(incomplete)]
     except Exception:  # noqa: BLE001 - a tab completes what it can, and never says why it cannot

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmgr.cli.display.render import Layout, clock, columns_of_terminal, now_us, paint
-from rmgr.cli.session.context import Session
+from rmgr.cli.session.commands import Session
 from rmgr.cli.words.params import STATES, nearest, parse_nodes
 from rmgr.cli.words.selectors import Filter, Target, parse_one, resolve
 from rmgr.errors import NotFound

@@ -29,7 +29,7 @@ from rmgr.runner.ranks import ranks, terminal
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.cli.session.context import Session
+    from rmgr.cli.session import Session
 
 #: Variables that tell a node the kind of this terminal.
 _FROM_HERE = ("TERM", "COLORTERM", "LANG", "LC_ALL", "LC_CTYPE")

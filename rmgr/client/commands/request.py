@@ -29,7 +29,7 @@ from rmgr.model.submission import (
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.trust import Trust
-    from rmgr.client.queries import Reach
+    from rmgr.client.reach import Reach
     from rmgr.submitter.questions import Asks
 
 _ENTRY_BYTES = 64 * 1024

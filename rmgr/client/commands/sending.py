@@ -52,7 +52,7 @@ from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from rmgr.client.commands.request import StoredWork
-    from rmgr.client.queries import Reach
+    from rmgr.client.reach import Reach
     from rmgr.client.submission.engine import Engine
     from rmgr.coord.ops.work import Block
     from rmgr.model.node import NodeRecord

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session
 from rmgr.cli.submit.jobs_file import read_jobs
 from rmgr.cli.submit.submit import submit
 from rmgr.client.commands.sending import ListedJob, in_order

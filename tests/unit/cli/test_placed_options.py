@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session
 from rmgr.cli.submit.submit import read_work, submit
 from rmgr.cli.words.params import parse_begin, parse_nodes
 from rmgr.client.commands.request import CommandOptions

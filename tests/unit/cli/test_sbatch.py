@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session
 from rmgr.cli.submit.submit import read_work, submit
 from rmgr.cli.words import sbatch
 from rmgr.cli.words.sbatch import translated

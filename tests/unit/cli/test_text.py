@@ -17,7 +17,7 @@ from rmgr.adapters.policy_files import read_toml
 from rmgr.cli.control.settings import is_cluster_settings, parse_settings, read_settings_file
 from rmgr.cli.display.render import emit
 from rmgr.cli.listing.logs import last_lines, parse_lines
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session
 from rmgr.cli.submit.jobs_file import raw_jobs, read_jobs
 from rmgr.cli.submit.run import JsonLines
 from rmgr.cli.submit.submit import submit

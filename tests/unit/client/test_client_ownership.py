@@ -42,7 +42,7 @@ from tests.harness.virtual import VirtualMachine
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
-    from rmgr.client.queries import Reach
+    from rmgr.client.reach import Reach
 
 
 def double(x: int) -> int:

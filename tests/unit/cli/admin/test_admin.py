@@ -16,7 +16,7 @@ from rmgr.cli import doctor
 from rmgr.cli.admin import members as admin_rotate
 from rmgr.cli.control.operate import drain_node, resume_node
 from rmgr.cli.main import run
-from rmgr.cli.session.context import Session
+from rmgr.cli.session import Session
 from rmgr.config import load
 from rmgr.daemons.service.keepers import let_in
 from rmgr.dev.keeper import DevState, write_state

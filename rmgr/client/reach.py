@@ -1,16 +1,15 @@
-"""The session of one command line: its global options, configuration and credentials, its deadline, notes on stderr; and connections to its
-cluster (ZooKeeper or a gateway, the data store, the leader), each opened on first use.
+"""A caller of the client: its configuration, credentials and deadline, and its connections to the cluster (ZooKeeper or a gateway, the data
+store, the leader), each opened on first use. A command's session (`cli/session`) is one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, NotConnected, Unavailable, UsageError, WrongCluster
 from rmgr.model.units import format_duration
@@ -37,22 +36,44 @@ T = TypeVar("T")
 SILENCE_S = 1.0
 
 
-@dataclass(slots=True)
-class Session:
-    """A `Reach` (`client/queries.py`): the global options, and what a command shares with its parts.
+class NodeReach(Protocol):
+    """A caller's access to nodes and the store: a command's (`Reach`), or a program's (`output.ConnectionReach`)."""
 
-    timeout_s: `--timeout`, None if it was not given; `started` is when the command line began (monotonic).
+    @property
+    def via(self) -> str:
+        """The gateway through which daemons are asked, "" = directly."""
+        ...
+
+    def ask(self, question: Question[A], most_s: float = 10.0) -> A:
+        """Returns the answer, within `most_s` and the caller's deadline. Raises NotConnected, CoordinationUnavailable; see the question."""
+        ...
+
+    def credentials(self) -> Credentials | None:
+        """Returns the caller's proved credentials; None in an open cluster."""
+        ...
+
+    def data_store(self) -> Store:
+        """Returns the data store, opened on first use. Raises StoreUnavailable, NotConnected."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Shows one line to the user."""
+        ...
+
+
+@dataclass(slots=True)
+class Reach:
+    """One caller: what it has named (zk, store, gateway, configuration file), and what its parts share. `note` tells the user a line.
+
+    timeout_s: `--timeout`, None if it was not given; `started` is when the caller began (monotonic). verbose: `detail` tells more.
     """
 
     zk: str | None = None
     store: str | None = None
     gateway: str | None = None
     config_file: str | None = None
-    json: bool = False
     timeout_s: float | None = None
     verbose: int = 0
-    is_quiet: bool = False  #: prints no notes: nobody would read them
-    is_parsed: bool = False  #: the command's own options were parsed, so `json` is what the user said
     tree_id: str = ""  #: cluster id of ZooKeeper's tree, once known
     store_id: str | None = None  #: cluster id of the data store, once known; "" = the store belongs to no cluster
     tree: Meta | None = None  #: ZooKeeper's record of the cluster, once known
@@ -138,28 +159,10 @@ class Session:
         return left if most is None else min(left, most)
 
     def note(self, text: str) -> None:
-        """Writes one line for people to stderr."""
-        if self.is_quiet:
-            return
-        from rmgr.cli.display.render import folded, here, paint
-
-        with contextlib.suppress(OSError):  # a terminal that was closed: the command matters more than the note
-            sys.stderr.write(paint(folded(f"rmgr: {here(text)}", sys.stderr, indent=6), "dim", sys.stderr) + "\n")
-            sys.stderr.flush()
-
-    def answer(self, document: dict[str, Any], text: str = "", *notes: str) -> None:
-        """Answers the user: with --json by the document alone, else by the text, in whole lines, and by notes."""
-        if self.json:
-            from rmgr.cli.display.render import emit
-
-            emit(document)
-            return
-        sys.stdout.write(text)
-        for note in notes:
-            self.note(note)
+        """Shows one line to the user: a command's session does."""
 
     def detail(self, text: str) -> None:
-        """Writes a note for users who asked for more with -v."""
+        """Shows one line to a user who asked for more (-v)."""
         if self.verbose:
             self.note(text)
 
